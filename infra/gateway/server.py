@@ -112,8 +112,7 @@ class HttpGateway:
     async def open_socket(self, run: str, *, network: Sequence[str] = ()) -> Path:
         """Open a unix socket through which only samples of this run or evaluation are reachable."""
         assert self._server is not None  # noqa: S101 - the gateway has started
-        if self._directory is None:
-            self._directory = SocketDirectory(group=self._group)
+        assert self._directory is not None  # noqa: S101 - the gateway has started
         path = self._directory.new_path()
         tunnels = Tunnels(self._network.reachable(network), resolve=self._resolve)
         self._server.listen_unix(
@@ -127,7 +126,7 @@ class HttpGateway:
 
     @property
     def socket_directory(self) -> Path | None:
-        """The directory of its sockets, once there is one."""
+        """The directory of its sockets, once it has started."""
         return self._directory.path if self._directory else None
 
     def num_connections(self, path: Path) -> int:
@@ -151,6 +150,7 @@ class HttpGateway:
             graceful_s=1,
         )
         await self._server.listen()
+        self._directory = SocketDirectory(group=self._group)  # and remove those of killed processes
         self._url = f"http://127.0.0.1:{self._server.port}"
         self._task = asyncio.ensure_future(self._server.serve())
 

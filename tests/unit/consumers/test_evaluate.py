@@ -30,7 +30,8 @@ CONFIG = EvalConfig.model_validate(
             "entrypoint": "main.py",
             "model_path": "m",
             "dataset": "sums",
-        }
+        },
+        "advanced": {"network": ("a.example.com:443",)},
     }
 )
 
@@ -83,6 +84,7 @@ def test_it_waits_for_its_workspace_and_asks_for_the_first_chunk() -> None:
     assert isinstance(asked, GroupsRequested)
     assert [slot.row for slot in asked.slots] == [0, 1]
     assert asked.template.rollout is not None
+    assert asked.template.rollout.network == ("a.example.com:443",)
     said.after().when(SYNCED).then_nothing()
 
 

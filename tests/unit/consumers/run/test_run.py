@@ -54,6 +54,15 @@ def test_a_run_waits_for_its_workspace_and_starts_with_all_that_others_need() ->
     given(CONSUMER, requested(), started).when(synced()).then_nothing()
 
 
+def test_the_addresses_of_a_run_are_those_of_its_code() -> None:
+    wants = requested(advanced={"network": ("a.example.com:443",)})
+    (started,) = given(CONSUMER, wants).when(synced()).then_types(RunStarted).events
+    assert isinstance(started, RunStarted)
+    assert started.template is not None
+    assert started.template.rollout is not None
+    assert started.template.rollout.network == ("a.example.com:443",)
+
+
 @pytest.mark.parametrize(("key", "day"), [(None, "2026-11-22"), ("2025-01-02", "2025-01-02")])
 def test_the_day_of_the_request_is_the_runs_unless_a_key_names_another(
     key: str | None, day: str

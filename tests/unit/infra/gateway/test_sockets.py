@@ -105,14 +105,26 @@ def test_directories_of_killed_processes_are_removed() -> None:
     made.close()
 
 
+async def test_a_gateway_removes_the_directories_of_killed_ones() -> None:
+    left = Path(tempfile.mkdtemp(prefix=PREFIX))
+    (left / HELD).touch()
+    made = HttpGateway(Quick())
+    await made.start()
+    assert not left.exists()
+    await made.aclose()
+
+
 async def test_too_long_a_path_is_refused_by_its_length(
-    gateway: HttpGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    made = HttpGateway(Quick())
+    await made.start()
     with pytest.raises(InvalidConfig, match="set TMPDIR to a shorter path"):
-        await gateway.open_socket("r1")
+        await made.open_socket("r1")
+    await made.aclose()
 
 
 async def test_a_sandbox_that_takes_all_connections_takes_only_its_own(
