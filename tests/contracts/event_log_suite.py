@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from infra.ports.actor import Actor, acting_as
 from infra.ports.effects import NewEffect
 from infra.ports.event_log import (
     Commit,
@@ -442,6 +443,25 @@ class EventLogSuite:
         assert len({r.cursor.xid for r in recorded}) == 1
         assert all(result.is_new for result in appended_in(results))
         assert await log.append_all([]) == []
+
+    async def test_an_event_names_the_actor_of_the_request_that_appended_it(
+        self, log: EventLog
+    ) -> None:
+        run = uuid4().hex
+        [nobodys] = await log.append([warning(run, 1)], cause=uuid4())
+        with acting_as(Actor("t1", "ada", frozenset({"admin"}), address="192.0.2.1")):
+            [hers] = await log.append([warning(run, 2)], cause=uuid4())
+            # A group is written for several requests, so each of its entries has an actor of its own.
+            batch = [EdgeAppend(warning(run, 3), uuid4(), None, "forge/webhook@192.0.2.2")]
+            [theirs, others] = appended_in(
+                await log.append_all([*batch, EdgeAppend(warning(run, 4), uuid4())])
+            )
+        await log.commit(commit_of(warning(run, 5), 5))
+        loaded = (await log.load({nobodys.stream: 0}))[nobodys.stream]
+        actors = [None, "ada/t1@192.0.2.1", "forge/webhook@192.0.2.2", None, None]
+        assert [recorded.actor for recorded in loaded] == actors
+        assert [nobodys.actor, hers.actor, theirs.recorded.actor] == actors[:3]
+        assert others.recorded.actor is None
 
     async def test_a_group_appends_once_per_cause(self, log: EventLog) -> None:
         run, cause = uuid4().hex, uuid4()

@@ -73,7 +73,7 @@ def set_(
 @command(secret, "list", example="headrace secret list")
 @WORKSPACE
 def list_(*, workspace: str | None, as_json: bool) -> None:
-    """List your personal secrets and those of workspaces, without their values."""
+    """List your own secrets and those of workspaces."""
     with Client() as client:
         answer = client.get("/secrets", {"workspace": workspace})
     if as_json:

@@ -160,6 +160,7 @@ def _every_help() -> list[list[str]]:
         "checkpoint": ["list", "info", "download", "merge", "chat"],
         "dlq": ["list", "show", "redrive"],
         "token": ["create", "list", "revoke"],
+        "secret": ["set", "list", "delete", "rotate-key"],
     }
     single = [[name] for name in TREE if name not in groups]
     return single + [[name, inner] for name, inners in groups.items() for inner in inners]

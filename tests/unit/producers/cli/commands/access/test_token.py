@@ -1,0 +1,72 @@
+"""`headrace token` and `headrace audit`, for programs and for people."""
+
+import json
+from typing import Any
+
+from tests.unit.producers.cli.conftest import FakeServer, Run
+
+TOKEN: dict[str, Any] = {
+    "id": "abcdefghij",
+    "name": "ci",
+    "owner": "ada",
+    "prefix": "hr_abcdefghij",
+    "scopes": ["read", "submit"],
+    "workspace": None,
+    "expires_at": "2030-01-01T00:00:00Z",
+    "created_at": "2026-01-01T00:00:00Z",
+    "created_by": "admin/root",
+    "last_used_at": None,
+    "revoked_at": None,
+}
+
+
+def test_a_new_token_is_printed_alone_on_its_line(server: FakeServer, headrace: Run) -> None:
+    server.answer("POST", "/tokens", {"token": TOKEN, "secret": "hr_abcdefghij_s"}, 201)
+    options = ["--scope", "read", "--scope", "submit", "--expires", "90d", "--owner", "ada"]
+    ran = headrace("token", "create", "ci", *options)
+    assert ran.out.splitlines()[0] == "hr_abcdefghij_s"
+    assert server.requests[-1].document == {
+        "name": "ci",
+        "scopes": ["read", "submit"],
+        "owner": "ada",
+        "expires_s": 90 * 24 * 3600,
+    }
+
+
+def test_a_token_reads_forever_unless_something_else_is_said(
+    server: FakeServer, headrace: Run
+) -> None:
+    server.answer("POST", "/tokens", {"token": TOKEN, "secret": "hr_x"}, 201)
+    headrace("token", "create", "ci")
+    assert server.requests[-1].document == {"name": "ci", "scopes": ["read"]}
+    assert headrace("token", "create", "ci", "--expires", "soon").code == 1
+
+
+def test_tokens_are_listed_and_revoked(server: FakeServer, headrace: Run) -> None:
+    server.answer("GET", "/tokens", {"tokens": [TOKEN], "has_more": False})
+    server.answer("DELETE", "/tokens/ci", {"revoked": "abcdefghij", "name": "ci"})
+    assert "hr_abcdefghij" in headrace("token", "list").out
+    assert json.loads(headrace("token", "list", "--all", "--json").out)["total_count"] == 1
+    assert "revoked=true" in server.requests[-1].query
+    assert "revoked the token ci" in headrace("token", "revoke", "ci").out
+
+
+def test_the_audit_list_says_who_was_refused(server: FakeServer, headrace: Run) -> None:
+    entry = {
+        "at": "2026-01-01T00:00:00Z",
+        "token": "abcdefghij",
+        "owner": "ada",
+        "address": "192.0.2.1",
+        "method": "POST",
+        "subject": "/api/v1/gc\x1b[2J",
+        "status": 403,
+        "allowed": False,
+        "count": 3,
+    }
+    server.answer("GET", "/audit", {"audit": [entry], "has_more": False})
+    ran = headrace("audit", "--since", "2d", "--token", "ada")
+    assert "ada/abcdefghij" in ran.out
+    assert "403 refused" in ran.out
+    assert "\x1b" not in ran.out
+    assert "token=ada" in server.requests[-1].query
+    assert "since=" in server.requests[-1].query
