@@ -9,8 +9,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 
@@ -36,6 +37,7 @@ from infra.runtime.runtime import Runtime
 from infra.sandbox.service.self_protection import hide_memory
 from infra.settings.settings import BadSetting, Settings
 from infra.task_cancellation import end
+from producers.core.mirror_collection import collect_mirrors
 from producers.core.polling import poll_alone
 from producers.core.retention import archive_periodically
 from producers.core.run_submissions import RunSubmissions
@@ -73,12 +75,21 @@ async def serve(settings: Settings) -> int:
             submissions=RunSubmissions(services.submitter, level=settings.sandbox),
         )
         async with open_runtime(hosting, backend, settings, control=control) as runtime:
-            await _serve(services, backend, hosting, runtime)
+            collecting_mirrors = collect_mirrors(
+                repositories.collect, backend.database, backend.clock
+            )
+            await _serve(services, backend, hosting, runtime, collecting_mirrors)
     return 0
 
 
-async def _serve(services: Services, backend: Backend, hosting: Hosting, runtime: Runtime) -> None:
-    """Run everything until a signal, or until one part ends."""
+async def _serve(
+    services: Services,
+    backend: Backend,
+    hosting: Hosting,
+    runtime: Runtime,
+    *others: Coroutine[Any, Any, None],
+) -> None:
+    """Run everything, with `others`, until a signal, or until one part ends."""
     settings = services.settings
     projector = Projector(backend.log, services.readmodel, wakeups=backend.notifier)
     await services.archives.tidy()
@@ -89,7 +100,7 @@ async def _serve(services: Services, backend: Backend, hosting: Hosting, runtime
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     async with hold_lease(hosting, backend, runtime):
-        jobs = [server.serve(), projector.run(), runtime.run()]
+        jobs = [server.serve(), projector.run(), runtime.run(), *others]
         jobs.append(collecting(backend.database, backend.blobs, backend.clock))
         jobs.append(
             record_access(services.audit, services.recent_tokens, services.tokens, backend.clock)

@@ -88,8 +88,8 @@ class GitRepositories:
 
     async def collect(self, known: Container[str] | None = None) -> int:
         """Remove what killed transfers left, mirrors beyond the quotas, and the mirrors of workspaces
-        that are not `known` (by id) or were not used for a month. Returns how many workspaces were
-        removed."""
+        that were not used for a month, or for an hour if they are not `known` (by id). Returns how many
+        workspaces were removed."""
         return await asyncio.to_thread(self._storage.collect, known)
 
     async def check(self, url: str, credential: GitCredential | None = None) -> str:

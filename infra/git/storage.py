@@ -62,14 +62,15 @@ class MirrorStorage:
             raise Refused(too_large(self.most_bytes))
 
     def collect(self, known: Container[str] | None = None) -> int:
-        """Remove unfinished transfers, the mirrors beyond each quota, and those of workspaces that are
-        not `known` (if given) or were not used for a month. Returns how many workspaces were removed."""
+        """Remove unfinished transfers, the mirrors beyond each quota, and those of workspaces that were
+        not used for a month, or for an hour if they are not `known`. Returns how many workspaces were
+        removed."""
         removed = 0
         for folder in self._root.iterdir() if self._root.is_dir() else ():
             if not folder.is_dir() or folder.is_symlink() or folder.name.startswith("key-"):
                 continue
             is_known = known is None or folder.name in known
-            if not is_known or time.time() - _last_use(folder) > UNUSED_S:
+            if time.time() - _last_use(folder) > (UNUSED_S if is_known else LEFT_OVER_S):
                 shutil.rmtree(folder, ignore_errors=True)
                 removed += 1
                 continue

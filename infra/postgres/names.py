@@ -64,6 +64,12 @@ class PostgresNames:
         return {row["name"]: row["id"] for row in rows}
 
 
+async def workspace_ids(database: Database) -> frozenset[str]:
+    """Return the ids of all workspaces."""
+    rows = await database.durable.fetch("select id from names where kind = 'workspace'")
+    return frozenset(row["id"] for row in rows)
+
+
 class MemoryNames:
     """`Names` in memory."""
 

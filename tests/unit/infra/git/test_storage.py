@@ -76,7 +76,10 @@ async def test_many_commits_of_one_workspace_stay_within_its_quota(tmp_path: Pat
 async def test_collecting_removes_what_nobody_uses(tmp_path: Path) -> None:
     month = storage.UNUSED_S + 60
     used = mirror(tmp_path / "used", 1, size=1)
-    unknown = mirror(tmp_path / "unknown", 1, size=1)
+    hours = storage.LEFT_OVER_S + 60
+    unknown = mirror(tmp_path / "unknown", 1, size=1, used_s_ago=hours)
+    _use(unknown.parent, hours)
+    new = mirror(tmp_path / "new", 1, size=1)
     unused = mirror(tmp_path / "unused", 1, size=1, used_s_ago=month)
     _use(unused.parent, month)
     over = [mirror(tmp_path / "over", n, size=3 * MB, used_s_ago=100 - n) for n in range(2)]
@@ -89,6 +92,7 @@ async def test_collecting_removes_what_nobody_uses(tmp_path: Path) -> None:
     assert await repositories.collect({"used", "unused", "over"}) == 2
     assert [path.exists() for path in (used, *over)] == [True, False, True]
     assert not unknown.exists()
+    assert new.exists(), "it may have been added just now"
     assert not unused.exists()
     assert [path.exists() for path in (killed, running)] == [False, True]
     assert (tmp_path / "key-1").exists()
