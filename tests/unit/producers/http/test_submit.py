@@ -213,7 +213,7 @@ async def test_names_are_invented_kept_and_refused_when_taken(ready: Application
             "no dataset",
             None,
         ),
-        ({"secrets": {"required": ["KEY"]}}, "secrets.required", "not built", None),
+        ({"secrets": {"required": ["KEY"]}}, "secrets.required", "is not set", None),
         (
             {"training": {"max_response_length": 2000}},
             "training.max_response_length",
