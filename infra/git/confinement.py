@@ -59,12 +59,13 @@ class GitConfinement:
     ) -> tuple[list[str], tuple[int, ...]]:
         """Return the command line, and the descriptors that it inherits. `held` closes them."""
         is_ssh = files.protocol == "ssh"
-        readable = (*files.readable, *files.login.files, *_readable(env, is_ssh=is_ssh))
+        readable = (*files.readable, *files.login.files, *(_ssh_files(env) if is_ssh else ()))
         command = ConfinedCommand(
             argv=argv,
             env={**env, "HOME": INSIDE_HOME},
             cwd=cwd or Path("/"),
             readable=tuple(path for path in readable if path.exists()),
+            contents=_certificates(env),
             writable=files.writable,
             network=files.protocol is not None,
             limits=ProcessLimits(written_bytes=TEMPORARY_BYTES),
@@ -79,14 +80,20 @@ class GitConfinement:
         return line, (descriptor, *options.descriptors)
 
 
-def _readable(env: Mapping[str, str], *, is_ssh: bool) -> Iterator[Path]:
-    """The certificates that the operator trusts, and what ssh reads."""
-    if file := env.get("GIT_SSL_CAINFO"):
-        yield Path(file)
-    if is_ssh:
-        yield from map(Path, SYSTEM_SSH)
-        if agent := env.get("SSH_AUTH_SOCK"):
-            yield Path(agent)
+def _certificates(env: Mapping[str, str]) -> dict[Path, bytes]:
+    """The certificates that the operator trusts. Their directory may be one that root alone can pass,
+    and root has no such right inside. A file that cannot be read is left to git to report."""
+    path = Path(env.get("GIT_SSL_CAINFO") or "/")
+    try:
+        return {path: path.read_bytes()}
+    except OSError:
+        return {}
+
+
+def _ssh_files(env: Mapping[str, str]) -> Iterator[Path]:
+    yield from map(Path, SYSTEM_SSH)
+    if agent := env.get("SSH_AUTH_SOCK"):
+        yield Path(agent)
 
 
 def _own_ssh(env: Mapping[str, str]) -> tuple[str, ...]:

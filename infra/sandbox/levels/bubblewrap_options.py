@@ -89,6 +89,8 @@ def build(command: ConfinedCommand, held: ExitStack, *, counted: bool) -> Bubble
         return str(descriptors[-1])
 
     texts = FILES if command.network else {**FILES, **ALONE}
+    contents = {path: text.encode() for path, text in texts.items()}
+    contents |= {str(path): content for path, content in command.contents.items()}
     gateway = {GATEWAY_VARIABLE: str(GATEWAY_SOCKET)} if command.gateway else {}
     arguments = (
         *NAMESPACES,
@@ -96,7 +98,7 @@ def build(command: ConfinedCommand, held: ExitStack, *, counted: bool) -> Bubble
         *_system(network=command.network),
         *_devices(),
         *_writable(command),
-        *(a for path, text in texts.items() for a in ("--ro-bind-data", keep(text.encode()), path)),
+        *(a for path, content in contents.items() for a in ("--ro-bind-data", keep(content), path)),
         *_mount_files(command),
         *("--seccomp", keep(compile_filter(uncounted_memory=counted))),
         *("--remount-ro", "/", "--chdir", str(command.cwd)),

@@ -33,14 +33,16 @@ class ProcessLimits:
 @dataclass(frozen=True, slots=True)
 class ConfinedCommand:
     """A command to start. `readable` are files and directories that it may read, at the same paths
-    inside. It may write only below its own /tmp, which begins empty, and in `writable`. `pass_fds` stay
-    open in it. `gateway` is the socket that GATEWAY_VARIABLE names in it. Without that and without
-    `network` there is no way out."""
+    inside. `contents` are small files that only we can read, and that it gets with this content. It
+    may write only below its own /tmp, which begins empty, and in `writable`. `pass_fds` stay open in
+    it. `gateway` is the socket that GATEWAY_VARIABLE names in it. Without that and without `network`
+    there is no way out."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
     readable: tuple[Path, ...] = ()
+    contents: Mapping[Path, bytes] = field(default_factory=dict)
     writable: tuple[Path, ...] = ()
     pass_fds: tuple[int, ...] = ()
     gateway: Path | None = None

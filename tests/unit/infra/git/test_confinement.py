@@ -106,9 +106,13 @@ async def test_the_login_and_the_certificates_come_along(
     key = tmp_path / "key-1"
     key.mkdir()
     (key / "key").write_text("key")
-    (tmp_path / "authority.pem").write_text("authority")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    (theirs / "authority.pem").write_text("authority")
+    if os.geteuid() == 0:  # root may pass this directory, and has no such right inside
+        os.chown(theirs, 64_731, 64_731)
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("GIT_SSL_CAINFO", str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("GIT_SSL_CAINFO", str(theirs / "authority.pem"))
     login = GitLogin(variables={"HEADRACE_GIT_TOKEN": "token"}, ssh="-i key", files=(key,))
     source = GitSource("git@x.org:y", tmp_path / "config", login, protocol="ssh")
     script = f"echo $(cat ~/.ssh/known_hosts {key}/key $GIT_SSL_CAINFO) $HEADRACE_GIT_TOKEN"
