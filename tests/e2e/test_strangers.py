@@ -21,6 +21,9 @@ from tests.kit.strangers import (
 pytestmark = pytest.mark.postgres
 
 SECONDS = 1.0
+ENOUGH = 50
+"""How many requests must be refused."""
+
 MOST_CLIENT_S = 5.0
 
 
@@ -37,10 +40,11 @@ async def _load(control: ControlProcess) -> Counter[int]:
 async def test_strangers_do_not_keep_a_client_waiting(database_url: str, tmp_path: Path) -> None:
     with control_process(database_url, tmp_path) as control:
         before, lines = control.memory, control.num_log_lines
+        answers = Counter[int]()
         async with observing(control) as seen:
-            answers = await _load(control)
+            while answers[401] <= ENOUGH:  # a slow machine refuses few of them in a second
+                answers += await _load(control)
         assert set(answers) <= {0, 401}
-        assert answers[401] > 50
         assert set(seen.statuses) == {200}
         assert max(seen.client_s) < MOST_CLIENT_S
         assert seen.most_memory - before < 50 * MIB
