@@ -2,6 +2,7 @@
 same process are answered all the while."""
 
 import asyncio
+import gc
 import json
 import resource
 import socket
@@ -225,6 +226,17 @@ async def tell(scene: Scene, root: Path, kinds: list[str]) -> dict[str, list[obj
     return found
 
 
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """Keep what other tests left out of garbage collections, which would hold the loop. The control
+    process does this when it starts."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("small_heap")
 async def test_no_lie_of_a_server_has_an_effect(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
