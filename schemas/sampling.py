@@ -45,11 +45,42 @@ class ArtifactRef(Value):
     size: int = Field(ge=0)
 
 
+class ToolSpec(Value):
+    """A tool that a conversation offers to the model. `parameters` is the JSON Schema of its arguments,
+    as JSON text."""
+
+    name: str
+    description: str = ""
+    parameters: str = "{}"
+
+
+class ToolCall(Value):
+    """A call of a tool by the model. `arguments` is the JSON text that the model wrote, which may be
+    anything else as well."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+def _is_unset(value: object) -> bool:
+    return value is None or value == ()
+
+
 class Message(Value):
-    """One chat message, as the chat template sees it."""
+    """One chat message, as the chat template sees it.
+
+    An answer of the assistant may have `reasoning` and `tool_calls`. A message of a tool has the
+    `tool_call_id` of the call that it answers, and may have the tool's `name`. Fields that are not set
+    are not stored.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    reasoning: str | None = Field(default=None, exclude_if=_is_unset)
+    tool_calls: tuple[ToolCall, ...] = Field(default=(), exclude_if=_is_unset)
+    tool_call_id: str | None = Field(default=None, exclude_if=_is_unset)
+    name: str | None = Field(default=None, exclude_if=_is_unset)
 
 
 Precision = Literal["float32", "bfloat16"]
@@ -112,11 +143,14 @@ class DrawKey(Value):
 
 
 class Turn(Value):
-    """One exact exchange with the engine: ids in, ids and logprobs out. `alarm` describes what is
-    wrong with servers that the engine has fenced, if there are any (nothing in this turn comes from
-    them). `pieces`, if the request asked for them, are the UTF-8 bytes of each completion id. A
-    piece is None for an id that is not part of the text (a special token, or what a stop string cut
-    off)."""
+    """One exact exchange with the engine: ids in, ids and logprobs out.
+
+    `text` is the content of the answer, and `answer` is the whole message that the ids were parsed into
+    (None: the text is all of it). `alarm` describes what is wrong with servers that the engine has
+    fenced, if there are any (nothing in this turn comes from them). `pieces`, if the request asked for
+    them, are the UTF-8 bytes of each completion id. A piece is None for an id that is not part of the
+    text (a special token, or what a stop string cut off).
+    """
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
@@ -125,18 +159,24 @@ class Turn(Value):
     finish_reason: Literal["stop", "length"]
     alarm: str | None = None
     pieces: tuple[tuple[int, ...] | None, ...] | None = None
+    answer: Message | None = None
+
+    @property
+    def message(self) -> Message:
+        """The answer as a message of the assistant."""
+        return self.answer or Message(role="assistant", content=self.text)
 
 
 class SampleRequest(Value):
     """One completion to sample.
 
-    `messages` is the whole conversation. `history` are the turns that were sampled before in this
-    sample, with the turn to continue last, and `history_messages` are the messages of that turn's
-    request. When `messages` extend them, the engine continues with its exact ids (prompt ids,
-    sampled ids, new suffix ids) and never tokenises again what was sampled. The number of earlier
-    requests with this prompt is part of the key of the draws. It counts those in `history` and, in
-    `waiting`, the equal requests of this sample that are still open. `pieces` asks the turn to say
-    which bytes each token represents.
+    `messages` is the whole conversation, and `tools` are the tools that it offers. `history` are the
+    turns that were sampled before in this sample, with the turn to continue last, and `history_messages`
+    are the messages of that turn's request. When `messages` extend them, the engine continues with its
+    exact ids (prompt ids, sampled ids, new suffix ids) and never tokenises again what was sampled. The
+    number of earlier requests with this prompt is part of the key of the draws. It counts those in
+    `history` and, in `waiting`, the equal requests of this sample that are still open. `pieces` asks the
+    turn to say which bytes each token represents.
     """
 
     model: ModelRef
@@ -146,6 +186,7 @@ class SampleRequest(Value):
     params: SamplingParams
     key: DrawKey
     messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
     history: tuple[Turn, ...] = ()
     history_messages: tuple[Message, ...] = ()
     waiting: int = 0
@@ -180,12 +221,24 @@ class SampleFailure(Value):
     message: str
 
 
+class SampleOutput(Value):
+    """The traces of user code in one attempt: the text that it printed, the traceback of its error
+    (frames of the workspace only), and the files of its artifacts directory by name. All are bounded.
+    `is_cut` is true if there was more."""
+
+    stdout: str = ""
+    traceback: str | None = None
+    files: dict[str, ArtifactRef] = {}
+    is_cut: bool = False
+
+
 class SampleRecord(Value):
     """One attempt at a dataset row, as it happened: a fact that is recorded once.
 
     `sequences` has one row, or several when the workflow rewrote the history. `text` is the final
-    answer. `messages` is the conversation that the grader reads. A failed sample has `failure` set.
-    `alarm` is that of its turns.
+    answer. `messages` is the conversation that the grader reads, and `tools` are the tools that it
+    offered last. A failed sample has `failure` set. `alarm` is that of its turns. `output` is what user
+    code left behind.
     """
 
     index: int
@@ -198,6 +251,8 @@ class SampleRecord(Value):
     truncated: bool = False
     failure: SampleFailure | None = None
     alarm: str | None = None
+    tools: tuple[ToolSpec, ...] = Field(default=(), exclude_if=_is_unset)
+    output: SampleOutput | None = Field(default=None, exclude_if=_is_unset)
 
 
 class SampleBatch(Value):

@@ -148,11 +148,22 @@ class RewardSpec(Value):
     weight: float = 1.0
 
 
+class EnvironmentRef(Value):
+    """The locked packages of a rollout: a lock file (`uv.lock` or the pins of a resolution), the version
+    of Python, and the platform. `key` is the hash of all three. Equal keys share one environment."""
+
+    key: Sha256
+    lock: ArtifactRef
+    python: str
+    platform: str
+
+
 class RolloutRef(Value):
     """User code to run: the workspace snapshot (a tar) and what to use from its entry point. `secrets`
     are the names of the secrets that it gets, `network` the host:port pairs that it may connect to.
     `pushed` is true if a push started it, so its author may be unknown. The secrets are those of
-    `workspace`, and the personal ones of `submitter`, who is None if a push started it."""
+    `workspace`, and the personal ones of `submitter`, who is None if a push started it. `environment`
+    has the packages of the rollout (None: it needs the standard library only)."""
 
     snapshot: ArtifactRef
     commit: str
@@ -166,6 +177,7 @@ class RolloutRef(Value):
     pushed: bool = False
     workspace: str | None = None
     submitter: str | None = None
+    environment: EnvironmentRef | None = Field(default=None, exclude_if=lambda value: value is None)
     workflow_timeout_s: float = 450
     grader_timeout_s: float = 150
 
