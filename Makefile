@@ -9,7 +9,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: demo matrix learning oracles vllm gitea gvisor escapes audit sbom digests test test-fast test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-attacks test-gitea test-agents test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -85,10 +85,6 @@ gitea: $(READY)
 gvisor: $(READY)
 	$(BIN)/python -m tests.stack.runsc
 
-# The corpus of attacks on what is outside of a sandbox, at every level, as root and as another user.
-escapes: gvisor
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/escapes $(ARGS)
-
 # With STACK=1 it uses the stack that `make stack` started, instead of starting a platform of its own.
 demo: $(READY)
 	$(if $(STACK),. $(STACK_DIR)/env && )$(BIN)/headrace demo $(if $(STACK),--here) $(ARGS)
@@ -117,11 +113,29 @@ storms: $(READY)
 # the cores.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# What takes long or needs a large component has a target of its own below, and CI runs all of them.
+APART := vllm or gvisor or attacks or gitea or agents
+
 test: $(READY)
-	$(PYTEST) -m 'not vllm and not gvisor' $(ARGS)
+	$(PYTEST) -m 'not ($(APART))' $(ARGS)
 
 test-fast: $(READY)
-	$(PYTEST) -m 'not slow and not processes and not vllm and not gvisor' $(ARGS)
+	$(PYTEST) -m 'not (slow or processes or $(APART))' $(ARGS)
+
+# Attacks on what the platform protects: code that wants out of its sandbox, at every level, as root and
+# as another user, repositories and git servers that lie, and secrets that user code gives away. With
+# LEVEL_2= it leaves gVisor out.
+LEVEL_2 := gvisor
+test-attacks: $(READY) $(LEVEL_2)
+	$(PYTEST) -m '$(if $(LEVEL_2),attacks or gvisor,attacks and not gvisor)' $(ARGS)
+
+# Pushes to a real forge.
+test-gitea: gitea
+	$(PYTEST) -m gitea $(ARGS)
+
+# Unmodified agent SDKs and environments of others, each in an environment of its rollout.
+test-agents: $(READY)
+	$(PYTEST) -m agents $(ARGS)
 
 # The vLLM sampler against real vLLM on this machine's CPU.
 test-vllm: $(READY) $(VLLM)/.ready

@@ -13,7 +13,8 @@ from tests.escapes.harness import TRUSTED, load_attacks
 from tests.escapes.run_corpus import run_corpus
 from tests.kit.runsc import runsc
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.attacks]
+load_attacks()
 
 USERS = ("root", "unprivileged")
 BITING = {
@@ -41,7 +42,6 @@ def users() -> list[str]:
 
 
 def test_the_corpus_is_large_and_each_attack_says_what_it_tries() -> None:
-    load_attacks()
     assert len(ATTACKS) >= 80
     assert all(attack.tries.strip() for attack in ATTACKS.values())
 

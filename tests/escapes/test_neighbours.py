@@ -19,7 +19,7 @@ from tests.escapes.outside import Outside
 from tests.kit.in_memory import InMemory, in_memory
 from tests.kit.platform import ROWS, make_workspace, run_config
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.slow, pytest.mark.attacks]
 
 ATTACKER = SandboxOwner(run="attacker")
 FEWEST = 60

@@ -19,7 +19,12 @@ from tests.e2e.leaks.ways import MAIN, OFF, ROWS, WAYS
 from tests.kit.otlp import collector
 from tests.kit.platform import ROOT, Platform, eventually, make_workspace, platform, run_config
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.torch,
+    pytest.mark.postgres,
+    pytest.mark.attacks,
+]
 
 FEWEST = 40
 UNSEEN = {

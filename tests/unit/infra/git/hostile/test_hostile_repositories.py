@@ -18,6 +18,8 @@ from tests.kit.raw_repository import RawRepository
 from tests.unit.infra.git.hostile.histories import HISTORIES
 from tests.unit.infra.git.hostile.trees import TREES, Kind
 
+pytestmark = pytest.mark.attacks
+
 KINDS: dict[str, Kind] = {**TREES, **HISTORIES}
 MOST_BYTES = 2 << 30
 """The memory that no process of git may pass."""

@@ -40,6 +40,8 @@ from tests.kit.raw_repository import FILE, RawRepository
 from tests.stack.certificate import make_certificate
 from tests.unit.infra.git.hostile.test_hostile_repositories import files_of, outcome, processes_of
 
+pytestmark = pytest.mark.attacks
+
 HOST, REBINDS = "git.example.org", "rebinds.example.org"
 HELD = {"f": b"true\n"}
 QUOTA = 16 << 20
