@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from headrace import discovery, relay
 from headrace.blame import blame
 from headrace.grading import GraderContext, Sample
+from headrace.legacy import provide_alias
 from headrace.workflow import WorkflowContext
 
 Json = dict[str, Any]
@@ -298,6 +299,7 @@ def main() -> None:
     channel = Channel(int(outgoing))
     path = Path(entrypoint)
     sys.path.insert(0, str(path.parent))
+    provide_alias()
     if role == "discover":
         channel.send(discover(path))
         os._exit(0)
