@@ -53,6 +53,8 @@ class _Listener:
     def close(self) -> None:
         if self.accepting is not None:
             self.accepting.cancel()
+            # The loop would forget the descriptor only later, when a new connection may have it already.
+            asyncio.get_running_loop().remove_reader(self.socket)
         self.socket.close()
 
 
