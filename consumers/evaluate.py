@@ -153,6 +153,7 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
         snapshot=synced.snapshot,
         commit=synced.commit,
         entrypoint=entrypoint,
+        kind=found.kind,
         workflow=found.workflow,
         grader=None if config.advanced.rewards else found.grader,
         rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in config.advanced.rewards),

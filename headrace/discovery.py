@@ -23,6 +23,17 @@ class EntryPointError(Exception):
     """The entry point cannot be used; the message says where and why."""
 
 
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of an entry point. Raises EntryPointError with file and line."""
+    try:
+        return ast.parse(path.read_text(), str(path))
+    except SyntaxError as error:
+        raise _syntax_error(error, path) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        message = f"{workspace_path(path, path)}: {type(error).__name__}: {error}"
+        raise EntryPointError(message) from error
+
+
 def load(path: Path) -> types.ModuleType:
     """Run an entry point as a module and return the module. Raises EntryPointError with file and line
     when it does not load, and before it runs when its text alone shows an error."""
@@ -30,15 +41,14 @@ def load(path: Path) -> types.ModuleType:
     module.__file__ = str(path)
     sys.modules["rollout"] = module
     try:
-        tree = ast.parse(path.read_text(), str(path))
+        tree = parse(path)
         if problem := find_problem(tree, path):
             raise EntryPointError(problem)
         exec(compile(tree, str(path), "exec"), module.__dict__)  # noqa: S102 - this is what we are for
     except EntryPointError:
         raise
     except SyntaxError as error:
-        where = workspace_path(Path(error.filename or str(path)), path)
-        raise EntryPointError(f"{where}:{error.lineno}: SyntaxError: {error.msg}") from error
+        raise _syntax_error(error, path) from error
     except BaseException as error:
         message = f"{_place(error, path)}: {type(error).__name__}: {error}{import_hint(error)}"
         raise EntryPointError(message) from error
@@ -60,6 +70,11 @@ def grader_of(module: types.ModuleType) -> type[Grader] | None:
 def rewards_of(module: types.ModuleType) -> dict[str, Callable[..., object]]:
     """Return the reward functions of a module by name."""
     return {name: value for name, value in vars(module).items() if is_reward(value)}
+
+
+def _syntax_error(error: SyntaxError, path: Path) -> EntryPointError:
+    where = workspace_path(Path(error.filename or str(path)), path)
+    return EntryPointError(f"{where}:{error.lineno}: SyntaxError: {error.msg}")
 
 
 def _only(module: types.ModuleType, base: type, method: str) -> type | None:

@@ -27,6 +27,8 @@ from headrace import discovery, relay
 from headrace.blame import blame
 from headrace.grading import GraderContext, Sample
 from headrace.legacy import provide_alias
+from headrace.servers.hosting import host_server
+from headrace.servers.recognition import is_server
 from headrace.workflow import WorkflowContext
 
 Json = dict[str, Any]
@@ -275,8 +277,10 @@ def problem(value: object, who: str) -> str | None:
 
 def discover(entrypoint: Path) -> Json:
     """Answer the discover role: return which workflow, grader and reward functions the entry point
-    has."""
+    has. A rollout server is recognised by its text and is not run."""
     try:
+        if is_server(discovery.parse(entrypoint), entrypoint):
+            return {"kind": "server"}
         module = discovery.load(entrypoint)
         workflow, grader = discovery.workflow_of(module), discovery.grader_of(module)
     except discovery.EntryPointError as error:
@@ -304,6 +308,9 @@ def main() -> None:
         channel.send(discover(path))
         os._exit(0)
     try:
+        if role == "server":
+            asyncio.run(host_server(int(incoming), channel.send, path))
+            os._exit(0)
         asyncio.run(serve(role, int(incoming), channel, path))
     except discovery.EntryPointError as error:
         channel.send({"unusable": str(error)[:2000]})

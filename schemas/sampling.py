@@ -232,13 +232,23 @@ class SampleOutput(Value):
     is_cut: bool = False
 
 
+class Grade(Value):
+    """The reward of one sample. None means that there is no reward, and the sample is left out of
+    every baseline."""
+
+    index: int
+    reward: float | None
+    parts: dict[str, float] = {}
+    failure: SampleFailure | None = None
+
+
 class SampleRecord(Value):
     """One attempt at a dataset row, as it happened: a fact that is recorded once.
 
     `sequences` has one row, or several when the workflow rewrote the history. `text` is the final
     answer. `messages` is the conversation that the grader reads, and `tools` are the tools that it
     offered last. A failed sample has `failure` set. `alarm` is that of its turns. `output` is what user
-    code left behind.
+    code left behind. `grade` is set if the sample was graded where it was made, by a rollout server.
     """
 
     index: int
@@ -253,6 +263,7 @@ class SampleRecord(Value):
     alarm: str | None = None
     tools: tuple[ToolSpec, ...] = Field(default=(), exclude_if=_is_unset)
     output: SampleOutput | None = Field(default=None, exclude_if=_is_unset)
+    grade: Grade | None = Field(default=None, exclude_if=_is_unset)
 
 
 class SampleBatch(Value):
@@ -260,16 +271,6 @@ class SampleBatch(Value):
 
     group: str
     samples: tuple[SampleRecord, ...]
-
-
-class Grade(Value):
-    """The reward of one sample. None means that there is no reward, and the sample is left out of
-    every baseline."""
-
-    index: int
-    reward: float | None
-    parts: dict[str, float] = {}
-    failure: SampleFailure | None = None
 
 
 def sequences_of(turns: tuple[Turn, ...]) -> tuple[Sequence, ...]:

@@ -124,10 +124,21 @@ class CommitStatus(Value):
     link: str | None = None
 
 
+RolloutKind = Literal["classes", "server"]
+"""The form of an entry point: classes and functions for our host, or a program that serves rollouts by
+the Osmosis protocol."""
+
+
+def _is_classes(kind: object) -> bool:
+    return kind == "classes"
+
+
 class DiscoveredRollout(Value):
-    """The definitions of an entry point, or the reason why it could not be loaded (file and line)."""
+    """The definitions of an entry point, or the reason why it could not be loaded (file and line). An
+    entry point of kind `server` was not run, so its definitions are unknown."""
 
     entrypoint: Entrypoint
+    kind: RolloutKind = Field(default="classes", exclude_if=_is_classes)
     workflow: str | None = None
     grader: str | None = None
     rewards: tuple[str, ...] = ()
@@ -163,11 +174,13 @@ class RolloutRef(Value):
     are the names of the secrets that it gets, `network` the host:port pairs that it may connect to.
     `pushed` is true if a push started it, so its author may be unknown. The secrets are those of
     `workspace`, and the personal ones of `submitter`, who is None if a push started it. `environment`
-    has the packages of the rollout (None: it needs the standard library only)."""
+    has the packages of the rollout (None: it needs the standard library only). A rollout of kind
+    `server` has neither workflow nor grader of ours: it makes attempts and grades them itself."""
 
     snapshot: ArtifactRef
     commit: str
     entrypoint: Entrypoint
+    kind: RolloutKind = Field(default="classes", exclude_if=_is_classes)
     workflow: str | None
     grader: str | None
     rewards: tuple[RewardSpec, ...] = ()
@@ -180,6 +193,11 @@ class RolloutRef(Value):
     environment: EnvironmentRef | None = Field(default=None, exclude_if=lambda value: value is None)
     workflow_timeout_s: float = 450
     grader_timeout_s: float = 150
+
+    @property
+    def makes_attempts(self) -> bool:
+        """Whether user code makes the samples. Otherwise a sample is one turn of the policy."""
+        return self.kind == "server" or self.workflow is not None
 
 
 class GroupTemplate(Value):

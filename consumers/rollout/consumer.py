@@ -103,7 +103,7 @@ def _group_spec(message: GroupsRequested, stream: StreamName) -> GroupSpec:
 
 def _requested_effects(state: GroupState, spec: GroupSpec) -> tuple[Effect, ...]:
     rollout = spec.template.rollout
-    if rollout is None or rollout.workflow is None:
+    if rollout is None or not rollout.makes_attempts:
         return (GenerateGroup(spec=spec),)
     indices = range(spec.template.num_samples)
     return tuple(GenerateSample(spec=spec, index=i) for i in indices if not state.holds(i))

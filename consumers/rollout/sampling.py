@@ -3,7 +3,8 @@
 A sample fails when its workflow raises, hangs or sends no request, or when its prompt is too long. The
 failure is written into its record, and the other samples continue. A failure of the platform is raised,
 so that the effect runs again. A failed sample has no sequences, because there is nothing in it to train
-on. The row's label is never passed on; workflows see only the prompt and the metadata.
+on. The row's label is never passed to a workflow, which sees only the prompt and the metadata. A rollout
+server grades its own samples, so it gets the label, and its grade is part of the record.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleF
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import (
+    Grade,
     Message,
     SampleBatch,
     SampleFailure,
@@ -104,7 +106,8 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
         effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s, masks=owner.masks
     )
     try:
-        returned = await _run_workflow(effect, owner, row, ports, session)
+        make = _have_served if rollout.kind == "server" else _run_workflow
+        returned = await make(effect, owner, row, ports, session)
     finally:
         turns, conversation = session.close()
     if session.interrupted:
@@ -115,7 +118,11 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     if failure is None and not turns:
         failure = NEVER_ASKED
     messages = returned if isinstance(returned, tuple) else conversation
-    return await _finish(effect, record_of(effect.index, turns, messages, failure=failure), ports)
+    record = record_of(effect.index, turns, messages, failure=failure)
+    if isinstance(returned, Grade):
+        grade = returned.model_copy(update={"index": effect.index})
+        record = record.model_copy(update={"grade": grade})
+    return await _finish(effect, record, ports)
 
 
 async def _finish(effect: GenerateSample, record: SampleRecord, ports: Ports) -> SampleFinished:
@@ -153,6 +160,28 @@ async def _run_workflow(
     except UserCodeError as error:
         return SampleFailure(category=error.category, message=error.message)
     return result.messages
+
+
+async def _have_served(
+    effect: GenerateSample, owner: SandboxOwner, row: DatasetRow, ports: Ports, session: Session
+) -> Grade | SampleFailure:
+    """Return the grade that the rollout server gave to its attempt, or how the attempt failed."""
+    spec = effect.spec
+    rollout = spec.template.rollout
+    assert rollout is not None, spec.group  # noqa: S101 - the caller looked
+    try:
+        return await ports.require("user").run_served(
+            rollout,
+            owner=owner,
+            sample=sample_id(spec.group_key.id, effect.index),
+            prompt=row.prompt,
+            label=row.label,
+            metadata=row.metadata,
+            base_path=session.base_path,
+            api_key=session.api_key,
+        )
+    except UserCodeError as error:
+        return SampleFailure(category=error.category, message=error.message)
 
 
 def record_of(

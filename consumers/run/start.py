@@ -63,6 +63,7 @@ def _start_with_workspace(
         snapshot=synced.snapshot,
         commit=synced.commit,
         entrypoint=entrypoint,
+        kind=found.kind,
         workflow=found.workflow,
         grader=None if config.advanced.rewards else found.grader,
         rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in config.advanced.rewards),
@@ -87,6 +88,8 @@ def entry_point_problem(
         return f"there is no {where} in this commit; check experiment.rollout and entrypoint"
     if found.error is not None:
         return found.error
+    if found.kind == "server":
+        return _server_problem(where, rewards)
     missing = [name for name in rewards if name not in found.rewards]
     if missing:
         has = ", ".join(found.rewards) or "none"
@@ -94,6 +97,16 @@ def entry_point_problem(
     if not rewards and found.grader is None:
         return f"{where} has no Grader; write one, or name reward functions in advanced.rewards"
     return None
+
+
+def _server_problem(where: str, rewards: list[str]) -> str | None:
+    """Return why a rollout server cannot be run with these reward functions, or None if it can."""
+    if not rewards:
+        return None
+    return (
+        f"{where} is a rollout server, which grades its samples itself, so advanced.rewards cannot name "
+        f"{', '.join(rewards)}; leave advanced.rewards out"
+    )
 
 
 def _run_started(request: RunRequested, rollout: RolloutRef | None) -> RunStarted:

@@ -215,6 +215,22 @@ class UserCode(Protocol):
         UserCodeError."""
         ...
 
+    async def run_served(
+        self,
+        rollout: RolloutRef,
+        *,
+        owner: SandboxOwner,
+        sample: str,
+        prompt: Sequence[Message],
+        label: str | None,
+        metadata: Mapping[str, object],
+        base_path: str,
+        api_key: str,
+    ) -> Grade:
+        """Have a rollout server make one attempt and grade it, and return the grade (its index means
+        nothing). Such a server gets the label with the prompt. Raises UserCodeError."""
+        ...
+
     async def grade(
         self,
         rollout: RolloutRef,

@@ -17,6 +17,7 @@ from infra.sandbox.host_messages import (
     Returned,
     ReturnedMessage,
     SampleGrade,
+    Served,
     check_grades,
 )
 from schemas.errors import FailureCategory, TransientError, UserCodeError
@@ -24,7 +25,11 @@ from schemas.sampling import Grade, Message, SampleFailure, SampleRecord
 from schemas.secrets.masking import Masks
 from schemas.specs import RolloutRef
 
-Role = Literal["workflow", "grader"]
+Role = Literal["workflow", "grader", "server"]
+Answer = Returned | Graded | Served
+
+SERVER_SLACK_S = 60.0
+"""How long a rollout server may take beside its workflow and its grader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,11 @@ class CallingUserCode(ABC):
     """The half of `infra.ports.services.UserCode` that makes calls and reads their answers."""
 
     @abstractmethod
-    async def make_call(self, call: UserCall) -> Returned | Graded:
+    async def make_call(self, call: UserCall) -> Answer:
         """Make one attempt at a call. Raises UserCodeError, and TransientError when its process ended
         during the call. The next attempt starts from the beginning."""
 
-    async def _call(self, call: UserCall) -> Returned | Graded:
+    async def _call(self, call: UserCall) -> Answer:
         """Make a call and mask the secrets of its owner in what comes back, also in errors. Their texts
         may have been cut, so parts of a secret are masked too."""
         masks = call.owner.masks
@@ -89,6 +94,36 @@ class CallingUserCode(ABC):
             return WorkflowResult(None)
         return WorkflowResult(tuple(_message(spoken) for spoken in answer.messages))
 
+    async def run_served(
+        self,
+        rollout: RolloutRef,
+        *,
+        owner: SandboxOwner,
+        sample: str,
+        prompt: Sequence[Message],
+        label: str | None,
+        metadata: Mapping[str, object],
+        base_path: str,
+        api_key: str,
+    ) -> Grade:
+        message = {
+            "prompt": [m.model_dump() for m in prompt],
+            "label": label,
+            "metadata": dict(metadata),
+            "base_path": base_path,
+            "api_key": api_key,
+            "agent_timeout_s": rollout.workflow_timeout_s,
+            "grader_timeout_s": rollout.grader_timeout_s,
+        }
+        deadline_s = rollout.workflow_timeout_s + rollout.grader_timeout_s + SERVER_SLACK_S
+        data = json.dumps(message).encode()
+        answer = await self._call(UserCall(rollout, owner, "server", sample, deadline_s, data))
+        if not isinstance(answer, Served):
+            raise UserCodeError(
+                FailureCategory.PROCESS, "the rollout server's host returned no grade"
+            )
+        return _grade(answer.grade)
+
     async def grade(
         self,
         rollout: RolloutRef,
@@ -127,7 +162,11 @@ class CallingUserCode(ABC):
         return tuple(_grade(grade) for grade in answer.grades)
 
 
-def _mask_answer(answer: Returned | Graded, masks: Masks) -> Returned | Graded:
+def _mask_answer(answer: Answer, masks: Masks) -> Answer:
+    if isinstance(answer, Served):
+        grade = answer.grade
+        masked = grade.model_copy(update={"error": grade.error and masks.cut_text(grade.error)})
+        return answer.model_copy(update={"grade": masked})
     if isinstance(answer, Graded):
         grades = [
             grade.model_copy(update={"error": grade.error and masks.cut_text(grade.error)})

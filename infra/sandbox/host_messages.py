@@ -10,9 +10,11 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from schemas.specs import RolloutKind
+
 LONGEST_TEXT = 8000
 MOST_REWARDS = 128
-LARGEST = {"discover": 1 << 20, "workflow": 16 << 20, "grader": 4 << 20}
+LARGEST = {"discover": 1 << 20, "workflow": 16 << 20, "grader": 4 << 20, "server": 1 << 20}
 """The largest message in bytes, by the role of the process."""
 
 Id = Annotated[str, Field(max_length=500)]
@@ -29,9 +31,11 @@ class _HostMessage(BaseModel):
 
 
 class Ready(_HostMessage):
-    """The entry point is loaded."""
+    """The entry point is loaded. A rollout server has a `capacity` if it says how many calls it works on
+    at the same time."""
 
     ready: Literal[True]
+    capacity: Annotated[int, Field(ge=1)] | None = None
 
 
 class EntrypointUnusable(_HostMessage):
@@ -41,8 +45,10 @@ class EntrypointUnusable(_HostMessage):
 
 
 class Discovered(_HostMessage):
-    """The workflow, grader and reward functions that an entry point defines."""
+    """The workflow, grader and reward functions that an entry point defines, unless it is a rollout
+    server, which is not examined further."""
 
+    kind: RolloutKind = "classes"
     workflow: Name | None = None
     grader: Name | None = None
     rewards: Annotated[list[Name], Field(max_length=MOST_REWARDS)] = []
@@ -58,6 +64,12 @@ class Stuck(_HostMessage):
     """The event loop is blocked. `stuck` is the id of the call that blocks it, if it is a call."""
 
     stuck: Id | None
+
+
+class Ended(_HostMessage):
+    """The process can make no calls any more, for this reason."""
+
+    ended: Text
 
 
 class Raised(_HostMessage):
@@ -92,6 +104,23 @@ class SampleGrade(_HostMessage):
     raised: bool = False
 
 
+class Served(_HostMessage):
+    """A rollout server has made and graded an attempt."""
+
+    id: Id
+    grade: SampleGrade
+
+
+class NotServed(_HostMessage):
+    """A rollout server has failed an attempt: it or its code was too slow, its code raised an error, a
+    request or an answer was invalid, or the server itself failed. `again` says nothing about the sample,
+    which is made again."""
+
+    id: Id
+    category: Literal["timeout", "raised", "invalid", "process", "again"]
+    error: Text
+
+
 class Graded(_HostMessage):
     """A grader has returned."""
 
@@ -100,7 +129,7 @@ class Graded(_HostMessage):
 
 
 FirstMessage = Ready | EntrypointUnusable | Discovered | DiscoveryFailed
-LaterMessage = Stuck | Raised | Returned | Graded
+LaterMessage = Stuck | Ended | Raised | Returned | Served | NotServed | Graded
 
 S = TypeVar("S")
 
@@ -108,11 +137,13 @@ _FIRST: dict[str, TypeAdapter[FirstMessage]] = {
     "discover": TypeAdapter(Discovered | DiscoveryFailed),
     "workflow": TypeAdapter(Ready | EntrypointUnusable),
     "grader": TypeAdapter(Ready | EntrypointUnusable),
+    "server": TypeAdapter(Ready | EntrypointUnusable),
 }
 _LATER: dict[str, TypeAdapter[LaterMessage]] = {
     "discover": TypeAdapter(Stuck),
     "workflow": TypeAdapter(Stuck | Raised | Returned),
     "grader": TypeAdapter(Stuck | Raised | Graded),
+    "server": TypeAdapter(Ended | Served | NotServed),
 }
 
 

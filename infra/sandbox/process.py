@@ -14,12 +14,16 @@ from pathlib import Path
 
 from infra.sandbox.host_messages import (
     LARGEST,
+    Ended,
     EntrypointUnusable,
     FirstMessage,
     Graded,
+    NotServed,
     ProtocolError,
     Raised,
+    Ready,
     Returned,
+    Served,
     Stuck,
     parse_first,
     parse_later,
@@ -32,13 +36,21 @@ from schemas.toml.environment import reserved_env
 
 logger = logging.getLogger(__name__)
 
-Answer = Raised | Returned | Graded
+Answer = Raised | Returned | Graded | Served | NotServed
+Result = Returned | Graded | Served
 
 GRACE_S = 2.0
 """How long after its deadline a call may take to report the timeout itself. Then its process is
 killed."""
 
 START_S = 60.0
+SERVER_START_S = 180.0
+"""How long an entry point may take to load, and a rollout server to serve."""
+
+MOST_SERVED = 64
+"""How many calls a rollout server gets at the same time. It may ask for fewer. The others wait here,
+where their time does not run."""
+
 END_S = 5.0
 """How long to wait for the end of a killed process before giving it up."""
 
@@ -64,6 +76,15 @@ KEPT_OUTPUT = 64 << 10
 class _Call:
     future: "asyncio.Future[Answer]"
     overdue: asyncio.TimerHandle
+
+
+SERVED = {
+    "timeout": FailureCategory.TIMEOUT,
+    "raised": FailureCategory.AGENT,
+    "invalid": FailureCategory.VALIDATION,
+    "process": FailureCategory.PROCESS,
+}
+"""The categories of the failures of a rollout server."""
 
 
 class ProcessEnded(TransientError):
@@ -104,6 +125,7 @@ class ConfinedProcess:
         self._tasks: list[asyncio.Task[None]] = []
         self._stuck: str | None = None
         self._why: str | None = None
+        self._room = asyncio.Semaphore(MOST_SERVED)
         self._strays = 0.0
         self._strayed_at = 0.0
         self.output = bytearray()
@@ -126,12 +148,26 @@ class ConfinedProcess:
             await self.aclose()
             raise
         self._tasks.append(asyncio.ensure_future(self._listen(reader)))
+        if isinstance(first, Ready) and first.capacity is not None:
+            self._room = asyncio.Semaphore(min(first.capacity, MOST_SERVED))
         return first
 
-    async def call(self, name: str, message: bytes, *, deadline_s: float) -> Returned | Graded:
+    async def call(self, name: str, message: bytes, *, deadline_s: float) -> Result:
         """Make one call and return its result. `message` is a JSON object with at least one key. Raises
         UserCodeError when the code raised an error or did not finish within `deadline_s`, and
         ProcessEnded when the process ended, which may not be the fault of this call."""
+        if self._role != "server":
+            return await self._call(name, message, deadline_s=deadline_s)
+        async with self._room:
+            if not self.alive:  # this call has not begun, so it is not the cause
+                raise TransientError(self._why or "the process has ended")
+            try:
+                return await self._call(name, message, deadline_s=deadline_s)
+            except asyncio.CancelledError:
+                self._write(json.dumps({"id": name, "cancel": True}).encode())
+                raise
+
+    async def _call(self, name: str, message: bytes, *, deadline_s: float) -> Result:
         if not self.alive or self._writer is None:
             raise ProcessEnded(self._why or "the process has ended")
         loop = asyncio.get_running_loop()
@@ -139,13 +175,18 @@ class ConfinedProcess:
         timer = loop.call_later(deadline_s + GRACE_S, self._overdue, name, deadline_s)
         self._calls[name] = _Call(future, timer)
         head = json.dumps({"id": name, "deadline_s": deadline_s})[:-1].encode() + b","
-        size = len(head) + len(message) - 1
         try:
-            self._writer.writelines((struct.pack(">I", size), head, memoryview(message)[1:]))
+            self._write(head, memoryview(message)[1:])
             return _result(await future, self._role)
         finally:
             timer.cancel()
             self._calls.pop(name, None)
+
+    def _write(self, *parts: bytes | memoryview) -> None:
+        """Send one message to the process, if it has not ended."""
+        if self._writer is not None and self.alive:
+            size = sum(len(part) for part in parts)
+            self._writer.writelines((struct.pack(">I", size), *parts))
 
     async def aclose(self) -> None:
         """End the process and everything that it started, within seconds, even if it resists."""
@@ -197,8 +238,9 @@ class ConfinedProcess:
     async def _first(self, reader: asyncio.StreamReader) -> FirstMessage:
         """Wait for the launcher's sign of life, and for the message that the process sends once it has
         loaded. Raises the errors of `start`."""
+        within_s = SERVER_START_S if self._role == "server" else START_S
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(within_s):
                 if await reader.read(len(LAUNCHED)) != LAUNCHED:
                     text = await self._end_and_read()
                     raise TransientError(f"level {self._level.name} started no process: {text}")
@@ -208,7 +250,9 @@ class ConfinedProcess:
                 f"the entry point's process ended while loading: {await self._end_and_read()}"
             ) from error
         except TimeoutError as error:
-            why = f"the entry point did not load within {START_S:g} s: {await self._end_and_read()}"
+            why = (
+                f"the entry point did not load within {within_s:g} s: {await self._end_and_read()}"
+            )
             raise UserCodeError(FailureCategory.PROCESS, why) from error
         except ProtocolError as error:
             why = f"the entry point's process wrote into a pipe that is not its own: {error}"
@@ -252,8 +296,11 @@ class ConfinedProcess:
         except (ProtocolError, TimeoutError) as error:
             self._end(f"its process wrote into a pipe that is not its own: {error or 'too slowly'}")
 
-    def _take(self, message: Stuck | Answer) -> None:
+    def _take(self, message: Stuck | Ended | Answer) -> None:
         """Handle one message. Raises ProtocolError when too many messages belong to no call."""
+        if isinstance(message, Ended):
+            self._end(message.ended)
+            return
         call = None if isinstance(message, Stuck) else self._calls.get(message.id)
         if call is None:
             self._count_stray()
@@ -307,7 +354,11 @@ async def _receive(reader: asyncio.StreamReader, role: str) -> bytes:
         return await reader.readexactly(size)
 
 
-def _result(message: Answer, role: str) -> Returned | Graded:
+def _result(message: Answer, role: str) -> Result:
+    if isinstance(message, NotServed):
+        if message.category == "again":
+            raise TransientError(message.error)
+        raise UserCodeError(SERVED[message.category], message.error)
     if not isinstance(message, Raised):
         return message
     raised = FailureCategory.GRADER if role == "grader" else FailureCategory.AGENT

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import headrace
 from infra.ports.services import GatewaySockets, SandboxOwner
-from infra.sandbox.calls import CallingUserCode, UserCall
-from infra.sandbox.host_messages import FirstMessage, Graded, Returned
+from infra.sandbox.calls import Answer, CallingUserCode, UserCall
+from infra.sandbox.host_messages import FirstMessage
 from infra.sandbox.levels.probe import choose_level
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.user_process import UNPRIVILEGED
@@ -111,7 +111,7 @@ class LocalUserCode(CallingUserCode):
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
         os.close(held)
 
-    async def make_call(self, call: UserCall) -> Returned | Graded:
+    async def make_call(self, call: UserCall) -> Answer:
         """Make one attempt at a call. Raises TransientError when its process ended during the call. The
         next attempt starts from the beginning, without the model calls that this one has made."""
         name = call.name
@@ -128,7 +128,7 @@ class LocalUserCode(CallingUserCode):
             text = f"its process ended whenever {name} ran alone in it: {error}"
             raise UserCodeError(FailureCategory.PROCESS, text) from error
 
-    async def _call_alone(self, call: UserCall) -> Returned | Graded:
+    async def _call_alone(self, call: UserCall) -> Answer:
         async with self._alone:
             process = await self._start(_host(call))
             try:
@@ -166,7 +166,7 @@ class LocalUserCode(CallingUserCode):
         secrets = {name: value.reveal() for name, value in host.owner.secrets.items()}
         env = {**rollout.env, **secrets}
         gateway = None
-        if host.role == "workflow" and self._sockets is not None:
+        if host.role != "grader" and self._sockets is not None:
             gateway = await self._sockets.open_socket(host.owner.run, network=rollout.network)
         try:
             process, _ = await self._begin(

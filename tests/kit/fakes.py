@@ -146,6 +146,25 @@ class FakeUserCode:
         assert self._gateway
         return self._workflow(prompt, self._gateway.sessions[api_key])
 
+    async def run_served(
+        self,
+        rollout: RolloutRef,
+        *,
+        owner: SandboxOwner,
+        sample: str,
+        prompt: Sequence[Message],
+        label: str | None,
+        metadata: Mapping[str, object],
+        base_path: str,
+        api_key: str,
+    ) -> Grade:
+        self.seen_by_workflow.append((sample, prompt, label, metadata, base_path, api_key))
+        assert self._workflow
+        assert self._gateway
+        assert self._grader
+        self._workflow(prompt, self._gateway.sessions[api_key])
+        return self._grader(label, ())[0]
+
     async def grade(
         self,
         rollout: RolloutRef,

@@ -20,7 +20,7 @@ from schemas.errors import (
     UserCodeError,
 )
 from schemas.secrets.secret_value import SecretValue
-from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
+from schemas.specs import DiscoveredRollout, Entrypoint, RolloutKind, RolloutRef
 
 LENGTH = struct.Struct(">I")
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -61,6 +61,7 @@ class FoundRollout(_Payload):
     """The result of examining one entry point."""
 
     entrypoint: Entrypoint
+    kind: RolloutKind = "classes"
     workflow: Name | None = None
     grader: Name | None = None
     rewards: Annotated[tuple[Name, ...], Field(max_length=MOST_REWARDS)] = ()
