@@ -86,6 +86,31 @@ class Message(Value):
 Precision = Literal["float32", "bfloat16"]
 
 
+class ProviderRef(Value):
+    """A provider's model behind an OpenAI-compatible API. Its answers have no token ids, so it can be
+    evaluated and not trained.
+
+    `name` is how users name it, and `model` how the provider does. `base_url` ends before
+    `/chat/completions`. `secret` is the name of the secret with the key, of `workspace` or `submitter`
+    (None: no key is sent). `limit` is the name under which the API takes the limit of new tokens.
+    `owner` is the evaluation that may make at most `max_calls` requests and spend at most `max_usd`,
+    with `usd_per_million` tokens of prompts and of answers as the price.
+    """
+
+    name: str
+    model: str
+    base_url: str
+    secret: str | None = None
+    limit: str = "max_tokens"
+    workspace: str | None = None
+    submitter: str | None = None
+    owner: str = ""
+    max_calls: int = Field(default=10_000, ge=1)
+    max_usd: float | None = None
+    usd_per_million: tuple[float, float] | None = None
+    timeout_s: float = Field(default=300, gt=0)
+
+
 class ModelRef(Value):
     """Which base model: enough to build the same weights again, anywhere.
 
@@ -94,14 +119,16 @@ class ModelRef(Value):
     checkpoint's files by name. With full tuning these are config.json, model.safetensors and the
     tokenizer's files. With LoRA they are adapter_config.json, adapter_model.safetensors and, if the
     base model has no public name, the base model under base/. `dtype` is the number format of its
-    weights. The weights that are trained on top of them are always float32.
+    weights. The weights that are trained on top of them are always float32. provider: `provider` is the
+    model, which has no weights here.
     """
 
-    kind: Literal["scratch", "directory", "hub", "checkpoint"]
+    kind: Literal["scratch", "directory", "hub", "checkpoint", "provider"]
     name: str
     seed: int = 0
     dtype: Precision = "float32"
     files: dict[str, ArtifactRef] = {}
+    provider: ProviderRef | None = Field(default=None, exclude_if=_is_unset)
 
 
 class PolicyRef(Value):
@@ -142,6 +169,15 @@ class DrawKey(Value):
     sample: int
 
 
+class Usage(Value):
+    """The tokens of a provider's answer, as the provider counts them, and their price in US dollars, if
+    it is known."""
+
+    prompt_tokens: int = Field(default=0, ge=0)
+    completion_tokens: int = Field(default=0, ge=0)
+    usd: float | None = None
+
+
 class Turn(Value):
     """One exact exchange with the engine: ids in, ids and logprobs out.
 
@@ -149,7 +185,8 @@ class Turn(Value):
     (None: the text is all of it). `alarm` describes what is wrong with servers that the engine has
     fenced, if there are any (nothing in this turn comes from them). `pieces`, if the request asked for
     them, are the UTF-8 bytes of each completion id. A piece is None for an id that is not part of the
-    text (a special token, or what a stop string cut off).
+    text (a special token, or what a stop string cut off). An answer of a provider's model has no ids,
+    and has its `usage` instead.
     """
 
     prompt_ids: tuple[int, ...]
@@ -160,6 +197,7 @@ class Turn(Value):
     alarm: str | None = None
     pieces: tuple[tuple[int, ...] | None, ...] | None = None
     answer: Message | None = None
+    usage: Usage | None = Field(default=None, exclude_if=_is_unset)
 
     @property
     def message(self) -> Message:

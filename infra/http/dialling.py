@@ -46,12 +46,19 @@ def _look_up(host: str, port: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-class CheckedDialling:
-    """Finds the addresses at which a host may be dialled."""
+GIT_ADVICE = "use another repository, or let the operator allow it with HEADRACE_GIT_ALLOW"
 
-    def __init__(self, allowed: AllowedAddresses, *, resolve: Resolve = resolve) -> None:
+
+class CheckedDialling:
+    """Finds the addresses at which a host may be dialled. `advice` is what to do about an address that
+    may not be dialled."""
+
+    def __init__(
+        self, allowed: AllowedAddresses, *, resolve: Resolve = resolve, advice: str = GIT_ADVICE
+    ) -> None:
         self._allowed = allowed
         self._resolve = resolve
+        self._advice = advice
 
     def is_named(self, host: str) -> bool:
         """Whether the operator allows this host by its name, whatever addresses it has."""
@@ -66,8 +73,7 @@ class CheckedDialling:
             for address in found:
                 if not self._allowed.permits(address):
                     raise InvalidConfig(
-                        f"{host} has the address {address}, which is not public; use another "
-                        "repository, or let the operator allow it with HEADRACE_GIT_ALLOW"
+                        f"{host} has the address {address}, which is not public; {self._advice}"
                     )
         return found[:MOST_ADDRESSES]
 

@@ -4,10 +4,13 @@ It names addresses by workspace, for example `search=api.example.com:443,10.0.0.
 The name `*` stands for all workspaces. Without the setting, user code has no network.
 """
 
+import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from schemas.network import NetworkAddress, parse_address
+
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 VARIABLE = "HEADRACE_NETWORK_ALLOW"
 ANY_WORKSPACE = "*"
@@ -41,6 +44,14 @@ class NetworkPolicy:
     def may_be_reached(self, address: NetworkAddress) -> bool:
         """Whether the operator allows this address for any workspace."""
         return any(address in allowed for allowed in self.workspaces.values())
+
+    def networks(self, port: int) -> tuple[IpNetwork, ...]:
+        """The IP addresses with this port that the operator names, as networks. A host name may stand
+        for one of them, although it is not public."""
+        named = (
+            one.ip for allowed in self.workspaces.values() for one in allowed if one.port == port
+        )
+        return tuple(ipaddress.ip_network(ip) for ip in named if ip is not None)
 
     def reachable(self, addresses: Iterable[str]) -> frozenset[NetworkAddress]:
         """Those of the addresses of a run that the operator still allows."""

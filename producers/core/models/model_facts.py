@@ -48,7 +48,7 @@ async def model_facts(model: ModelRef, lookup: Lookup) -> ModelFacts:
             return await asyncio.to_thread(_directory_facts, Path(model.name))
         case "hub":
             return facts_of_config(await hub_config(model.name))
-        case "checkpoint":
+        case "checkpoint" | "provider":
             return ModelFacts()
 
 
