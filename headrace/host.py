@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from headrace import discovery, relay
 from headrace.blame import blame
+from headrace.conversation import conversation
 from headrace.grading import GraderContext, Sample
 from headrace.legacy import provide_alias
 from headrace.servers.hosting import host_server
@@ -35,8 +36,6 @@ Json = dict[str, Any]
 """A message. Its keys are known to the sender and the receiver, which are both ours."""
 
 PR_SET_DUMPABLE = 4
-MOST_MESSAGES = 4096
-MOST_CHARACTERS = 4 << 20
 MOST_REWARDS = 128
 LONGEST_NAME = 100
 BEAT_S = 0.25
@@ -166,32 +165,6 @@ def workflow_call(module: types.ModuleType, *, port: int) -> Callable[[Json], Aw
             context.discard()
 
     return call
-
-
-def conversation(returned: object) -> list[Json] | None:
-    """Return what a workflow returned as messages, or None if it returned None. Raises TypeError when it
-    is neither None nor a list of messages with role and content."""
-    if returned is None:
-        return None
-    if not isinstance(returned, list):
-        raise TypeError(
-            f"run returned {type(returned).__name__}; return a list of messages or None"
-        )
-    messages: list[Json] = []
-    for message in returned:
-        if not isinstance(message, dict) or not {"role", "content"} <= set(message):
-            raise TypeError(
-                "run returned a message without role or content; give each message both"
-            )
-        role, content = str(message["role"])[:LONGEST_NAME], str(message["content"] or "")
-        messages.append({"role": role, "content": content})
-    size = sum(len(message["content"]) for message in messages)
-    if len(messages) > MOST_MESSAGES or size > MOST_CHARACTERS:
-        raise ValueError(
-            f"run returned {len(messages)} messages of {size} characters; return at most "
-            f"{MOST_MESSAGES} messages of {MOST_CHARACTERS} characters in all"
-        )
-    return messages
 
 
 def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Awaitable[Json]]:

@@ -9,7 +9,11 @@ from pathlib import Path
 from headrace.http import post_json
 
 ChatMessage = dict[str, object]
-"""{"role": "system" | "user" | "assistant" | "tool", "content": "..."}"""
+"""{"role": "system" | "user" | "assistant" | "tool", "content": "..."}, and `tool_calls` or
+`tool_call_id` as in OpenAI's API."""
+
+KEPT = ("tool_calls", "reasoning_content")
+"""The other fields of an answer that are passed on, if it has them."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,11 @@ class WorkflowContext:
     async def chat(self, messages: list[ChatMessage], **options: object) -> ChatMessage:
         """Ask the policy for the next assistant message.
 
-        `options` are those of OpenAI's chat completions: `max_tokens`, and `stop`, which is one string
-        or up to four. The answer ends before the first stop string. The run's own temperature and top_p
-        are always used. Raises RuntimeError with the endpoint's message when the request is refused. The
-        message names any option that the endpoint does not support.
+        `options` are those of OpenAI's chat completions: `tools`, `max_tokens`, and `stop`, which is one
+        string or up to four. The answer ends before the first stop string. It has `tool_calls` if the
+        policy calls tools. The run's own temperature and top_p are always used. Raises RuntimeError with
+        the endpoint's message when the request is refused. The message names any option that the
+        endpoint does not support.
         """
         body = {"model": "policy", "messages": messages, **options}
         url = f"{self.base_url}/chat/completions"
@@ -55,7 +60,8 @@ class WorkflowContext:
                 "the answer of the endpoint has no list `choices`; use ctx.base_url of this attempt"
             )
         message: ChatMessage = choices[0]["message"]
-        return {"role": message["role"], "content": message["content"]}
+        answered: ChatMessage = {"role": message["role"], "content": message["content"] or ""}
+        return answered | {key: message[key] for key in KEPT if message.get(key)}
 
 
 class AgentWorkflow:

@@ -21,7 +21,7 @@ from infra.sandbox.host_messages import (
     check_grades,
 )
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.sampling import Grade, Message, SampleFailure, SampleRecord
+from schemas.sampling import Grade, Message, SampleFailure, SampleRecord, openai_message
 from schemas.secrets.masking import Masks
 from schemas.specs import RolloutRef
 
@@ -81,7 +81,7 @@ class CallingUserCode(ABC):
         api_key: str,
     ) -> WorkflowResult:
         message = {
-            "prompt": [m.model_dump() for m in prompt],
+            "prompt": [openai_message(m) for m in prompt],
             "metadata": dict(metadata),
             "base_path": base_path,
             "api_key": api_key,
@@ -143,7 +143,7 @@ class CallingUserCode(ABC):
                     "name": f"sample_{record.index}",
                     "index": record.index,
                     "text": record.text,
-                    "messages": [m.model_dump() for m in record.messages],
+                    "messages": [openai_message(m) for m in record.messages],
                 }
                 for record in samples
             ],
@@ -175,11 +175,21 @@ def _mask_answer(answer: Answer, masks: Masks) -> Answer:
         return answer.model_copy(update={"grades": grades})
     if answer.messages is None:
         return answer
-    messages = [
-        ReturnedMessage(role=masks.text(spoken.role), content=masks.text(spoken.content))
-        for spoken in answer.messages
-    ]
+    messages = [_mask_message(spoken, masks) for spoken in answer.messages]
     return answer.model_copy(update={"messages": messages})
+
+
+def _mask_message(spoken: ReturnedMessage, masks: Masks) -> ReturnedMessage:
+    """Mask every text of a message."""
+    fields = ("role", "content", "reasoning", "tool_call_id", "name")
+    calls = [
+        call.model_copy(
+            update={key: masks.text(getattr(call, key)) for key in type(call).model_fields}
+        )
+        for call in spoken.tool_calls
+    ]
+    masked = {key: text and masks.text(text) for key in fields if (text := getattr(spoken, key))}
+    return spoken.model_copy(update={**masked, "tool_calls": calls})
 
 
 def _message(spoken: ReturnedMessage) -> Message:

@@ -80,11 +80,23 @@ class Raised(_HostMessage):
     error: Text
 
 
+class ReturnedCall(_HostMessage):
+    """A call of a tool in a returned message."""
+
+    id: Name
+    name: Name
+    arguments: str
+
+
 class ReturnedMessage(_HostMessage):
     """A message of the conversation that a workflow returned."""
 
     role: Name
     content: str
+    reasoning: str | None = None
+    tool_calls: Annotated[list[ReturnedCall], Field(max_length=128)] = []
+    tool_call_id: Name | None = None
+    name: Name | None = None
 
 
 class Returned(_HostMessage):
