@@ -44,7 +44,7 @@ def test_a_run_goes_on_after_the_network_healed(own_server: PostgresServer, tmp_
             thread = threading.Thread(target=watcher.watch)
             thread.start()
             try:
-                for step, forget in ((2, True), (5, False)):
+                for step, forget in ((2, False), (5, True)):
                     eventually(
                         partial(watcher.has_reached, step),
                         within_s=120,
