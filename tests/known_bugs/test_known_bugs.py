@@ -34,7 +34,7 @@ async def run(known_bug: KnownBug, request: pytest.FixtureRequest) -> None:
 async def test_a_test_kills_it(
     known_bug: KnownBug, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CI", raising=False)  # there pytest spends minutes on the difference of bytes
+    monkeypatch.delenv("CI", raising=False)  # there pytest spells out every byte
     await run(known_bug, request)
     with put_in(known_bug), pytest.raises((AssertionError, pytest.fail.Exception)):
         await run(known_bug, request)
