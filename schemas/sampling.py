@@ -224,6 +224,13 @@ class Turn(Value):
         """The answer as a message of the assistant."""
         return self.answer or Message(role="assistant", content=self.text)
 
+    @property
+    def counts(self) -> Usage:
+        """The number of its tokens, as far as they are known."""
+        return self.usage or Usage(
+            prompt_tokens=len(self.prompt_ids), completion_tokens=len(self.completion_ids)
+        )
+
 
 class SampleRequest(Value):
     """One completion to sample.
@@ -307,6 +314,8 @@ class SampleRecord(Value):
     answer. `messages` is the conversation that the grader reads, and `tools` are the tools that it
     offered last. A failed sample has `failure` set. `alarm` is that of its turns. `output` is what user
     code left behind. `grade` is set if the sample was graded where it was made, by a rollout server.
+    The sample of a provider's model has no sequences, and has its price in US dollars (`usd`) if that is
+    known.
     """
 
     index: int
@@ -322,6 +331,7 @@ class SampleRecord(Value):
     tools: tuple[ToolSpec, ...] = Field(default=(), exclude_if=_is_unset)
     output: SampleOutput | None = Field(default=None, exclude_if=_is_unset)
     grade: Grade | None = Field(default=None, exclude_if=_is_unset)
+    usd: float | None = Field(default=None, exclude_if=_is_unset)
 
 
 class SampleBatch(Value):

@@ -256,7 +256,8 @@ class GroupSpec(Value):
 
 class SampleEntry(Value):
     """The index entry of one sample: enough for metrics and decisions, without its tokens. `alarm`
-    describes what is wrong with the engine that sampled it. One entry of a group says it for all."""
+    describes what is wrong with the engine that sampled it. One entry of a group says it for all.
+    `usd` is the price of a provider's answers in US dollars, if it is known."""
 
     index: int
     failure: str | None = None
@@ -266,6 +267,7 @@ class SampleEntry(Value):
     num_turns: int = 0
     truncated: bool = False
     alarm: str | None = None
+    usd: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class BatchGroup(Value):

@@ -19,11 +19,13 @@ from uuid import uuid4
 
 from infra import failpoints, telemetry
 from infra.adapters import Backend, open_backend
+from infra.gateway.provider_sampler import ProviderSampler, RoutedSampler, stored_keys
 from infra.gateway.server import HttpGateway
 from infra.git.confinement import find_confinement
 from infra.git.credentials import CredentialSource
 from infra.git.forges.api import ForgeApis
 from infra.git.mirrors import GitRepositories
+from infra.http.providers.client import ProviderClient
 from infra.local import gc_freeze
 from infra.ports.ports import Ports
 from infra.ports.services import Forges, Repositories, Submissions
@@ -43,6 +45,7 @@ from infra.settings.settings import Settings
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 from schemas.ids import WorkerId
+from schemas.sampling import Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -186,8 +189,8 @@ async def _open_ports(
     stack: AsyncExitStack, hosting: Hosting, backend: Backend, settings: Settings
 ) -> Ports:
     lanes = set(hosting.lanes)
-    sampler, learner, gateway, user, repositories = None, None, None, None, None
-    secrets = None
+    sampler: Sampler | None = None
+    learner, gateway, user, repositories, secrets = None, None, None, None, None
     if lanes & {Lane.GENERATE, Lane.TRAIN}:
         from trainer.engine import Engine
         from trainer.sampler.vllm.fleet import VllmServers
@@ -201,6 +204,12 @@ async def _open_ports(
         engine = Engine(fetch=artifacts.get, read=artifacts.read, vllm=servers, gpu_share=share)
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
+    if lanes & {Lane.USER, Lane.GENERATE}:
+        secrets = PostgresSecrets(backend.database, Sealer.of(settings), cache_s=SECRETS_S)
+    if sampler is not None and secrets is not None:
+        providers = ProviderClient(settings.network)
+        stack.push_async_callback(providers.aclose)
+        sampler = RoutedSampler(sampler, ProviderSampler(providers, stored_keys(secrets)))
     if sampler is not None:
         chats = WorkerChats(backend.database)
         gateway = HttpGateway(
@@ -216,8 +225,6 @@ async def _open_ports(
         user = SandboxClient(service_of(settings), fetch=backend.artifacts.get, sockets=gateway)
         stack.push_async_callback(user.aclose)
         await user.start()
-    if lanes & {Lane.USER, Lane.GENERATE}:
-        secrets = PostgresSecrets(backend.database, Sealer.of(settings), cache_s=SECRETS_S)
     if Lane.CONTROL in lanes:
         repositories = GitRepositories(
             settings.home / "git",

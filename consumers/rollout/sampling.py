@@ -193,9 +193,11 @@ def record_of(
 ) -> SampleRecord:
     """Return the record of a sample. Its prompt tokens are those that the policy got, its completion
     tokens those that the policy chose, and its text is the last answer of the conversation."""
-    sequences = sequences_of(turns)
+    sequences = sequences_of(tuple(turn for turn in turns if turn.usage is None))
     num_tokens = sum(len(sequence.tokens) for sequence in sequences)
     num_actions = sum(sum(sequence.loss_mask) for sequence in sequences)
+    bought = [turn.usage for turn in turns if turn.usage is not None]
+    prices = [usage.usd for usage in bought if usage.usd is not None]
     answers = [message.content for message in messages if message.role == "assistant"]
     return SampleRecord(
         index=index,
@@ -203,11 +205,12 @@ def record_of(
         text=answers[-1] if answers else turns[-1].text if turns else "",
         sequences=() if failure else sequences,
         num_turns=len(turns),
-        prompt_tokens=num_tokens - num_actions,
-        completion_tokens=num_actions,
+        prompt_tokens=num_tokens - num_actions + sum(usage.prompt_tokens for usage in bought),
+        completion_tokens=num_actions + sum(usage.completion_tokens for usage in bought),
         truncated=any(turn.finish_reason == "length" for turn in turns),
         failure=failure,
         alarm=next((turn.alarm for turn in turns if turn.alarm), None),
+        usd=sum(prices) if prices else None,
     )
 
 
@@ -223,6 +226,7 @@ def entry_of(record: SampleRecord, *, num_samples: int = 1) -> SampleEntry:
         num_turns=record.num_turns,
         truncated=record.truncated,
         alarm=excerpt(record.alarm) if record.alarm else None,
+        usd=record.usd,
     )
 
 

@@ -200,7 +200,7 @@ def failure(error: GatewayError) -> bytes:
 
 
 def usage(turn: Turn) -> dict[str, int]:
-    prompt, completion = len(turn.prompt_ids), len(turn.completion_ids)
+    prompt, completion = turn.counts.prompt_tokens, turn.counts.completion_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -55,6 +55,7 @@ INTERNAL = "/internal/sample"
 STATUS = {
     FailureCategory.PROMPT_TOO_LONG: (400, "context_length_exceeded"),
     FailureCategory.VALIDATION: (400, "invalid_request"),
+    FailureCategory.BUDGET: (400, "budget_exceeded"),
 }
 
 
