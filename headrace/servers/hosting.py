@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import struct
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,12 +23,15 @@ from headrace.servers.attempts import (
 )
 from headrace.servers.callbacks import ReportingRollouts
 from headrace.servers.dialects import UnknownDialect, capacity_of, find_dialect, rollouts_of
-from headrace.servers.leases import LeasedRollouts
+from headrace.servers.leases import LeasedRollouts, plain_name
 from headrace.servers.loopback import ServerAway
 from headrace.servers.program import NotServing, ServerProgram, start_program
 
 SILENT_S = 30.0
 """A server that answered nothing for so long at a deadline is blocked."""
+
+MOST_KEPT = 32
+"""How many finished attempts keep the files that the server wrote about them."""
 
 Send = Callable[[Json], None]
 
@@ -49,6 +53,7 @@ class ServerHost:
         self._send = send
         self._port = port
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._finished: deque[str] = deque()
         self._over = asyncio.Event()
         self._why = ""
 
@@ -78,8 +83,13 @@ class ServerHost:
             task.add_done_callback(partial(self._forget, name))
 
     def _forget(self, name: str, task: "asyncio.Task[None]") -> None:
+        """Forget a call that has ended, and remove the files of calls that ended before it. Those of the
+        last ones may still be being written."""
         if self._running.get(name) is task:
             del self._running[name]
+        self._finished.append(name)
+        while len(self._finished) > MOST_KEPT:
+            self._program.remove_files(plain_name(self._finished.popleft()))
 
     async def _answer(self, message: Json) -> None:
         """Make one attempt and send its result."""

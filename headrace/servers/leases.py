@@ -143,8 +143,12 @@ class LeasedRollouts:
 
 def new_rollout_id(name: str) -> str:
     """Return an id for one attempt at a sample: one segment of a path, which never comes back."""
-    plain = "".join(each if each.isalnum() or each in "-_" else "-" for each in name)
-    return f"{plain[:200]}-{uuid.uuid4().hex[:12]}"
+    return f"{plain_name(name)}-{uuid.uuid4().hex[:12]}"
+
+
+def plain_name(name: str) -> str:
+    """Return a name as a part of a path."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)[:200]
 
 
 def _request(attempt: ServedAttempt, rollout: str) -> Json:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -63,6 +64,13 @@ class ServerProgram:
         code = await self.process.wait()
         await self._reading
         return f"the rollout server ended with exit code {code}; its output ends: {self.tail()}"
+
+    def remove_files(self, rollouts: str) -> None:
+        """Remove the files of the rollouts with ids of this prefix. Older packages write them into the
+        home directory instead of the place that they are given."""
+        for root in (self.artifacts, Path.home() / ".osmosis"):
+            for left in root.glob(f"{rollouts}-*"):
+                shutil.rmtree(left, ignore_errors=True)
 
     def tail(self) -> str:
         """Return the end of its output."""

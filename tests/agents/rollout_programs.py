@@ -1,0 +1,114 @@
+"""Rollouts as their authors write them for the package `osmosis-ai`, unmodified."""
+
+SERVE = """
+
+def main():
+    app = create_rollout_server(backend=LocalBackend(workflow=Multiply, grader=Exact))
+    uvicorn.run(app, host="0.0.0.0", port=int(os.environ.get("_OSMOSIS_ROLLOUT_PORT", "8000")))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+GRADER = """
+
+class Exact(Grader):
+    async def grade(self, ctx: GraderContext) -> None:
+        said = re.findall(r"#### *(-?[0-9.]+)", json.dumps(ctx.sample.messages))
+        ctx.set_reward(1.0 if said and float(said[-1]) == float(ctx.label) else 0.0)
+"""
+
+STRANDS = (
+    '''
+import json
+import os
+import re
+
+import uvicorn
+from osmosis_ai.rollout.agent_workflow import AgentWorkflow
+from osmosis_ai.rollout.backend.local import LocalBackend
+from osmosis_ai.rollout.context import AgentWorkflowContext, GraderContext
+from osmosis_ai.rollout.grader import Grader
+from osmosis_ai.rollout.integrations.agents.strands import OsmosisRolloutModel, OsmosisStrandsAgent
+from osmosis_ai.rollout.server import create_rollout_server
+from strands import tool
+
+
+@tool
+def multiply(a: float, b: float) -> float:
+    """Multiply two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a * b
+
+
+class Multiply(AgentWorkflow):
+    async def run(self, ctx: AgentWorkflowContext) -> None:
+        model = OsmosisRolloutModel(params={"temperature": 1.0, "max_tokens": 16384})
+        agent = OsmosisStrandsAgent(
+            model=model, tools=[multiply], messages=ctx.prompt, callback_handler=None
+        )
+        await agent.invoke_async()
+'''
+    + GRADER
+    + SERVE
+)
+
+OPENAI_AGENTS = (
+    '''
+import json
+import os
+import re
+
+import uvicorn
+from agents import ModelSettings, Runner, function_tool
+from osmosis_ai.rollout.agent_workflow import AgentWorkflow
+from osmosis_ai.rollout.backend.local import LocalBackend
+from osmosis_ai.rollout.context import AgentWorkflowContext, GraderContext
+from osmosis_ai.rollout.grader import Grader
+from osmosis_ai.rollout.integrations.agents.openai_agents import (
+    OsmosisAgent,
+    OsmosisMemorySession,
+    OsmosisRolloutModel,
+)
+from osmosis_ai.rollout.server import create_rollout_server
+
+
+@function_tool
+def multiply(a: float, b: float) -> float:
+    """Multiply two numbers."""
+    return a * b
+
+
+class Multiply(AgentWorkflow):
+    async def run(self, ctx: AgentWorkflowContext) -> None:
+        agent = OsmosisAgent(
+            name="multiplier",
+            model=OsmosisRolloutModel(),
+            model_settings=ModelSettings(temperature=1.0, max_tokens=4096),
+            tools=[multiply],
+        )
+        await Runner.run(agent, ctx.prompt, session=OsmosisMemorySession())
+'''
+    + GRADER
+    + SERVE
+)
+
+OLDER_GRADER = """
+
+class Exact(Grader):
+    async def grade(self, ctx: GraderContext) -> None:
+        for name, sample in ctx.get_samples().items():
+            said = re.findall(r"#### *(-?[0-9.]+)", json.dumps(sample.messages))
+            reward = 1.0 if said and float(said[-1]) == float(ctx.label) else 0.0
+            ctx.set_sample_reward(name, reward)
+"""
+
+OLDER_STRANDS = STRANDS.replace(GRADER, OLDER_GRADER)
+OLDER_OPENAI_AGENTS = OPENAI_AGENTS.replace(GRADER, OLDER_GRADER).replace(
+    "OsmosisMemorySession()", 'OsmosisMemorySession("multiplier")'
+)
