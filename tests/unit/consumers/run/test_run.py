@@ -92,6 +92,19 @@ def test_a_workspace_that_cannot_be_run_rejects_it(change: dict[str, Any], says:
     assert says in event.message
 
 
+def test_a_rollout_server_needs_no_grader_and_takes_no_rewards() -> None:
+    server = synced(kind="server", workflow=None, grader=None)
+    (started,) = given(CONSUMER, requested()).when(server).then_types(RunStarted).events
+    assert isinstance(started, RunStarted)
+    assert started.template is not None
+    assert started.template.rollout is not None
+    assert started.template.rollout.kind == "server"
+    wants = requested(advanced={"rewards": ({"name": "exact"},)})
+    (event,) = given(CONSUMER, wants).when(server).events
+    assert isinstance(event, RunRejected)
+    assert "leave advanced.rewards out" in event.message
+
+
 def test_a_named_reward_must_exist() -> None:
     wants = requested(advanced={"rewards": ({"name": "exact"},)})
     (event,) = given(CONSUMER, wants).when(synced(rewards=("other",))).events
