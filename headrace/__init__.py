@@ -3,6 +3,7 @@
 from headrace.grading import Grader, GraderContext, Sample
 from headrace.legacy import osmosis_reward, osmosis_rubric
 from headrace.rewards import reward
+from headrace.tools.function_tool import tool
 from headrace.workflow import AgentWorkflow, WorkflowContext
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "osmosis_reward",
     "osmosis_rubric",
     "reward",
+    "tool",
 ]

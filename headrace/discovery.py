@@ -1,4 +1,5 @@
-"""Finds what an entry point defines: at most one workflow, at most one grader, and reward functions.
+"""Finds what an entry point defines: at most one workflow, at most one grader, reward functions, and
+tools.
 
 An entry point is first read without running it (`headrace/entry_source.py`). Every error names the file
 and the line, as a compiler would.
@@ -9,13 +10,15 @@ import inspect
 import linecache
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headrace.blame import import_hint, own_frames, workspace_path
 from headrace.entry_source import find_problem
 from headrace.grading import Grader
 from headrace.rewards import is_reward
+from headrace.tools.function_tool import FunctionTool, marked_tool
+from headrace.tools.tool_set import ToolSet, UnusableTools, offered_tools
 from headrace.workflow import AgentWorkflow
 
 
@@ -56,9 +59,30 @@ def load(path: Path) -> types.ModuleType:
 
 
 def workflow_of(module: types.ModuleType) -> type[AgentWorkflow] | None:
-    """Return the AgentWorkflow class of a module, or None. Raises EntryPointError for two, or for a
-    `run` that is not async."""
-    return _only(module, AgentWorkflow, "run")
+    """Return the AgentWorkflow class of a module, or None. A module with tools and no such class has
+    AgentWorkflow itself, which runs the built-in loop. Raises EntryPointError for two, or for a `run`
+    that is not async."""
+    found = _only(module, AgentWorkflow, "run")
+    return AgentWorkflow if found is None and _marked_tools(vars(module)) else found
+
+
+def tools_of(module: types.ModuleType, workflow: type[AgentWorkflow]) -> ToolSet:
+    """Return the tools of a workflow: its list `tools`, or the marked functions of the module, and its
+    marked methods. Raises EntryPointError when they cannot be offered."""
+    methods = {name: getattr(workflow, name, None) for name in dir(workflow)}
+    try:
+        listed = workflow.tools
+        own = _marked_tools(vars(module)) if listed is None else offered_tools(listed)
+        found = {id(one): one for one in (*own, *_marked_tools(methods))}
+        return ToolSet(found.values())
+    except UnusableTools as error:
+        path = Path(module.__file__ or "?")
+        place = f"{workspace_path(path, path)}:{_line(workflow) or 1}"
+        raise EntryPointError(f"{place}: {workflow.__name__}.tools: {error}") from error
+
+
+def _marked_tools(names: Mapping[str, object]) -> list[FunctionTool]:
+    return [found for value in names.values() if (found := marked_tool(value)) is not None]
 
 
 def grader_of(module: types.ModuleType) -> type[Grader] | None:

@@ -30,6 +30,7 @@ from headrace.grading import GraderContext, Sample
 from headrace.legacy import provide_alias
 from headrace.servers.hosting import host_server
 from headrace.servers.recognition import is_server
+from headrace.tools.loop import DEFAULT_TURNS
 from headrace.workflow import WorkflowContext
 
 Json = dict[str, Any]
@@ -150,17 +151,21 @@ def workflow_call(module: types.ModuleType, *, port: int) -> Callable[[Json], Aw
         raise discovery.EntryPointError(
             "this file has no AgentWorkflow; write a subclass of headrace.AgentWorkflow"
         )
+    tools = discovery.tools_of(module, workflow)
 
     async def call(message: Json) -> Json:
+        attempt = workflow()
         context = WorkflowContext(
             prompt=message["prompt"],
             metadata=message["metadata"],
             base_url=f"http://127.0.0.1:{port}{message['base_path']}",
             api_key=str(message["api_key"]),
             socket=relay.gateway_socket(),
+            tools=tools.bind(attempt),
+            max_turns=message.get("max_turns") or DEFAULT_TURNS,
         )
         try:
-            return {"messages": conversation(await workflow().run(context))}
+            return {"messages": conversation(await attempt.run(context))}
         finally:
             context.discard()
 
@@ -256,6 +261,7 @@ def discover(entrypoint: Path) -> Json:
             return {"kind": "server"}
         module = discovery.load(entrypoint)
         workflow, grader = discovery.workflow_of(module), discovery.grader_of(module)
+        tools = discovery.tools_of(module, workflow).names if workflow else ()
     except discovery.EntryPointError as error:
         return {"error": str(error)[:2000]}
     rewards = sorted(discovery.rewards_of(module))
@@ -267,7 +273,8 @@ def discover(entrypoint: Path) -> Json:
         }
     if len(rewards) > MOST_REWARDS:
         return {"error": f"there are {len(rewards)} reward functions; keep at most {MOST_REWARDS}"}
-    return {"workflow": classes[0], "grader": classes[1], "rewards": rewards}
+    found = {"workflow": classes[0], "grader": classes[1], "rewards": rewards}
+    return {**found, "tools": list(tools)}
 
 
 def main() -> None:

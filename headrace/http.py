@@ -20,12 +20,21 @@ Idle = dict[str, list[Connection]]
 _kept: dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[None], Idle]] = {}
 
 
+class EndpointRefused(RuntimeError):
+    """The endpoint refused a request. `code` is the code of its error, or None."""
+
+    def __init__(self, status: int, message: str, code: str | None) -> None:
+        super().__init__(f"the policy endpoint answered {status}: {message}")
+        self.status = status
+        self.code = code
+
+
 async def post_json(
     url: str, body: object, *, key: str, socket: str | None = None
 ) -> dict[str, object]:
     """POST `body` and return the JSON answer. With `socket`, the request goes through the unix socket at
-    that path. Raises RuntimeError with the server's message when the server refuses the request,
-    ConnectionError when the server is gone."""
+    that path. Raises EndpointRefused with the server's message when the server refuses the
+    request, ConnectionError when the server is gone."""
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     content = json.dumps(body).encode()
@@ -83,7 +92,7 @@ async def _post(
     else:
         connection[1].close()
     if status != 200:
-        raise RuntimeError(f"the policy endpoint answered {status}: {_reason(answer)}")
+        raise EndpointRefused(status, *_reason(answer))
     found: dict[str, object] = json.loads(answer)
     return found
 
@@ -123,8 +132,11 @@ async def _exchange(connection: Connection, request: bytes) -> tuple[int, bytes,
     return int(lines[0].split()[1]), answer, reusable
 
 
-def _reason(answer: bytes) -> str:
+def _reason(answer: bytes) -> tuple[str, str | None]:
+    """The message and the code of an error."""
     try:
-        return str(json.loads(answer)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer[:200].decode(errors="replace")
+        error = json.loads(answer)["error"]
+        code = error.get("code")
+        return str(error["message"]), code if isinstance(code, str) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return answer[:200].decode(errors="replace"), None

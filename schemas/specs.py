@@ -135,13 +135,15 @@ def _is_classes(kind: object) -> bool:
 
 class DiscoveredRollout(Value):
     """The definitions of an entry point, or the reason why it could not be loaded (file and line). An
-    entry point of kind `server` was not run, so its definitions are unknown."""
+    entry point of kind `server` was not run, so its definitions are unknown. `tools` are the names of
+    the functions that its workflow offers to the model."""
 
     entrypoint: Entrypoint
     kind: RolloutKind = Field(default="classes", exclude_if=_is_classes)
     workflow: str | None = None
     grader: str | None = None
     rewards: tuple[str, ...] = ()
+    tools: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     error: str | None = None
 
 

@@ -14,6 +14,7 @@ from schemas.specs import RolloutKind
 
 LONGEST_TEXT = 8000
 MOST_REWARDS = 128
+MOST_TOOLS = 128
 LARGEST = {"discover": 1 << 20, "workflow": 16 << 20, "grader": 4 << 20, "server": 1 << 20}
 """The largest message in bytes, by the role of the process."""
 
@@ -52,6 +53,7 @@ class Discovered(_HostMessage):
     workflow: Name | None = None
     grader: Name | None = None
     rewards: Annotated[list[Name], Field(max_length=MOST_REWARDS)] = []
+    tools: Annotated[list[Name], Field(max_length=MOST_TOOLS)] = []
 
 
 class DiscoveryFailed(_HostMessage):

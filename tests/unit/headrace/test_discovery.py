@@ -1,12 +1,20 @@
 """The objects that an entry point may name, and the errors for one that cannot be used."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from headrace import AgentWorkflow, Grader, reward
-from headrace.discovery import EntryPointError, grader_of, load, rewards_of, workflow_of
+from headrace.discovery import (
+    EntryPointError,
+    grader_of,
+    load,
+    rewards_of,
+    tools_of,
+    workflow_of,
+)
 
 GOOD = """
 from headrace import AgentWorkflow, Grader, reward
@@ -101,6 +109,52 @@ def test_reward_functions_have_one_signature(function: Any) -> None:
 
 async def test_base_classes_say_what_to_write() -> None:
     with pytest.raises(NotImplementedError, match="async def run"):
-        await AgentWorkflow().run(cast("Any", None))
+        await AgentWorkflow().run(cast("Any", SimpleNamespace(tools=())))
     with pytest.raises(NotImplementedError, match="async def grade"):
         await Grader().grade(cast("Any", None))
+
+
+TOOLS = """
+from headrace import AgentWorkflow, tool
+
+@tool
+def add(left: int, right: int) -> int:
+    return left + right
+"""
+
+LISTED = """
+def sub(left: int, right: int) -> int:
+    return left - right
+
+class Solve(AgentWorkflow):
+    tools = [sub]
+
+    @tool
+    def note(self, text: str) -> None:
+        pass
+"""
+
+
+def test_tools_without_a_workflow_run_the_built_in_loop(tmp_path: Path) -> None:
+    module = load(entry(tmp_path, TOOLS))
+    workflow = workflow_of(module)
+    assert workflow is AgentWorkflow
+    assert tools_of(module, workflow).names == ("add",)
+
+
+def test_the_list_of_a_workflow_is_offered_with_its_methods(tmp_path: Path) -> None:
+    module = load(entry(tmp_path, TOOLS + LISTED))
+    workflow = workflow_of(module)
+    assert workflow is not None
+    assert tools_of(module, workflow).names == ("sub", "note")
+    workflow.tools = None
+    assert tools_of(module, workflow).names == ("add", "note")
+
+
+def test_tools_that_cannot_be_offered_name_the_class(tmp_path: Path) -> None:
+    source = TOOLS + LISTED.replace("[sub]", "[sub, 3]")
+    module = load(entry(tmp_path, source))
+    workflow = workflow_of(module)
+    assert workflow is not None
+    with pytest.raises(EntryPointError, match=r"main.py:\d+: Solve.tools: tools has '3'"):
+        tools_of(module, workflow)
