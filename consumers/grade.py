@@ -18,8 +18,10 @@ from typing import assert_never
 from pydantic import ValidationError
 
 from consumers.error_excerpt import excerpt
+from consumers.user_output import store_output
 from consumers.user_secrets import sandbox_owner
 from infra.ports.ports import Ports
+from infra.ports.services import UserCodeRaised, UserOutput
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
@@ -99,14 +101,15 @@ async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
     batches = [_parse_batch(await ports.artifacts.get(part), part) for part in effect.parts]
     found = {record.index: record for batch in batches for record in batch.samples}
     records = tuple(found.get(entry.index) or _missing_record(entry) for entry in effect.entries)
-    if len(batches) == 1 and batches[0].samples == records:
+    graded, left = await _call_grader(effect.spec, [r for r in records if r.failure is None], ports)
+    if left is None and len(batches) == 1 and batches[0].samples == records:
         artifact = effect.parts[0]
     else:
-        whole = SampleBatch(group=effect.spec.group, samples=records)
+        output = await store_output(left, ports, run=effect.spec.owner) if left else None
+        whole = SampleBatch(group=effect.spec.group, samples=records, grader_output=output)
         data = whole.model_dump_json().encode()
         artifact = await ports.artifacts.put(data, run=effect.spec.owner)
-    user_grades = await _call_grader(effect.spec, [r for r in records if r.failure is None], ports)
-    by_index = {grade.index: grade for grade in user_grades}
+    by_index = {grade.index: grade for grade in graded}
     grades = (
         _validate_grade(record, by_index.get(record.index), len(records)) for record in records
     )
@@ -131,16 +134,17 @@ def _missing_record(entry: SampleEntry) -> SampleRecord:
 
 async def _call_grader(
     spec: GroupSpec, samples: Sequence[SampleRecord], ports: Ports
-) -> tuple[Grade, ...]:
-    """Return the grades of the user's grader. If the grader fails, every grade carries that failure."""
+) -> tuple[tuple[Grade, ...], UserOutput | None]:
+    """Return the grades of the user's grader, and what it left behind. If the grader fails, every grade
+    carries that failure."""
     rollout = spec.template.rollout
     if rollout is None or not samples:
-        return ()
+        return (), None
     if rollout.kind == "server":
-        return tuple(sample.grade for sample in samples if sample.grade is not None)
+        return tuple(sample.grade for sample in samples if sample.grade is not None), None
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
     try:
-        return await ports.require("user").grade(
+        result = await ports.require("user").grade(
             rollout,
             owner=await sandbox_owner(spec, rollout, ports),
             group=spec.group,
@@ -150,7 +154,9 @@ async def _call_grader(
         )
     except UserCodeError as error:
         failure = SampleFailure(category=error.category, message=error.message)
-        return tuple(Grade(index=s.index, reward=None, failure=failure) for s in samples)
+        left = error.output if isinstance(error, UserCodeRaised) else None
+        return tuple(Grade(index=s.index, reward=None, failure=failure) for s in samples), left
+    return result.grades, result.output
 
 
 def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int) -> Grade:

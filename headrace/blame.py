@@ -36,6 +36,33 @@ def blame(error: BaseException, entry: Path) -> str:
     return text_with_place[:LONGEST]
 
 
+def own_traceback(error: BaseException, entry: Path) -> str:
+    """Return the traceback of an error and of its causes as Python writes it, with the frames of the
+    workspace only."""
+    try:
+        whole = traceback.TracebackException.from_exception(error, compact=True)
+        _keep_own(whole, entry)
+        return "".join(whole.format()).strip()
+    except BaseException:  # user code's own exceptions do whatever they like
+        return blame(error, entry)
+
+
+def _keep_own(shown: traceback.TracebackException, entry: Path) -> None:
+    """Drop the frames of libraries, and name the files of the others as the workspace does."""
+    root = tree_of(entry)
+    left: list[traceback.TracebackException | None] = [shown]
+    while left:
+        each = left.pop()
+        if each is None:
+            continue
+        own = [frame for frame in each.stack if Path(frame.filename).is_relative_to(root)]
+        for frame in own:
+            _ = frame.line  # it is read from the file, which has another name below
+            frame.filename = workspace_path(Path(frame.filename), entry)
+        each.stack[:] = own
+        left += [each.__cause__, each.__context__, *(each.exceptions or ())]
+
+
 def import_hint(error: BaseException) -> str:
     """Return a hint about what a rollout can import, to show after an import error."""
     if not isinstance(error, ModuleNotFoundError):

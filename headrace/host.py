@@ -23,7 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from headrace import discovery, relay
+from headrace import attempt_output, discovery, relay
+from headrace.attempt_output import AttemptOutput
 from headrace.blame import blame
 from headrace.conversation import conversation
 from headrace.grading import GraderContext, Sample
@@ -129,8 +130,11 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
 async def answer(
     call: Callable[[Json], Awaitable[Json]], message: Json, channel: Channel, entry: Path
 ) -> None:
-    """Run one call under its deadline, and send the result. An error of user code is a result too."""
+    """Run one call under its deadline, and send the result with what user code left behind. An error of
+    user code is a result too."""
     deadline: float = message["deadline_s"]
+    output = AttemptOutput()
+    attempt_output.running.set(output)
     limit = asyncio.timeout(deadline)
     try:
         async with limit:
@@ -140,7 +144,9 @@ async def answer(
             result = {"category": "timeout", "error": f"not finished after {deadline:g} s"}
         else:
             result = {"category": "raised", "error": blame(error, entry)}
-    channel.send({"id": message["id"], **result})
+        output.fail(error, entry)
+    left = output.document()
+    channel.send({"id": message["id"], **result, **({"output": left} if left else {})})
 
 
 def workflow_call(module: types.ModuleType, *, port: int) -> Callable[[Json], Awaitable[Json]]:
@@ -167,7 +173,7 @@ def workflow_call(module: types.ModuleType, *, port: int) -> Callable[[Json], Aw
         try:
             return {"messages": conversation(await attempt.run(context))}
         finally:
-            context.discard()
+            context.discard(into=attempt_output.running.get())
 
     return call
 
@@ -214,6 +220,7 @@ async def weighted_reward(
             value = functions[name](sample.text, message["label"], extra_info=message["metadata"])
             parts[name] = await value if asyncio.iscoroutine(value) else value
         except Exception as error:
+            attempt_output.fail_running(error, entry)
             return {**without_reward(sample, blame(error, entry)), "raised": True}
     problems = [p for name, value in parts.items() if (p := problem(value, f"@reward {name}"))]
     if problems:
@@ -280,6 +287,7 @@ def discover(entrypoint: Path) -> Json:
 def main() -> None:
     role, incoming, outgoing, entrypoint = sys.argv[1:5]
     hide()
+    attempt_output.capture()
     channel = Channel(int(outgoing))
     path = Path(entrypoint)
     sys.path.insert(0, str(path.parent))

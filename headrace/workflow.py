@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from headrace.attempt_output import AttemptOutput
 from headrace.http import post_json
 from headrace.tools.loop import DEFAULT_TURNS, run_loop
 from headrace.tools.tool_set import ToolSet, offered_tools
@@ -45,13 +46,16 @@ class WorkflowContext:
     @cached_property
     def artifacts_dir(self) -> Path:
         """A directory for this attempt only. It is made at its first use and removed after the attempt.
-        It is not made in advance, because most attempts need none, and removing one takes as long as
-        everything else the SDK does."""
+        The files in it are kept with the sample, up to 32 files and 8 MiB. It is not made in advance,
+        because most attempts need none, and removing one takes as long as everything else the SDK
+        does."""
         return Path(tempfile.mkdtemp(prefix="sample-"))
 
-    def discard(self) -> None:
-        """Remove the directory of the attempt, if it has one."""
+    def discard(self, into: AttemptOutput | None = None) -> None:
+        """Remove the directory of the attempt, if it has one. Its files are first kept in `into`."""
         if "artifacts_dir" in self.__dict__:
+            if into is not None:
+                into.collect(self.artifacts_dir)
             shutil.rmtree(self.artifacts_dir, ignore_errors=True)
 
     async def chat(

@@ -390,6 +390,7 @@ class SampleFinished(Outcome):
     effect: GenerateSample
     artifact: ArtifactRef
     entry: SampleEntry
+    files: tuple[ArtifactRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

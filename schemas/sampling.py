@@ -335,10 +335,12 @@ class SampleRecord(Value):
 
 
 class SampleBatch(Value):
-    """The content of a group artifact: samples of one group in the order of their index."""
+    """The content of a group artifact: samples of one group in the order of their index. In the artifact
+    of a graded group, `grader_output` is what the grader left behind, if anything."""
 
     group: str
     samples: tuple[SampleRecord, ...]
+    grader_output: SampleOutput | None = Field(default=None, exclude_if=_is_unset)
 
 
 def sequences_of(turns: tuple[Turn, ...]) -> tuple[Sequence, ...]:

@@ -38,6 +38,7 @@ class Finished:
     entry: SampleEntry
     artifact: ArtifactRef | None
     seconds: float = 0.0
+    files: tuple[ArtifactRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ def handle(state: GroupState, message: GroupMessage, meta: Meta) -> Decision:
             )
             return Decision(events=(generated,))
         case SampleFinished(effect=GenerateSample(spec=spec)):
-            return _record(state, spec, Finished(message.entry, message.artifact, meta.seconds))
+            finished = Finished(message.entry, message.artifact, meta.seconds, message.files)
+            return _record(state, spec, finished)
         case Failed(effect=GenerateSample(spec=spec, index=index)):
             return _record(state, spec, Finished(_failed_entry(message, index), None))
         case Failed(effect=GenerateGroup(spec=spec)) if not state.done:
@@ -114,7 +116,11 @@ def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:
     if state.holds(sample.entry.index):
         return NOTHING
     generated = SampleGenerated(
-        spec=spec, entry=sample.entry, artifact=sample.artifact, seconds=sample.seconds
+        spec=spec,
+        entry=sample.entry,
+        artifact=sample.artifact,
+        seconds=sample.seconds,
+        files=sample.files,
     )
     samples = _add_sample(state, sample)
     num_samples = spec.template.num_samples

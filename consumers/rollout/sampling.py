@@ -12,14 +12,16 @@ import contextlib
 from collections.abc import Iterable
 
 from consumers.error_excerpt import excerpt
+from consumers.user_output import store_output
 from consumers.user_secrets import sandbox_owner
 from infra.ports.ports import Ports
-from infra.ports.services import SandboxOwner, Session
+from infra.ports.services import SandboxOwner, Session, UserCodeRaised, UserOutput
 from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import (
+    ArtifactRef,
     Grade,
     Message,
     SampleBatch,
@@ -107,7 +109,7 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     )
     try:
         make = _have_served if rollout.kind == "server" else _run_workflow
-        returned = await make(effect, owner, row, ports, session)
+        returned, left = await make(effect, owner, row, ports, session)
     finally:
         turns, conversation = session.close()
     if session.interrupted:
@@ -122,15 +124,22 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     if isinstance(returned, Grade):
         grade = returned.model_copy(update={"index": effect.index})
         record = record.model_copy(update={"grade": grade})
-    return await _finish(effect, record, ports)
+    return await _finish(effect, record, ports, left)
 
 
-async def _finish(effect: GenerateSample, record: SampleRecord, ports: Ports) -> SampleFinished:
-    """Store the record of a sample."""
+async def _finish(
+    effect: GenerateSample, record: SampleRecord, ports: Ports, left: UserOutput | None = None
+) -> SampleFinished:
+    """Store the record of a sample, with what its user code left behind."""
+    files: tuple[ArtifactRef, ...] = ()
+    if left is not None:
+        output = await store_output(left, ports, run=effect.spec.owner)
+        record = record.model_copy(update={"output": output})
+        files = tuple(output.files.values())
     batch = SampleBatch(group=effect.spec.group, samples=(record,))
     data = batch.model_dump_json().encode()
     artifact = await ports.artifacts.put(data, run=effect.spec.owner)
-    return SampleFinished(effect=effect, artifact=artifact, entry=entry_of(record))
+    return SampleFinished(effect=effect, artifact=artifact, entry=entry_of(record), files=files)
 
 
 async def _await_sampler(sampler: Sampler, request: SampleRequest) -> None:
@@ -142,8 +151,9 @@ async def _await_sampler(sampler: Sampler, request: SampleRequest) -> None:
 
 async def _run_workflow(
     effect: GenerateSample, owner: SandboxOwner, row: DatasetRow, ports: Ports, session: Session
-) -> tuple[Message, ...] | SampleFailure | None:
-    """Return the messages that the workflow returned (None if it returned none), or how it failed."""
+) -> tuple[tuple[Message, ...] | SampleFailure | None, UserOutput | None]:
+    """Return the messages that the workflow returned (None if it returned none), or how it failed. Also
+    return what it left behind."""
     spec = effect.spec
     rollout = spec.template.rollout
     assert rollout is not None, spec.group  # noqa: S101 - the caller looked
@@ -158,19 +168,21 @@ async def _run_workflow(
             api_key=session.api_key,
         )
     except UserCodeError as error:
-        return SampleFailure(category=error.category, message=error.message)
-    return result.messages
+        left = error.output if isinstance(error, UserCodeRaised) else None
+        return SampleFailure(category=error.category, message=error.message), left
+    return result.messages, result.output
 
 
 async def _have_served(
     effect: GenerateSample, owner: SandboxOwner, row: DatasetRow, ports: Ports, session: Session
-) -> Grade | SampleFailure:
-    """Return the grade that the rollout server gave to its attempt, or how the attempt failed."""
+) -> tuple[Grade | SampleFailure, UserOutput | None]:
+    """Return the grade that the rollout server gave to its attempt, or how the attempt failed. Also
+    return what it left behind."""
     spec = effect.spec
     rollout = spec.template.rollout
     assert rollout is not None, spec.group  # noqa: S101 - the caller looked
     try:
-        return await ports.require("user").run_served(
+        grade = await ports.require("user").run_served(
             rollout,
             owner=owner,
             sample=sample_id(spec.group_key.id, effect.index),
@@ -181,7 +193,9 @@ async def _have_served(
             api_key=session.api_key,
         )
     except UserCodeError as error:
-        return SampleFailure(category=error.category, message=error.message)
+        left = error.output if isinstance(error, UserCodeRaised) else None
+        return SampleFailure(category=error.category, message=error.message), left
+    return grade, None
 
 
 def record_of(

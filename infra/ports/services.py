@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from schemas.datasets import DatasetRow
+from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.secrets.secret_value import SecretValue
@@ -163,11 +164,42 @@ class Repositories(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class UserOutput:
+    """The traces of user code in one call: the text that it printed, the traceback of its error, and the
+    bytes of its files by name. All are bounded and masked. `is_cut` is true if there was more."""
+
+    stdout: str = ""
+    traceback: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    is_cut: bool = False
+
+
+class UserCodeRaised(UserCodeError):
+    """User code raised an error or missed its deadline. `output` is what it left behind, if anything."""
+
+    def __init__(
+        self, category: FailureCategory, message: str, *, output: UserOutput | None = None
+    ) -> None:
+        super().__init__(category, message)
+        self.output = output
+
+
+@dataclass(frozen=True, slots=True)
 class WorkflowResult:
     """The result of a workflow: its messages, or None when it returned nothing. With None, the
-    conversation that the gateway recorded is used."""
+    conversation that the gateway recorded is used. `output` is what it left behind, if anything."""
 
     messages: tuple[Message, ...] | None
+    output: UserOutput | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraderResult:
+    """The result of a grader: one grade per sample, in index order. `output` is what it left behind, if
+    anything."""
+
+    grades: tuple[Grade, ...]
+    output: UserOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +243,8 @@ class UserCode(Protocol):
         base_path: str,
         api_key: str,
     ) -> WorkflowResult:
-        """Run the AgentWorkflow once, under its deadline, and return its result. Raises
-        UserCodeError."""
+        """Run the AgentWorkflow once, under its deadline, and return its result. Raises UserCodeError,
+        which is a UserCodeRaised when the code itself failed."""
         ...
 
     async def run_served(
@@ -240,9 +272,9 @@ class UserCode(Protocol):
         label: str | None,
         metadata: Mapping[str, object],
         samples: Sequence[SampleRecord],
-    ) -> tuple[Grade, ...]:
-        """Grade the samples that did not fail (a Grader, or weighted reward functions): one Grade per
-        sample, in index order. Raises UserCodeError when the grader as a whole failed."""
+    ) -> GraderResult:
+        """Grade the samples that did not fail (a Grader, or weighted reward functions). Raises
+        UserCodeError when the grader as a whole failed."""
         ...
 
     async def aclose(self) -> None:

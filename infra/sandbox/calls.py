@@ -4,21 +4,32 @@ The process that asks and the process that runs user code may be two. So a call 
 JSON that `headrace/host.py` gets, which whatever is in between passes on as it is.
 """
 
+import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.ports.services import SandboxOwner, WorkflowResult
+from infra.ports.services import (
+    GraderResult,
+    SandboxOwner,
+    UserCodeRaised,
+    UserOutput,
+    WorkflowResult,
+)
 from infra.sandbox.host_messages import (
+    CallAnswer,
     Graded,
     ProtocolError,
+    Raised,
+    ReportedOutput,
     Returned,
     ReturnedMessage,
     SampleGrade,
     Served,
     check_grades,
+    read_files,
 )
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import Grade, Message, SampleFailure, SampleRecord, openai_message
@@ -26,7 +37,7 @@ from schemas.secrets.masking import Masks
 from schemas.specs import RolloutRef
 
 Role = Literal["workflow", "grader", "server"]
-Answer = Returned | Graded | Served
+Result = Returned | Graded | Served
 
 SERVER_SLACK_S = 60.0
 """How long a rollout server may take beside its workflow and its grader."""
@@ -49,14 +60,27 @@ class CallingUserCode(ABC):
     """The half of `infra.ports.services.UserCode` that makes calls and reads their answers."""
 
     @abstractmethod
-    async def make_call(self, call: UserCall) -> Answer:
-        """Make one attempt at a call. Raises UserCodeError, and TransientError when its process ended
-        during the call. The next attempt starts from the beginning."""
+    async def make_call(self, call: UserCall) -> CallAnswer:
+        """Make one attempt at a call, and return its answer (Raised when user code failed). Raises
+        UserCodeError when its process failed, and TransientError when its process ended during the
+        call. The next attempt starts from the beginning."""
 
-    async def _call(self, call: UserCall) -> Answer:
-        """Make a call and mask the secrets of its owner in what comes back, also in errors. Their texts
-        may have been cut, so parts of a secret are masked too."""
+    async def _call(self, call: UserCall) -> tuple[Result, UserOutput | None]:
+        """Make a call and return its answer, and what user code left behind. The secrets of its owner
+        are masked in both, also in errors. Their texts may have been cut, so parts of a secret are
+        masked too. Raises UserCodeError, TransientError."""
         masks = call.owner.masks
+        answer = await self._call_masked(call, masks)
+        output = None
+        if answer.output is not None:
+            output = await asyncio.to_thread(_output, answer.output, masks)
+        if not isinstance(answer, Raised):
+            return answer, output
+        raised = FailureCategory.GRADER if call.role == "grader" else FailureCategory.AGENT
+        category = FailureCategory.TIMEOUT if answer.category == "timeout" else raised
+        raise UserCodeRaised(category, answer.error, output=output)
+
+    async def _call_masked(self, call: UserCall, masks: Masks) -> CallAnswer:
         if not masks:
             return await self.make_call(call)
         from infra import telemetry  # not at the top: a sandbox service needs none
@@ -89,10 +113,10 @@ class CallingUserCode(ABC):
         deadline_s = rollout.workflow_timeout_s
         data = json.dumps(message).encode()
         call = UserCall(rollout, owner, "workflow", sample, deadline_s, data)
-        answer = await self._call(call)
+        answer, output = await self._call(call)
         if not isinstance(answer, Returned) or answer.messages is None:
-            return WorkflowResult(None)
-        return WorkflowResult(tuple(_message(spoken) for spoken in answer.messages))
+            return WorkflowResult(None, output)
+        return WorkflowResult(tuple(_message(spoken) for spoken in answer.messages), output)
 
     async def run_served(
         self,
@@ -117,7 +141,8 @@ class CallingUserCode(ABC):
         }
         deadline_s = rollout.workflow_timeout_s + rollout.grader_timeout_s + SERVER_SLACK_S
         data = json.dumps(message).encode()
-        answer = await self._call(UserCall(rollout, owner, "server", sample, deadline_s, data))
+        call = UserCall(rollout, owner, "server", sample, deadline_s, data)
+        answer, _ = await self._call(call)
         if not isinstance(answer, Served):
             raise UserCodeError(
                 FailureCategory.PROCESS, "the rollout server's host returned no grade"
@@ -133,7 +158,7 @@ class CallingUserCode(ABC):
         label: str | None,
         metadata: Mapping[str, object],
         samples: Sequence[SampleRecord],
-    ) -> tuple[Grade, ...]:
+    ) -> GraderResult:
         message = {
             "label": label,
             "metadata": dict(metadata),
@@ -150,7 +175,8 @@ class CallingUserCode(ABC):
         }
         deadline_s = rollout.grader_timeout_s
         data = json.dumps(message).encode()
-        answer = await self._call(UserCall(rollout, owner, "grader", group, deadline_s, data))
+        call = UserCall(rollout, owner, "grader", group, deadline_s, data)
+        answer, output = await self._call(call)
         if not isinstance(answer, Graded):
             raise UserCodeError(FailureCategory.GRADER, "the grader's process returned no grades")
         names = [reward.name for reward in rollout.rewards]
@@ -159,10 +185,30 @@ class CallingUserCode(ABC):
         except ProtocolError as error:
             text = f"the grader's process wrote into a pipe that is not its own: {error}"
             raise UserCodeError(FailureCategory.PROCESS, text) from error
-        return tuple(_grade(grade) for grade in answer.grades)
+        return GraderResult(tuple(_grade(grade) for grade in answer.grades), output)
 
 
-def _mask_answer(answer: Answer, masks: Masks) -> Answer:
+def _output(reported: ReportedOutput, masks: Masks) -> UserOutput:
+    """Return what a process says that user code left behind, masked. Raises UserCodeError when it is
+    not what a process may send."""
+    try:
+        files = read_files(reported)
+    except ProtocolError as error:
+        text = f"its process wrote into a pipe that is not its own: {error}"
+        raise UserCodeError(FailureCategory.PROCESS, text) from error
+    if masks:
+        files = {masks.text(name): masks.data(data) for name, data in files.items()}
+    return UserOutput(
+        stdout=masks.cut_text(reported.stdout),
+        traceback=reported.traceback and masks.cut_text(reported.traceback),
+        files=files,
+        is_cut=reported.is_cut,
+    )
+
+
+def _mask_answer(answer: CallAnswer, masks: Masks) -> CallAnswer:
+    if isinstance(answer, Raised):
+        return answer.model_copy(update={"error": masks.cut_text(answer.error)})
     if isinstance(answer, Served):
         grade = answer.grade
         masked = grade.model_copy(update={"error": grade.error and masks.cut_text(grade.error)})

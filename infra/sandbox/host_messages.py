@@ -5,6 +5,7 @@ User code can reach the pipe, so nothing in it is trusted: types, sizes and coun
 message is used. `headrace/host.py` is the other end.
 """
 
+import base64
 from collections.abc import Collection
 from typing import Annotated, Literal, TypeVar
 
@@ -15,12 +16,24 @@ from schemas.specs import RolloutKind
 LONGEST_TEXT = 8000
 MOST_REWARDS = 128
 MOST_TOOLS = 128
-LARGEST = {"discover": 1 << 20, "workflow": 16 << 20, "grader": 4 << 20, "server": 1 << 20}
+MOST_FILES = 32
+MOST_FILE_BYTES = 8 << 20
+MOST_PRINTED = 66_000
+"""Characters of printed text: 64 KiB, and the note that more was printed."""
+
+LARGEST = {"discover": 1 << 20, "workflow": 28 << 20, "grader": 4 << 20, "server": 1 << 20}
 """The largest message in bytes, by the role of the process."""
 
 Id = Annotated[str, Field(max_length=500)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Name = Annotated[str, Field(max_length=100)]
+FileName = Annotated[
+    str,
+    Field(
+        max_length=100, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$"
+    ),
+]
+"""A relative path of plain characters. None of its parts begins with a dot."""
 
 
 class ProtocolError(Exception):
@@ -74,12 +87,22 @@ class Ended(_HostMessage):
     ended: Text
 
 
+class ReportedOutput(_HostMessage):
+    """The traces of user code in a call. `files` are the bytes of files in base64, by name."""
+
+    stdout: Annotated[str, Field(max_length=MOST_PRINTED)] = ""
+    traceback: Annotated[str, Field(max_length=16 << 10)] | None = None
+    files: Annotated[dict[FileName, str], Field(max_length=MOST_FILES)] = {}
+    is_cut: bool = False
+
+
 class Raised(_HostMessage):
     """A call failed."""
 
     id: Id
     category: Literal["timeout", "raised"]
     error: Text
+    output: ReportedOutput | None = None
 
 
 class ReturnedCall(_HostMessage):
@@ -106,6 +129,7 @@ class Returned(_HostMessage):
 
     id: Id
     messages: Annotated[list[ReturnedMessage], Field(max_length=4096)] | None
+    output: ReportedOutput | None = None
 
 
 class SampleGrade(_HostMessage):
@@ -123,6 +147,7 @@ class Served(_HostMessage):
 
     id: Id
     grade: SampleGrade
+    output: ReportedOutput | None = None
 
 
 class NotServed(_HostMessage):
@@ -140,10 +165,12 @@ class Graded(_HostMessage):
 
     id: Id
     grades: Annotated[list[SampleGrade], Field(max_length=4096)]
+    output: ReportedOutput | None = None
 
 
 FirstMessage = Ready | EntrypointUnusable | Discovered | DiscoveryFailed
-LaterMessage = Stuck | Ended | Raised | Returned | Served | NotServed | Graded
+CallAnswer = Raised | Returned | Served | Graded
+LaterMessage = Stuck | Ended | NotServed | CallAnswer
 
 S = TypeVar("S")
 
@@ -159,6 +186,11 @@ _LATER: dict[str, TypeAdapter[LaterMessage]] = {
     "grader": TypeAdapter(Stuck | Raised | Graded),
     "server": TypeAdapter(Ended | Served | NotServed),
 }
+_ANSWERS: dict[str, TypeAdapter[CallAnswer]] = {
+    "workflow": TypeAdapter(Raised | Returned),
+    "grader": TypeAdapter(Raised | Graded),
+    "server": TypeAdapter(Served),
+}
 
 
 def parse_first(role: str, data: bytes) -> FirstMessage:
@@ -169,6 +201,23 @@ def parse_first(role: str, data: bytes) -> FirstMessage:
 def parse_later(role: str, data: bytes) -> LaterMessage:
     """Parse a message after the first. Raises ProtocolError."""
     return _parse(_LATER[role], data)
+
+
+def parse_answer(role: str, data: bytes) -> CallAnswer:
+    """Parse the answer to a call. Raises ProtocolError."""
+    return _parse(_ANSWERS[role], data)
+
+
+def read_files(output: ReportedOutput) -> dict[str, bytes]:
+    """Return the files of an output. Raises ProtocolError when they are not base64, or have more than
+    MOST_FILE_BYTES."""
+    try:
+        files = {name: base64.b64decode(text, validate=True) for name, text in output.files.items()}
+    except ValueError:
+        raise ProtocolError("it sent a file that is not base64") from None
+    if sum(map(len, files.values())) > MOST_FILE_BYTES:
+        raise ProtocolError(f"it sent files of more than {MOST_FILE_BYTES} bytes")
+    return files
 
 
 def check_grades(graded: Graded, *, indices: Collection[int], parts: Collection[str]) -> None:

@@ -14,16 +14,13 @@ from pathlib import Path
 
 from infra.sandbox.host_messages import (
     LARGEST,
+    CallAnswer,
     Ended,
     EntrypointUnusable,
     FirstMessage,
-    Graded,
     NotServed,
     ProtocolError,
-    Raised,
     Ready,
-    Returned,
-    Served,
     Stuck,
     parse_first,
     parse_later,
@@ -36,8 +33,7 @@ from schemas.toml.environment import reserved_env
 
 logger = logging.getLogger(__name__)
 
-Answer = Raised | Returned | Graded | Served | NotServed
-Result = Returned | Graded | Served
+Answer = CallAnswer | NotServed
 
 GRACE_S = 2.0
 """How long after its deadline a call may take to report the timeout itself. Then its process is
@@ -152,10 +148,10 @@ class ConfinedProcess:
             self._room = asyncio.Semaphore(min(first.capacity, MOST_SERVED))
         return first
 
-    async def call(self, name: str, message: bytes, *, deadline_s: float) -> Result:
-        """Make one call and return its result. `message` is a JSON object with at least one key. Raises
-        UserCodeError when the code raised an error or did not finish within `deadline_s`, and
-        ProcessEnded when the process ended, which may not be the fault of this call."""
+    async def call(self, name: str, message: bytes, *, deadline_s: float) -> CallAnswer:
+        """Make one call and return its answer, also when the code raised an error. `message` is a JSON
+        object with at least one key. Raises UserCodeError when the code blocked its process past
+        `deadline_s`, and ProcessEnded when the process ended, perhaps not because of this call."""
         if self._role != "server":
             return await self._call(name, message, deadline_s=deadline_s)
         async with self._room:
@@ -167,7 +163,7 @@ class ConfinedProcess:
                 self._write(json.dumps({"id": name, "cancel": True}).encode())
                 raise
 
-    async def _call(self, name: str, message: bytes, *, deadline_s: float) -> Result:
+    async def _call(self, name: str, message: bytes, *, deadline_s: float) -> CallAnswer:
         if not self.alive or self._writer is None:
             raise ProcessEnded(self._why or "the process has ended")
         loop = asyncio.get_running_loop()
@@ -177,7 +173,7 @@ class ConfinedProcess:
         head = json.dumps({"id": name, "deadline_s": deadline_s})[:-1].encode() + b","
         try:
             self._write(head, memoryview(message)[1:])
-            return _result(await future, self._role)
+            return _result(await future)
         finally:
             timer.cancel()
             self._calls.pop(name, None)
@@ -354,13 +350,9 @@ async def _receive(reader: asyncio.StreamReader, role: str) -> bytes:
         return await reader.readexactly(size)
 
 
-def _result(message: Answer, role: str) -> Result:
-    if isinstance(message, NotServed):
-        if message.category == "again":
-            raise TransientError(message.error)
-        raise UserCodeError(SERVED[message.category], message.error)
-    if not isinstance(message, Raised):
+def _result(message: Answer) -> CallAnswer:
+    if not isinstance(message, NotServed):
         return message
-    raised = FailureCategory.GRADER if role == "grader" else FailureCategory.AGENT
-    category = FailureCategory.TIMEOUT if message.category == "timeout" else raised
-    raise UserCodeError(category, message.error)
+    if message.category == "again":
+        raise TransientError(message.error)
+    raise UserCodeError(SERVED[message.category], message.error)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import headrace
 from infra.ports.services import GatewaySockets, SandboxOwner
-from infra.sandbox.calls import Answer, CallingUserCode, UserCall
-from infra.sandbox.host_messages import FirstMessage
+from infra.sandbox.calls import CallingUserCode, UserCall
+from infra.sandbox.host_messages import CallAnswer, FirstMessage
 from infra.sandbox.levels.probe import choose_level
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.user_process import UNPRIVILEGED
@@ -111,7 +111,7 @@ class LocalUserCode(CallingUserCode):
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
         os.close(held)
 
-    async def make_call(self, call: UserCall) -> Answer:
+    async def make_call(self, call: UserCall) -> CallAnswer:
         """Make one attempt at a call. Raises TransientError when its process ended during the call. The
         next attempt starts from the beginning, without the model calls that this one has made."""
         name = call.name
@@ -128,7 +128,7 @@ class LocalUserCode(CallingUserCode):
             text = f"its process ended whenever {name} ran alone in it: {error}"
             raise UserCodeError(FailureCategory.PROCESS, text) from error
 
-    async def _call_alone(self, call: UserCall) -> Answer:
+    async def _call_alone(self, call: UserCall) -> CallAnswer:
         async with self._alone:
             process = await self._start(_host(call))
             try:

@@ -63,6 +63,12 @@ class Masks:
         spans = self._spans(text)
         return _replace(text, spans) if spans else text
 
+    def data(self, data: bytes) -> bytes:
+        """Return bytes with every form of every secret replaced, as `text` does."""
+        text = data.decode(errors="surrogateescape")
+        masked = self.text(text)
+        return data if masked is text else masked.encode(errors="surrogateescape")
+
     def cut_text(self, text: str) -> str:
         """Return a text with also the parts of forms replaced, because something may have cut it: a part
         of at least FRAGMENT characters."""

@@ -214,14 +214,18 @@ class UserCodeSuite:
         assert "KEY=" not in (await say(user, "environment") or "")
 
     async def test_samples_are_graded_in_their_order(self, user: UserCode) -> None:
-        graded = await user.grade(
-            rollout_of(), owner=OWNER, group="g", label="4", metadata={}, samples=SAMPLES
-        )
+        graded = (
+            await user.grade(
+                rollout_of(), owner=OWNER, group="g", label="4", metadata={}, samples=SAMPLES
+            )
+        ).grades
         assert [(grade.index, grade.reward) for grade in graded] == [(0, 1.0), (1, 0.0)]
         weighted = rollout_of(grader=None, rewards=(RewardSpec(name="length", weight=2.0),))
-        graded = await user.grade(
-            weighted, owner=OWNER, group="g", label="4", metadata={}, samples=SAMPLES
-        )
+        graded = (
+            await user.grade(
+                weighted, owner=OWNER, group="g", label="4", metadata={}, samples=SAMPLES
+            )
+        ).grades
         assert [grade.reward for grade in graded] == [2.0, 2.0]
         assert [dict(grade.parts) for grade in graded] == [{"length": 1.0}, {"length": 1.0}]
 

@@ -250,14 +250,16 @@ class Corpus:
     async def _grade(self, metadata: dict[str, object], *, owner: SandboxOwner) -> str:
         record = SampleRecord.model_construct(index=0, text="", messages=())
         try:
-            grades = await self._user.grade(
-                self._rollout,
-                owner=owner,
-                group=f"group-{secrets.token_hex(4)}",
-                label=self._outside.secrets["ground truth"],
-                metadata=metadata,
-                samples=[record],
-            )
+            grades = (
+                await self._user.grade(
+                    self._rollout,
+                    owner=owner,
+                    group=f"group-{secrets.token_hex(4)}",
+                    label=self._outside.secrets["ground truth"],
+                    metadata=metadata,
+                    samples=[record],
+                )
+            ).grades
         except (UserCodeError, TransientError) as error:
             return str(error)
         return str([grade.reward for grade in grades])

@@ -16,7 +16,14 @@ from infra.blobs.local import LocalBlobs
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.clock import ManualClock
 from infra.ports.ports import Ports
-from infra.ports.services import RefList, Repositories, SandboxOwner, Submissions, WorkflowResult
+from infra.ports.services import (
+    GraderResult,
+    RefList,
+    Repositories,
+    SandboxOwner,
+    Submissions,
+    WorkflowResult,
+)
 from infra.settings.settings import Settings
 from schemas.datasets import DatasetRow
 from schemas.errors import TransientError
@@ -104,7 +111,7 @@ class FakeGateway:
 
 
 Workflow = Callable[[Sequence[Message], FakeSession], WorkflowResult]
-Grader = Callable[[str | None, Sequence[SampleRecord]], tuple[Grade, ...]]
+Grader = Callable[[str | None, Sequence[SampleRecord]], tuple[Grade, ...] | GraderResult]
 
 
 class FakeUserCode:
@@ -163,7 +170,8 @@ class FakeUserCode:
         assert self._gateway
         assert self._grader
         self._workflow(prompt, self._gateway.sessions[api_key])
-        return self._grader(label, ())[0]
+        graded = self._grader(label, ())
+        return graded.grades[0] if isinstance(graded, GraderResult) else graded[0]
 
     async def grade(
         self,
@@ -174,10 +182,11 @@ class FakeUserCode:
         label: str | None,
         metadata: Mapping[str, object],
         samples: Sequence[SampleRecord],
-    ) -> tuple[Grade, ...]:
+    ) -> GraderResult:
         self.num_gradings += 1
         assert self._grader
-        return self._grader(label, samples)
+        graded = self._grader(label, samples)
+        return graded if isinstance(graded, GraderResult) else GraderResult(graded)
 
     async def aclose(self) -> None:
         return None

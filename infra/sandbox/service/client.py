@@ -8,16 +8,14 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import ValidationError
-
 from infra.ports.services import GatewaySockets
-from infra.sandbox.calls import Answer, CallingUserCode, Role, UserCall
-from infra.sandbox.host_messages import Graded, ProtocolError, Returned, Served
+from infra.sandbox.calls import CallingUserCode, UserCall
+from infra.sandbox.host_messages import CallAnswer, ProtocolError, parse_answer
 from infra.sandbox.service.frames import TO_CLIENT, FrameKind, FrameReader
 from infra.sandbox.service.messages import (
     DiscoverRequest,
@@ -46,11 +44,6 @@ STEADY_S = 10.0
 """A connection that lasted this long was not lost soon."""
 
 MOST_SOCKETS = 256
-ANSWERS: Mapping[Role, type[Returned | Graded | Served]] = {
-    "workflow": Returned,
-    "grader": Graded,
-    "server": Served,
-}
 END_S = 25.0
 
 
@@ -102,7 +95,7 @@ class SandboxClient(CallingUserCode):
         except SandboxAway as error:
             logger.warning("user code waits: %s", error)
 
-    async def make_call(self, call: UserCall) -> Answer:
+    async def make_call(self, call: UserCall) -> CallAnswer:
         """Make one attempt at a call. Raises the errors of the service, and TransientError when it
         ends."""
         parts = encode_call(call)
@@ -115,8 +108,8 @@ class SandboxClient(CallingUserCode):
             self._allowed[allowed] -= 1
             self._allowed += Counter()  # without those that have no calls
         try:
-            answer = ANSWERS[call.role].model_validate_json(data)
-        except ValidationError:
+            answer = parse_answer(call.role, data)
+        except ProtocolError:
             answer = None
         if answer is None or answer.id != call.name:
             self._distrust("it sent an answer that is not one")

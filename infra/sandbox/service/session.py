@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from infra.ports.services import GatewaySockets
-from infra.sandbox.calls import Answer
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.service.frames import TO_SERVICE, FrameKind, FrameReader
 from infra.sandbox.service.messages import (
@@ -84,7 +83,7 @@ class ServiceSession:
         return await self._snapshots.get(ref.sha256, ref.size, peer=self._peer)
 
     async def _call(self, payload: bytes) -> bytes:
-        answer: Answer = await self._user_code.make_call(parse_call(payload))
+        answer = await self._user_code.make_call(parse_call(payload))
         return answer.model_dump_json().encode()
 
     async def _discover(self, payload: bytes) -> bytes:

@@ -282,9 +282,16 @@ MANY = '[{"index": 0, "reward": 1.0, "parts": {str(n): 1.0 for n in range(%d)}, 
 
 
 async def grade(user: LocalUserCode, rollout: RolloutRef, label: str) -> object:
-    return await user.grade(
-        rollout, owner=OWNER, group="g", label=label, metadata={}, samples=[SampleRecord(index=0)]
-    )
+    return (
+        await user.grade(
+            rollout,
+            owner=OWNER,
+            group="g",
+            label=label,
+            metadata={},
+            samples=[SampleRecord(index=0)],
+        )
+    ).grades
 
 
 @pytest.mark.parametrize(
@@ -305,14 +312,16 @@ async def test_twin_without_the_check_any_parts_are_taken(
     user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "check_grades", lambda *_, **__: None)
-    (graded,) = await user.grade(
-        rollout,
-        owner=OWNER,
-        group="g",
-        label=MANY % 5,
-        metadata={},
-        samples=[SampleRecord(index=0)],
-    )
+    (graded,) = (
+        await user.grade(
+            rollout,
+            owner=OWNER,
+            group="g",
+            label=MANY % 5,
+            metadata={},
+            samples=[SampleRecord(index=0)],
+        )
+    ).grades
     assert len(graded.parts) == 5
 
 

@@ -369,35 +369,41 @@ async def test_the_label_never_enters_the_workflows_process(
 
 
 async def grades(user: LocalUserCode, rollout: RolloutRef, label: str) -> Sequence[object]:
-    return await user.grade(
-        rollout,
-        owner=OWNER,
-        group="g",
-        label=label,
-        metadata={},
-        samples=[SampleRecord(index=0, text="abc"), SampleRecord(index=2, text="de")],
-    )
-
-
-async def test_grades_are_numbers_or_say_why_not(user: LocalUserCode, rollout: RolloutRef) -> None:
-    good = await user.grade(
-        rollout,
-        owner=OWNER,
-        group="g",
-        label="x",
-        metadata={},
-        samples=[SampleRecord(index=3, text="a")],
-    )
-    assert [(grade.index, grade.reward) for grade in good] == [(3, 0.5)]
-    for label, says in (("nan", "finite"), ("text", "str 'high'"), ("none", "no reward")):
-        (first, _) = await user.grade(
+    return (
+        await user.grade(
             rollout,
             owner=OWNER,
             group="g",
             label=label,
             metadata={},
-            samples=[SampleRecord(index=0), SampleRecord(index=1)],
+            samples=[SampleRecord(index=0, text="abc"), SampleRecord(index=2, text="de")],
         )
+    ).grades
+
+
+async def test_grades_are_numbers_or_say_why_not(user: LocalUserCode, rollout: RolloutRef) -> None:
+    good = (
+        await user.grade(
+            rollout,
+            owner=OWNER,
+            group="g",
+            label="x",
+            metadata={},
+            samples=[SampleRecord(index=3, text="a")],
+        )
+    ).grades
+    assert [(grade.index, grade.reward) for grade in good] == [(3, 0.5)]
+    for label, says in (("nan", "finite"), ("text", "str 'high'"), ("none", "no reward")):
+        (first, _) = (
+            await user.grade(
+                rollout,
+                owner=OWNER,
+                group="g",
+                label=label,
+                metadata={},
+                samples=[SampleRecord(index=0), SampleRecord(index=1)],
+            )
+        ).grades
         assert first.reward is None
         assert first.failure is not None
         assert says in first.failure.message
@@ -417,26 +423,30 @@ async def test_a_grader_that_fails_as_a_whole(
 
 async def test_reward_functions_are_weighed(user: LocalUserCode, rollout: RolloutRef) -> None:
     weighed = rollout.model_copy(update={"rewards": (RewardSpec(name="length", weight=0.5),)})
-    found = await user.grade(
-        weighed,
-        owner=OWNER,
-        group="g",
-        label="x",
-        metadata={},
-        samples=[SampleRecord(index=0, text="abcd")],
-    )
+    found = (
+        await user.grade(
+            weighed,
+            owner=OWNER,
+            group="g",
+            label="x",
+            metadata={},
+            samples=[SampleRecord(index=0, text="abcd")],
+        )
+    ).grades
     assert (found[0].reward, found[0].parts) == (2.0, {"length": 4.0})
     spoiled = rollout.model_copy(
         update={"rewards": (RewardSpec(name="length"), RewardSpec(name="broken"))}
     )
-    (grade,) = await user.grade(
-        spoiled,
-        owner=OWNER,
-        group="g",
-        label="x",
-        metadata={},
-        samples=[SampleRecord(index=0, text="abcd")],
-    )
+    (grade,) = (
+        await user.grade(
+            spoiled,
+            owner=OWNER,
+            group="g",
+            label="x",
+            metadata={},
+            samples=[SampleRecord(index=0, text="abcd")],
+        )
+    ).grades
     assert grade.reward is None
     assert grade.failure is not None
     assert "broken" in grade.failure.message

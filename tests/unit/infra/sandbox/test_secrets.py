@@ -11,7 +11,7 @@ import pytest
 from infra import telemetry
 from infra.ports.services import SandboxOwner
 from infra.sandbox.calls import CallingUserCode, UserCall
-from infra.sandbox.host_messages import Graded, Returned
+from infra.sandbox.host_messages import CallAnswer, Graded, Returned
 from infra.sandbox.process import ProcessEnded
 from infra.sandbox.sandbox import LocalUserCode
 from schemas.errors import FailureCategory, TransientError, UserCodeError
@@ -55,10 +55,10 @@ def rollout(snapshot: ArtifactRef | None = None) -> RolloutRef:
 class Scripted(CallingUserCode):
     """User code whose process answers, or fails, as a test says."""
 
-    def __init__(self, answer: Returned | Graded | Exception) -> None:
+    def __init__(self, answer: CallAnswer | Exception) -> None:
         self._answer = answer
 
-    async def make_call(self, call: UserCall) -> Returned | Graded:
+    async def make_call(self, call: UserCall) -> CallAnswer:
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
@@ -76,14 +76,16 @@ class Scripted(CallingUserCode):
         return repr(result)
 
     async def rate(self) -> str:
-        grades = await self.grade(
-            rollout(),
-            owner=owner(),
-            group="g",
-            label=None,
-            metadata={},
-            samples=[SampleRecord(index=0)],
-        )
+        grades = (
+            await self.grade(
+                rollout(),
+                owner=owner(),
+                group="g",
+                label=None,
+                metadata={},
+                samples=[SampleRecord(index=0)],
+            )
+        ).grades
         return repr(grades)
 
 

@@ -173,14 +173,16 @@ async def test_the_key_of_another_runs_sample_is_of_no_use(bench: Bench) -> None
 
 async def test_a_grader_has_no_socket_and_no_relay(bench: Bench) -> None:
     record = SampleRecord(index=0, messages=())
-    grades = await bench.user.grade(
-        bench.rollout,
-        owner=SandboxOwner(run="r1"),
-        group="g",
-        label=None,
-        metadata={},
-        samples=[record],
-    )
+    grades = (
+        await bench.user.grade(
+            bench.rollout,
+            owner=SandboxOwner(run="r1"),
+            group="g",
+            label=None,
+            metadata={},
+            samples=[record],
+        )
+    ).grades
     assert [grade.reward for grade in grades] == [0.0]
 
 

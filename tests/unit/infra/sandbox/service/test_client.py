@@ -124,9 +124,16 @@ async def test_answers_are_those_of_user_code(user: SandboxClient) -> None:
     assert [(one.workflow, one.grader) for one in found] == [("Do", "Check")]
     assert await say(user, "hello ä \x00") == "hello ä \x00"
     samples = [SampleRecord(index=n, text="x" * n) for n in range(3)]
-    grades = await user.grade(
-        rollout(), owner=SandboxOwner("run-1"), group="g", label=None, metadata={}, samples=samples
-    )
+    grades = (
+        await user.grade(
+            rollout(),
+            owner=SandboxOwner("run-1"),
+            group="g",
+            label=None,
+            metadata={},
+            samples=samples,
+        )
+    ).grades
     assert [grade.reward for grade in grades] == [0.0, 1.0, 2.0]
 
 
