@@ -162,6 +162,8 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
         workspace=request.workspace,
         submitter=request.submitter,
         network=config.advanced.network,
+        max_turns=config.advanced.max_turns,
+        max_sample_tokens=config.advanced.max_sample_tokens,
         workflow_timeout_s=config.evaluation.agent_workflow_timeout_s,
         grader_timeout_s=config.evaluation.grader_timeout_s,
     )

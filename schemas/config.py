@@ -199,6 +199,10 @@ class Advanced(Section):
     rewards: tuple[RewardWeight, ...] = Field(default=())
     """reward functions whose weighted sum is the reward, instead of a Grader: `[[advanced.rewards]]`
     with `name` and `weight`"""
+    max_turns: int | None = Field(default=None, ge=1, le=256)
+    """the most turns (answers of the policy) of a sample; further requests are refused; default: 256"""
+    max_sample_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    """the most tokens of a sample in all turns, prompts included; shared tokens count once"""
     network: tuple[str, ...] = Field(default=(), max_length=MOST_ADDRESSES)
     """addresses that the workflow may connect to, as `["api.example.com:443"]`; the operator must allow
     each of them ([rollouts](rollouts.md#the-network))"""
@@ -272,6 +276,10 @@ class EvalAdvanced(Section):
     max_response_length: int = Field(default=8192, ge=1, le=262_144)
     """the most tokens that a sample may generate"""
     rewards: tuple[RewardWeight, ...] = Field(default=())
+    """as in training"""
+    max_turns: int | None = Field(default=None, ge=1, le=256)
+    """as in training"""
+    max_sample_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     """as in training"""
     network: tuple[str, ...] = Field(default=(), max_length=MOST_ADDRESSES)
     """as in training"""

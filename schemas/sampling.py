@@ -344,17 +344,19 @@ class SampleBatch(Value):
 
 
 def sequences_of(turns: tuple[Turn, ...]) -> tuple[Sequence, ...]:
-    """The turns of one sample become training rows. A turn whose prompt extends the row before it
-    continues that row (its new prompt tokens are context). Any other turn starts a new row."""
+    """The turns of one sample become training rows. A turn whose prompt extends a row continues that row
+    (its new prompt tokens are context), and the longest if there are several. Any other turn starts a
+    new row. So each sampled token is in one row, where its mask is 1."""
     rows: list[tuple[list[int], list[Literal[0, 1]], list[float]]] = []
     for turn in turns:
-        if rows and list(turn.prompt_ids[: len(rows[-1][0])]) == rows[-1][0]:
-            tokens, mask, logprobs = rows[-1]
-            context = list(turn.prompt_ids[len(tokens) :])
+        prompt = list(turn.prompt_ids)
+        extended = [row for row in rows if prompt[: len(row[0])] == row[0]]
+        if extended:
+            tokens, mask, logprobs = max(reversed(extended), key=lambda row: len(row[0]))
         else:
             tokens, mask, logprobs = [], [], []
             rows.append((tokens, mask, logprobs))
-            context = list(turn.prompt_ids)
+        context = prompt[len(tokens) :]
         tokens += [*context, *turn.completion_ids]
         mask.extend([0] * len(context))
         mask.extend([1] * len(turn.completion_ids))

@@ -176,7 +176,8 @@ class RolloutRef(Value):
     are the names of the secrets that it gets, `network` the host:port pairs that it may connect to.
     `pushed` is true if a push started it, so its author may be unknown. The secrets are those of
     `workspace`, and the personal ones of `submitter`, who is None if a push started it. `environment`
-    has the packages of the rollout (None: it needs the standard library only). A rollout of kind
+    has the packages of the rollout (None: it needs the standard library only). `max_turns` and
+    `max_sample_tokens` limit each sample (None: the run sets no limit). A rollout of kind
     `server` has neither workflow nor grader of ours: it makes attempts and grades them itself."""
 
     snapshot: ArtifactRef
@@ -193,6 +194,8 @@ class RolloutRef(Value):
     workspace: str | None = None
     submitter: str | None = None
     environment: EnvironmentRef | None = Field(default=None, exclude_if=lambda value: value is None)
+    max_turns: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    max_sample_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)
     workflow_timeout_s: float = 450
     grader_timeout_s: float = 150
 

@@ -87,8 +87,7 @@ def _single_turn_record(
 ) -> SampleRecord:
     if isinstance(turn, SampleFailure):
         return SampleRecord(index=index, messages=prompt, failure=turn)
-    reply = Message(role="assistant", content=turn.text)
-    return record_of(index, (turn,), (*prompt, reply), failure=None)
+    return record_of(index, (turn,), (*prompt, turn.message), failure=None)
 
 
 async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinished:
@@ -121,6 +120,7 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
         failure = NEVER_ASKED
     messages = returned if isinstance(returned, tuple) else conversation
     record = record_of(effect.index, turns, messages, failure=failure)
+    record = record.model_copy(update={"tools": session.tools})
     if isinstance(returned, Grade):
         grade = returned.model_copy(update={"index": effect.index})
         record = record.model_copy(update={"grade": grade})

@@ -73,6 +73,8 @@ def _start_with_workspace(
         pushed=request.origin is not None,
         workspace=request.workspace,
         submitter=request.submitter,
+        max_turns=config.advanced.max_turns,
+        max_sample_tokens=config.advanced.max_sample_tokens,
         workflow_timeout_s=config.training.agent_workflow_timeout_s,
         grader_timeout_s=config.training.grader_timeout_s,
     )

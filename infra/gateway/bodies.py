@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from infra.gateway.sessions import GatewayError
+from infra.gateway.errors import GatewayError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -86,6 +86,11 @@ class RequestBody:
             async with asyncio.timeout(DISCARD_S):
                 while not self.complete and dropped < DISCARDED:
                     dropped += len(await self._read_piece())
+
+    async def wait_for_disconnect(self) -> None:
+        """Return once the client has disconnected, after its body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     async def _read_all(self, budget: BytesBudget | None) -> bytes:
         body = bytearray()

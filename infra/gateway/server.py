@@ -1,24 +1,28 @@
-"""The gateway's HTTP server, which runs inside the worker. Each sample has its own OpenAI-compatible
-endpoint.
+"""The gateway's HTTP server, which runs inside the worker. Each sample has its own endpoint, which
+speaks the wire formats of `infra/gateway/wire/`.
 
 POST /v1/samples/<sample>/chat/completions     user code, with that sample's key, on a unix socket
+GET  /v1/samples/<sample>/models               the one model that it has
 POST /internal/sample                          the API's checkpoint chat, on 127.0.0.1
 
 A unix socket belongs to one run. Through it, only samples of that run are reachable.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from infra.gateway.bodies import LargeBodyTurns, Receive, RequestBody, Scope
-from infra.gateway.openai import ChatRequest, answer, chunks, failure, parse
+from infra.gateway.delivery import EventStream, Pieces, json_headers, reply, sample_while_connected
+from infra.gateway.errors import GatewayError
 from infra.gateway.sandbox_protocol import SandboxProtocol
-from infra.gateway.sessions import GatewayError, GatewaySession, new_key
+from infra.gateway.sessions import GatewaySession, ModelCall, new_key
 from infra.gateway.tunnels import Tunnels
+from infra.gateway.wire.formats import FORMATS, MODELS, format_of, models, path_of
+from infra.gateway.wire.request import WireRequest
 from infra.http.dialling import Resolve, resolve
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
@@ -27,7 +31,7 @@ from infra.http.token_bucket import TokenBucket
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
-from schemas.sampling import Sampler, SampleRequest
+from schemas.sampling import Sampler, SampleRequest, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec
 
@@ -49,7 +53,6 @@ MOST_REDEEMING = 2
 """How many keys of chats are looked up at the same time."""
 
 PREFIX = "/v1/samples/"
-SUFFIX = "/chat/completions"
 INTERNAL = "/internal/sample"
 
 STATUS = {
@@ -169,56 +172,66 @@ class HttpGateway:
         body = RequestBody(scope, receive, self._bodies)
         try:
             if "run" in scope["state"]:
-                await self._complete(scope, body, send)
+                await self._answer(scope, body, send)
             else:
-                await _reply(send, 200, await self._internal(scope, body))
+                await reply(send, 200, await self._internal(scope, body))
         except GatewayError as error:
-            await _refuse(send, body, error)
+            await _refuse(send, body, error, failure=format_of(_place(scope)[1]).failure)
 
-    async def _complete(self, scope: Scope, body: RequestBody, send: Send) -> None:
+    async def _answer(self, scope: Scope, body: RequestBody, send: Send) -> None:
+        """Answer a request of user code."""
         try:
-            session, request = await self._receive(scope, body)
+            session = self._session(scope)
+            session.authorize(_key(scope))
+            if scope["method"] == "GET":
+                await reply(send, 200, models())
+                return
+            request = await self._receive(scope, body, session)
+            asked = session.ask(request.model_request)
         except GatewayError as error:
             error.is_final = not await scope["state"]["refusals"].take()
             raise
-        messages = tuple(session.mask(message.plain()) for message in request.messages)
-        call, wanted = session.ask(
-            messages,
-            max_tokens=request.limit,
-            stop=tuple(session.masks.text(stop) for stop in request.stops),
-            pieces=bool(request.logprobs),
-        )
-        try:
-            turn = await _in_time(session, self._sample(wanted))
-        except BaseException as error:
-            session.refuse(call)
-            # A failure of the platform says nothing about the sample, which will run again.
-            session.interrupted |= isinstance(error, GatewayError) and error.status >= 500
-            raise
-        session.answer(call, turn)
-        request_id = f"chatcmpl-{len(session.calls)}"
-        if not request.stream:
-            await _reply(send, 200, answer(turn, request, request_id=request_id))
+        number = asked[0][0].number
+        pieces = Pieces()
+        work = self._sample_choices(session, asked)
+        if request.streams:
+            stream = EventStream(send, request.stream(number=number))
+            await stream.deliver(work, pieces, body.wait_for_disconnect)
             return
-        await _start(send, 200, b"text/event-stream")
-        for chunk in chunks(turn, request, request_id=request_id):
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        turns = await sample_while_connected(work, body.wait_for_disconnect)
+        await reply(send, 200, request.answer(turns, number=number))
 
-    async def _receive(self, scope: Scope, body: RequestBody) -> tuple[GatewaySession, ChatRequest]:
-        """Check the key, and then read and parse the body. Raises GatewayError."""
-        session = self._session(scope)
-        session.authorize(_key(scope))
+    async def _receive(
+        self, scope: Scope, body: RequestBody, session: GatewaySession
+    ) -> WireRequest:
+        """Read and parse the body. Raises GatewayError."""
+        parse = FORMATS[_place(scope)[1]].parse
         with session.receiving():
             request = parse(await _in_time(session, body.read(session.spec.owner, budget=session)))
         session.authorize(session.api_key)  # the deadline may have passed while the body was read
-        return session, request
+        return request
+
+    async def _sample_choices(
+        self, session: GatewaySession, asked: Sequence[tuple[ModelCall, SampleRequest]]
+    ) -> Sequence[Turn]:
+        """Sample the choices of a request together, and record them all, or none."""
+        try:
+            samples = [self._sample(wanted) for _, wanted in asked]
+            turns = await _in_time(session, gather_all(samples))
+        except BaseException as error:
+            for call, _ in asked:
+                session.refuse(call)
+            # A failure of the platform says nothing about the sample, which will run again.
+            session.interrupted |= isinstance(error, GatewayError) and error.status >= 500
+            raise
+        return [session.answer(call, turn) for (call, _), turn in zip(asked, turns, strict=True)]
 
     def _session(self, scope: Scope) -> GatewaySession:
-        path: str = scope["path"]
-        if scope["method"] != "POST" or not (path.startswith(PREFIX) and path.endswith(SUFFIX)):
-            raise _not_found(scope, f"{PREFIX}SAMPLE{SUFFIX}")
-        session = self._sessions.get(path[len(PREFIX) : -len(SUFFIX)])
+        sample, path = _place(scope)
+        known = path in FORMATS if scope["method"] == "POST" else path == MODELS
+        if scope["method"] not in ("GET", "POST") or not known:
+            raise _not_found(scope, ", ".join(f"{PREFIX}SAMPLE{each}" for each in FORMATS))
+        session = self._sessions.get(sample)
         if session is None or session.spec.owner != scope["state"]["run"]:
             raise GatewayError(
                 404,
@@ -228,7 +241,7 @@ class HttpGateway:
             )
         return session
 
-    async def _sample(self, request: SampleRequest) -> Any:
+    async def _sample(self, request: SampleRequest) -> Turn:
         try:
             return await self._sampler.sample(request)
         except UserCodeError as error:
@@ -261,7 +274,7 @@ class HttpGateway:
 
 def _not_found(scope: Scope, known: str) -> GatewayError:
     path = str(scope["path"])[:256]
-    text = f"{scope['method']} {path} does not exist; send POST {known}"
+    text = f"{scope['method']} {path} does not exist; send POST to {known}"
     return GatewayError(404, "not_found", text)
 
 
@@ -289,14 +302,28 @@ async def _in_time(session: GatewaySession, work: Awaitable[T]) -> T:
         ) from error
 
 
-async def _refuse(send: Send, body: RequestBody, error: GatewayError) -> None:
+async def gather_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all of these. When one fails, the others are cancelled, and its error is raised."""
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _refuse(
+    send: Send, body: RequestBody, error: GatewayError, *, failure: Callable[[GatewayError], bytes]
+) -> None:
     """Answer with the error. If the body was not read, keep reading it for a moment and drop it: a
     client whose connection closes while it sends may lose the answer."""
     data = failure(error)
     if body.complete and not error.is_final:
-        await _reply(send, error.status, data)
+        await reply(send, error.status, data)
         return
-    headers = [*_headers(data), (b"connection", b"close")]
+    headers = [*json_headers(data), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": data, "more_body": True})
     if not error.is_final:
@@ -304,25 +331,21 @@ async def _refuse(send: Send, body: RequestBody, error: GatewayError) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+def _place(scope: Scope) -> tuple[str, str]:
+    """The sample of a path, and the rest of the path behind it; ("", "") if the path has none."""
+    path: str = scope["path"]
+    if not path.startswith(PREFIX):
+        return "", ""
+    sample, slash, rest = path[len(PREFIX) :].partition("/")
+    return sample, path_of(slash + rest)
+
+
 def _key(scope: Scope) -> str:
+    """The API key, in the header of OpenAI's or of Anthropic's clients."""
+    found = ""
     for name, value in scope["headers"]:
         if name == b"authorization":
             return bytes(value).decode("latin-1").removeprefix("Bearer ").strip()
-    return ""
-
-
-async def _start(send: Send, status: int, kind: bytes) -> None:
-    headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-async def _reply(send: Send, status: int, body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": _headers(body)})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _headers(body: bytes) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
+        if name == b"x-api-key":
+            found = bytes(value).decode("latin-1").strip()
+    return found

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from schemas.sampling import Message, SampleRequest, Turn
+from infra.gateway.errors import GatewayError
+from infra.gateway.histories import Histories
+from infra.gateway.wire.request import ModelRequest
+from schemas.sampling import Message, SampleRequest, SamplingParams, ToolSpec, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec
 
@@ -19,29 +22,22 @@ MOST_BYTES = 64 << 20
 until it ends."""
 
 
-class GatewayError(Exception):
-    """A request was refused. The response is OpenAI's error object with this HTTP status and code."""
-
-    def __init__(
-        self, status: int, code: str, message: str, *, parameter: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.parameter = parameter
-        self.code = code
-        self.message = message
-        self.is_final = False
-        """Whether the connection is closed after the answer."""
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ModelCall:
-    """One request of a sample. `turn` is set once it is answered. A refused request still counts, but
-    its messages are dropped."""
+    """One request for one answer, the `number`-th of its sample (from 1). `turn` is set once it is
+    answered. A refused request still counts, but its messages are dropped. `extended` is the call whose
+    conversation it continues. The first `num_instructions` messages are instructions that hold for this
+    request only."""
 
+    number: int
     messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    extended: "ModelCall | None" = None
+    num_instructions: int = 0
     turn: Turn | None = None
     refused: bool = False
+    is_continued: bool = False
+    """Whether a later turn has its exact tokens in its prompt."""
 
     @property
     def is_open(self) -> bool:
@@ -51,8 +47,8 @@ class ModelCall:
     @property
     def conversation(self) -> tuple[Message, ...]:
         """The messages of the request, followed by the reply."""
-        text = self.turn.text if self.turn else ""
-        return (*self.messages, Message(role="assistant", content=text))
+        reply = self.turn.message if self.turn else Message(role="assistant", content="")
+        return (*self.messages, reply)
 
 
 @dataclass(slots=True)
@@ -72,19 +68,24 @@ class GatewaySession:
     interrupted: bool = False
     being_received: int = 0
     received_bytes: int = 0
+    num_tokens: int = 0
+    """Tokens of all answered calls. Tokens that a call shares with the one that it continues count
+    once."""
+    tools: tuple[ToolSpec, ...] = ()
+    """Once it is closed: the tools that the last answered request offered."""
     calls: list[ModelCall] = field(default_factory=list)
+    histories: Histories[ModelCall] = field(default_factory=Histories)
+    call_ids: set[str] = field(default_factory=set)
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
         self.closed = True
         answered = self._answered_calls()
         turns = tuple(one.turn for one in answered if one.turn is not None)
-        return turns, answered[-1].conversation if answered else ()
-
-    def mask(self, message: Message) -> Message:
-        """Return a message of a request as it is sampled from and recorded."""
-        if not self.masks:
-            return message
-        return message.model_copy(update={"content": self.masks.text(message.content)})
+        self.calls, self.histories = [], Histories()  # a closed session may be kept for a while
+        if not answered:
+            return (), ()
+        self.tools = answered[-1].tools
+        return turns, answered[-1].conversation
 
     def left_s(self) -> float:
         """Seconds until the deadline; negative after it."""
@@ -105,9 +106,7 @@ class GatewaySession:
         if self.closed or self.left_s() < 0:
             raise GatewayError(408, "deadline_exceeded", "the time limit of this sample has passed")
         if len(self.calls) >= MOST_TURNS:
-            raise GatewayError(
-                400, "budget_exceeded", f"a sample may make at most {MOST_TURNS} model calls"
-            )
+            raise _too_many_calls()
 
     def count_received(self, num_bytes: int) -> None:
         """Count bytes of a body. Raises GatewayError (413) when the sample may not send them."""
@@ -140,61 +139,116 @@ class GatewaySession:
         finally:
             self.being_received -= 1
 
-    def ask(
-        self,
-        messages: tuple[Message, ...],
-        *,
-        max_tokens: int | None,
-        stop: tuple[str, ...] = (),
-        pieces: bool = False,
-    ) -> tuple[ModelCall, SampleRequest]:
-        """Record a request. Returns its record and the request to the engine, which continues the newest
-        answered turn that this conversation extends. `stop` are stop strings in addition to the run's
-        own. `pieces` requests the bytes of each token. Open requests with equal messages count as
-        earlier draws, so that several equal requests at the same time draw different samples."""
-        template = self.spec.template
-        params = template.params
-        if max_tokens is not None and max_tokens < params.max_new_tokens:
-            params = params.model_copy(update={"max_new_tokens": max_tokens})
-        if stop:
-            params = params.model_copy(update={"stop": (*params.stop, *stop)})
+    def ask(self, wanted: ModelRequest) -> list[tuple[ModelCall, SampleRequest]]:
+        """Record a request. Returns, for each choice that it asks for, its record and the request to the
+        engine, which continues the turn that the conversation extends. The stop strings of a request are
+        added to the run's own. Open requests with equal messages count as earlier draws, so that several
+        equal requests at the same time draw different samples. Raises GatewayError at a limit of the
+        sample."""
+        params = self._limited_params(wanted)
+        wanted = wanted.mask(self.masks)
+        whole, num_instructions = self._whole_conversation(wanted)
+        extended, messages, tools = self.histories.find(whole, wanted.tools)
         answered = self._answered_calls()
-        extended = next(
-            (
-                one
-                for one in reversed(answered)
-                if messages[: len(one.conversation)] == one.conversation
-            ),
-            None,
-        )
         others = [one for one in answered if one is not extended]
         history = [*others, extended] if extended is not None else others
-        waiting = sum(one.is_open and one.messages == messages for one in self.calls)
-        request = SampleRequest(
-            model=template.model,
-            policy=template.policy,
-            tuning=template.tuning,
-            lora_alpha=template.lora_alpha,
-            params=params,
-            key=self.spec.draw_key(self.index),
-            messages=messages,
-            history=tuple(one.turn for one in history if one.turn is not None),
-            history_messages=extended.messages if extended is not None else (),
-            waiting=waiting,
-            pieces=pieces,
-        )
-        call = ModelCall(messages)
-        self.calls.append(call)
-        return call, request
+        asked = []
+        for _ in range(wanted.num_choices):
+            waiting = sum(
+                one.is_open and one.messages == messages and one.tools == tools
+                for one in self.calls
+            )
+            template = self.spec.template
+            request = SampleRequest(
+                model=template.model,
+                policy=template.policy,
+                tuning=template.tuning,
+                lora_alpha=template.lora_alpha,
+                params=params,
+                key=self.spec.draw_key(self.index),
+                messages=messages,
+                tools=tools,
+                history=tuple(one.turn for one in history if one.turn is not None),
+                history_messages=extended.messages if extended is not None else (),
+                waiting=waiting,
+                pieces=wanted.pieces,
+            )
+            call = ModelCall(len(self.calls) + 1, messages, tools, extended, num_instructions)
+            self.calls.append(call)
+            asked.append((call, request))
+        return asked
+
+    def _limited_params(self, wanted: ModelRequest) -> SamplingParams:
+        """Return how the tokens of a request are drawn. Raises GatewayError at a limit of the sample."""
+        params, rollout = self.spec.template.params, self.spec.template.rollout
+        new_tokens = [params.max_new_tokens, *([wanted.max_tokens] if wanted.max_tokens else [])]
+        most_turns = rollout.max_turns if rollout else None
+        made = sum(not one.refused for one in self.calls)
+        if most_turns is not None and made + wanted.num_choices > most_turns:
+            raise GatewayError(
+                400,
+                "max_turns_exceeded",
+                f"the sample has made {made} of at most {most_turns} turns (advanced.max_turns); end "
+                "the attempt with what it has",
+            )
+        if len(self.calls) + wanted.num_choices > MOST_TURNS:
+            raise _too_many_calls()
+        most_tokens = rollout.max_sample_tokens if rollout else None
+        if most_tokens is not None:
+            if self.num_tokens >= most_tokens:
+                raise GatewayError(
+                    400,
+                    "max_sample_tokens_exceeded",
+                    f"the sample has {self.num_tokens} tokens, and at most {most_tokens} are allowed "
+                    "(advanced.max_sample_tokens); end the attempt with what it has",
+                )
+            new_tokens.append(most_tokens - self.num_tokens)
+        stop = (*params.stop, *(self.masks.text(one) for one in wanted.stop))
+        return params.model_copy(update={"max_new_tokens": min(new_tokens), "stop": stop})
+
+    def _whole_conversation(self, wanted: ModelRequest) -> tuple[tuple[Message, ...], int]:
+        """Return the messages of a request with its instructions and the conversation that it continues,
+        and how many of them are instructions. Raises GatewayError when there is no such conversation."""
+        instructions = wanted.instructions
+        first = (Message(role="system", content=instructions),) if instructions else ()
+        before: tuple[Message, ...] = ()
+        if wanted.previous is not None:
+            call = self.calls[wanted.previous - 1] if wanted.previous <= len(self.calls) else None
+            if call is None or call.turn is None:
+                raise GatewayError(
+                    400,
+                    "unknown_response",
+                    "previous_response_id: this sample has no such response; send the whole input",
+                    parameter="previous_response_id",
+                )
+            before = call.conversation[call.num_instructions :]
+        return (*first, *before, *wanted.messages), len(first)
 
     def refuse(self, call: ModelCall) -> None:
         """Mark a call as refused, and drop its messages."""
         call.messages, call.refused = (), True
 
-    def answer(self, call: ModelCall, turn: Turn) -> None:
-        """Record the turn of a call. After `close` it is ignored, because the sample is complete."""
+    def answer(self, call: ModelCall, turn: Turn) -> Turn:
+        """Record the turn of a call, and return it as it is recorded, in which no id of a tool call is
+        used twice. After `close` it is not recorded, because the sample is complete."""
+        turn = self._with_unique_ids(turn, call.number)
         if not self.closed:
             call.turn = turn
+            self.num_tokens += _num_new_tokens(call, turn)
+            self.histories.add(call)
+        return turn
+
+    def _with_unique_ids(self, turn: Turn, number: int) -> Turn:
+        """Return the turn, with new ids for those of its tool calls that are empty or were used."""
+        if turn.answer is None or not turn.answer.tool_calls:
+            return turn
+        calls = []
+        for place, call in enumerate(turn.answer.tool_calls):
+            new = call.id if call.id and call.id not in self.call_ids else f"call_{number}_{place}"
+            self.call_ids.add(new)
+            calls.append(call.model_copy(update={"id": new}))
+        answer = turn.answer.model_copy(update={"tool_calls": tuple(calls)})
+        return turn.model_copy(update={"answer": answer})
 
     def _answered_calls(self) -> list[ModelCall]:
         """The answered calls, in the order of their requests."""
@@ -204,3 +258,23 @@ class GatewaySession:
 def new_key() -> str:
     """A new random API key."""
     return "hr-" + secrets.token_urlsafe(24)
+
+
+def _num_new_tokens(call: ModelCall, turn: Turn) -> int:
+    """How many tokens a turn adds to its sample. If it continues a turn exactly, and as the first one,
+    the two are one training row."""
+    num_tokens = turn.counts.prompt_tokens + turn.counts.completion_tokens
+    extended = call.extended
+    if not turn.prompt_ids or extended is None or extended.turn is None or extended.is_continued:
+        return num_tokens
+    before = (*extended.turn.prompt_ids, *extended.turn.completion_ids)
+    if turn.prompt_ids[: len(before)] != before:
+        return num_tokens
+    extended.is_continued = True
+    return num_tokens - len(before)
+
+
+def _too_many_calls() -> GatewayError:
+    return GatewayError(
+        400, "budget_exceeded", f"a sample may make at most {MOST_TURNS} model calls"
+    )

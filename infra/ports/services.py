@@ -14,7 +14,7 @@ from typing import Protocol
 
 from schemas.datasets import DatasetRow
 from schemas.errors import FailureCategory, UserCodeError
-from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, Turn
+from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, ToolSpec, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import (
@@ -309,6 +309,8 @@ class Session(Protocol):
     api_key: str
     interrupted: bool
     """The platform failed one of its requests, so what the sample became is not recorded."""
+    tools: tuple[ToolSpec, ...]
+    """Once it is closed: the tools that the last answered request offered."""
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
         """End the session. Returns the exact turns, and the conversation as the gateway saw it."""

@@ -76,7 +76,7 @@ def _unread_by_sft(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]:
                 "leave it out"
             )
             yield Issue(key, message)
-    for key in (*CODE, "advanced.network"):
+    for key in (*CODE, "advanced.network", "advanced.max_turns", "advanced.max_sample_tokens"):
         if key in named:
             yield Issue(key, "is not read without experiment.rollout; leave it out")
     if config.env:

@@ -30,7 +30,7 @@ from schemas.errors import TransientError
 from schemas.events import Event
 from schemas.ids import HEADRACE
 from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
-from schemas.sampling import Grade, Message, SampleRecord, SampleRequest, Turn
+from schemas.sampling import Grade, Message, SampleRecord, SampleRequest, ToolSpec, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import (
     CommitSpec,
@@ -82,6 +82,7 @@ class FakeSession:
     conversation: list[Message] = field(default_factory=list)
     closed: bool = False
     interrupted: bool = False
+    tools: tuple[ToolSpec, ...] = ()
 
     def ask(self, prompt: Sequence[Message], text: str) -> Message:
         """Record a request and its reply, as a workflow's request to the gateway would."""

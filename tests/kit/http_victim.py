@@ -60,8 +60,10 @@ class Naive(HttpGateway):
             body += message.get("body", b"")
             more = message.get("more_body", False)
 
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
         async def receive_whole() -> Message:
-            return {"type": "http.request", "body": bytes(body), "more_body": False}
+            return whole.pop() if whole else await receive()
 
         await super()._app(scope, receive_whole, send)
 

@@ -208,7 +208,7 @@ async def test_time_and_budget_are_limited(
     ("body", "says"),
     [
         ({"messages": [HELLO], "tools": [{"type": "function"}]}, "tools"),
-        ({"messages": [HELLO], "n": 2}, "one request per completion"),
+        ({"messages": [HELLO], "n": 65}, "n: "),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
         ({}, "messages"),

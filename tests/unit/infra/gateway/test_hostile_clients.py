@@ -19,6 +19,7 @@ import pytest
 from headrace.relay import connect
 from infra.gateway import bodies, server, sessions
 from infra.gateway.server import HttpGateway, connections_of_a_socket
+from infra.gateway.wire.request import ModelRequest
 from infra.http.limits import ConnectionLimits, OpenConnections
 from infra.http.server import HttpServer
 from infra.settings.settings import Settings
@@ -336,14 +337,14 @@ def test_at_the_limit_of_files_it_neither_spins_nor_fills_the_log(kind: str, qui
 async def test_bodies_of_refused_requests_are_not_kept() -> None:
     async with gateway(ConnectionLimits()) as session:
         async with http_client(SOCKET[0]) as http:
-            refused: tuple[Any, ...] = ({**HELLO, "n": 2}, {"messages": []})
+            refused: tuple[Any, ...] = ({**HELLO, "n": 65}, {"messages": []})
             for body in refused:
                 answer = await http.post(
                     chat_url(session), json=body, headers=auth(session.api_key)
                 )
                 assert answer.status_code == 400
         assert session.calls == []
-        noted, _ = session.ask((), max_tokens=None)
+        [(noted, _)] = session.ask(ModelRequest(messages=()))
         session.refuse(noted)
         assert (noted.messages, noted.is_open, len(session.calls)) == ((), False, 1)
 

@@ -1,0 +1,28 @@
+"""The errors by which the gateway refuses requests, in every wire format."""
+
+
+class GatewayError(Exception):
+    """A request was refused. The answer is the error object of its wire format, with this HTTP status
+    and code."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, parameter: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.parameter = parameter
+        self.code = code
+        self.message = message
+        self.is_final = False
+        """Whether the connection is closed after the answer."""
+
+
+def unsupported(parameter: str, why: str) -> GatewayError:
+    """Return the refusal of a parameter by name."""
+    text = f"{parameter}: {why}"
+    return GatewayError(400, "unsupported_parameter", text, parameter=parameter)
+
+
+def invalid(parameter: str, why: str) -> GatewayError:
+    """Return the refusal of a value that is not valid."""
+    return GatewayError(400, "invalid_request", f"{parameter}: {why}", parameter=parameter)
