@@ -9,7 +9,7 @@ policy's log-probability of token t after temperature (0.0 where the mask is 0).
 """
 
 from datetime import date
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -270,6 +270,15 @@ class Sampler(Protocol):
         """Load everything that this request is sampled from (the base model, the weights, a server
         that has them), however long that takes. Raises TransientError. Other errors are left for
         `sample` to raise."""
+        ...
+
+
+@runtime_checkable
+class TokenCounter(Protocol):
+    """A sampler that can say how long a prompt is."""
+
+    async def count_prompt_tokens(self, request: SampleRequest) -> int:
+        """Return how many tokens the prompt of a request has. Raises what `sample` raises."""
         ...
 
 

@@ -22,7 +22,7 @@ from infra.gateway.sandbox_protocol import SandboxProtocol
 from infra.gateway.sessions import GatewaySession, ModelCall, new_key
 from infra.gateway.tunnels import Tunnels
 from infra.gateway.wire.formats import FORMATS, MODELS, format_of, models, path_of
-from infra.gateway.wire.request import WireRequest
+from infra.gateway.wire.request import ModelRequest, WireFormat, WireRequest
 from infra.http.dialling import Resolve, resolve
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
@@ -31,7 +31,7 @@ from infra.http.token_bucket import TokenBucket
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
-from schemas.sampling import Sampler, SampleRequest, Turn
+from schemas.sampling import Sampler, SampleRequest, TokenCounter, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec
 
@@ -186,7 +186,11 @@ class HttpGateway:
             if scope["method"] == "GET":
                 await reply(send, 200, models())
                 return
-            request = await self._receive(scope, body, session)
+            wire, request = await self._receive(scope, body, session)
+            if wire.count is not None:
+                num_tokens = await self._count(session, request.model_request)
+                await reply(send, 200, wire.count(num_tokens))
+                return
             asked = session.ask(request.model_request)
         except GatewayError as error:
             error.is_final = not await scope["state"]["refusals"].take()
@@ -203,13 +207,21 @@ class HttpGateway:
 
     async def _receive(
         self, scope: Scope, body: RequestBody, session: GatewaySession
-    ) -> WireRequest:
-        """Read and parse the body. Raises GatewayError."""
-        parse = FORMATS[_place(scope)[1]].parse
+    ) -> tuple[WireFormat, WireRequest]:
+        """Read the body, and parse it in the format of its path. Raises GatewayError."""
+        wire = FORMATS[_place(scope)[1]]
         with session.receiving():
-            request = parse(await _in_time(session, body.read(session.spec.owner, budget=session)))
+            data = await _in_time(session, body.read(session.spec.owner, budget=session))
+            request = wire.parse(data)
         session.authorize(session.api_key)  # the deadline may have passed while the body was read
-        return request
+        return wire, request
+
+    async def _count(self, session: GatewaySession, wanted: ModelRequest) -> int:
+        """Count the tokens of a prompt. Raises GatewayError."""
+        if not isinstance(self._sampler, TokenCounter):
+            raise GatewayError(404, "not_found", "the model of this sample does not count tokens")
+        counting = self._sampler.count_prompt_tokens(session.preview(wanted))
+        return await _in_time(session, _as_gateway_errors(counting))
 
     async def _sample_choices(
         self, session: GatewaySession, asked: Sequence[tuple[ModelCall, SampleRequest]]
@@ -242,15 +254,7 @@ class HttpGateway:
         return session
 
     async def _sample(self, request: SampleRequest) -> Turn:
-        try:
-            return await self._sampler.sample(request)
-        except UserCodeError as error:
-            status, code = STATUS.get(error.category, (500, "internal_error"))
-            raise GatewayError(status, code, error.message) from error
-        except TransientError as error:
-            raise GatewayError(503, "engine_gone", str(error)) from error
-        except (Refused, CorruptData) as error:
-            raise GatewayError(400, "engine_refused", str(error)) from error
+        return await _as_gateway_errors(self._sampler.sample(request))
 
     async def _internal(self, scope: Scope, body: RequestBody) -> bytes:
         if scope["method"] != "POST" or scope["path"] != INTERNAL:
@@ -300,6 +304,19 @@ async def _in_time(session: GatewaySession, work: Awaitable[T]) -> T:
         raise GatewayError(
             408, "deadline_exceeded", "the time limit of this sample has passed"
         ) from error
+
+
+async def _as_gateway_errors(work: Awaitable[T]) -> T:
+    """Await the work of an engine. Raises its errors as GatewayError."""
+    try:
+        return await work
+    except UserCodeError as error:
+        status, code = STATUS.get(error.category, (500, "internal_error"))
+        raise GatewayError(status, code, error.message) from error
+    except TransientError as error:
+        raise GatewayError(503, "engine_gone", str(error)) from error
+    except (Refused, CorruptData) as error:
+        raise GatewayError(400, "engine_refused", str(error)) from error
 
 
 async def gather_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

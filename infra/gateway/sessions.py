@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from infra.gateway.errors import GatewayError
 from infra.gateway.histories import Histories
@@ -146,37 +146,47 @@ class GatewaySession:
         equal requests at the same time draw different samples. Raises GatewayError at a limit of the
         sample."""
         params = self._limited_params(wanted)
+        call, request = self._prepare(wanted, params)
+        asked = []
+        for _ in range(wanted.num_choices):
+            waiting = sum(
+                one.is_open and one.messages == call.messages and one.tools == call.tools
+                for one in self.calls
+            )
+            recorded = replace(call, number=len(self.calls) + 1)
+            self.calls.append(recorded)
+            asked.append((recorded, request.model_copy(update={"waiting": waiting})))
+        return asked
+
+    def preview(self, wanted: ModelRequest) -> SampleRequest:
+        """Return the request to the engine without recording it, to count its tokens."""
+        return self._prepare(wanted, self.spec.template.params)[1]
+
+    def _prepare(
+        self, wanted: ModelRequest, params: SamplingParams
+    ) -> tuple[ModelCall, SampleRequest]:
+        """Return a request as it would be recorded, and as the engine would get it."""
         wanted = wanted.mask(self.masks)
         whole, num_instructions = self._whole_conversation(wanted)
         extended, messages, tools = self.histories.find(whole, wanted.tools)
         answered = self._answered_calls()
         others = [one for one in answered if one is not extended]
         history = [*others, extended] if extended is not None else others
-        asked = []
-        for _ in range(wanted.num_choices):
-            waiting = sum(
-                one.is_open and one.messages == messages and one.tools == tools
-                for one in self.calls
-            )
-            template = self.spec.template
-            request = SampleRequest(
-                model=template.model,
-                policy=template.policy,
-                tuning=template.tuning,
-                lora_alpha=template.lora_alpha,
-                params=params,
-                key=self.spec.draw_key(self.index),
-                messages=messages,
-                tools=tools,
-                history=tuple(one.turn for one in history if one.turn is not None),
-                history_messages=extended.messages if extended is not None else (),
-                waiting=waiting,
-                pieces=wanted.pieces,
-            )
-            call = ModelCall(len(self.calls) + 1, messages, tools, extended, num_instructions)
-            self.calls.append(call)
-            asked.append((call, request))
-        return asked
+        template = self.spec.template
+        request = SampleRequest(
+            model=template.model,
+            policy=template.policy,
+            tuning=template.tuning,
+            lora_alpha=template.lora_alpha,
+            params=params,
+            key=self.spec.draw_key(self.index),
+            messages=messages,
+            tools=tools,
+            history=tuple(one.turn for one in history if one.turn is not None),
+            history_messages=extended.messages if extended is not None else (),
+            pieces=wanted.pieces,
+        )
+        return ModelCall(0, messages, tools, extended, num_instructions), request
 
     def _limited_params(self, wanted: ModelRequest) -> SamplingParams:
         """Return how the tokens of a request are drawn. Raises GatewayError at a limit of the sample."""
@@ -213,7 +223,8 @@ class GatewaySession:
         first = (Message(role="system", content=instructions),) if instructions else ()
         before: tuple[Message, ...] = ()
         if wanted.previous is not None:
-            call = self.calls[wanted.previous - 1] if wanted.previous <= len(self.calls) else None
+            known = 0 < wanted.previous <= len(self.calls)
+            call = self.calls[wanted.previous - 1] if known else None
             if call is None or call.turn is None:
                 raise GatewayError(
                     400,

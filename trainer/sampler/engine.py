@@ -62,6 +62,11 @@ class TorchSampler:
         self._last = row
         return await self._wait_for_turn(row)
 
+    async def count_prompt_tokens(self, request: SampleRequest) -> int:
+        """Return how many tokens the prompt of a request has."""
+        loaded = await self._cache.load_model(request.model)
+        return len(self._chat(request, loaded).prompt_ids(request))
+
     async def prepare(self, request: SampleRequest) -> None:
         """Load base model and weights. Raises what `sample` raises."""
         await self._cache.load_model(request.model)

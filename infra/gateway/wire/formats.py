@@ -4,15 +4,23 @@ Clients that put `/v1` behind the base URL themselves (Anthropic's) are served t
 """
 
 import json
-import time
 from types import MappingProxyType
 
-from infra.gateway.wire import chat_completions
+from infra.gateway.wire import anthropic, chat_completions, responses
 from infra.gateway.wire.request import WireFormat
 
 CHAT_COMPLETIONS = WireFormat(chat_completions.parse, chat_completions.failure)
 
-FORMATS = MappingProxyType({"/chat/completions": CHAT_COMPLETIONS})
+FORMATS = MappingProxyType(
+    {
+        "/chat/completions": CHAT_COMPLETIONS,
+        "/responses": WireFormat(responses.parse, chat_completions.failure),
+        "/messages": WireFormat(anthropic.parse, anthropic.failure),
+        "/messages/count_tokens": WireFormat(
+            anthropic.parse_count, anthropic.failure, anthropic.count
+        ),
+    }
+)
 
 MODELS = "/models"
 
@@ -28,11 +36,16 @@ def format_of(path: str) -> WireFormat:
 
 
 def models() -> bytes:
-    """The list of models: the policy, whatever name a request gives it."""
+    """The list of models: the policy, whatever name a request gives it. The fields are those of both
+    OpenAI and Anthropic."""
     policy = {
         "id": "policy",
         "object": "model",
-        "created": int(time.time()),
+        "created": 0,
         "owned_by": "headrace",
+        "type": "model",
+        "display_name": "policy",
+        "created_at": "1970-01-01T00:00:00Z",
     }
-    return json.dumps({"object": "list", "data": [policy], "has_more": False}).encode()
+    ends = {"has_more": False, "first_id": "policy", "last_id": "policy"}
+    return json.dumps({"object": "list", "data": [policy], **ends}).encode()

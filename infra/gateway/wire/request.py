@@ -94,10 +94,12 @@ class WireRequest(Protocol):
 @dataclass(frozen=True, slots=True)
 class WireFormat:
     """A wire format: how its requests are parsed, and how it writes an error. `parse` raises
-    GatewayError (400), which names the parameter and what is wrong."""
+    GatewayError (400), which names the parameter and what is wrong. With `count`, a request asks only
+    for the number of tokens of its prompt, which `count` writes."""
 
     parse: Callable[[bytes], WireRequest]
     failure: Callable[[GatewayError], bytes]
+    count: Callable[[int], bytes] | None = None
 
 
 def finish_of(turn: Turn) -> str:

@@ -37,6 +37,10 @@ class VllmSampler:
         _refuse_unsupported(request)
         return await self._sample_anywhere(request, await self._target_of(request))
 
+    async def count_prompt_tokens(self, request: SampleRequest) -> int:
+        """Return how many tokens the prompt of a request has."""
+        return len((await self._target_of(request)).chat.prompt_ids(request))
+
     async def prepare(self, request: SampleRequest) -> None:
         """Wait for a server, and load the version into all servers that are up. Raises the errors of
         `sample`, except PROMPT_TOO_LONG."""
