@@ -1,7 +1,7 @@
 """The control process: the API, the consumers that follow pushes (sync, trigger, status), the read
 model's projector and (with Kafka) the relay, in one event loop. It never imports torch.
 
-This is a composition root, and the only module under producers/ that may import consumers.
+This is a composition root. Beside it only producers/tryout/ may import consumers.
 """
 
 import asyncio

@@ -32,6 +32,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "workspaces.workspace:workspace",
         "Repositories with rollouts: add, connect, list, info and more.",
     ),
+    "rollout": (
+        CLI + "workspaces.rollout:rollout",
+        "Rollouts: make, list, check and try them, without a server.",
+    ),
     "dataset": (
         CLI + "dataset:dataset",
         "Datasets: upload, list, preview, download and more.",

@@ -16,12 +16,18 @@ HUB = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 async def resolve_model(path: str, *, seed: int, lookup: Lookup) -> ModelRef:
     """The model that `path` names. `seed` is the seed of a scratch shape's weights. Raises InvalidConfig
     when there is no such model."""
+    if CHECKPOINT.fullmatch(path) and not path.startswith(PREFIX):
+        return await _checkpoint(path, lookup)
+    return await asyncio.to_thread(local_model, path, seed=seed)
+
+
+def local_model(path: str, *, seed: int) -> ModelRef:
+    """The model that `path` names, if it is not a checkpoint. Raises InvalidConfig when there is no such
+    model."""
     if path.startswith(PREFIX):
         return ModelRef(kind="scratch", name=scratch_shape(path).name, seed=seed)
-    if CHECKPOINT.fullmatch(path):
-        return await _checkpoint(path, lookup)
     if path.startswith(("/", "~", ".")):
-        return await asyncio.to_thread(_directory, path)
+        return _directory(path)
     if HUB.fullmatch(path):
         return ModelRef(kind="hub", name=path)
     raise InvalidConfig(

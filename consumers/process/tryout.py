@@ -1,0 +1,239 @@
+"""A composition root: tries a rollout in this process, without a server and without a database.
+
+A row is sampled and graded by the same consumers, gateway, sandbox and engine as in training. Only the
+stores are in memory, and nothing outlives the process. The engine (torch) is built unless the model is a
+provider's.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from consumers import grade
+from consumers.rollout import sampling
+from consumers.run.start import entry_point_problem
+from infra.blobs.artifacts import ArtifactStore
+from infra.gateway.provider_sampler import FindKey, ProviderSampler, RoutedSampler
+from infra.gateway.server import HttpGateway
+from infra.http.providers.client import ProviderClient
+from infra.memory.blobs import MemoryBlobs
+from infra.memory.event_log import MemoryLog, World
+from infra.ports.clock import SystemClock
+from infra.ports.ports import Ports
+from infra.ports.secrets import SecretStore
+from infra.ports.services import Datasets
+from infra.sandbox.service.client import SandboxClient
+from infra.sandbox.service.ways import service_of
+from infra.sandbox.user_process import user_group
+from infra.settings.settings import Settings
+from schemas.config import EvalConfig, RunConfig
+from schemas.datasets import DatasetRow
+from schemas.effects import GenerateGroup, GenerateSample, GradeGroup, SampleFinished
+from schemas.errors import Refused, TransientError
+from schemas.ids import GroupKey, Purpose
+from schemas.sampling import (
+    ArtifactRef,
+    Grade,
+    SampleBatch,
+    SampleOutput,
+    Sampler,
+    SampleRecord,
+    SampleRequest,
+    Turn,
+)
+from schemas.specs import (
+    DatasetRef,
+    DiscoveredRollout,
+    Entrypoint,
+    GroupSpec,
+    GroupTemplate,
+    RewardSpec,
+    RolloutRef,
+    SampleEntry,
+)
+
+T = TypeVar("T")
+
+OWNER = "tryout"
+NO_COMMIT = "0" * 40
+TRIES = 5
+"""How often an attempt that the platform failed is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRow:
+    """The samples of one row with their grades, in the order of their index. `grader_output` is what the
+    grader left behind, if anything."""
+
+    row: int
+    samples: tuple[SampleRecord, ...]
+    grades: tuple[Grade, ...]
+    grader_output: SampleOutput | None
+
+
+class _Rows:
+    """`infra.ports.services.Datasets` with one dataset."""
+
+    def __init__(self) -> None:
+        self.held: Sequence[DatasetRow] = ()
+
+    async def rows(self, ref: DatasetRef) -> Sequence[DatasetRow]:
+        return self.held
+
+
+class _NoEngine:
+    """`schemas.sampling.Sampler` of a process whose model is a provider's."""
+
+    async def sample(self, request: SampleRequest) -> Turn:
+        raise RuntimeError("this process has no engine; its model is a provider's")
+
+    async def prepare(self, request: SampleRequest) -> None:
+        raise RuntimeError("this process has no engine; its model is a provider's")
+
+
+class Tryout:
+    """Tries rows of a dataset. Get one from `open_tryout`."""
+
+    def __init__(self, ports: Ports, rows: _Rows) -> None:
+        self._ports = ports
+        self._rows = rows
+
+    async def store(self, data: bytes) -> ArtifactRef:
+        """Store bytes that the rollout or the model needs (a snapshot, a checkpoint's file)."""
+        return await self._ports.artifacts.put(data, run=OWNER)
+
+    async def read(self, ref: ArtifactRef) -> bytes:
+        """Return the bytes of an artifact, for example of a file that a workflow left behind."""
+        return await self._ports.artifacts.get(ref)
+
+    async def discover(
+        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+    ) -> tuple[DiscoveredRollout, ...]:
+        """Return the definitions of entry points, as sync would."""
+        return await self._ports.require("user").discover(snapshot, entrypoints)
+
+    def use_rows(self, rows: Sequence[DatasetRow]) -> None:
+        """Take the rows of the dataset that `try_row` uses."""
+        self._rows.held = rows
+
+    async def try_row(self, row: int, template: GroupTemplate) -> TriedRow:
+        """Sample and grade one row. An error of user code is in the result. Raises TransientError when
+        the platform failed several times."""
+        key = GroupKey(OWNER, Purpose.EVALUATE, 0, row)
+        spec = GroupSpec(group=str(key), row=row, template=template)
+        parts, entries = await self._sample(spec)
+        effect = GradeGroup(spec=spec, parts=parts, entries=entries)
+        graded = await _settle(lambda: grade.perform(effect, self._ports))
+        batch = SampleBatch.model_validate_json(await self.read(graded.group_artifact))
+        return TriedRow(row, batch.samples, graded.grades, batch.grader_output)
+
+    async def _sample(
+        self, spec: GroupSpec
+    ) -> tuple[tuple[ArtifactRef, ...], tuple[SampleEntry, ...]]:
+        rollout, ports = spec.template.rollout, self._ports
+        if rollout is None or not rollout.makes_attempts:
+            effect = GenerateGroup(spec=spec)
+            group = await _settle(lambda: sampling.generate_group(effect, ports))
+            return (group.artifact,), group.entries
+        indices = range(spec.template.num_samples)
+        made = await asyncio.gather(
+            *(self._attempt(GenerateSample(spec=spec, index=index)) for index in indices)
+        )
+        return tuple(one.artifact for one in made), tuple(one.entry for one in made)
+
+    async def _attempt(self, effect: GenerateSample) -> SampleFinished:
+        return await _settle(lambda: sampling.generate_sample(effect, self._ports))
+
+
+async def _settle(work: Callable[[], Awaitable[T]]) -> T:
+    """Do work, and do it again when the platform failed, as the runtime does."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(TransientError):
+            return await work()
+    return await work()
+
+
+def rollout_ref(
+    config: RunConfig | EvalConfig,
+    entrypoint: Entrypoint,
+    discovered: Sequence[DiscoveredRollout],
+    snapshot: ArtifactRef,
+) -> RolloutRef:
+    """Return the rollout of a config as a run would use it. Raises Refused when the entry point cannot
+    be used with this config."""
+    rewards = config.advanced.rewards
+    found = next((one for one in discovered if one.entrypoint == entrypoint), None)
+    problem = entry_point_problem(found, entrypoint, [reward.name for reward in rewards])
+    if found is None or problem is not None:
+        raise Refused(problem or "no entry point")
+    limits = config.training if isinstance(config, RunConfig) else config.evaluation
+    return RolloutRef(
+        snapshot=snapshot,
+        commit=NO_COMMIT,
+        entrypoint=found.entrypoint,
+        kind=found.kind,
+        workflow=found.workflow,
+        grader=None if rewards else found.grader,
+        rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in rewards),
+        env=config.env,
+        secrets=config.secrets.required,
+        network=config.advanced.network,
+        workspace=OWNER,
+        workflow_timeout_s=limits.agent_workflow_timeout_s,
+        grader_timeout_s=limits.grader_timeout_s,
+    )
+
+
+@asynccontextmanager
+async def open_tryout(
+    settings: Settings, *, with_engine: bool, find_key: FindKey, secrets: SecretStore
+) -> AsyncIterator[Tryout]:
+    """Open the engine, the gateway and the sandbox, and close them after the block. `find_key` returns
+    the keys of providers, and `secrets` holds those of the rollout. Without an engine, only models of
+    providers can be sampled. Raises InvalidConfig when user code cannot be confined on this machine."""
+    log, blobs, rows = MemoryLog(World()), MemoryBlobs(), _Rows()
+    artifacts = ArtifactStore(log, blobs)
+    async with AsyncExitStack() as stack:
+        sampler = await _open_sampler(stack, artifacts, find_key, with_engine=with_engine)
+        gateway = HttpGateway(sampler, group=user_group(), network=settings.network)
+        await gateway.start()
+        stack.push_async_callback(gateway.aclose)
+        user = SandboxClient(service_of(settings), fetch=artifacts.get, sockets=gateway)
+        stack.push_async_callback(user.aclose)
+        await user.start()
+        datasets: Datasets = rows
+        ports = Ports(
+            log=log,
+            blobs=blobs,
+            artifacts=artifacts,
+            datasets=datasets,
+            clock=SystemClock(),
+            settings=settings,
+            sampler=sampler,
+            user=user,
+            gateway=gateway,
+            secrets=secrets,
+        )
+        yield Tryout(ports, rows)
+
+
+async def _open_sampler(
+    stack: AsyncExitStack,
+    artifacts: ArtifactStore,
+    find_key: FindKey,
+    *,
+    with_engine: bool,
+) -> Sampler:
+    engine: Sampler = _NoEngine()
+    if with_engine:
+        from trainer.engine import Engine
+
+        opened = Engine(fetch=artifacts.get, read=artifacts.read)
+        stack.push_async_callback(opened.aclose)
+        engine = opened.sampler
+    providers = ProviderClient(None)  # the person who tries a rollout is the operator here
+    stack.push_async_callback(providers.aclose)
+    return RoutedSampler(engine, ProviderSampler(providers, find_key))

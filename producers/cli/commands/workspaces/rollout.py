@@ -1,0 +1,15 @@
+"""`headrace rollout`: the list of its commands."""
+
+from producers.cli.command_tree import LazyGroup
+
+CLI = "producers.cli.commands.workspaces."
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "test": (CLI + "try_out:test", "Try a rollout on this machine, without a server."),
+}
+
+rollout = LazyGroup(
+    "rollout",
+    commands=COMMANDS,
+    help="Rollouts of the workspace around this directory: init, list, validate, test.",
+)

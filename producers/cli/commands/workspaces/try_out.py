@@ -1,0 +1,144 @@
+"""`headrace rollout test`: run a rollout on this machine, without a server."""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from producers.cli.command_tree import command
+from producers.cli.display.conversation import show_messages, show_output, show_reward
+from producers.cli.display.output import Document, print_failure, print_json, say
+from producers.cli.errors import Failure, Interrupted
+from producers.cli.rollouts.tryout_process import run_tryout
+from producers.cli.rollouts.workspace_files import Rollout, find_rollout, newest_change
+from schemas.errors import Refused
+
+POLL_S = 0.5
+
+
+@command(None, "test", example="headrace rollout test sums --rows 2")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--rows",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="Try this many rows.",
+)
+@click.option("--first", default=0, type=click.IntRange(0), help="Begin at this row, from 0.")
+@click.option(
+    "--dataset",
+    type=click.Path(path_type=Path),
+    help="File with the rows. Default: data/NAME.jsonl of the config's dataset.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="TOML with limits and rewards. Default: configs/training/NAME.toml.",
+)
+@click.option("--model", metavar="REF", help="Model to sample. Default: the config's model_path.")
+@click.option("--provider-model", metavar="NAME", help="Use a provider's model, like openai/gpt-5.")
+@click.option("--provider-url", metavar="URL", help="Base URL of an OpenAI-compatible server.")
+@click.option("--provider-key-env", metavar="VAR", help="Environment variable with the key.")
+@click.option("--watch", is_flag=True, help="Run again whenever a file of the rollout changes.")
+def test(
+    name: str,
+    *,
+    rows: int,
+    first: int,
+    dataset: Path | None,
+    config: Path | None,
+    model: str | None,
+    provider_model: str | None,
+    provider_url: str | None,
+    provider_key_env: str | None,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """Try a rollout: run its workflow and grader here, confined as in training.
+
+    It needs no server. It prints each turn, tool call, reward, print and traceback. With a provider's
+    model no tokens are recorded.
+    """
+    if model and provider_model:
+        raise Failure("USAGE", "--model and --provider-model name two models; give one of them")
+    if (provider_url or provider_key_env) and not provider_model:
+        raise Failure("USAGE", "--provider-url needs a model; name it with --provider-model")
+    rollout = find_rollout(name, config)
+    provider = {"name": provider_model, "url": provider_url, "key_env": provider_key_env}
+    request: dict[str, object] = {
+        **rollout.request(),
+        "dataset": str(dataset.resolve()) if dataset else None,
+        "rows": rows,
+        "first": first,
+        "model": _model(model),
+        "provider": provider if provider_model else None,
+    }
+    if watch:
+        _watch(rollout, request, config, as_json=as_json)
+    else:
+        _try_once(request, as_json=as_json)
+
+
+def _model(model: str | None) -> str | None:
+    """A model as it is named, and the absolute path of a directory."""
+    if model and model.startswith((".", "~")):
+        return str(Path(model).expanduser().resolve())
+    return model
+
+
+def _try_once(request: Mapping[str, object], *, as_json: bool) -> None:
+    samples = []
+    for sample in _samples(request, quiet=as_json):
+        samples.append(sample)
+        if not as_json:
+            show_sample(sample)
+    if as_json:
+        print_json({"rows": samples})
+        return
+    rewards = [sample["reward"] for sample in samples if sample["reward"] is not None]
+    mean = f", mean reward {sum(rewards) / len(rewards):g}" if rewards else ""
+    failed = sum(1 for sample in samples if sample["error"])
+    say(f"{len(samples)} tried, {failed} failed{mean}")
+
+
+def _samples(request: Mapping[str, object], *, quiet: bool) -> Iterator[Document]:
+    for document in run_tryout(request):
+        if "sample" in document:
+            yield document["sample"]
+        elif not quiet:
+            say(str(document.get("note")))
+
+
+def show_sample(sample: Document) -> None:
+    """Print one sample that was tried."""
+    say(f"row {sample['row']}:")
+    show_messages([*sample["prompt"], *sample["turns"]])
+    show_reward(sample)
+    show_output(sample)
+    if sample.get("grader"):
+        show_output(sample["grader"], of=" by the grader")
+
+
+def _watch(
+    rollout: Rollout, request: dict[str, object], config: Path | None, *, as_json: bool
+) -> None:
+    """Try again after each change, until Ctrl-C."""
+    seen = -1.0
+    try:
+        while True:
+            now = newest_change(rollout.workspace)
+            if now == seen:
+                time.sleep(POLL_S)
+                continue
+            seen = now
+            try:
+                request |= find_rollout(rollout.name, config).request()
+                _try_once(request, as_json=as_json)
+            except Refused as error:
+                print_failure("FAILED", error.message, error.issues, as_json=as_json)
+            if not as_json:
+                say("waiting for a change; Ctrl-C ends this")
+    except KeyboardInterrupt as error:
+        raise Interrupted("stopped watching") from error
