@@ -144,9 +144,8 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
         rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
     )
     found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
-    problem = entry_point_problem(
-        found, entrypoint, [reward.name for reward in config.advanced.rewards]
-    )
+    rewards = [reward.name for reward in config.advanced.rewards]
+    problem = entry_point_problem(found, entrypoint, rewards, network=config.advanced.network)
     if found is None or problem is not None:
         return _end(state, "failed", problem or "no entry point")
     rollout = RolloutRef(

@@ -13,11 +13,18 @@ import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from headrace.blame import import_hint, own_frames, workspace_path
+from headrace.blame import import_hint, own_frames, tree_of, workspace_path
 from headrace.entry_source import find_problem
 from headrace.grading import Grader
 from headrace.rewards import is_reward
 from headrace.tools.function_tool import FunctionTool, marked_tool
+from headrace.tools.mcp_client import McpServerUnusable, with_servers
+from headrace.tools.mcp_config import (
+    InvalidMcpConfig,
+    McpServer,
+    chosen_servers,
+    mcp_servers,
+)
 from headrace.tools.tool_set import ToolSet, UnusableTools, offered_tools
 from headrace.workflow import AgentWorkflow
 
@@ -63,7 +70,10 @@ def workflow_of(module: types.ModuleType) -> type[AgentWorkflow] | None:
     AgentWorkflow itself, which runs the built-in loop. Raises EntryPointError for two, or for a `run`
     that is not async."""
     found = _only(module, AgentWorkflow, "run")
-    return AgentWorkflow if found is None and _marked_tools(vars(module)) else found
+    if found is not None:
+        return found
+    has_tools = _marked_tools(vars(module)) or servers_of(module, AgentWorkflow)
+    return AgentWorkflow if has_tools else None
 
 
 def tools_of(module: types.ModuleType, workflow: type[AgentWorkflow]) -> ToolSet:
@@ -79,6 +89,28 @@ def tools_of(module: types.ModuleType, workflow: type[AgentWorkflow]) -> ToolSet
         path = Path(module.__file__ or "?")
         place = f"{workspace_path(path, path)}:{_line(workflow) or 1}"
         raise EntryPointError(f"{place}: {workflow.__name__}.tools: {error}") from error
+
+
+def servers_of(module: types.ModuleType, workflow: type[AgentWorkflow]) -> list[McpServer]:
+    """Return the MCP servers of the workspace that a workflow uses: those in its list `mcp`, or all if
+    it runs the built-in loop. Raises EntryPointError when they cannot be used."""
+    path = Path(module.__file__ or "?")
+    if workflow.mcp is None and workflow.run is not AgentWorkflow.run:
+        return []
+    try:
+        servers = mcp_servers(tree_of(path))
+        return servers if workflow.mcp is None else chosen_servers(servers, workflow.mcp)
+    except InvalidMcpConfig as error:
+        raise EntryPointError(f"{workspace_path(path, path)}: {error}") from error
+
+
+async def open_tools(module: types.ModuleType, workflow: type[AgentWorkflow]) -> ToolSet:
+    """Start the MCP servers of a workflow, and return all of its tools. Raises EntryPointError."""
+    functions, servers = tools_of(module, workflow), servers_of(module, workflow)
+    try:
+        return await with_servers(functions, servers)
+    except (McpServerUnusable, UnusableTools) as error:
+        raise EntryPointError(str(error)) from error
 
 
 def _marked_tools(names: Mapping[str, object]) -> list[FunctionTool]:

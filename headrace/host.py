@@ -112,7 +112,7 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
     module = discovery.load(entrypoint)
     Watch(loop, channel)
     workflow = role == "workflow"
-    call = workflow_call(module, port=port) if workflow else grader_call(module, entrypoint)
+    call = await workflow_call(module, port=port) if workflow else grader_call(module, entrypoint)
     channel.send({"ready": True})
     running: set[asyncio.Task[None]] = set()
     while True:
@@ -149,15 +149,17 @@ async def answer(
     channel.send({"id": message["id"], **result, **({"output": left} if left else {})})
 
 
-def workflow_call(module: types.ModuleType, *, port: int) -> Callable[[Json], Awaitable[Json]]:
+async def workflow_call(
+    module: types.ModuleType, *, port: int
+) -> Callable[[Json], Awaitable[Json]]:
     """Return the function that answers a call of the workflow role: one attempt per call. The relay to
-    the gateway listens on `port`."""
+    the gateway listens on `port`. The MCP servers of the workflow are started before."""
     workflow = discovery.workflow_of(module)
     if workflow is None:
         raise discovery.EntryPointError(
             "this file has no AgentWorkflow; write a subclass of headrace.AgentWorkflow"
         )
-    tools = discovery.tools_of(module, workflow)
+    tools = await discovery.open_tools(module, workflow)
 
     async def call(message: Json) -> Json:
         attempt = workflow()
@@ -269,6 +271,7 @@ def discover(entrypoint: Path) -> Json:
         module = discovery.load(entrypoint)
         workflow, grader = discovery.workflow_of(module), discovery.grader_of(module)
         tools = discovery.tools_of(module, workflow).names if workflow else ()
+        servers = discovery.servers_of(module, workflow) if workflow else []
     except discovery.EntryPointError as error:
         return {"error": str(error)[:2000]}
     rewards = sorted(discovery.rewards_of(module))
@@ -281,7 +284,9 @@ def discover(entrypoint: Path) -> Json:
     if len(rewards) > MOST_REWARDS:
         return {"error": f"there are {len(rewards)} reward functions; keep at most {MOST_REWARDS}"}
     found = {"workflow": classes[0], "grader": classes[1], "rewards": rewards}
-    return {**found, "tools": list(tools)}
+    addresses = [address for one in servers if (address := one.remote_address)]
+    names = [one.name for one in servers]
+    return {**found, "tools": list(tools), "mcp": names, "mcp_addresses": addresses}
 
 
 def main() -> None:

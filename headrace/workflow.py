@@ -124,9 +124,12 @@ class AgentWorkflow:
 
     `tools` is a list of functions that the policy may call. Without it, all functions of the entry point
     that are marked by `@tool` are offered. Methods of the class that are marked are always offered.
+    `mcp` is a list of names of MCP servers of the workspace, whose tools are offered as well. Without
+    it, all servers are used by a workflow without `run`, and none by others.
     """
 
     tools: ClassVar[Sequence[object] | None] = None
+    mcp: ClassVar[Sequence[str] | None] = None
 
     async def run(self, ctx: WorkflowContext) -> list[ChatMessage] | None:
         """Make one attempt at `ctx.prompt`; return the conversation, ending with the answer. Without a

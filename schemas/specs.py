@@ -136,7 +136,8 @@ def _is_classes(kind: object) -> bool:
 class DiscoveredRollout(Value):
     """The definitions of an entry point, or the reason why it could not be loaded (file and line). An
     entry point of kind `server` was not run, so its definitions are unknown. `tools` are the names of
-    the functions that its workflow offers to the model."""
+    the functions that its workflow offers to the model. `mcp` are the names of the MCP servers that it
+    uses, and `mcp_addresses` the host:port of those elsewhere."""
 
     entrypoint: Entrypoint
     kind: RolloutKind = Field(default="classes", exclude_if=_is_classes)
@@ -144,6 +145,8 @@ class DiscoveredRollout(Value):
     grader: str | None = None
     rewards: tuple[str, ...] = ()
     tools: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
+    mcp: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
+    mcp_addresses: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     error: str | None = None
 
 

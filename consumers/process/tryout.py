@@ -166,7 +166,8 @@ def rollout_ref(
     be used with this config."""
     rewards = config.advanced.rewards
     found = next((one for one in discovered if one.entrypoint == entrypoint), None)
-    problem = entry_point_problem(found, entrypoint, [reward.name for reward in rewards])
+    names = [reward.name for reward in rewards]
+    problem = entry_point_problem(found, entrypoint, names, network=config.advanced.network)
     if found is None or problem is not None:
         raise Refused(problem or "no entry point")
     limits = config.training if isinstance(config, RunConfig) else config.evaluation
@@ -181,6 +182,8 @@ def rollout_ref(
         env=config.env,
         secrets=config.secrets.required,
         network=config.advanced.network,
+        max_turns=config.advanced.max_turns,
+        max_sample_tokens=config.advanced.max_sample_tokens,
         workspace=OWNER,
         workflow_timeout_s=limits.agent_workflow_timeout_s,
         grader_timeout_s=limits.grader_timeout_s,

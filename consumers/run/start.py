@@ -54,9 +54,8 @@ def _start_with_workspace(
         rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
     )
     found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
-    problem = entry_point_problem(
-        found, entrypoint, [reward.name for reward in config.advanced.rewards]
-    )
+    rewards = [reward.name for reward in config.advanced.rewards]
+    problem = entry_point_problem(found, entrypoint, rewards, network=config.advanced.network)
     if found is None or problem is not None:
         return RunRejected(run=request.run, message=problem or "no entry point")
     rollout = RolloutRef(
@@ -82,9 +81,14 @@ def _start_with_workspace(
 
 
 def entry_point_problem(
-    found: DiscoveredRollout | None, entrypoint: Entrypoint, rewards: list[str]
+    found: DiscoveredRollout | None,
+    entrypoint: Entrypoint,
+    rewards: list[str],
+    *,
+    network: tuple[str, ...],
 ) -> str | None:
-    """Return why an entry point cannot be run with these reward functions, or None if it can."""
+    """Return why an entry point cannot be run with these reward functions and addresses, or None if it
+    can."""
     where = f"rollouts/{entrypoint.rollout}/{entrypoint.path}"
     if found is None:
         return f"there is no {where} in this commit; check experiment.rollout and entrypoint"
@@ -98,6 +102,12 @@ def entry_point_problem(
         return f"{where} has no reward function {', '.join(missing)}; it has: {has}"
     if not rewards and found.grader is None:
         return f"{where} has no Grader; write one, or name reward functions in advanced.rewards"
+    absent = [address for address in found.mcp_addresses if address not in network]
+    if absent:
+        return (
+            f"the MCP servers of {where} are at {', '.join(absent)}, which the run may not connect to; "
+            "add them to advanced.network"
+        )
     return None
 
 

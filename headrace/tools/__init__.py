@@ -2,6 +2,7 @@
 calls."""
 
 from headrace.tools.function_tool import FunctionTool, OfferedTool, tool
+from headrace.tools.results import ToolError
 from headrace.tools.tool_set import ToolSet, UnusableTools
 
-__all__ = ["FunctionTool", "OfferedTool", "ToolSet", "UnusableTools", "tool"]
+__all__ = ["FunctionTool", "OfferedTool", "ToolError", "ToolSet", "UnusableTools", "tool"]

@@ -7,7 +7,12 @@ from headrace.tools.tool_set import ChatMessage, ToolSet
 
 DEFAULT_TURNS = 10
 
-ENDS = ("context_length_exceeded", "budget_exceeded")
+ENDS = (
+    "context_length_exceeded",
+    "budget_exceeded",
+    "max_turns_exceeded",
+    "max_sample_tokens_exceeded",
+)
 """Refusals that end a conversation. The answers until then are the sample."""
 
 

@@ -12,6 +12,10 @@ MARGIN = 4
 """How many bytes or parts are looked at for each character that is kept."""
 
 
+class ToolError(RuntimeError):
+    """An error that is meant for the model: it gets the text alone. A tool may raise it."""
+
+
 def result_text(value: object, *, most: int) -> str:
     """Return the text of a result, of at most `most` characters. Text stays as it is, and other values
     become JSON. Raises TypeError or ValueError when a value is not JSON."""

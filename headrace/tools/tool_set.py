@@ -6,12 +6,12 @@ never fails the sample.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.tools.argument_types import ArgumentMismatch
 from headrace.tools.function_tool import FunctionTool, OfferedTool, function_tool, marked_tool
-from headrace.tools.results import error_text, result_text
+from headrace.tools.results import ToolError, error_text, result_text
 
 ChatMessage = dict[str, object]
 
@@ -63,6 +63,9 @@ class ToolSet:
             raise UnusableTools(
                 f"the schemas of the tools have {size} bytes; keep them below {LARGEST_SCHEMAS}"
             )
+
+    def __iter__(self) -> Iterator[OfferedTool]:
+        return iter(self._tools.values())
 
     def __len__(self) -> int:
         return len(self._tools)
@@ -130,7 +133,7 @@ class ToolSet:
             return await within(
                 found.timeout_s, lambda: _call(found, arguments, context), name=found.name
             )
-        except ArgumentMismatch as error:
+        except (ArgumentMismatch, ToolError) as error:
             return error_text(f"{found.name}: {error}")
         except CallTimeout as error:
             return error_text(str(error))

@@ -109,6 +109,7 @@ class CallingUserCode(ABC):
             "metadata": dict(metadata),
             "base_path": base_path,
             "api_key": api_key,
+            "max_turns": rollout.max_turns,
         }
         deadline_s = rollout.workflow_timeout_s
         data = json.dumps(message).encode()

@@ -16,6 +16,7 @@ from schemas.specs import RolloutKind
 LONGEST_TEXT = 8000
 MOST_REWARDS = 128
 MOST_TOOLS = 128
+MOST_SERVERS = 16
 MOST_FILES = 32
 MOST_FILE_BYTES = 8 << 20
 MOST_PRINTED = 66_000
@@ -27,6 +28,7 @@ LARGEST = {"discover": 1 << 20, "workflow": 28 << 20, "grader": 4 << 20, "server
 Id = Annotated[str, Field(max_length=500)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Name = Annotated[str, Field(max_length=100)]
+Address = Annotated[str, Field(max_length=300)]
 FileName = Annotated[
     str,
     Field(
@@ -67,6 +69,8 @@ class Discovered(_HostMessage):
     grader: Name | None = None
     rewards: Annotated[list[Name], Field(max_length=MOST_REWARDS)] = []
     tools: Annotated[list[Name], Field(max_length=MOST_TOOLS)] = []
+    mcp: Annotated[list[Name], Field(max_length=MOST_SERVERS)] = []
+    mcp_addresses: Annotated[list[Address], Field(max_length=MOST_SERVERS)] = []
 
 
 class DiscoveryFailed(_HostMessage):

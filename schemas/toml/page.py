@@ -20,7 +20,8 @@ from pydantic.fields import FieldInfo
 from schemas import config
 from schemas.algorithms import READ_BY
 from schemas.config import EvalConfig, RunConfig, Section
-from schemas.toml import triggers
+from schemas.toml import mcp_tables, triggers
+from schemas.toml.mcp_tables import McpTable
 from schemas.toml.triggers import Trigger
 
 BY_ALGORITHM = "by algorithm"
@@ -48,6 +49,10 @@ TRIGGERS = """\
 at most 64 KiB. [A push trains](push-to-train.md) describes what happens with them."""
 
 
+MCP = """\
+`headrace.toml` may also hold `[[mcp]]` tables, at most 16."""
+
+
 def config_markdown() -> str:
     """The content of docs/config.md: every key, section by section."""
     return "\n".join(_lines()) + "\n"
@@ -58,7 +63,9 @@ def meanings() -> dict[tuple[str, str], str]:
     """(class, key) -> the text below the key in the source. The source is read only when this page is
     written."""
     found = {}
-    classes = (ast.parse(inspect.getsource(module)).body for module in (config, triggers))
+    classes = (
+        ast.parse(inspect.getsource(module)).body for module in (config, triggers, mcp_tables)
+    )
     for cls in chain.from_iterable(classes):
         if isinstance(cls, ast.ClassDef):
             for key, below in pairwise(cls.body):
@@ -86,6 +93,12 @@ def _lines() -> Iterator[str]:
     yield TRIGGERS
     yield ""
     yield from _table(Trigger)
+    yield ""
+    yield "## MCP servers"
+    yield ""
+    yield MCP
+    yield ""
+    yield from _table(McpTable)
 
 
 def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterator[str]:

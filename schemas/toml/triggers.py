@@ -17,6 +17,7 @@ from schemas.config import Section
 from schemas.errors import InvalidConfig, Issue
 from schemas.specs import Concurrency
 from schemas.toml.globs import glob_problem, is_selected
+from schemas.toml.mcp_tables import MOST_SERVERS, McpTable
 from schemas.toml.name_templates import DEFAULT_TEMPLATE, LONGEST_TEMPLATE, check_template
 from schemas.toml.overrides import check_overrides
 from schemas.toml.parser import MOST_ISSUES, summarize
@@ -117,6 +118,7 @@ class TriggerTables(Section):
     """A whole `headrace.toml`."""
 
     trigger: Annotated[tuple[Trigger, ...], Field(max_length=MOST_TRIGGERS)] = ()
+    mcp: Annotated[tuple[McpTable, ...], Field(max_length=MOST_SERVERS)] = ()
 
 
 def parse_triggers(content: bytes) -> tuple[Trigger, ...]:
@@ -138,11 +140,10 @@ def parse_triggers(content: bytes) -> tuple[Trigger, ...]:
 
 def _document_issues(document: dict[str, Any]) -> Iterator[Issue]:
     """Issues that pydantic is not asked about, because it would describe them worse."""
-    if "mcp" in document:
-        yield Issue("mcp", "is not built yet; leave it out")
-    if isinstance(found := document.get("trigger"), dict):
-        shown = ", ".join(list(found)[:3])[:60]
-        yield Issue("trigger", f"must be [[trigger]] with two brackets, got one table ({shown})")
+    for name in TriggerTables.model_fields:
+        if isinstance(found := document.get(name), dict):
+            shown = ", ".join(list(found)[:3])[:60]
+            yield Issue(name, f"must be [[{name}]] with two brackets, got one table ({shown})")
     yield from non_json_issues("", document)
 
 
@@ -163,11 +164,12 @@ def _issue(details: ErrorDetails) -> Issue:
     key = join_key(location)
     match details["type"], location:
         case "extra_forbidden", (name,):
-            close = difflib.get_close_matches(str(name), ["trigger"], n=1)
+            close = difflib.get_close_matches(str(name), ["trigger", "mcp"], n=1)
             meant = close[0] if close else None
-            return Issue(key, "unrecognized key; a headrace.toml holds [[trigger]] tables", meant)
-        case "extra_forbidden", (*_, name):
-            known = tuple(Trigger.model_fields)
+            message = "unrecognized key; a headrace.toml holds [[trigger]] and [[mcp]] tables"
+            return Issue(key, message, meant)
+        case "extra_forbidden", (table, *_, name):
+            known = tuple((McpTable if table == "mcp" else Trigger).model_fields)
             close = difflib.get_close_matches(str(name), known, n=1)
             message = f"unrecognized key; the keys are: {', '.join(known)}"
             return Issue(key, message, close[0] if close else None)
