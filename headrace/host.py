@@ -30,7 +30,7 @@ from headrace.conversation import conversation
 from headrace.grading import GraderContext, Sample
 from headrace.legacy import provide_alias
 from headrace.servers.hosting import host_server
-from headrace.servers.recognition import is_server
+from headrace.servers.recognition import served_kind
 from headrace.tools.loop import DEFAULT_TURNS
 from headrace.workflow import WorkflowContext
 
@@ -266,7 +266,7 @@ def discover(entrypoint: Path) -> Json:
     """Answer the discover role: return which workflow, grader and reward functions the entry point
     has. A rollout server is recognised by its text and is not run."""
     try:
-        if is_server(discovery.parse(entrypoint), entrypoint):
+        if served_kind(discovery.parse(entrypoint), entrypoint) is not None:
             return {"kind": "server"}
         module = discovery.load(entrypoint)
         workflow, grader = discovery.workflow_of(module), discovery.grader_of(module)

@@ -1,5 +1,6 @@
 """The program of a rollout server: how it is started, and how we know that it is ready."""
 
+import ast
 import asyncio
 import contextlib
 import os
@@ -9,11 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import headrace
 from headrace.blame import workspace_path
 from headrace.servers.loopback import Loopback, ServerAway
+from headrace.servers.recognition import rollout_folder, served_kind
 
 PORTS = ("_OSMOSIS_ROLLOUT_PORT", "ROLLOUT_PORT")
-START_S = 150.0
+START_S = 240.0
 HEALTH_S = 5.0
 LOOK_S = 0.05
 KEPT_OUTPUT = 4096
@@ -109,7 +112,6 @@ async def _start(entrypoint: Path, port: int) -> ServerProgram:
     with us."""
     artifacts = Path(tempfile.mkdtemp(prefix="rollouts-"))
     name = Path(workspace_path(entrypoint, entrypoint)).parts[1]
-    folder = next(place for place in entrypoint.parents if place.parent.name == "rollouts")
     own = {
         **dict.fromkeys(PORTS, str(port)),
         "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT": str(artifacts),
@@ -118,15 +120,25 @@ async def _start(entrypoint: Path, port: int) -> ServerProgram:
     }
     usual = {"PYTHONUNBUFFERED": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(entrypoint),
-        cwd=folder,
+        *command_of(entrypoint),
+        cwd=rollout_folder(entrypoint),
         env={**usual, **os.environ, **own},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     return ServerProgram(process, port, artifacts)
+
+
+def command_of(entrypoint: Path) -> list[str]:
+    """Return the command that serves an entry point: itself, or our program for environments."""
+    tree = ast.parse(entrypoint.read_text())
+    if served_kind(tree, entrypoint) != "environment":
+        return [sys.executable, str(entrypoint)]
+    # By `-c`, because a script would put its own folder first on the path of imports.
+    sdk = str(Path(headrace.__file__).resolve().parents[1])
+    run = f"import sys; sys.path[0] = {sdk!r}; from headrace.servers import environments"
+    return [sys.executable, "-c", f"{run}; environments.main()", str(entrypoint)]
 
 
 def free_port() -> int:

@@ -40,7 +40,7 @@ GRACE_S = 2.0
 killed."""
 
 START_S = 60.0
-SERVER_START_S = 180.0
+SERVER_START_S = 300.0
 """How long an entry point may take to load, and a rollout server to serve."""
 
 MOST_SERVED = 64

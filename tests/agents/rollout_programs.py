@@ -112,3 +112,80 @@ OLDER_STRANDS = STRANDS.replace(GRADER, OLDER_GRADER)
 OLDER_OPENAI_AGENTS = OPENAI_AGENTS.replace(GRADER, OLDER_GRADER).replace(
     "OsmosisMemorySession()", 'OsmosisMemorySession("multiplier")'
 )
+
+VERIFIERS_V1 = '''
+import re
+
+import verifiers.v1 as vf
+
+__all__ = ["MultiplyTaskset"]
+
+
+class MultiplyData(vf.TaskData):
+    answer: float
+
+
+class Calculator(vf.Toolset[vf.SharedToolsetConfig]):
+    TOOL_PREFIX = None
+
+    @vf.tool
+    def multiply(self, a: float, b: float) -> float:
+        """Multiply two numbers."""
+        return a * b
+
+
+class MultiplyTask(vf.Task[MultiplyData]):
+    @vf.reward(weight=1.0)
+    async def exact(self, trace: vf.Trace) -> float:
+        said = re.findall(r"#### *(-?[0-9.]+)", trace.last_reply)
+        return float(bool(said) and float(said[-1]) == self.data.answer)
+
+
+class MultiplyConfig(vf.TasksetConfig):
+    tools: vf.SharedToolsetConfig = vf.SharedToolsetConfig()
+
+
+class MultiplyTaskset(vf.Taskset[MultiplyTask, MultiplyConfig]):
+    @classmethod
+    def toolsets(cls, config: MultiplyConfig) -> list[vf.Toolset]:
+        return [Calculator(config.tools)]
+
+    def load(self) -> list[MultiplyTask]:
+        return [
+            MultiplyTask(MultiplyData(prompt=f"{a} * 7?", answer=7.0 * a), self.config.task)
+            for a in range(6, 10)
+        ]
+
+
+if __name__ == "__main__":
+    Calculator.run()
+'''
+
+VERIFIERS_V0 = '''
+import re
+
+import verifiers as vf
+from datasets import Dataset
+
+
+def multiply(a: float, b: float) -> float:
+    """Multiply two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a * b
+
+
+def exact(completion, answer, **kwargs) -> float:
+    said = re.findall(r"#### *(-?[0-9.]+)", str(completion[-1]["content"]))
+    return float(bool(said) and float(said[-1]) == float(answer))
+
+
+def load_environment(first: int = 6) -> vf.Environment:
+    rows = [{"question": f"{a} * 7?", "answer": str(7 * a)} for a in range(first, first + 4)]
+    return vf.ToolEnv(
+        dataset=Dataset.from_list(rows), tools=[multiply], rubric=vf.Rubric(funcs=[exact])
+    )
+'''
