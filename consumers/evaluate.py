@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Never, assert_never, get_args
 
 from consumers.run.settle import settle
-from consumers.run.start import entry_point_problem
+from consumers.run.start import entry_point_problem, scoring_of
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.events import (
     EvaluationCompleted,
@@ -23,7 +23,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import ConsumerName, Purpose, StreamName, eval_stream
-from schemas.specs import Entrypoint, RewardSpec, RolloutRef, SampleEntry, Slot
+from schemas.specs import Entrypoint, RolloutRef, SampleEntry, Slot
 
 EvalEvent = (
     EvaluationRequested
@@ -144,8 +144,8 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
         rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
     )
     found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
-    rewards = [reward.name for reward in config.advanced.rewards]
-    problem = entry_point_problem(found, entrypoint, rewards, network=config.advanced.network)
+    samples = config.evaluation.n
+    problem = entry_point_problem(found, entrypoint, config.advanced, num_samples=samples)
     if found is None or problem is not None:
         return _end(state, "failed", problem or "no entry point")
     rollout = RolloutRef(
@@ -154,8 +154,7 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
         entrypoint=entrypoint,
         kind=found.kind,
         workflow=found.workflow,
-        grader=None if config.advanced.rewards else found.grader,
-        rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in config.advanced.rewards),
+        **scoring_of(found, config.advanced),
         env=config.env,
         secrets=config.secrets.required,
         workspace=request.workspace,

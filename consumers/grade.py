@@ -1,6 +1,6 @@
 """Grades generated groups.
 Reads: GroupGenerated.  Emits: GroupGraded.  Stream: grade.
-Does: runs the user's Grader or reward functions (lane: user).  Waits for: nothing.
+Does: runs the user's Grader or reward functions, and asks judges (lane: user).  Waits for: nothing.
 Safe to repeat because: one grade stream per group; a second outcome decides nothing.
 
 Every sample gets a grade. If the sample or its grader failed, or the grader returned something that is
@@ -12,12 +12,13 @@ rollout server has graded its samples when it made them, and those grades are us
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from pydantic import ValidationError
 
 from consumers.error_excerpt import excerpt
+from consumers.judging.panel import judge_group
 from consumers.user_output import store_output
 from consumers.user_secrets import sandbox_owner
 from infra.ports.ports import Ports
@@ -27,7 +28,16 @@ from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import ConsumerName, StreamName, grade_stream
-from schemas.sampling import ArtifactRef, Grade, SampleBatch, SampleFailure, SampleRecord
+from schemas.sampling import (
+    ArtifactRef,
+    Grade,
+    Judgement,
+    JudgementBatch,
+    JudgeUsage,
+    SampleBatch,
+    SampleFailure,
+    SampleRecord,
+)
 from schemas.specs import GroupSpec, SampleEntry
 
 NO_SAMPLES = ArtifactRef(uri="none:", sha256=hashlib.sha256(b"").hexdigest(), size=0)
@@ -62,7 +72,9 @@ def handle(state: GradeState, message: GradeMessage, meta: Meta) -> Decision:
             effect = GradeGroup(spec=spec, parts=parts, entries=entries, generate_s=message.seconds)
             return Decision(effects=(effect,))
         case GroupScored(effect=effect):
-            return _decide_grades(effect, message.group_artifact, message.grades, meta)
+            graded = _decide_grades(effect, message.group_artifact, message.grades, meta)
+            judged = {"judgements": message.judgements, "judged": message.judged}
+            return Decision(events=(graded.model_copy(update=judged),))
         case Failed(effect=GradeGroup() as effect):
             failure = SampleFailure(
                 category=message.category,
@@ -70,15 +82,15 @@ def handle(state: GradeState, message: GradeMessage, meta: Meta) -> Decision:
             )
             grades = (Grade(index=e.index, reward=None, failure=failure) for e in effect.entries)
             artifact = effect.parts[0] if effect.parts else NO_SAMPLES
-            return _decide_grades(effect, artifact, tuple(grades), meta)
+            return Decision(events=(_decide_grades(effect, artifact, tuple(grades), meta),))
         case _:
             return NOTHING
 
 
 def _decide_grades(
     effect: GradeGroup, artifact: ArtifactRef, grades: tuple[Grade, ...], meta: Meta
-) -> Decision:
-    graded = GroupGraded(
+) -> GroupGraded:
+    return GroupGraded(
         spec=effect.spec,
         artifact=artifact,
         entries=effect.entries,
@@ -86,7 +98,6 @@ def _decide_grades(
         generate_s=effect.generate_s,
         grade_s=meta.seconds,
     )
-    return Decision(events=(graded,))
 
 
 def routes(message: GradeMessage) -> tuple[StreamName, ...]:
@@ -110,10 +121,27 @@ async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
         data = whole.model_dump_json().encode()
         artifact = await ports.artifacts.put(data, run=effect.spec.owner)
     by_index = {grade.index: grade for grade in graded}
-    grades = (
-        _validate_grade(record, by_index.get(record.index), len(records)) for record in records
+    checked = [(r, _validate_grade(r, by_index.get(r.index), len(records))) for r in records]
+    questions = {grade.index: grade.questions for grade in graded}
+    grades, judgements = await judge_group(effect.spec, checked, questions, ports)
+    scored = GroupScored(
+        effect=effect,
+        group_artifact=artifact,
+        grades=tuple(
+            _validate_grade(r, g, len(records)) for r, g in zip(records, grades, strict=True)
+        ),
     )
-    return GroupScored(effect=effect, group_artifact=artifact, grades=tuple(grades))
+    return await _with_judgements(scored, judgements, ports) if judgements else scored
+
+
+async def _with_judgements(
+    scored: GroupScored, judgements: tuple[Judgement, ...], ports: Ports
+) -> GroupScored:
+    spec = scored.effect.spec
+    data = JudgementBatch(group=spec.group, judgements=judgements).model_dump_json().encode()
+    usage = sum((judgement.usage for judgement in judgements), JudgeUsage())
+    artifact = await ports.artifacts.put(data, run=spec.owner)
+    return replace(scored, judgements=artifact, judged=usage)
 
 
 def _parse_batch(data: bytes, ref: ArtifactRef) -> SampleBatch:
@@ -140,6 +168,8 @@ async def _call_grader(
     rollout = spec.template.rollout
     if rollout is None or not samples:
         return (), None
+    if rollout.is_judged_only:
+        return tuple(Grade(index=sample.index, reward=0.0) for sample in samples), None
     if rollout.kind == "server":
         return tuple(sample.grade for sample in samples if sample.grade is not None), None
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]

@@ -3,6 +3,7 @@
 from headrace.grading import Grader, GraderContext, Sample
 from headrace.legacy import osmosis_reward, osmosis_rubric
 from headrace.rewards import reward
+from headrace.rubrics import rubric
 from headrace.tools.function_tool import tool
 from headrace.workflow import AgentWorkflow, WorkflowContext
 
@@ -15,5 +16,6 @@ __all__ = [
     "osmosis_reward",
     "osmosis_rubric",
     "reward",
+    "rubric",
     "tool",
 ]

@@ -29,6 +29,7 @@ from headrace.blame import blame
 from headrace.conversation import conversation
 from headrace.grading import GraderContext, Sample
 from headrace.legacy import provide_alias
+from headrace.questions import MOST_RUBRICS, add_questions, described_rubrics, rubrics_of
 from headrace.servers.hosting import host_server
 from headrace.servers.recognition import served_kind
 from headrace.tools.loop import DEFAULT_TURNS
@@ -183,16 +184,16 @@ async def workflow_call(
 def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Awaitable[Json]]:
     """Return the function that answers a call of the grader role: one group per call."""
     grader = discovery.grader_of(module)
-    functions = discovery.rewards_of(module)
+    functions, rubrics = discovery.rewards_of(module), rubrics_of(module)
 
     async def call(message: Json) -> Json:
         samples = {str(sample["name"]): Sample(**sample) for sample in message["samples"]}
         weights: list[Json] = message["rewards"]
-        if weights:
-            rewards = [
-                await weighted_reward(s, message, functions, entry) for s in samples.values()
-            ]
-            return {"grades": rewards}
+        of_samples = tuple(samples.values())
+        if weights or not message.get("grader", True):
+            grades = [await weighted_reward(s, message, functions, entry) for s in of_samples]
+            asked = await add_questions(grades, of_samples, message, rubrics=rubrics, entry=entry)
+            return {"grades": asked}
         if grader is None:
             raise discovery.EntryPointError(
                 "this file has no Grader; write a subclass of headrace.Grader"
@@ -203,9 +204,9 @@ def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Await
             samples=samples,
         )
         await grader().grade(context)
-        return {
-            "grades": [grader_reward(s, context.rewards.get(s.name), {}) for s in samples.values()]
-        }
+        grades = [grader_reward(s, context.rewards.get(s.name), {}) for s in of_samples]
+        asked = await add_questions(grades, of_samples, message, rubrics=rubrics, entry=entry)
+        return {"grades": asked}
 
     return call
 
@@ -274,19 +275,22 @@ def discover(entrypoint: Path) -> Json:
         servers = discovery.servers_of(module, workflow) if workflow else []
     except discovery.EntryPointError as error:
         return {"error": str(error)[:2000]}
-    rewards = sorted(discovery.rewards_of(module))
+    rewards, rubrics = sorted(discovery.rewards_of(module)), described_rubrics(module)
     classes = [found.__name__ if found else None for found in (workflow, grader)]
-    if any(len(name or "") > LONGEST_NAME for name in (*classes, *rewards)):
+    if any(len(name or "") > LONGEST_NAME for name in (*classes, *rewards, *rubrics_of(module))):
         return {
             "error": f"a class or reward function has a name of over {LONGEST_NAME} characters"
             "; shorten it"
         }
     if len(rewards) > MOST_REWARDS:
         return {"error": f"there are {len(rewards)} reward functions; keep at most {MOST_REWARDS}"}
+    if len(rubrics) > MOST_RUBRICS:
+        return {"error": f"there are {len(rubrics)} rubrics; keep at most {MOST_RUBRICS}"}
     found = {"workflow": classes[0], "grader": classes[1], "rewards": rewards}
     addresses = [address for one in servers if (address := one.remote_address)]
     names = [one.name for one in servers]
-    return {**found, "tools": list(tools), "mcp": names, "mcp_addresses": addresses}
+    found |= {"tools": list(tools), "mcp": names, "mcp_addresses": addresses}
+    return {**found, "rubrics": rubrics}
 
 
 def main() -> None:

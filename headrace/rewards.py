@@ -15,6 +15,13 @@ SIGNATURE = (
 def reward(function: F) -> F:
     """Mark a reward function, sync or async, and return it. Raises TypeError unless its signature is
     SIGNATURE."""
+    check_signature(function, "@reward")
+    setattr(function, MARK, True)
+    return function
+
+
+def check_signature(function: Callable[..., object], decorator: str) -> None:
+    """Raise TypeError unless a function has the signature SIGNATURE."""
     parameters = list(inspect.signature(function).parameters.values())
     names = [parameter.name for parameter in parameters]
     good = (
@@ -24,9 +31,7 @@ def reward(function: F) -> F:
         and parameters[3].kind is inspect.Parameter.VAR_KEYWORD
     )
     if not good:
-        raise TypeError(f"@reward {function.__name__} must have the signature {SIGNATURE}")
-    setattr(function, MARK, True)
-    return function
+        raise TypeError(f"{decorator} {function.__name__} must have the signature {SIGNATURE}")
 
 
 def is_reward(value: object) -> bool:

@@ -44,6 +44,8 @@ NAMED = (
     "reconcile.found",
     "reconcile.before_advance",
     "reconcile.after_advance",
+    "judge.answered",
+    "judge.recorded",
     "submit.before_commit",
     "submit.after_commit",
     "webhook.before_commit",

@@ -35,6 +35,11 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
 
 
+MOST_RUBRICS = 16
+LONGEST_RUBRIC = 4000
+"""The most rubrics of a run, and the most characters in the criteria of one."""
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -98,6 +103,29 @@ class RewardWeight(Section):
     """a function of the rollout that is marked with `@reward`"""
     weight: float = Field(default=1.0)
     """its value is multiplied by this"""
+
+
+class RubricWeight(Section):
+    """Criteria by which a model scores each answer, and their weight in the reward."""
+
+    text: Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_RUBRIC)]
+    """the criteria, in words"""
+    model: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    """the judge: PROVIDER/MODEL, or with `base_url` the name of a model there"""
+    weight: float = Field(default=1.0)
+    """the score is multiplied by this"""
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")] | None = None
+    """the name of the score in metrics and samples; default: `rubric_1`, `rubric_2` and so on"""
+    scale: tuple[float, float] = (0.0, 1.0)
+    """the lowest and the highest score"""
+    base_url: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    """an OpenAI-compatible server, instead of a provider"""
+    api_key_secret: (
+        Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)] | None
+    ) = None
+    """the name of the secret with the key; default: that of the provider, such as OPENAI_API_KEY"""
+    usd_per_million: tuple[float, float] | None = None
+    """the price of a million tokens of prompts and of answers"""
 
 
 class Advanced(Section):
@@ -203,6 +231,15 @@ class Advanced(Section):
     """the most turns (answers of the policy) of a sample; further requests are refused; default: 256"""
     max_sample_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     """the most tokens of a sample in all turns, prompts included; shared tokens count once"""
+    rubrics: tuple[RubricWeight, ...] = Field(default=(), max_length=MOST_RUBRICS)
+    """criteria that judges score, added to the reward: `[[advanced.rubrics]]` with `text`, `model` and
+    `weight` ([rewards](rewards.md#rubrics))"""
+    judge_max_calls: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """the most requests to judges in the run"""
+    judge_max_tokens: int | None = Field(default=None, ge=1)
+    """the most tokens of judges in the run"""
+    judge_max_usd: float | None = Field(default=None, gt=0, le=1e9)
+    """the most US dollars for judges in the run"""
     network: tuple[str, ...] = Field(default=(), max_length=MOST_ADDRESSES)
     """addresses that the workflow may connect to, as `["api.example.com:443"]`; the operator must allow
     each of them ([rollouts](rollouts.md#the-network))"""
@@ -280,6 +317,14 @@ class EvalAdvanced(Section):
     max_turns: int | None = Field(default=None, ge=1, le=256)
     """as in training"""
     max_sample_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    """as in training"""
+    rubrics: tuple[RubricWeight, ...] = Field(default=(), max_length=MOST_RUBRICS)
+    """as in training"""
+    judge_max_calls: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """as in training"""
+    judge_max_tokens: int | None = Field(default=None, ge=1)
+    """as in training"""
+    judge_max_usd: float | None = Field(default=None, gt=0, le=1e9)
     """as in training"""
     network: tuple[str, ...] = Field(default=(), max_length=MOST_ADDRESSES)
     """as in training"""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from schemas.errors import FailureCategory, Issue
 from schemas.ids import HEADRACE, EffectId, derive_id
-from schemas.sampling import ArtifactRef, Grade
+from schemas.sampling import ArtifactRef, Grade, JudgeUsage
 from schemas.specs import (
     BatchGroup,
     CheckpointSpec,
@@ -398,6 +398,8 @@ class GroupScored(Outcome):
     effect: GradeGroup
     group_artifact: ArtifactRef
     grades: tuple[Grade, ...]
+    judgements: ArtifactRef | None = None
+    judged: JudgeUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ HeadraceError
 +-- UserCodeError          the workspace's own code failed; recorded with its sample, never a crash
 +-- TransientError         something outside of Headrace did not answer; the call may succeed later
 |   +-- StoreAway          the blob store cannot be used now; work waits for it
+|   +-- JudgeAway          the model that scores answers does not answer now; work waits for it
 |   +-- SandboxAway        the service that runs user code cannot be reached; work waits for it
 |   +-- RepositoryAway     a git repository cannot be reached now; work waits for it
 |       +-- ForgeAway      the API of a forge does not answer now; work waits for it
@@ -96,6 +97,11 @@ class StoreAway(TransientError):
 class SandboxAway(TransientError):
     """The service that runs user code cannot be reached or cannot confine it now. This is not a fault of
     the work that needs it. The work waits until the service is back."""
+
+
+class JudgeAway(TransientError):
+    """A judge cannot be reached, is overloaded or limits the rate. This is not a fault of the answers
+    that it should score. The work waits and asks again, for as long as this lasts."""
 
 
 class RepositoryAway(TransientError):

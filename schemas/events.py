@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import ClassVar, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.config import EvalConfig, RunConfig
 from schemas.ids import (
@@ -31,7 +31,7 @@ from schemas.ids import (
     verify_stream,
     workspace_stream,
 )
-from schemas.sampling import ArtifactRef, Grade, ModelRef, Sha256
+from schemas.sampling import ArtifactRef, Grade, JudgeUsage, ModelRef, Sha256
 from schemas.specs import (
     BatchGroup,
     CheckpointSpec,
@@ -67,6 +67,10 @@ WORKSPACE_TOPIC = "rl.workspace.v1"
 RUN_TOPIC = "rl.run.v1"
 GROUP_TOPIC = "rl.group.v1"
 DEAD_LETTER_TOPIC = "rl.dead-letter.v1"
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class Event(BaseModel):
@@ -646,8 +650,9 @@ class GroupGenerated(_GroupEvent):
 
 
 class GroupGraded(_GroupEvent):
-    """The grader scored a group. `artifact` holds all of its samples. The event is on `rl.run.v1`,
-    because the run decides on it."""
+    """The grader scored a group. `artifact` holds all of its samples. `judgements` holds those of
+    judges, if the run has rubrics, and `judged` is the sum of their usage. The event is on
+    `rl.run.v1`, because the run decides on it."""
 
     type: ClassVar[str] = "rl.group.graded"
     topic: ClassVar[str] = RUN_TOPIC
@@ -656,6 +661,8 @@ class GroupGraded(_GroupEvent):
     grades: tuple[Grade, ...]
     generate_s: float = 0.0
     grade_s: float = 0.0
+    judgements: ArtifactRef | None = Field(default=None, exclude_if=_is_none)
+    judged: JudgeUsage | None = Field(default=None, exclude_if=_is_none)
 
     @property
     def stream(self) -> StreamName:

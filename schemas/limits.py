@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from schemas.config import RewardWeight, RunConfig
+from schemas.config import RunConfig
 from schemas.events import MAX_EVENT_BYTES
+from schemas.specs import RubricSpec, rubric_bytes
 
 GROUP_BYTES = 330
 """Approximate bytes of one group in BatchAssembled, without its rewards."""
@@ -35,10 +36,12 @@ MOST_SFT_ROWS = MAX_EVENT_BYTES // 12
 """The most rows of an sft step, so that their positions fit into one BatchAssembled."""
 
 
-def most_samples(rewards: Sequence[RewardWeight]) -> int:
-    """The largest number of samples in a group, so that they and their grades fit into one event."""
-    parts = sum(len(reward.name.encode()) + PART_BYTES for reward in rewards)
-    return (MAX_EVENT_BYTES - 8192) // (SAMPLE_BYTES + parts)
+def most_samples(rewards: Sequence[str], rubrics: Sequence[RubricSpec] = ()) -> int:
+    """The largest number of samples in a group, so that they and their grades fit into one event, which
+    repeats the rubrics. `rewards` are the names of reward functions."""
+    names = [*rewards, *(rubric.name for rubric in rubrics)]
+    parts = sum(len(name.encode()) + PART_BYTES for name in names)
+    return (MAX_EVENT_BYTES - 8192 - rubric_bytes(rubrics)) // (SAMPLE_BYTES + parts)
 
 
 def most_groups(samples: int) -> int:

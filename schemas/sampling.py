@@ -308,12 +308,14 @@ class SampleOutput(Value):
 
 class Grade(Value):
     """The reward of one sample. None means that there is no reward, and the sample is left out of
-    every baseline."""
+    every baseline. `questions` are the texts that judges read about the sample, by rubric. They are not
+    part of an event."""
 
     index: int
     reward: float | None
     parts: dict[str, float] = {}
     failure: SampleFailure | None = None
+    questions: dict[str, str] = Field(default={}, exclude=True)
 
 
 class SampleRecord(Value):
@@ -350,6 +352,51 @@ class SampleBatch(Value):
     group: str
     samples: tuple[SampleRecord, ...]
     grader_output: SampleOutput | None = Field(default=None, exclude_if=_is_unset)
+
+
+class JudgeUsage(Value):
+    """Requests to judges, their tokens, and their price in US dollars as far as it is known."""
+
+    calls: int = Field(default=0, ge=0)
+    tokens: int = Field(default=0, ge=0)
+    usd: float = Field(default=0.0, ge=0)
+
+    def __add__(self, other: "JudgeUsage") -> "JudgeUsage":
+        return JudgeUsage(
+            calls=self.calls + other.calls,
+            tokens=self.tokens + other.tokens,
+            usd=self.usd + other.usd,
+        )
+
+
+class JudgeAnswer(Value):
+    """The text that a judge answered, and its usage. `finish_reason` is the provider's own word.
+    `refusal` says why it does not take this one request, if it does not."""
+
+    text: str
+    finish_reason: str = "stop"
+    usage: JudgeUsage = JudgeUsage()
+    refusal: str | None = None
+
+
+class Judgement(Value):
+    """The score of one sample by one rubric, or the reason why there is none. `usage` counts everything
+    that was spent on it."""
+
+    index: int
+    rubric: str
+    model: str
+    score: float | None
+    explanation: str = ""
+    problem: str | None = None
+    usage: JudgeUsage = JudgeUsage()
+
+
+class JudgementBatch(Value):
+    """The content of a judgement artifact: all judgements of one group, by sample and rubric."""
+
+    group: str
+    judgements: tuple[Judgement, ...]
 
 
 def sequences_of(turns: tuple[Turn, ...]) -> tuple[Sequence, ...]:

@@ -1,12 +1,13 @@
 """The values that events and effects share. They describe work completely, so that performing it needs
 only the message itself and the artifacts that it refers to."""
 
+from collections.abc import Iterable
 from typing import Literal
 from uuid import UUID
 
 from pydantic import Field
 
-from schemas.config import RunConfig
+from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
 from schemas.sampling import (
     ArtifactRef,
@@ -133,6 +134,73 @@ def _is_classes(kind: object) -> bool:
     return kind == "classes"
 
 
+MOST_RUBRIC_BYTES = 16 << 10
+"""Bytes of all rubrics of a run together, because every event of a group repeats them."""
+
+
+class RubricSpec(Value):
+    """A rubric and its judge. The judge scores an answer from `low` to `high` by the criteria in `text`,
+    and the reward gets `weight` times the score. With a `base_url` the judge is the model of an
+    OpenAI-compatible server, otherwise `model` is PROVIDER/MODEL. `api_key_secret` names the secret with
+    the key. `usd_per_million` is the price of prompt tokens and answer tokens. `asks` means that a
+    function of the entry point says what the judge reads about a sample."""
+
+    name: str
+    text: str
+    model: str
+    weight: float = 1.0
+    low: float = 0.0
+    high: float = 1.0
+    base_url: str | None = None
+    api_key_secret: str | None = None
+    usd_per_million: tuple[float, float] | None = None
+    asks: bool = False
+
+
+class JudgeBudget(Value):
+    """The most that the judges of a run or evaluation may use, all of them together."""
+
+    max_calls: int | None = None
+    max_tokens: int | None = None
+    max_usd: float | None = None
+
+
+def rubric_specs(advanced: Advanced | EvalAdvanced) -> tuple[RubricSpec, ...]:
+    """Return the rubrics of a config, each with a name."""
+    return tuple(
+        RubricSpec(
+            name=rubric.name or f"rubric_{number}",
+            text=rubric.text,
+            model=rubric.model,
+            weight=rubric.weight,
+            low=rubric.scale[0],
+            high=rubric.scale[1],
+            base_url=rubric.base_url,
+            api_key_secret=rubric.api_key_secret,
+            usd_per_million=rubric.usd_per_million,
+        )
+        for number, rubric in enumerate(advanced.rubrics, 1)
+    )
+
+
+def judge_budget(advanced: Advanced | EvalAdvanced) -> JudgeBudget:
+    """Return the most that the judges of a run may use."""
+    return JudgeBudget(
+        max_calls=advanced.judge_max_calls,
+        max_tokens=advanced.judge_max_tokens,
+        max_usd=advanced.judge_max_usd,
+    )
+
+
+def rubric_bytes(rubrics: Iterable[RubricSpec]) -> int:
+    """Return the bytes that rubrics take in an event."""
+    return sum(len(rubric.model_dump_json().encode()) for rubric in rubrics)
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or value == ()
+
+
 class DiscoveredRollout(Value):
     """The definitions of an entry point, or the reason why it could not be loaded (file and line). An
     entry point of kind `server` was not run, so its definitions are unknown. `tools` are the names of
@@ -147,6 +215,7 @@ class DiscoveredRollout(Value):
     tools: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     mcp: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     mcp_addresses: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
+    rubrics: tuple[RubricSpec, ...] = Field(default=(), exclude_if=_is_empty)
     error: str | None = None
 
 
@@ -181,7 +250,8 @@ class RolloutRef(Value):
     `workspace`, and the personal ones of `submitter`, who is None if a push started it. `environment`
     has the packages of the rollout (None: it needs the standard library only). `max_turns` and
     `max_sample_tokens` limit each sample (None: the run sets no limit). A rollout of kind
-    `server` has neither workflow nor grader of ours: it makes attempts and grades them itself."""
+    `server` has neither workflow nor grader of ours: it makes attempts and grades them itself.
+    `rubrics` are scored by judges, outside of user code, within the budget `judge`."""
 
     snapshot: ArtifactRef
     commit: str
@@ -199,6 +269,8 @@ class RolloutRef(Value):
     environment: EnvironmentRef | None = Field(default=None, exclude_if=lambda value: value is None)
     max_turns: int | None = Field(default=None, exclude_if=lambda value: value is None)
     max_sample_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    rubrics: tuple[RubricSpec, ...] = Field(default=(), exclude_if=_is_empty)
+    judge: JudgeBudget | None = Field(default=None, exclude_if=_is_empty)
     workflow_timeout_s: float = 450
     grader_timeout_s: float = 150
 
@@ -206,6 +278,13 @@ class RolloutRef(Value):
     def makes_attempts(self) -> bool:
         """Whether user code makes the samples. Otherwise a sample is one turn of the policy."""
         return self.kind == "server" or self.workflow is not None
+
+    @property
+    def is_judged_only(self) -> bool:
+        """Whether judges alone score the samples, so that no user code runs to grade them."""
+        asks = any(rubric.asks for rubric in self.rubrics)
+        by_code = self.kind == "server" or self.grader is not None or bool(self.rewards)
+        return bool(self.rubrics) and not asks and not by_code
 
 
 class GroupTemplate(Value):

@@ -14,13 +14,15 @@ from typing import TypeVar
 
 from consumers import grade
 from consumers.rollout import sampling
-from consumers.run.start import entry_point_problem
+from consumers.run.start import entry_point_problem, scoring_of
 from infra.blobs.artifacts import ArtifactStore
 from infra.gateway.provider_sampler import FindKey, ProviderSampler, RoutedSampler
 from infra.gateway.server import HttpGateway
 from infra.http.providers.client import ProviderClient
+from infra.http.providers.judges import ProviderJudges
 from infra.memory.blobs import MemoryBlobs
 from infra.memory.event_log import MemoryLog, World
+from infra.memory.judgements import MemoryJudgements
 from infra.ports.clock import SystemClock
 from infra.ports.ports import Ports
 from infra.ports.secrets import SecretStore
@@ -50,7 +52,6 @@ from schemas.specs import (
     Entrypoint,
     GroupSpec,
     GroupTemplate,
-    RewardSpec,
     RolloutRef,
     SampleEntry,
 )
@@ -164,10 +165,8 @@ def rollout_ref(
 ) -> RolloutRef:
     """Return the rollout of a config as a run would use it. Raises Refused when the entry point cannot
     be used with this config."""
-    rewards = config.advanced.rewards
     found = next((one for one in discovered if one.entrypoint == entrypoint), None)
-    names = [reward.name for reward in rewards]
-    problem = entry_point_problem(found, entrypoint, names, network=config.advanced.network)
+    problem = entry_point_problem(found, entrypoint, config.advanced)
     if found is None or problem is not None:
         raise Refused(problem or "no entry point")
     limits = config.training if isinstance(config, RunConfig) else config.evaluation
@@ -177,8 +176,7 @@ def rollout_ref(
         entrypoint=found.entrypoint,
         kind=found.kind,
         workflow=found.workflow,
-        grader=None if rewards else found.grader,
-        rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in rewards),
+        **scoring_of(found, config.advanced),
         env=config.env,
         secrets=config.secrets.required,
         network=config.advanced.network,
@@ -207,6 +205,8 @@ async def open_tryout(
         user = SandboxClient(service_of(settings), fetch=artifacts.get, sockets=gateway)
         stack.push_async_callback(user.aclose)
         await user.start()
+        judges = ProviderJudges(ProviderClient(None))
+        stack.push_async_callback(judges.aclose)
         datasets: Datasets = rows
         ports = Ports(
             log=log,
@@ -219,6 +219,8 @@ async def open_tryout(
             user=user,
             gateway=gateway,
             secrets=secrets,
+            judges=judges,
+            judgements=MemoryJudgements(),
         )
         yield Tryout(ports, rows)
 

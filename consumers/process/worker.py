@@ -26,6 +26,7 @@ from infra.git.credentials import CredentialSource
 from infra.git.forges.api import ForgeApis
 from infra.git.mirrors import GitRepositories
 from infra.http.providers.client import ProviderClient
+from infra.http.providers.judges import ProviderJudges
 from infra.local import gc_freeze
 from infra.ports.ports import Ports
 from infra.ports.services import Forges, Repositories, Submissions
@@ -37,6 +38,7 @@ from infra.postgres.secrets import PostgresSecrets
 from infra.readmodel.worker_chats import WorkerChats
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
+from infra.runtime.judgements import PostgresJudgements
 from infra.runtime.runtime import Runtime
 from infra.sandbox.service.client import SandboxClient
 from infra.sandbox.service.ways import service_of
@@ -191,6 +193,7 @@ async def _open_ports(
     lanes = set(hosting.lanes)
     sampler: Sampler | None = None
     learner, gateway, user, repositories, secrets = None, None, None, None, None
+    judges, judgements = None, None
     if lanes & {Lane.GENERATE, Lane.TRAIN}:
         from trainer.engine import Engine
         from trainer.sampler.vllm.fleet import VllmServers
@@ -225,6 +228,10 @@ async def _open_ports(
         user = SandboxClient(service_of(settings), fetch=backend.artifacts.get, sockets=gateway)
         stack.push_async_callback(user.aclose)
         await user.start()
+    if Lane.USER in lanes:
+        judges = ProviderJudges(ProviderClient(settings.network))
+        stack.push_async_callback(judges.aclose)
+        judgements = PostgresJudgements(backend.database)
     if Lane.CONTROL in lanes:
         repositories = GitRepositories(
             settings.home / "git",
@@ -246,6 +253,8 @@ async def _open_ports(
         user=user,
         gateway=gateway,
         secrets=secrets,
+        judges=judges,
+        judgements=judgements,
     )
 
 

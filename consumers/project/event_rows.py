@@ -180,6 +180,7 @@ def group_graded(event: GroupGraded, at: datetime) -> tuple[Write, ...]:
         artifact=event.artifact.model_dump_json(),
         grades=GRADES.dump_json(event.grades).decode(),
         at=at,
+        judgements=event.judgements.model_dump_json() if event.judgements else None,
     )
     return (put, ChangeRun(event.spec.template.run or key.owner, at))
 

@@ -5,8 +5,10 @@ before it. So the workspace's answer always finds the request in the stream. A r
 approval has no RepositoryPushed yet: it is appended with RunApproved.
 """
 
+from typing import TypedDict
+
 from consumers.run.state import RunEvent, RunState
-from schemas.config import RunConfig
+from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.events import (
     RunApproved,
     RunRejected,
@@ -16,17 +18,32 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.learner import RULES
-from schemas.limits import batch_size, total_steps
+from schemas.limits import batch_size, most_samples, total_steps
 from schemas.sampling import PolicyRef, SamplingParams
 from schemas.specs import (
+    MOST_RUBRIC_BYTES,
     DiscoveredRollout,
     Entrypoint,
     GroupTemplate,
+    JudgeBudget,
     Plan,
     RewardSpec,
     RolloutRef,
+    RubricSpec,
     TrainSpec,
+    judge_budget,
+    rubric_bytes,
+    rubric_specs,
 )
+
+
+class Scoring(TypedDict):
+    """How samples are scored, as fields of a RolloutRef."""
+
+    grader: str | None
+    rewards: tuple[RewardSpec, ...]
+    rubrics: tuple[RubricSpec, ...]
+    judge: JudgeBudget | None
 
 
 def start(
@@ -54,8 +71,8 @@ def _start_with_workspace(
         rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
     )
     found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
-    rewards = [reward.name for reward in config.advanced.rewards]
-    problem = entry_point_problem(found, entrypoint, rewards, network=config.advanced.network)
+    samples = config.training.n_samples_per_prompt
+    problem = entry_point_problem(found, entrypoint, config.advanced, num_samples=samples)
     if found is None or problem is not None:
         return RunRejected(run=request.run, message=problem or "no entry point")
     rollout = RolloutRef(
@@ -64,8 +81,7 @@ def _start_with_workspace(
         entrypoint=entrypoint,
         kind=found.kind,
         workflow=found.workflow,
-        grader=None if config.advanced.rewards else found.grader,
-        rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in config.advanced.rewards),
+        **scoring_of(found, config.advanced),
         env=config.env,
         secrets=config.secrets.required,
         network=config.advanced.network,
@@ -83,12 +99,13 @@ def _start_with_workspace(
 def entry_point_problem(
     found: DiscoveredRollout | None,
     entrypoint: Entrypoint,
-    rewards: list[str],
+    advanced: Advanced | EvalAdvanced,
     *,
-    network: tuple[str, ...],
+    num_samples: int = 1,
 ) -> str | None:
-    """Return why an entry point cannot be run with these reward functions and addresses, or None if it
-    can."""
+    """Return why an entry point cannot be run with the rewards and the network of a config, or None if
+    it can."""
+    rewards = [reward.name for reward in advanced.rewards]
     where = f"rollouts/{entrypoint.rollout}/{entrypoint.path}"
     if found is None:
         return f"there is no {where} in this commit; check experiment.rollout and entrypoint"
@@ -96,19 +113,63 @@ def entry_point_problem(
         return found.error
     if found.kind == "server":
         return _server_problem(where, rewards)
-    missing = [name for name in rewards if name not in found.rewards]
+    known = (*found.rewards, *(rubric.name for rubric in found.rubrics))
+    missing = [name for name in rewards if name not in known]
     if missing:
-        has = ", ".join(found.rewards) or "none"
+        has = ", ".join(known) or "none"
         return f"{where} has no reward function {', '.join(missing)}; it has: {has}"
-    if not rewards and found.grader is None:
+    if not rewards and not advanced.rubrics and found.grader is None:
         return f"{where} has no Grader; write one, or name reward functions in advanced.rewards"
-    absent = [address for address in found.mcp_addresses if address not in network]
+    absent = [address for address in found.mcp_addresses if address not in advanced.network]
     if absent:
         return (
             f"the MCP servers of {where} are at {', '.join(absent)}, which the run may not connect to; "
             "add them to advanced.network"
         )
+    return _rubric_problem(chosen_rubrics(found, advanced), rewards, num_samples)
+
+
+def _rubric_problem(
+    rubrics: tuple[RubricSpec, ...], rewards: list[str], num_samples: int
+) -> str | None:
+    """Return why the events of a group cannot hold these rubrics, or None if they can."""
+    size, names = rubric_bytes(rubrics), {rubric.name for rubric in rubrics}
+    if size > MOST_RUBRIC_BYTES:
+        return f"the rubrics of the run have {size} bytes; use at most {MOST_RUBRIC_BYTES} in all"
+    most = most_samples([name for name in rewards if name not in names], rubrics)
+    if rubrics and num_samples > most:
+        return (
+            f"with these rubrics a group has at most {most} samples, got {num_samples}; use fewer"
+        )
     return None
+
+
+def scoring_of(found: DiscoveredRollout, advanced: Advanced | EvalAdvanced) -> Scoring:
+    """Return the fields of a RolloutRef that say how its samples are scored."""
+    names = {rubric.name for rubric in found.rubrics}
+    rewards = tuple(
+        RewardSpec(name=r.name, weight=r.weight) for r in advanced.rewards if r.name not in names
+    )
+    rubrics = chosen_rubrics(found, advanced)
+    return {
+        "grader": None if advanced.rewards else found.grader,
+        "rewards": rewards,
+        "rubrics": rubrics,
+        "judge": judge_budget(advanced) if rubrics else None,
+    }
+
+
+def chosen_rubrics(
+    found: DiscoveredRollout, advanced: Advanced | EvalAdvanced
+) -> tuple[RubricSpec, ...]:
+    """Return the rubrics of a config, and those of the entry point that `advanced.rewards` names."""
+    weights = {reward.name: reward.weight for reward in advanced.rewards}
+    own = tuple(
+        rubric.model_copy(update={"weight": weights[rubric.name], "asks": True})
+        for rubric in found.rubrics
+        if rubric.name in weights
+    )
+    return (*rubric_specs(advanced), *own)
 
 
 def _server_problem(where: str, rewards: list[str]) -> str | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from infra.ports.clock import Clock
 from infra.ports.event_log import EventStore
+from infra.ports.judges import JudgementRecord, Judges
 from infra.ports.secrets import SecretStore
 from infra.ports.services import (
     Artifacts,
@@ -48,6 +49,8 @@ class Ports:
     forges: Forges | None = None
     submissions: Submissions | None = None
     secrets: SecretStore | None = None
+    judges: Judges | None = None
+    judgements: JudgementRecord | None = None
 
     @overload
     def require(self, port: Literal["repositories"]) -> Repositories: ...
@@ -65,6 +68,10 @@ class Ports:
     def require(self, port: Literal["submissions"]) -> Submissions: ...
     @overload
     def require(self, port: Literal["secrets"]) -> SecretStore: ...
+    @overload
+    def require(self, port: Literal["judges"]) -> Judges: ...
+    @overload
+    def require(self, port: Literal["judgements"]) -> JudgementRecord: ...
     def require(self, port: str) -> object:
         """Return a port that the effect's lane needs. Raises RuntimeError in a process that does not
         have it, because such a process must not claim the effect."""

@@ -94,7 +94,7 @@ class PutCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class PutGroup:
-    """`artifact` is an ArtifactRef, `grades` a list of Grade, as JSON."""
+    """`artifact` and `judgements` are an ArtifactRef, `grades` a list of Grade, as JSON."""
 
     owner: str
     purpose: str
@@ -106,6 +106,7 @@ class PutGroup:
     artifact: str
     grades: str
     at: datetime
+    judgements: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class GroupRow:
     artifact: str
     grades: str
     first: int
+    judgements: str | None = None
 
 
 class Runs:
@@ -230,6 +231,7 @@ def _group(owner: str, purpose: str, row: Any) -> GroupRow:
         artifact=row["artifact"],
         grades=row["grades"],
         first=int(row["first"]),
+        judgements=row["judgements"],
     )
 
 

@@ -19,6 +19,7 @@ from schemas.effects import Failed, Outcome
 from schemas.errors import (
     CorruptData,
     FailureCategory,
+    JudgeAway,
     Refused,
     ReplayDiverged,
     RepositoryAway,
@@ -34,8 +35,8 @@ ATTEMPTS = 5
 """Attempts at an effect whose outside does not answer, before it fails."""
 
 STORE_PAUSE_S = 3.0
-"""About how long an effect waits before it asks an unavailable blob store or sandbox service again. It
-waits without limit, because a run must not end when a disk was full overnight."""
+"""About how long an effect waits before it asks an unavailable blob store, sandbox service or judge
+again. It waits without limit, because a run must not end when a disk was full overnight."""
 
 DEADLINE_S = 6 * 3600.0
 """The longest that an attempt may take. User code has its own, shorter deadlines."""
@@ -69,7 +70,7 @@ async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) ->
             outcome = await consumer.perform(claimed.effect, ports)
     except DatabaseUnavailable as error:
         return Attempt(claimed, None, error=plain(str(error)), no_database=True)
-    except (StoreAway, SandboxAway) as error:
+    except (StoreAway, SandboxAway, JudgeAway) as error:
         logger.warning("%s waits: %s", claimed.effect.type, error)
         pause_s = random.uniform(0.5, 1.5) * STORE_PAUSE_S  # noqa: S311 - jitter
         return Attempt(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)

@@ -164,6 +164,8 @@ class CallingUserCode(ABC):
             "label": label,
             "metadata": dict(metadata),
             "rewards": [reward.model_dump() for reward in rollout.rewards],
+            "rubrics": [rubric.name for rubric in rollout.rubrics if rubric.asks],
+            "grader": rollout.grader is not None,
             "samples": [
                 {
                     "name": f"sample_{record.index}",
@@ -216,7 +218,12 @@ def _mask_answer(answer: CallAnswer, masks: Masks) -> CallAnswer:
         return answer.model_copy(update={"grade": masked})
     if isinstance(answer, Graded):
         grades = [
-            grade.model_copy(update={"error": grade.error and masks.cut_text(grade.error)})
+            grade.model_copy(
+                update={
+                    "error": grade.error and masks.cut_text(grade.error),
+                    "questions": {name: masks.text(text) for name, text in grade.questions.items()},
+                }
+            )
             for grade in answer.grades
         ]
         return answer.model_copy(update={"grades": grades})
@@ -251,4 +258,10 @@ def _message(spoken: ReturnedMessage) -> Message:
 def _grade(paid: SampleGrade) -> Grade:
     category = FailureCategory.GRADER if paid.raised else FailureCategory.VALIDATION
     failure = SampleFailure(category=category, message=paid.error) if paid.error else None
-    return Grade(index=paid.index, reward=paid.reward, parts=paid.parts, failure=failure)
+    return Grade(
+        index=paid.index,
+        reward=paid.reward,
+        parts=paid.parts,
+        failure=failure,
+        questions=paid.questions,
+    )

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from schemas.config import LONGEST_RUBRIC, MOST_RUBRICS
 from schemas.specs import RolloutKind
 
 LONGEST_TEXT = 8000
@@ -22,7 +23,7 @@ MOST_FILE_BYTES = 8 << 20
 MOST_PRINTED = 66_000
 """Characters of printed text: 64 KiB, and the note that more was printed."""
 
-LARGEST = {"discover": 1 << 20, "workflow": 28 << 20, "grader": 4 << 20, "server": 1 << 20}
+LARGEST = {"discover": 1 << 20, "workflow": 28 << 20, "grader": 16 << 20, "server": 1 << 20}
 """The largest message in bytes, by the role of the process."""
 
 Id = Annotated[str, Field(max_length=500)]
@@ -60,6 +61,19 @@ class EntrypointUnusable(_HostMessage):
     unusable: Text
 
 
+class DiscoveredRubric(_HostMessage):
+    """A function of an entry point that is marked by @rubric, with what it was given."""
+
+    name: Name
+    text: Annotated[str, Field(max_length=LONGEST_RUBRIC)]
+    model: Annotated[str, Field(max_length=200)]
+    low: Annotated[float, Field(allow_inf_nan=False)]
+    high: Annotated[float, Field(allow_inf_nan=False)]
+    base_url: Annotated[str, Field(max_length=500)] | None = None
+    api_key_secret: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)] | None = None
+    usd_per_million: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+
+
 class Discovered(_HostMessage):
     """The workflow, grader and reward functions that an entry point defines, unless it is a rollout
     server, which is not examined further."""
@@ -71,6 +85,7 @@ class Discovered(_HostMessage):
     tools: Annotated[list[Name], Field(max_length=MOST_TOOLS)] = []
     mcp: Annotated[list[Name], Field(max_length=MOST_SERVERS)] = []
     mcp_addresses: Annotated[list[Address], Field(max_length=MOST_SERVERS)] = []
+    rubrics: Annotated[list[DiscoveredRubric], Field(max_length=MOST_RUBRICS)] = []
 
 
 class DiscoveryFailed(_HostMessage):
@@ -144,6 +159,7 @@ class SampleGrade(_HostMessage):
     parts: Annotated[dict[Name, float], Field(max_length=MOST_REWARDS)]
     error: Text | None
     raised: bool = False
+    questions: Annotated[dict[Name, str], Field(max_length=MOST_RUBRICS)] = {}
 
 
 class Served(_HostMessage):

@@ -12,8 +12,10 @@ from schemas.config import EvalConfig, Experiment, RunConfig
 from schemas.errors import Issue
 from schemas.limits import MOST_SFT_ROWS, most_groups, most_samples
 from schemas.network import NetworkAddress, parse_address
+from schemas.specs import rubric_specs
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
 from schemas.toml.environment import reserved_env
+from schemas.toml.rubric_keys import rubric_issues
 from schemas.toml.unread_keys import unread_issues
 
 LONGEST_NAME, DEEPEST = 255, 31
@@ -28,6 +30,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     yield from _entrypoint_issues(config.experiment)
     yield from _environment_issues(config)
     yield from _network_issues(config)
+    yield from rubric_issues(config.advanced)
     if isinstance(config, EvalConfig):
         yield from _too_many_samples("evaluation.n", config)
         return
@@ -48,15 +51,13 @@ def unsupported(config: RunConfig | EvalConfig) -> Iterator[Issue]:
             f"must be 1.0 in training, got {config.sampling.rollout_top_p:g}: a cut-off "
             "distribution biases the ratio of every token",
         )
-    if (
-        config.advanced.algorithm == "sft"
-        and config.advanced.rewards
-        and not config.experiment.rollout
-    ):
-        yield Issue(
-            "advanced.rewards",
-            "has no meaning for sft without a rollout; leave it out, or set experiment.rollout",
-        )
+    is_unscored = config.advanced.algorithm == "sft" and not config.experiment.rollout
+    for name in ("rewards", "rubrics"):
+        if is_unscored and getattr(config.advanced, name):
+            yield Issue(
+                f"advanced.{name}",
+                "has no meaning for sft without a rollout; leave it out, or set experiment.rollout",
+            )
 
 
 def _cross_key_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
@@ -164,8 +165,10 @@ def _too_many_samples(key: str, config: RunConfig | EvalConfig) -> Iterator[Issu
     """A group whose grades would not fit into one event; `key` says how many samples it has."""
     section, _, name = key.partition(".")
     samples: int = getattr(getattr(config, section), name)
-    rewards = config.advanced.rewards
-    most = most_samples(rewards)
+    rewards = [reward.name for reward in config.advanced.rewards]
+    rubrics = rubric_specs(config.advanced)
+    most = most_samples(rewards, rubrics)
     if samples > most:
-        parts = f" with {len(rewards)} reward functions" if rewards else ""
+        num = len(rewards) + len(rubrics)
+        parts = f" with {num} reward functions" if num else ""
         yield Issue(key, f"must be at most {most}{parts}, got {samples}")

@@ -37,11 +37,13 @@ CONNECT_S = 15.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 SHOWN = 300
 RETRIED = frozenset({408, 409, 425, 429})
+ASKS_TO_WAIT = frozenset({429, 503, 529})
+UNREACHABLE = (httpx.ConnectError, httpx.ConnectTimeout)
 OUT_OF_MONEY = ("insufficient_quota", "billing_hard_limit_reached", "insufficient_balance")
 """Codes of answers that waiting does not change, although their status is 429."""
 
 MOST_DROPPED = 3
-DROPPABLE = ("temperature", "top_p", "stop", "seed")
+DROPPABLE = ("temperature", "top_p", "stop", "seed", "response_format")
 """Parameters that some models refuse. They are left out for such a model."""
 
 LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
@@ -56,7 +58,12 @@ class ProviderRefusal(Refused):
 
 
 class ProviderAway(TransientError):
-    """A provider did not answer until the deadline, or limited the rate all the time."""
+    """A provider did not answer until the deadline, or limited the rate all the time. `is_waiting` is
+    true if it could not be reached or asked to wait, and False if it failed in another way."""
+
+    def __init__(self, message: str, *, is_waiting: bool = False) -> None:
+        super().__init__(message)
+        self.is_waiting = is_waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +103,12 @@ class _Server:
 
 @dataclass(slots=True)
 class _Call:
-    """The attempts of one request: how long to wait after the next one, and how the last one ended."""
+    """The attempts of one request: how long to wait after the next one, and how the last one ended.
+    `is_waiting` is false from the moment when a request is sent, unless it ends by a call to wait."""
 
     pause_s: float
     last: str = ""
+    is_waiting: bool = True
 
     async def rest(self, server: _Server, answer: _Answer | None) -> None:
         """Wait before the next attempt. A pause that the server asks for is that of all requests."""
@@ -167,7 +176,8 @@ class ProviderClient:
         except TimeoutError:
             last = f" ({call.last})" if call.last else ""
             raise ProviderAway(
-                f"{provider.name} did not answer within {left_s:g} s{last}; try again later"
+                f"{provider.name} did not answer within {left_s:g} s{last}; try again later",
+                is_waiting=call.is_waiting,
             ) from None
 
     async def _attempt(
@@ -181,15 +191,23 @@ class ProviderClient:
     ) -> _Answer | None:
         """The answer to one attempt, or None when there was none."""
         try:
-            answer = await self._send(server, provider, body, key)
+            answer = await self._send(server, provider, body, key=key, call=call)
         except (httpx.HTTPError, TransientError, OSError) as error:
+            call.is_waiting = isinstance(error, (*UNREACHABLE, TransientError))
             call.last = _hide(plain(str(error))[:SHOWN] or type(error).__name__, key)
             return None
+        call.is_waiting = answer.status in ASKS_TO_WAIT
         call.last = f"it answered {answer.status}{_message(answer, key)}"
         return answer
 
     async def _send(
-        self, server: _Server, provider: ProviderRef, body: object, key: SecretValue | None
+        self,
+        server: _Server,
+        provider: ProviderRef,
+        body: object,
+        *,
+        key: SecretValue | None,
+        call: _Call,
     ) -> _Answer:
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key is not None:
@@ -205,6 +223,7 @@ class ProviderClient:
             raise _bad_request(provider) from None  # it could show the key
         async with server.room:
             await asyncio.sleep(max(0.0, server.not_before - time.monotonic()))
+            call.is_waiting = False
             try:
                 response = await server.client.send(request, stream=True, follow_redirects=False)
             except httpx.LocalProtocolError:

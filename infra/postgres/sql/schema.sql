@@ -636,6 +636,7 @@ create table graded_groups (
     artifact    text not null,
     grades      text not null,
     at          timestamptz not null,
+    judgements  text,
     primary key (owner, purpose, step, slot, replacement)
 );
 
@@ -828,6 +829,22 @@ create table chat_grants (
     expires_at timestamptz not null
 );
 
+-- What judges said about samples, before the grades of their group are in the log, so that nothing is asked and paid
+-- for twice. And what the judges of a run or evaluation have used. The rows of a run go when its history goes.
+create table judgements (
+    owner     text not null,
+    key       text not null,
+    judgement text not null,
+    primary key (owner, key)
+);
+
+create table judge_usage (
+    owner  text primary key,
+    calls  bigint not null default 0,
+    tokens bigint not null default 0,
+    usd    double precision not null default 0
+);
+
 
 -- == The installation =====================================================================================
 
@@ -876,6 +893,15 @@ create table removals (
     owner text primary key,
     at    timestamptz not null default clock_timestamp()
 );
+
+create function forget_judgements() returns trigger language plpgsql as $$
+begin
+    delete from judgements j where j.owner = new.owner;
+    delete from judge_usage u where u.owner = new.owner;
+    return null;
+end $$;
+create trigger forget_judgements after insert or update on removals
+    for each row execute function forget_judgements();
 create table discards (
     sha256 text primary key,
     at     timestamptz not null default clock_timestamp()

@@ -11,6 +11,7 @@ from infra.ports.services import SandboxOwner
 from infra.sandbox.calls import Role, UserCall
 from infra.sandbox.host_messages import LONGEST_TEXT, MOST_REWARDS, Name, ProtocolError, Text
 from infra.sandbox.service.frames import LARGEST_CALL
+from schemas.config import MOST_RUBRICS
 from schemas.errors import (
     CorruptData,
     FailureCategory,
@@ -20,7 +21,7 @@ from schemas.errors import (
     UserCodeError,
 )
 from schemas.secrets.secret_value import SecretValue
-from schemas.specs import DiscoveredRollout, Entrypoint, RolloutKind, RolloutRef
+from schemas.specs import DiscoveredRollout, Entrypoint, RolloutKind, RolloutRef, RubricSpec
 
 LENGTH = struct.Struct(">I")
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -65,6 +66,7 @@ class FoundRollout(_Payload):
     workflow: Name | None = None
     grader: Name | None = None
     rewards: Annotated[tuple[Name, ...], Field(max_length=MOST_REWARDS)] = ()
+    rubrics: Annotated[tuple[RubricSpec, ...], Field(max_length=MOST_RUBRICS)] = ()
     error: Text | None = None
 
 

@@ -211,6 +211,19 @@ def samples(run: str, *, step: int | None, limit: int, offset: int, as_json: boo
         for s in answer["samples"]
     ]
     print_table(f"Samples of {run}", ("id", "prompt", "answer", "truth", "reward", "failure"), rows)
+    judged = [
+        (
+            s.get("id"),
+            j.get("rubric"),
+            j.get("score"),
+            j.get("model"),
+            one_line(str(j.get("explanation") or j.get("problem")), limit=80),
+        )
+        for s in answer["samples"]
+        for j in s.get("judgements", ())
+    ]
+    if judged:
+        print_table("Judgements", ("sample", "rubric", "score", "judge", "explanation"), judged)
 
 
 def _prompt(sample: Document) -> str:

@@ -4,6 +4,7 @@ A name that refers to nothing becomes an issue with its key, so that all of them
 """
 
 import difflib
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from infra.ports.event_log import Cursor, EventStore, Recorded
@@ -14,6 +15,7 @@ from producers.core.datasets.registration import find as find_dataset
 from producers.core.lookup import Lookup
 from producers.core.models.model_facts import ModelFacts, model_facts
 from producers.core.models.model_ref import resolve_model
+from producers.core.validation.judge_issues import judge_secrets, judges_of
 from producers.core.validation.rollout_issues import SyncedCommit, synced_commits
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, RunConfig
@@ -92,6 +94,9 @@ class ReferenceFinder:
         if chosen is not None:
             commits = await self._commits(chosen)
             await self._find_secrets(config, chosen, requester.submitter, issues)
+            keys = judge_secrets(judges_of(config, commits))
+            if keys:
+                issues += [i async for i in self._missing_keys(keys, chosen, requester.submitter)]
         return References(
             dataset=dataset,
             validation=validation,
@@ -158,6 +163,18 @@ class ReferenceFinder:
             config.secrets.required, workspace=workspace.id, submitter=submitter
         ):
             issues.append(Issue("secrets.required", how_to_set(missing, pushed=submitter is None)))
+
+    async def _missing_keys(
+        self, keys: Mapping[str, str], workspace: Workspace, submitter: str | None
+    ) -> AsyncIterator[Issue]:
+        """Report the judges whose keys are not set. No value is read."""
+        missing = await self._secrets.missing(
+            tuple(sorted(set(keys.values()))), workspace=workspace.id, submitter=submitter
+        )
+        for key, secret in keys.items():
+            if secret in missing:
+                how = how_to_set([secret], pushed=submitter is None)
+                yield Issue(f"{key}.api_key_secret", f"the judge needs a key: {how}")
 
     async def _commits(self, workspace: Workspace) -> tuple[SyncedCommit, ...]:
         """The commits of a workspace that were synced. Its other events are not read, because each push

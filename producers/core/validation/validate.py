@@ -11,6 +11,7 @@ Submit, `train submit --dry-run` and `eval submit` all parse the TOML and then c
 | the lengths fit into the model's context | `model_issues.py` |
 | the commit has the rollout | `rollout_issues.py` |
 | the operator allows the addresses | `network_issues.py` |
+| the judges are known and may be reached | `judge_issues.py` |
 
 The parser raises the issues of single keys first, because without a config nothing else can be checked.
 `validate` collects all other issues, so one refused request shows them together.
@@ -22,6 +23,7 @@ from itertools import islice
 
 from producers.core.models.model_facts import ModelFacts
 from producers.core.validation.dataset_issues import dataset_issues, validation_dataset_issues
+from producers.core.validation.judge_issues import judge_issues, judges_of
 from producers.core.validation.model_issues import length_issues, unknown_characters
 from producers.core.validation.network_issues import network_issues
 from producers.core.validation.references import References
@@ -82,7 +84,9 @@ def _issues(config: RunConfig | EvalConfig, references: References) -> Iterator[
     yield from length_issues(config, references.facts.context)
     yield from rollout_issues(config.experiment, references.commits)
     if references.workspace is not None:
-        yield from network_issues(config, references.workspace.name, references.network)
+        name, allowed = references.workspace.name, references.network
+        yield from network_issues(config, name, allowed)
+        yield from judge_issues(judges_of(config, references.commits), name, allowed)
 
 
 def _warnings(config: RunConfig | EvalConfig, references: References) -> Iterator[str]:

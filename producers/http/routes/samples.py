@@ -15,7 +15,14 @@ from producers.http.routing import ScopedRoute
 from schemas.datasets import DatasetRow
 from schemas.errors import NotFound
 from schemas.ids import GroupId, sample_id
-from schemas.sampling import ArtifactRef, Grade, SampleBatch, SampleRecord
+from schemas.sampling import (
+    ArtifactRef,
+    Grade,
+    Judgement,
+    JudgementBatch,
+    SampleBatch,
+    SampleRecord,
+)
 from schemas.specs import DatasetRef
 
 GRADES = TypeAdapter(tuple[Grade, ...])
@@ -43,10 +50,19 @@ async def sample_page(
     for group in groups:
         ref = ArtifactRef.model_validate_json(group.artifact)
         batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
-        for position, sample in enumerate(_samples(group, batch, rows), group.first):
+        judged = await _read_judgements(request, group)
+        for position, sample in enumerate(_samples(group, batch, rows, judged), group.first):
             if page.offset <= position < page.offset + page.limit:
                 samples.append(sample)
     return page_response("samples", samples, total, page)
+
+
+async def _read_judgements(request: Request, group: GroupRow) -> tuple[Judgement, ...]:
+    if group.judgements is None:
+        return ()
+    ref = ArtifactRef.model_validate_json(group.judgements)
+    data = await services(request).artifacts.get(ref)
+    return JudgementBatch.model_validate_json(data).judgements
 
 
 async def _read_rows(
@@ -61,12 +77,17 @@ async def _read_rows(
 
 
 def _samples(
-    group: GroupRow, batch: SampleBatch, rows: Mapping[int, DatasetRow]
+    group: GroupRow,
+    batch: SampleBatch,
+    rows: Mapping[int, DatasetRow],
+    judged: Sequence[Judgement],
 ) -> Iterator[Mapping[str, object]]:
     grades = {grade.index: grade for grade in GRADES.validate_json(group.grades)}
     row = rows.get(group.dataset_row, DatasetRow(prompt=()))
     for record in batch.samples:
-        yield _sample(group, record, row, grades.get(record.index))
+        sample = _sample(group, record, row, grades.get(record.index))
+        scores = [j.model_dump(exclude={"index"}) for j in judged if j.index == record.index]
+        yield {**sample, "judgements": scores}
 
 
 def _sample(

@@ -72,6 +72,11 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         "validation_dataset",
         "state_interval",
         "date",
+        "judge_max_calls",
+        "judge_max_tokens",
+        "judge_max_usd",
+        "max_sample_tokens",
+        "max_turns",
     }
     assert set(READ_BY) == silent - others
 

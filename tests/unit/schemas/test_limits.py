@@ -13,7 +13,7 @@ from tests.kit.specs import group_spec, ref, template
 @pytest.mark.parametrize("num_rewards", [0, 1, 12, 60])
 def test_the_largest_group_that_is_admitted_fits_into_its_event(num_rewards: int) -> None:
     rewards = tuple(RewardWeight(name=f"a_reward_function_{n}") for n in range(num_rewards))
-    num = most_samples(rewards)
+    num = most_samples([reward.name for reward in rewards])
     parts = {reward.name: -1.2345678901234567e-100 for reward in rewards}
     event = GroupGraded(
         spec=group_spec(template(num_samples=num)),

@@ -96,7 +96,7 @@ from checkpoints c left join runs r using (run) where c.run = $1 order by c.step
 
 -- name: groups
 select *, sum(num_samples) over () as total from (
-  select step, slot, replacement, dataset_row, artifact, grades, num_samples,
+  select step, slot, replacement, dataset_row, artifact, grades, judgements, num_samples,
     sum(num_samples) over (order by step, slot, replacement) - num_samples as first
   from graded_groups where owner = $1 and purpose = $2
     and ($3::int is null or step = $3)

@@ -11,6 +11,7 @@ import pytest
 
 from infra.settings.network_policy import NetworkPolicy
 from producers.core.models.model_facts import ModelFacts
+from producers.core.validation.judge_issues import judge_secrets, judges_of
 from producers.core.validation.references import References
 from producers.core.validation.rollout_issues import SyncedCommit
 from producers.core.validation.validate import require_valid, validate
@@ -19,7 +20,7 @@ from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, NotFound
 from schemas.events import DatasetRegistered
 from schemas.ids import WorkspaceId
-from schemas.specs import DatasetRef
+from schemas.specs import DatasetRef, DiscoveredRollout, Entrypoint, RubricSpec
 from schemas.toml.parser import parse_eval, parse_run
 from tests.kit.specs import MODEL, ref
 
@@ -119,6 +120,67 @@ def test_addresses_must_be_allowed_by_the_operator(parse: Any) -> None:
     ]
 
 
+RUBRIC = {"text": "Polite?", "model": "openai/gpt-5-mini"}
+LOCAL = {"text": "Polite?", "model": "small", "base_url": "http://127.0.0.1:9/v1"}
+
+
+@pytest.mark.parametrize("parse", [parse_run, parse_eval])
+@pytest.mark.parametrize(
+    ("advanced", "key", "says"),
+    [
+        ({"rubrics": [{**RUBRIC, "scale": [1, 1]}]}, "rubrics[0].scale", "the lower one first"),
+        ({"rubrics": [{**RUBRIC, "model": "nobody/x"}]}, "rubrics[0].model", "no known provider"),
+        ({"rubrics": [LOCAL]}, "rubrics[0].base_url", "HEADRACE_NETWORK_ALLOW=search=127.0.0.1:9"),
+        (
+            {"rubrics": [{**LOCAL, "base_url": "ftp://x"}]},
+            "rubrics[0].base_url",
+            "not the base URL",
+        ),
+        (
+            {"rubrics": [{**RUBRIC, "name": "a"}, {**RUBRIC, "name": "a"}]},
+            "rubrics[1].name",
+            "which another reward has",
+        ),
+        ({"rubrics": [RUBRIC], "judge_max_usd": 1.0}, "rubrics[0].usd_per_million", "is missing"),
+        (
+            {"rubrics": [{**RUBRIC, "usd_per_million": [-1, 0]}]},
+            "rubrics[0].usd_per_million",
+            "must not be below 0",
+        ),
+        ({"judge_max_calls": 5}, "judge_max_calls", "has no meaning without rubrics"),
+        ({"rubrics": [{**RUBRIC, "text": "x" * 4000}] * 5}, "rubrics", "use at most 16384 in all"),
+    ],
+)
+def test_rubrics_that_cannot_be_judged_are_refused(
+    parse: Any, advanced: dict[str, Any], key: str, says: str
+) -> None:
+    issues = validate(parse(toml(advanced=advanced)), references(workspace=SEARCH))
+    found = {issue.key: issue.message for issue in issues}
+    assert says in found[f"advanced.{key}"]
+
+
+def test_rubrics_that_can_be_judged_have_no_issues() -> None:
+    allowed = NetworkPolicy.parse("search=127.0.0.1:9").addresses_of("search")
+    priced = {**LOCAL, "name": "own", "usd_per_million": [0, 0]}
+    advanced = {"rubrics": [{**RUBRIC, "usd_per_million": [1, 2.5]}, priced], "judge_max_usd": 9.0}
+    config = parse_run(toml(training=SMALL, advanced=advanced))
+    assert validate(config, references(workspace=SEARCH, network=allowed)) == ()
+
+
+def test_a_rubric_of_the_entry_point_is_checked_as_far_as_it_is_known() -> None:
+    rubric = RubricSpec(name="polite", text="?", model="nobody/x")
+    known = DiscoveredRollout(entrypoint=Entrypoint(rollout="say"), rubrics=(rubric,))
+    commits = (SyncedCommit(SHA, (known,), is_whole=True),)
+    config = parse_run(toml(training=SMALL, advanced={"rewards": [{"name": "polite"}]}))
+    [issue] = validate(config, references(workspace=SEARCH, commits=commits))
+    assert issue.key == "advanced.rewards[0].model"
+    named = judges_of(config, commits)
+    assert judge_secrets(named) == {}
+    good = rubric.model_copy(update={"model": "xai/grok"})
+    assert judge_secrets({"k": good}) == {"k": "XAI_API_KEY"}
+    assert judge_secrets({"k": good.model_copy(update={"api_key_secret": "MINE"})}) == {"k": "MINE"}
+
+
 def sft(**sections: Any) -> dict[str, Any]:
     bare = {"model_path": "m", "dataset": "d"}
     return {
@@ -146,6 +208,10 @@ EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
     (
         parse_run(toml(experiment={"commit_sha": SHA, "rollout": "sya"})),
         references(commits=(SyncedCommit(SHA, (), is_whole=True),)),
+    ),
+    (
+        parse_run(toml(advanced={"rubrics": [{"text": "?", "model": "m", "scale": [1, 0]}]})),
+        references(workspace=SEARCH),
     ),
     (parse_eval(toml(evaluation={"n": 1000})), references(dataset=dataset(num_rows=99_999))),
 )

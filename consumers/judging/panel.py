@@ -1,0 +1,205 @@
+"""Has the judges of a run score the samples of a group.
+
+Each judgement is recorded as soon as it is made, under a key of its question. So a group that is graded
+again, after a crash or while a judge is away, asks only for what is missing. A judge that gives no score
+leaves the sample without a reward, and never with a wrong one.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from consumers.judging.keys import judge_keys
+from consumers.judging.questions import (
+    SCHEMA,
+    first_messages,
+    material,
+    next_messages,
+    question_key,
+)
+from consumers.judging.scores import Unusable, read_score
+from infra.failpoints import hit
+from infra.ports.judges import Judges
+from infra.ports.ports import Ports
+from schemas.datasets import DatasetRow
+from schemas.errors import FailureCategory, Refused, UserCodeError
+from schemas.sampling import Grade, Judgement, JudgeUsage, Message, SampleFailure, SampleRecord
+from schemas.secrets.secret_value import SecretValue
+from schemas.specs import GroupSpec, JudgeBudget, RubricSpec
+
+MOST_ASKS = 3
+"""How often a judge is asked for one judgement, until its answer can be used."""
+
+AT_ONCE = 16
+"""How many judgements of a group are made at the same time."""
+
+
+class BudgetSpent(UserCodeError):
+    """The judges of a run may not be asked any more."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            FailureCategory.BUDGET, f"the run has used {what}; raise it, or leave it out"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The subject of one judgement: the text that the judge reads, and the key of its record."""
+
+    rubric: RubricSpec
+    index: int
+    text: str
+    key: str
+
+
+async def judge_group(
+    spec: GroupSpec,
+    graded: Sequence[tuple[SampleRecord, Grade]],
+    questions: Mapping[int, Mapping[str, str]],
+    ports: Ports,
+) -> tuple[tuple[Grade, ...], tuple[Judgement, ...]]:
+    """Return the grades with the scores of the run's judges, and all judgements. Samples without a
+    reward are not judged. `questions` are the texts of the entry point's rubrics, by sample and rubric.
+    If the judges cannot be asked at all, no sample has a reward. Raises JudgeAway and TransientError,
+    after which the same call asks for what is missing."""
+    rollout = spec.template.rollout
+    if rollout is None or not rollout.rubrics or all(g.reward is None for _, g in graded):
+        return tuple(grade for _, grade in graded), ()
+    row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
+    asked = tuple(
+        _question(spec, rubric, record, questions.get(record.index, {}).get(rubric.name), row)
+        for record, grade in graded
+        for rubric in rollout.rubrics
+        if grade.reward is not None
+    )
+    try:
+        panel = Panel(spec.owner, rollout.judge, await judge_keys(rollout, ports), ports)
+        judgements = await panel.judge(asked)
+    except (UserCodeError, Refused) as error:
+        return tuple(_without_judges(grade, error) for _, grade in graded), ()
+    return tuple(
+        add_scores(grade, rollout.rubrics, [j for j in judgements if j.index == grade.index])
+        for _, grade in graded
+    ), judgements
+
+
+def _question(
+    spec: GroupSpec, rubric: RubricSpec, record: SampleRecord, text: str | None, row: DatasetRow
+) -> Question:
+    text = material(record, row) if text is None else text
+    return Question(
+        rubric, record.index, text, question_key(spec.group, record.index, rubric, text)
+    )
+
+
+def _without_judges(grade: Grade, error: UserCodeError | Refused) -> Grade:
+    if grade.reward is None:
+        return grade
+    category = error.category if isinstance(error, UserCodeError) else FailureCategory.VALIDATION
+    failure = SampleFailure(category=category, message=error.message)
+    return grade.model_copy(update={"reward": None, "failure": failure})
+
+
+class Panel:
+    """The judges of one run or evaluation (`owner`), with their keys by the names of the rubrics."""
+
+    def __init__(
+        self,
+        owner: str,
+        budget: JudgeBudget | None,
+        keys: Mapping[str, SecretValue | None],
+        ports: Ports,
+    ) -> None:
+        self._owner = owner
+        self._budget = budget or JudgeBudget()
+        self._keys = keys
+        self._judges: Judges = ports.require("judges")
+        self._record = ports.require("judgements")
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._failed: Exception | None = None
+
+    async def judge(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
+        """Return the judgements, in the order of the questions. Raises the first error of a judge or of
+        the budget, after the requests that were open have been recorded."""
+        known = await self._record.find(self._owner, [question.key for question in questions])
+        missing = [question for question in questions if question.key not in known]
+        made = await asyncio.gather(*(self._make(question) for question in missing))
+        if self._failed is not None:
+            raise self._failed
+        found = {**known, **{q.key: j for q, j in zip(missing, made, strict=True) if j is not None}}
+        return tuple(found[question.key] for question in questions)
+
+    async def _make(self, question: Question) -> Judgement | None:
+        """Make and record one judgement. Returns None if an error ended this or another one before."""
+        async with self._room:
+            if self._failed is not None:
+                return None
+            try:
+                judgement = await self._ask(question)
+                hit("judge.answered")
+                kept = await self._record.record(self._owner, question.key, judgement)
+            except Exception as error:
+                self._failed = self._failed or error
+                return None
+            hit("judge.recorded")
+            return kept
+
+    async def _ask(self, question: Question) -> Judgement:
+        rubric = question.rubric
+        messages: tuple[Message, ...] = first_messages(rubric, question.text)
+        used, problem = JudgeUsage(), ""
+        for _ in range(MOST_ASKS):
+            if spent := await self._record.reserve(self._owner, self._budget):
+                raise BudgetSpent(spent)
+            answer = await self._judges.ask(
+                rubric, messages, key=self._keys.get(rubric.name), schema=SCHEMA
+            )
+            used += answer.usage
+            await self._record.spend(self._owner, answer.usage)
+            if answer.refusal is not None:
+                problem = f"the judge {rubric.model} refuses the question: {answer.refusal}"
+                break
+            read = read_score(answer.text, rubric, finish_reason=answer.finish_reason)
+            if not isinstance(read, Unusable):
+                return Judgement(
+                    index=question.index,
+                    rubric=rubric.name,
+                    model=rubric.model,
+                    score=read.value,
+                    explanation=read.explanation,
+                    usage=used,
+                )
+            problem = (
+                f"the judge {rubric.model} gave no score in {MOST_ASKS} answers: {read.problem}"
+            )
+            messages = next_messages(rubric, messages, answer.text, read.problem)
+        return Judgement(
+            index=question.index,
+            rubric=rubric.name,
+            model=rubric.model,
+            score=None,
+            problem=problem,
+            usage=used,
+        )
+
+
+def add_scores(
+    grade: Grade, rubrics: Sequence[RubricSpec], judgements: Sequence[Judgement]
+) -> Grade:
+    """Return a grade with the weighted scores of a sample in its reward. Without one of them it has no
+    reward."""
+    if grade.reward is None or not judgements:
+        return grade
+    by_rubric = {judgement.rubric: judgement for judgement in judgements}
+    reward, parts = grade.reward, dict(grade.parts)
+    for rubric in rubrics:
+        found = by_rubric[rubric.name]
+        if found.score is None:
+            failure = SampleFailure(
+                category=FailureCategory.GRADER, message=found.problem or "the judge gave no score"
+            )
+            return grade.model_copy(update={"reward": None, "failure": failure})
+        parts[rubric.name] = found.score
+        reward += rubric.weight * found.score
+    return grade.model_copy(update={"reward": reward, "parts": parts})

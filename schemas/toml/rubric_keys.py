@@ -1,0 +1,57 @@
+"""Issues with the rubrics of a config and the bounds of its judges, as far as the config alone shows
+them."""
+
+import math
+from collections.abc import Iterator
+
+from schemas.config import Advanced, EvalAdvanced
+from schemas.errors import Issue
+from schemas.specs import MOST_RUBRIC_BYTES, RubricSpec, rubric_bytes, rubric_specs
+
+BOUNDS = ("judge_max_calls", "judge_max_tokens", "judge_max_usd")
+SAYS_PRICE = ("openrouter/",)
+"""The beginnings of models whose provider says the price of each answer."""
+
+
+def rubric_issues(advanced: Advanced | EvalAdvanced) -> Iterator[Issue]:
+    """Every issue of the keys that concern judges."""
+    rubrics = rubric_specs(advanced)
+    names = {reward.name for reward in advanced.rewards}
+    for index, rubric in enumerate(rubrics):
+        key = f"advanced.rubrics[{index}]"
+        if rubric.name in names:
+            yield Issue(
+                f"{key}.name", f"is {rubric.name}, which another reward has; choose another"
+            )
+        names.add(rubric.name)
+        yield from _value_issues(key, rubric)
+        if advanced.judge_max_usd is not None and not _has_price(rubric):
+            yield Issue(
+                f"{key}.usd_per_million",
+                "is missing; advanced.judge_max_usd needs the price of each judge, as "
+                "[dollars for prompts, dollars for answers]",
+            )
+    if (size := rubric_bytes(rubrics)) > MOST_RUBRIC_BYTES:
+        yield Issue(
+            "advanced.rubrics", f"have {size} bytes; use at most {MOST_RUBRIC_BYTES} in all"
+        )
+    if not rubrics and not advanced.rewards:
+        for name in BOUNDS:
+            if getattr(advanced, name) is not None:
+                yield Issue(f"advanced.{name}", "has no meaning without rubrics; leave it out")
+
+
+def _value_issues(key: str, rubric: RubricSpec) -> Iterator[Issue]:
+    if not (math.isfinite(rubric.low) and math.isfinite(rubric.high) and rubric.low < rubric.high):
+        yield Issue(
+            f"{key}.scale",
+            f"must be two numbers, the lower one first, got [{rubric.low:g}, {rubric.high:g}]",
+        )
+    if not math.isfinite(rubric.weight):
+        yield Issue(f"{key}.weight", f"must be a finite number, got {rubric.weight}")
+    if rubric.usd_per_million is not None and min(rubric.usd_per_million) < 0:
+        yield Issue(f"{key}.usd_per_million", "must not be below 0; give prices in US dollars")
+
+
+def _has_price(rubric: RubricSpec) -> bool:
+    return rubric.usd_per_million is not None or rubric.model.startswith(SAYS_PRICE)

@@ -1,0 +1,321 @@
+"""Judges score a group: once, within their budget, and never with a wrong reward. They are asked over
+HTTP, at a server on this machine."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.grade import perform
+from infra.http.providers.client import ProviderClient
+from infra.http.providers.judges import ProviderJudges
+from infra.memory.judgements import MemoryJudgements
+from infra.memory.secrets import MemorySecrets
+from infra.ports.secrets import SecretOwner
+from schemas.datasets import DatasetRow
+from schemas.effects import GradeGroup, GroupScored
+from schemas.errors import FailureCategory, JudgeAway, TransientError
+from schemas.sampling import (
+    Grade,
+    JudgementBatch,
+    JudgeUsage,
+    Message,
+    SampleBatch,
+    SampleFailure,
+    SampleRecord,
+)
+from schemas.secrets.secret_value import SecretValue
+from schemas.specs import JudgeBudget, RolloutRef, RubricSpec
+from tests.kit.fakes import Bench, FakeUserCode, bench
+from tests.kit.provider import FakeProvider, Reply, completion, provider, refusal
+from tests.kit.specs import entry, group_spec, template
+
+ROW = DatasetRow(prompt=(Message(role="user", content="Greet me"),), label="Good day")
+KEY = "sk-secret-of-the-judge-1234"
+RECORDS = (SampleRecord(index=0, text="Hello"), SampleRecord(index=1, text="Please, hello"))
+
+
+def scored(score: object, explanation: str = "because") -> Reply:
+    return completion(json.dumps({"explanation": explanation, "score": score}))
+
+
+def polite(_: int, body: Any) -> Reply:
+    """A judge that likes one word."""
+    return scored(1 if "Please" in body["messages"][1]["content"] else 0.25)
+
+
+class Court:
+    """A bench with a record of judgements, and a group to grade again and again."""
+
+    def __init__(self, directory: Path, fake: FakeProvider, **rollout: Any) -> None:
+        self.record, self.secrets = MemoryJudgements(), MemorySecrets()
+        self.user = FakeUserCode(
+            grader=lambda _, s: tuple(Grade(index=r.index, reward=1.0) for r in s)
+        )
+        made = bench(directory, user=self.user)
+        self.client = ProviderClient(None, first_pause_s=0.001)
+        ports = replace(
+            made.ports,
+            judges=ProviderJudges(self.client, patience_s=0.3),
+            judgements=self.record,
+            secrets=self.secrets,
+        )
+        self.bench = Bench(ports, made.world, made.blobs, made.clock)
+        self.rubric = RubricSpec(name="polite", text="Polite?", model="m", base_url=fake.base_url)
+        self.rollout = {"grader": None, "rubrics": (self.rubric,), "workspace": "w1", **rollout}
+
+    async def grade(self, **changes: Any) -> GroupScored:
+        of = template(dataset=await self.bench.dataset(ROW))
+        assert of.rollout is not None
+        rollout = of.rollout.model_copy(update={**self.rollout, **changes})
+        assert isinstance(rollout, RolloutRef)
+        spec = group_spec(of.model_copy(update={"rollout": rollout}), row=0)
+        data = SampleBatch(group=spec.group, samples=RECORDS).model_dump_json().encode()
+        part = await self.bench.ports.artifacts.put(data, run="r1")
+        effect = GradeGroup(spec=spec, parts=(part,), entries=(entry(0), entry(1)))
+        return await perform(effect, self.bench.ports)
+
+
+@pytest.fixture
+async def court(tmp_path: Path) -> AsyncIterator[Callable[..., Court]]:
+    made: list[Court] = []
+
+    def make(fake: FakeProvider, **rollout: Any) -> Court:
+        made.append(Court(tmp_path, fake, **rollout))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.client.aclose()
+
+
+async def test_judges_alone_score_without_user_code(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake)
+        outcome = await one.grade()
+        assert one.user.num_gradings == 0
+        assert outcome.grades == (
+            Grade(index=0, reward=0.25, parts={"polite": 0.25}),
+            Grade(index=1, reward=1.0, parts={"polite": 1.0}),
+        )
+        assert outcome.judged == JudgeUsage(calls=2, tokens=36)
+        assert outcome.judgements is not None
+        data = await one.bench.ports.artifacts.get(outcome.judgements)
+        kept = JudgementBatch.model_validate_json(data).judgements
+        assert [(j.index, j.score, j.explanation, j.model) for j in kept] == [
+            (0, 0.25, "because", "m"),
+            (1, 1.0, "because", "m"),
+        ]
+        asked = fake.bodies[0]
+        assert asked["response_format"]["json_schema"]["schema"]["required"] == [
+            "explanation",
+            "score",
+        ]
+
+
+async def test_the_scores_are_weighted_and_added(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake)
+        rubric = one.rubric.model_copy(update={"weight": 2.0, "high": 0.5})
+        outcome = await one.grade(grader="Check", rubrics=(rubric,))
+        assert one.user.num_gradings == 1
+        assert [grade.reward for grade in outcome.grades] == [1.5, 2.0]
+
+
+async def test_the_entry_point_may_say_what_the_judge_reads(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake)
+        one.user._grader = lambda _, s: tuple(
+            Grade(index=r.index, reward=0.0, questions={"polite": f"Please {r.index}"}) for r in s
+        )
+        outcome = await one.grade(rubrics=(one.rubric.model_copy(update={"asks": True}),))
+        assert [grade.reward for grade in outcome.grades] == [1.0, 1.0]
+        assert "\nPlease 0\n" in fake.bodies[0]["messages"][1]["content"]
+        assert "questions" not in outcome.grades[0].model_dump()
+
+
+async def test_a_group_that_is_graded_again_asks_nothing(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake)
+        first = await one.grade()
+        fake.reply = lambda *_: scored(0.9, "another day, another score")
+        again = await one.grade()
+        assert again.grades == first.grades
+        assert again.judgements == first.judgements
+        assert len(fake.bodies) == 2
+
+
+async def test_twin_without_the_record_the_second_score_counts(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake)
+        first = await one.grade()
+        fake.reply = lambda *_: scored(0.9)
+        one.record._kept.clear()
+        assert (await one.grade()).grades != first.grades
+
+
+async def test_after_an_error_only_the_missing_judgements_are_asked_for(
+    court: Callable[..., Court],
+) -> None:
+    async with provider(lambda n, b: polite(n, b) if n != 1 else (500, {}, b"oops")) as fake:
+        fake.reply = lambda n, b: (500, {}, {}) if "Please" in str(b) else polite(n, b)
+        one = court(fake)
+        with pytest.raises(TransientError):
+            await one.grade()
+        fake.reply = polite
+        num = len(fake.bodies)
+        outcome = await one.grade()
+        assert [grade.reward for grade in outcome.grades] == [0.25, 1.0]
+        assert len(fake.bodies) == num + 1
+
+
+async def test_prose_is_asked_again_and_then_counts(court: Callable[..., Court]) -> None:
+    async with provider(
+        lambda n, b: polite(n, b) if len(b["messages"]) > 2 else completion("Rather polite!")
+    ) as fake:
+        one = court(fake)
+        outcome = await one.grade()
+        assert [grade.reward for grade in outcome.grades] == [0.25, 1.0]
+        assert outcome.judged == JudgeUsage(calls=4, tokens=72)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        completion("Rather polite!"),
+        completion('{"score": NaN}'),
+        completion(""),
+        completion('{"score": 1}', cost=-1),
+    ],
+)
+async def test_a_judge_without_a_score_leaves_no_reward(
+    court: Callable[..., Court], reply: Reply
+) -> None:
+    async with provider(lambda *_: reply) as fake:
+        one = court(fake)
+        outcome = await one.grade()
+        if "1}" in str(reply[2]):
+            assert [grade.reward for grade in outcome.grades] == [1.0, 1.0]
+            return
+        assert [grade.reward for grade in outcome.grades] == [None, None]
+        failure = outcome.grades[0].failure
+        assert failure is not None
+        assert failure.category == FailureCategory.GRADER
+        assert "the judge m gave no score in 3 answers: " in failure.message
+        assert len(fake.bodies) == 6
+        await one.grade()
+        assert len(fake.bodies) == 6
+
+
+async def test_a_question_that_is_refused_leaves_its_sample_without_a_reward(
+    court: Callable[..., Court],
+) -> None:
+    async with provider(
+        lambda n, b: refusal(400, "context too long") if "Please" in str(b) else polite(n, b)
+    ) as fake:
+        one = court(fake)
+        outcome = await one.grade()
+        assert [grade.reward for grade in outcome.grades] == [0.25, None]
+        assert outcome.grades[1].failure is not None
+        assert "refuses the question" in outcome.grades[1].failure.message
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_judge_that_asks_to_wait_is_waited_for(
+    court: Callable[..., Court], status: int
+) -> None:
+    async with provider(lambda *_: refusal(status, "slow down", retry_after="600")) as fake:
+        one = court(fake)
+        with pytest.raises(JudgeAway, match="the judge of rubric polite"):
+            await one.grade()
+
+
+async def test_a_judge_that_cannot_be_reached_is_waited_for(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        pass
+    one = court(fake)
+    with pytest.raises(JudgeAway):
+        await one.grade()
+
+
+async def test_a_judge_that_never_answers_counts_as_failing(court: Callable[..., Court]) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    fake = FakeProvider(polite)
+    fake.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    one = court(fake)
+    with pytest.raises(TransientError) as failed:
+        await one.grade()
+    assert not isinstance(failed.value, JudgeAway)
+    server.close()
+
+
+async def test_a_key_goes_to_the_judge_alone(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake)
+        rubric = one.rubric.model_copy(update={"api_key_secret": "JUDGE_KEY"})
+        without = await one.grade(rubrics=(rubric,))
+        assert without.grades[0].failure == SampleFailure(
+            category=FailureCategory.VALIDATION,
+            message="secret JUDGE_KEY is not set; set it with: "
+            "headrace secret set JUDGE_KEY --scope workspace",
+        )
+        assert fake.bodies == []
+        await one.secrets.put(
+            SecretOwner("workspace", "w1"), "JUDGE_KEY", SecretValue(KEY), by="ann"
+        )
+        outcome = await one.grade(rubrics=(rubric,))
+        assert fake.keys == [f"Bearer {KEY}"] * 2
+        assert KEY not in str(outcome)
+
+
+async def test_a_wrong_key_ends_the_group_without_showing_it(court: Callable[..., Court]) -> None:
+    async with provider(lambda *_: refusal(401, f"Incorrect API key: {KEY}")) as fake:
+        one = court(fake)
+        owner = SecretOwner("workspace", "w1")
+        await one.secrets.put(owner, "JUDGE_KEY", SecretValue(KEY), by="ann")
+        rubric = one.rubric.model_copy(update={"api_key_secret": "JUDGE_KEY"})
+        outcome = await one.grade(rubrics=(rubric,))
+        failure = outcome.grades[0].failure
+        assert failure is not None
+        assert "set the secret JUDGE_KEY" in failure.message
+        assert KEY not in failure.message
+        assert outcome.judgements is None
+
+
+async def test_a_budget_that_is_spent_leaves_no_reward(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake, judge=JudgeBudget(max_calls=1))
+        outcome = await one.grade()
+        assert [grade.reward for grade in outcome.grades] == [None, None]
+        failure = outcome.grades[0].failure
+        assert failure is not None
+        assert failure.category == FailureCategory.BUDGET
+        assert "1 requests to judges, all that advanced.judge_max_calls allows" in failure.message
+        assert len(fake.bodies) == 1
+
+
+async def test_money_is_counted_by_the_price(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake)
+        rubric = one.rubric.model_copy(update={"usd_per_million": (1000.0, 2000.0)})
+        outcome = await one.grade(rubrics=(rubric,))
+        assert outcome.judged is not None
+        assert outcome.judged.usd == pytest.approx(2 * (11 * 1000 + 7 * 2000) / 1e6)
+        assert (await one.record.usage("r1")).usd == pytest.approx(outcome.judged.usd)
+
+
+async def test_a_sample_without_a_reward_is_not_judged(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake)
+        one.user._grader = lambda _, s: (Grade(index=1, reward=0.5),)
+        outcome = await one.grade(grader="Check")
+        assert [grade.reward for grade in outcome.grades] == [None, 1.5]
+        assert len(fake.bodies) == 1

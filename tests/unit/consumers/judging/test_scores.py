@@ -1,0 +1,75 @@
+"""The answer of a judge has a score within the scale, or it is not used."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.judging.scores import LONGEST_EXPLANATION, Score, Unusable, read_score
+from schemas.specs import RubricSpec
+
+RUBRIC = RubricSpec(name="polite", text="Is it polite?", model="m", low=1, high=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ('{"explanation": "fine", "score": 4}', 4.0),
+        ('{"score": 4.5}', 4.5),
+        ('{"score": "3"}', 3.0),
+        ('{"score": 99}', 5.0),
+        ('{"score": -1e300}', 1.0),
+        ('Sure!\n```json\n{"score": 2}\n```', 2.0),
+        ('I think {"explanation": "a {b} c", "score": 2} is right', 2.0),
+    ],
+)
+def test_a_score_is_read_and_clamped(text: str, score: float) -> None:
+    read = read_score(text, RUBRIC)
+    assert isinstance(read, Score)
+    assert read.value == score
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("It is quite polite, 4 of 5.", "not a JSON object"),
+        ('{"score": NaN}', "NaN, which is not a finite number"),
+        ('{"score": Infinity}', "Infinity"),
+        ('{"score": 1e999}', "not a finite number"),
+        ('{"score": true}', "true, which"),
+        ('{"score": "high"}', '"high", which'),
+        ('{"score": [4]}', "[4], which"),
+        ('{"explanation": "no score"}', "null, which"),
+        ("[4]", "not a JSON object"),
+        ("", "the answer is empty"),
+        ("[" * 60_000, "not a JSON object"),
+        ("{" * 99_000, "99000 characters"),
+        ('{"score": 1' + "0" * 400 + "}", "not a finite number"),
+    ],
+)
+def test_anything_else_is_unusable(text: str, says: str) -> None:
+    read = read_score(text, RUBRIC)
+    assert isinstance(read, Unusable)
+    assert says in read.problem
+
+
+def test_an_answer_that_was_withheld_is_unusable() -> None:
+    read = read_score('{"score": 4}', RUBRIC, finish_reason="content_filter")
+    assert isinstance(read, Unusable)
+    assert "withheld" in read.problem
+
+
+@given(st.text(), st.floats(allow_nan=False, allow_infinity=False))
+def test_every_finite_score_is_within_the_scale(explanation: str, score: float) -> None:
+    read = read_score(json.dumps({"explanation": explanation, "score": score}), RUBRIC)
+    assert isinstance(read, Score)
+    assert 1 <= read.value <= 5
+    assert len(read.explanation) <= LONGEST_EXPLANATION
+    if 1 <= score <= 5:
+        assert read.value == score
+
+
+@given(st.text())
+def test_any_text_has_a_score_or_a_problem(text: str) -> None:
+    assert isinstance(read_score(text, RUBRIC), Score | Unusable)
