@@ -21,7 +21,15 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import HEADRACE, GroupKey, Purpose, derive_id, run_stream
-from schemas.sampling import ArtifactRef, Grade, Message, SampleBatch, SampleFailure, SampleRecord
+from schemas.sampling import (
+    ArtifactRef,
+    Grade,
+    Message,
+    SampleBatch,
+    SampleFailure,
+    SampleOutput,
+    SampleRecord,
+)
 from schemas.specs import (
     BatchGroup,
     CommitSpec,
@@ -52,8 +60,11 @@ def batch_of(group: str, num_samples: int = 2) -> bytes:
         prompt_tokens=5,
         completion_tokens=2,
     )
+    note = reference(b"a note")
     failed = SampleRecord(
-        index=1, failure=SampleFailure.model_validate({"category": "timeout", "message": "slow"})
+        index=1,
+        failure=SampleFailure.model_validate({"category": "timeout", "message": "slow"}),
+        output=SampleOutput(stdout="began\n", traceback="ValueError", files={"note.txt": note}),
     )
     samples = (answered, failed, *(answered.model_copy(update={"index": n}) for n in range(2, 99)))
     return SampleBatch(group=group, samples=samples[:num_samples]).model_dump_json().encode()

@@ -188,12 +188,37 @@ def resume(run: str, *, as_json: bool) -> None:
     help="Show at most this many.",
 )
 @OFFSET
-def samples(run: str, *, step: int | None, limit: int, offset: int, as_json: bool) -> None:
+@click.option("--sample", metavar="ID", help="Show this sample, turn by turn.")
+@click.option(
+    "--files",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="With --sample: download its files to this directory.",
+)
+def samples(
+    run: str,
+    *,
+    step: int | None,
+    limit: int,
+    offset: int,
+    sample: str | None,
+    files: Path | None,
+    as_json: bool,
+) -> None:
     """Show samples: prompts, answers and rewards.
 
-    Pass a sample's id to `headrace train trace` to follow it.
+    With --sample it shows one of them: turns, tool calls, reward, traceback, prints and files. Pass a
+    sample's id to `headrace train trace` to follow it.
     """
+    if files is not None and sample is None:
+        raise click.UsageError("--files needs --sample ID")
     with Client() as client:
+        if sample is not None:
+            from producers.cli.rollouts.sample_view import show_sample
+
+            path = f"/runs/{path_segment(run)}/samples/{path_segment(sample)}"
+            show_sample(client, path, files=files, as_json=as_json)
+            return
         parameters = {"step": step, "limit": limit, "offset": offset}
         answer = client.get(f"/runs/{path_segment(run)}/samples", parameters)
     if as_json:

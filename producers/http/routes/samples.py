@@ -7,26 +7,29 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.readmodel.runs import GroupRow
-from producers.http.downloads import select_lines
+from infra.readmodel.runs import GroupRow, PageRange
+from producers.http.downloads import download, select_lines
 from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import find_run_with_history, services
 from producers.http.routing import ScopedRoute
 from schemas.datasets import DatasetRow
 from schemas.errors import NotFound
-from schemas.ids import GroupId, sample_id
+from schemas.ids import GroupId, GroupKey, parse_sample_id, sample_id
 from schemas.sampling import (
     ArtifactRef,
     Grade,
     Judgement,
     JudgementBatch,
     SampleBatch,
+    SampleOutput,
     SampleRecord,
+    openai_message,
 )
 from schemas.specs import DatasetRef
 
 GRADES = TypeAdapter(tuple[Grade, ...])
 MAX_STEP = 2**31 - 1
+LONGEST_NAME = 200
 
 
 async def index(request: Request) -> Response:
@@ -114,4 +117,90 @@ def _sample(
     }
 
 
-ROUTES = [ScopedRoute("/runs/{ref}/samples", index, scope="read")]
+async def show(request: Request) -> Response:
+    """One training sample of a run, turn by turn, with what its user code left behind."""
+    run, _ = await find_run_with_history(request)
+    dataset = await services(request).readmodel.runs.dataset_ref(run["id"])
+    return await sample_detail(request, run["id"], dataset)
+
+
+async def file(request: Request) -> Response:
+    """A file that a sample's workflow left behind."""
+    run, _ = await find_run_with_history(request)
+    return await sample_file(request, run["id"])
+
+
+async def sample_detail(request: Request, owner: str, dataset: str | None) -> ApiResponse:
+    """The sample that the path names: its messages as OpenAI writes them, its tools, its reward, and the
+    output of its workflow and of its group's grader. Raises NotFound when `owner` has no such graded
+    sample."""
+    group, batch, record = await _find_sample(request, owner)
+    rows = await _read_rows(request, dataset, [group])
+    judged = await _read_judgements(request, group)
+    alone = batch.model_copy(update={"samples": (record,)})
+    (sample,) = _samples(group, alone, rows, judged)
+    row = rows.get(group.dataset_row, DatasetRow(prompt=()))
+    detail = {
+        **sample,
+        "prompt": [openai_message(message) for message in row.prompt],
+        "messages": [openai_message(message) for message in record.messages],
+        "tools": [tool.model_dump() for tool in record.tools],
+        "num_turns": record.num_turns,
+        "output": _output(record.output),
+        "grader_output": _output(batch.grader_output),
+    }
+    return ApiResponse({"sample": detail})
+
+
+async def sample_file(request: Request, owner: str) -> Response:
+    """The file that the path names, of the sample that it names. Raises NotFound."""
+    _, _, record = await _find_sample(request, owner)
+    name = request.path_params["name"]
+    files = record.output.files if record.output else {}
+    if name not in files:
+        raise NotFound(
+            f"the sample has no file {name[:LONGEST_NAME]!r}; it has: {', '.join(files) or 'none'}"
+        )
+    return await download(request, files[name], name)
+
+
+def _output(output: SampleOutput | None) -> Mapping[str, object] | None:
+    if output is None:
+        return None
+    files = {name: ref.size for name, ref in output.files.items()}
+    return {**output.model_dump(exclude={"files"}), "files": files}
+
+
+async def _find_sample(request: Request, owner: str) -> tuple[GroupRow, SampleBatch, SampleRecord]:
+    """The sample that the path names, with its group. Raises NotFound when `owner` has no such
+    sample."""
+    name = request.path_params["sample"]
+    absent = NotFound(
+        f"there is no graded sample {name[:LONGEST_NAME]!r} here; the list of samples shows the ids"
+    )
+    try:
+        group_id, index = parse_sample_id(name)
+        key = GroupKey.parse(group_id)
+    except ValueError:
+        raise absent from None
+    if key.owner != owner or not 0 <= key.step <= MAX_STEP:
+        raise absent
+    everything = PageRange(limit=MAX_STEP)
+    groups, _ = await services(request).readmodel.runs.groups(
+        owner, str(key.purpose), everything, step=key.step
+    )
+    for group in groups:
+        if group.group == group_id:
+            ref = ArtifactRef.model_validate_json(group.artifact)
+            batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
+            for record in batch.samples:
+                if record.index == index:
+                    return group, batch, record
+    raise absent
+
+
+ROUTES = [
+    ScopedRoute("/runs/{ref}/samples", index, scope="read"),
+    ScopedRoute("/runs/{ref}/samples/{sample}", show, scope="read"),
+    ScopedRoute("/runs/{ref}/samples/{sample}/files/{name:path}", file, scope="read"),
+]

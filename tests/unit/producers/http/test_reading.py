@@ -47,9 +47,16 @@ async def told(app: Application) -> Application:
 
 async def stored(app: Application, group: str) -> None:
     """Store the group's artifact, whose reference says that it is a row."""
-    data = batch_of(group)
+    for data in (batch_of(group), b"a note"):
+        await put_row(app, data)
+
+
+async def put_row(app: Application, data: bytes) -> None:
+    """Store bytes as a row of the database."""
     await app.database.durable.execute(
-        "insert into artifacts (sha256, data) values ($1, $2)", reference(data).sha256, data
+        "insert into artifacts (sha256, data) values ($1, $2) on conflict do nothing",
+        reference(data).sha256,
+        data,
     )
 
 
@@ -115,6 +122,23 @@ async def test_samples_show_what_was_asked_answered_and_earned(told: Application
     rest = await told.get("/runs/first/samples", step=2, limit=3, offset=3)
     assert [sample["index"] for sample in rest["samples"]] == [1]
     assert (await told.get("/runs/first/samples"))["total_count"] == 12
+
+
+async def test_a_sample_is_shown_with_what_its_code_left_behind(told: Application) -> None:
+    sample = (await told.get("/runs/first/samples/r1-train-2-0-0.1"))["sample"]
+    assert sample["failure"]["category"] == "timeout"
+    assert sample["output"]["stdout"] == "began\n"
+    assert sample["output"]["traceback"] == "ValueError"
+    assert sample["output"]["files"] == {"note.txt": 6}
+    assert (sample["grader_output"], sample["tools"]) == (None, [])
+    path = "/api/v1/runs/first/samples/r1-train-2-0-0.1/files/"
+    found = await told.api.get(f"{path}note.txt")
+    assert (found.status_code, found.content) == (200, b"a note")
+    for wrong in ("other.txt", "../note.txt"):
+        assert (await told.api.get(f"{path}{wrong}")).status_code == 404
+    for wrong in ("r1-train-2-0-0.7", "r1-train-9-0-0.0", "r2-train-2-0-0.0", "nothing"):
+        answer = await told.api.get(f"/api/v1/runs/first/samples/{wrong}")
+        assert answer.status_code == 404
 
 
 async def test_logs_read_like_a_story_from_either_end(told: Application) -> None:

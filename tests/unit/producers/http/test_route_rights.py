@@ -56,6 +56,8 @@ TABLE = [
     Row("GET", "/api/v1/runs/{run}/logs", "read"),
     Row("GET", "/api/v1/runs/{run}/events", "read"),
     Row("GET", "/api/v1/runs/{run}/samples", "read"),
+    Row("GET", "/api/v1/runs/{run}/samples/{run}-train-1-0-0.0", "read"),
+    Row("GET", "/api/v1/runs/{run}/samples/{run}-train-1-0-0.0/files/nothing", "read", 404),
     Row("GET", "/api/v1/runs/{run}/trace?sample={run}-train-1-0-0.0", "read"),
     Row("GET", "/api/v1/datasets", "read"),
     Row("POST", "/api/v1/datasets", "submit", 400, content=MADE),

@@ -1,0 +1,52 @@
+"""One sample of a run or an evaluation: printed turn by turn, with its files downloaded."""
+
+import re
+from pathlib import Path
+
+from producers.cli.client import Client, path_segment
+from producers.cli.display.conversation import show_messages, show_output, show_reward
+from producers.cli.display.output import Document, one_line, print_json, say
+
+UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def show_sample(client: Client, path: str, *, files: Path | None, as_json: bool) -> None:
+    """Print the sample at `path` of the API, and download its files to the directory `files`. Raises
+    Failure when there is no such sample."""
+    sample: Document = client.get(path)["sample"]
+    saved = [] if files is None else download_files(client, path, sample, files)
+    if as_json:
+        print_json({"sample": sample, "saved": [str(file) for file in saved]})
+        return
+    place = f"step {sample.get('step')}, slot {sample.get('slot')}, row {sample.get('row')}"
+    say(f"sample {sample.get('id')} ({place})")
+    tools = ", ".join(str(tool.get("name")) for tool in sample.get("tools") or ())
+    if tools:
+        say(f"  tools: {tools}")
+    show_messages(sample.get("messages") or sample.get("prompt") or [])
+    failure = sample.get("failure")
+    error = f"{failure.get('category')}: {failure.get('message')}" if failure else None
+    show_reward(sample | {"error": error})
+    if sample.get("label") is not None:
+        say(f"  truth: {sample['label']}")
+    for judgement in sample.get("judgements") or ():
+        say(f"  judgement: {one_line(str(judgement), limit=400)}")
+    show_output(sample.get("output") or {})
+    show_output(sample.get("grader_output") or {}, of=" by the grader")
+    for file in saved:
+        say(f"saved {file}")
+
+
+def download_files(client: Client, path: str, sample: Document, directory: Path) -> list[Path]:
+    """Download the files of a sample, and return where they are. Their names come from user code, so
+    only plain characters of them are used, and nothing is written outside of the directory."""
+    output: Document = sample.get("output") or {}
+    saved = []
+    for name in output.get("files") or {}:
+        parts = [UNUSUAL.sub("_", part).lstrip(".") or "_" for part in str(name).split("/")]
+        target = directory.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        quoted = "/".join(path_segment(part) for part in str(name).split("/"))
+        client.download(f"{path}/files/{quoted}", target)
+        saved.append(target)
+    return saved
