@@ -1,18 +1,26 @@
 """Evaluates a model or a checkpoint on a dataset, and validates runs while they train.
-Reads: EvaluationRequested, WorkspaceSynced, WorkspaceRejected, GroupGraded, EvaluationStopRequested.
+Reads: EvaluationRequested, WorkspaceSynced, WorkspaceRejected, GroupGraded, EvaluationStopRequested,
+EvaluationRetryRequested.
 Emits: EvaluationStarted, GroupsRequested, GroupsSettled, EvaluationCompleted.  Stream: eval.
 Does: nothing itself; it requests groups.  Waits for: the workspace, and each chunk's groups.
-Safe to repeat because: the state records the requested chunks and the settled slots."""
+Safe to repeat because: the state records the requested chunks and the settled slots.
 
+A retry requests only the attempts that have no reward, as groups with the number of the retry as their
+replacement number. Their rewards take the places of the missing ones.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Never, assert_never, get_args
 
+from consumers.evaluation_figures import Rewards, evaluation_figures
 from consumers.run.settle import settle
 from consumers.run.start import entry_point_problem, scoring_of
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.events import (
     EvaluationCompleted,
     EvaluationRequested,
+    EvaluationRetryRequested,
     EvaluationStarted,
     EvaluationStopRequested,
     GroupGraded,
@@ -28,6 +36,7 @@ from schemas.specs import Entrypoint, RolloutRef, SampleEntry, Slot
 EvalEvent = (
     EvaluationRequested
     | EvaluationStopRequested
+    | EvaluationRetryRequested
     | EvaluationStarted
     | GroupsRequested
     | GroupsSettled
@@ -39,23 +48,30 @@ EvalMessage = (
     | WorkspaceRejected
     | GroupGraded
     | EvaluationStopRequested
+    | EvaluationRetryRequested
 )
 
-MOST_SLOTS = 500
-"""Slots of one request. Each takes some 40 bytes, and the event with the template has 64 KiB at most."""
+MOST_SLOTS, SLOT_BYTES, ATTEMPT_BYTES = 500, 40, 4
+"""Slots of one request. Each takes some 40 bytes and 4 for each of its attempts, and the event with the
+template has 64 KiB at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalState:
-    """`asked` counts the rows requested so far. `rewards` are those of settled slots, and they are
-    sorted by slot when they are read. `first_error` is the lowest slot with an error, and the error."""
+    """`retry` is the number of the current retry, and 0 before the first. `todo` are the slots that it
+    requests, `asked` counts those that were requested, and `waiting` are those of them that are not
+    settled. `rewards` are those of settled slots, sorted by slot when they are read. `first_error` is
+    the lowest slot with an error in this retry, and the error."""
 
     request: EvaluationRequested | None = None
     started: EvaluationStarted | None = None
+    retry: int = 0
+    todo: tuple[int, ...] = ()
     asked: int = 0
-    rewards: dict[int, tuple[float | None, ...]] = field(default_factory=dict)
+    waiting: frozenset[int] = frozenset()
+    rewards: dict[int, Rewards] = field(default_factory=dict)
     tokens: int = 0
-    failed: int = 0
+    usd: float = 0.0
     first_error: tuple[int, str] | None = None
     ended: bool = False
 
@@ -66,31 +82,64 @@ def evolve(state: EvalState, event: EvalEvent) -> EvalState:
         case EvaluationRequested():
             return replace(state, request=event)
         case EvaluationStarted():
-            return replace(state, started=event)
+            return replace(state, started=event, todo=tuple(range(len(event.rows))))
+        case EvaluationRetryRequested():
+            return _begin_retry(state, event)
         case GroupsRequested():
-            return replace(state, asked=state.asked + len(event.slots))
+            waiting = state.waiting | {slot.slot for slot in event.slots}
+            return replace(state, asked=state.asked + len(event.slots), waiting=waiting)
         case GroupsSettled():
             for group in event.groups:
                 state = _count(state, group)
             return state
         case EvaluationCompleted():
-            return replace(state, ended=True)
+            return replace(state, ended=True, waiting=frozenset())
         case EvaluationStopRequested():
             return state
         case _:
             assert_never(event)
 
 
-def _count(state: EvalState, group: SettledGroup) -> EvalState:
-    failures = [entry for entry in group.entries if entry.failure is not None]
-    found = _error(failures) or group.dropped
-    errors = [(group.group.slot, found)] if found else []
-    errors += [state.first_error] if state.first_error else []
+def _begin_retry(state: EvalState, event: EvaluationRetryRequested) -> EvalState:
+    """The state in which the attempts that have no reward are still to be requested."""
+    rows = state.started.rows if state.started else ()
     return replace(
         state,
-        rewards={**state.rewards, group.group.slot: group.group.rewards},
+        retry=event.number,
+        todo=tuple(slot for slot in range(len(rows)) if _missing(state, slot)),
+        asked=0,
+        waiting=frozenset(),
+        first_error=None,
+        ended=False,
+    )
+
+
+def _missing(state: EvalState, slot: int) -> tuple[int, ...]:
+    """The attempts of a slot that have no reward."""
+    rewards = state.rewards.get(slot, (None,) * _num_attempts(state))
+    return tuple(number for number, reward in enumerate(rewards) if reward is None)
+
+
+def _num_attempts(state: EvalState) -> int:
+    return state.started.template.num_samples if state.started else 0
+
+
+def _count(state: EvalState, group: SettledGroup) -> EvalState:
+    slot = group.group.slot
+    failures = [entry for entry in group.entries if entry.failure is not None]
+    found = _error(failures) or group.dropped
+    errors = [(slot, found)] if found else []
+    errors += [state.first_error] if state.first_error else []
+    rewards = list(state.rewards.get(slot, (None,) * len(group.group.rewards)))
+    attempts = _missing(state, slot) if group.group.replacement else range(len(rewards))
+    for attempt, reward in zip(attempts, group.group.rewards, strict=False):
+        rewards[attempt] = reward
+    return replace(
+        state,
+        waiting=state.waiting - {slot},
+        rewards={**state.rewards, slot: tuple(rewards)},
         tokens=state.tokens + sum(entry.completion_tokens for entry in group.entries),
-        failed=state.failed + sum(reward is None for reward in group.group.rewards),
+        usd=state.usd + sum(entry.usd or 0.0 for entry in group.entries),
         first_error=min(errors, default=None),
     )
 
@@ -108,12 +157,14 @@ def routes(message: EvalMessage) -> tuple[StreamName, ...]:
         case GroupGraded():
             evaluating = message.spec.purpose == Purpose.EVALUATE
             return (eval_stream(message.spec.owner),) if evaluating else ()
-        case EvaluationRequested() | EvaluationStopRequested():
+        case EvaluationRequested() | EvaluationStopRequested() | EvaluationRetryRequested():
             return (eval_stream(message.evaluation),)
 
 
 def handle(state: EvalState, message: EvalMessage, meta: Meta) -> Decision:
     """Decide what an evaluation does next: start, request rows, count a graded group, or end."""
+    if isinstance(message, EvaluationRetryRequested):
+        return _retry(state, message)
     if state.ended:
         return NOTHING
     match message:
@@ -127,6 +178,16 @@ def handle(state: EvalState, message: EvalMessage, meta: Meta) -> Decision:
             return _settle_group(state, message)
         case EvaluationStopRequested():
             return _end(state, "stopped", "stopped by a user")
+
+
+def _retry(state: EvalState, message: EvaluationRetryRequested) -> Decision:
+    """Request the attempts that have no reward, or end at once if there are none. The state may hold the
+    message already."""
+    if state.retry < message.number:
+        state = evolve(state, message)
+    if state.started is None or state.retry != message.number or state.ended or state.asked:
+        return NOTHING
+    return Decision(events=_request_chunk(state)) if state.todo else _result(state)
 
 
 def _begin(state: EvalState, request: EvaluationRequested) -> Decision:
@@ -182,65 +243,83 @@ def _start(state: EvalState, request: EvaluationRequested, rollout: RolloutRef |
 
 
 def _request_chunk(state: EvalState) -> tuple[GroupsRequested, ...]:
-    """Return requests for the next chunk of rows, as many as the chunk needs."""
+    """Return requests for the next chunk of rows, as many as the chunk needs. One request has rows with
+    the same number of attempts."""
     started = state.started
-    if started is None or state.asked >= len(started.rows):
+    if started is None:
         return ()
-    chunk = started.rows[state.asked : state.asked + started.batch_size]
-    slots = tuple(Slot(slot=state.asked + n, row=row) for n, row in enumerate(chunk))
+    chunk = state.todo[state.asked : state.asked + started.batch_size]
+    by_number: dict[int, list[Slot]] = {}
+    for slot in chunk:
+        missing = _missing(state, slot)
+        attempts = missing if len(missing) < _num_attempts(state) else ()
+        wanted = Slot(slot=slot, replacement=state.retry, row=started.rows[slot], attempts=attempts)
+        by_number.setdefault(len(missing), []).append(wanted)
     return tuple(
         GroupsRequested(
             owner=started.evaluation,
             purpose=Purpose.EVALUATE,
             step=started.step or 0,
-            slots=slots[first : first + MOST_SLOTS],
-            template=started.template,
+            slots=part,
+            template=started.template.model_copy(update={"num_samples": number}),
         )
-        for first in range(0, len(slots), MOST_SLOTS)
+        for number, slots in sorted(by_number.items())
+        for part in _parts(slots)
     )
 
 
+def _parts(slots: list[Slot]) -> Iterator[tuple[Slot, ...]]:
+    """Parts of the slots that each fit into one event."""
+    most = max(1, MOST_SLOTS * SLOT_BYTES // (SLOT_BYTES + ATTEMPT_BYTES * len(slots[0].attempts)))
+    for first in range(0, len(slots), most):
+        yield tuple(slots[first : first + most])
+
+
 def _settle_group(state: EvalState, message: GroupGraded) -> Decision:
-    started, key = state.started, message.spec.group_key
-    if started is None or key.slot in state.rewards:
+    key = message.spec.group_key
+    if key.replacement != state.retry or key.slot not in state.waiting:
         return NOTHING
     settled = GroupsSettled(
         owner=key.owner, purpose=key.purpose, step=key.step, groups=(settle(message),)
     )
     state = evolve(state, settled)
-    if len(state.rewards) == len(started.rows):
+    if state.waiting:
+        return Decision(events=(settled,))
+    if state.asked == len(state.todo):
         return Decision(events=(settled, *_result(state).events))
-    more = _request_chunk(state) if len(state.rewards) == state.asked else ()
-    return Decision(events=(settled, *more))
+    if over := _over_budget(state):
+        return Decision(events=(settled, *_end(state, "failed", over).events))
+    return Decision(events=(settled, *_request_chunk(state)))
+
+
+def _over_budget(state: EvalState) -> str | None:
+    """Why no more rows may be requested, or None."""
+    provider = state.started.template.model.provider if state.started else None
+    if provider is None or provider.max_usd is None or state.usd < provider.max_usd:
+        return None
+    return (
+        f"the answers of {provider.name} cost {state.usd:.4f} US dollars, and advanced.max_usd is "
+        f"{provider.max_usd:g}; raise it in another evaluation"
+    )
 
 
 def _result(state: EvalState) -> Decision:
-    rewards = _rewards(state)
-    if not rewards:
+    if all(reward is None for rewards in state.rewards.values() for reward in rewards):
         why = state.first_error[1] if state.first_error else "the evaluation has no rows"
         return _end(state, "failed", f"no sample has a reward; the first error: {why}")
     return _end(state, "finished", None)
-
-
-def _rewards(state: EvalState) -> list[float]:
-    in_order = [state.rewards[slot] for slot in sorted(state.rewards)]
-    return [reward for group in in_order for reward in group if reward is not None]
 
 
 def _end(state: EvalState, status: str, message: str | None) -> Decision:
     request = state.started or state.request
     if request is None:
         return NOTHING
-    rewards = _rewards(state)
-    figures = {
-        "eval/count": float(sum(len(group) for group in state.rewards.values())),
-        "eval/failed": float(state.failed),
-        "eval/tokens": float(state.tokens),
-    }
-    mean = sum(rewards) / len(rewards) if rewards else None
-    if mean is not None:
-        passed = sum(reward >= request.pass_threshold for reward in rewards)
-        figures |= {"eval/reward": mean, "eval/pass_rate": passed / len(rewards)}
+    mean, figures = evaluation_figures(
+        state.rewards, n=_num_attempts(state), threshold=request.pass_threshold
+    )
+    figures["eval/tokens"] = float(state.tokens)
+    if state.usd:
+        figures["eval/usd"] = state.usd
     ended = EvaluationCompleted.model_validate(
         {
             "evaluation": request.evaluation,
@@ -265,6 +344,6 @@ CONSUMER: Consumer[EvalState, EvalEvent, EvalMessage, Never] = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=2,
+    fold_version=3,
     snapshots=EvalState,
 )

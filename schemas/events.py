@@ -57,7 +57,9 @@ from schemas.specs import (
 MAX_EVENT_BYTES = 64 * 1024
 """The largest payload an event may have, as JSON."""
 
-Gate = Literal["open", "paused", "closed"]
+Gate = Literal["open", "paused", "closed", "reopened"]
+"""A closed gate stays closed, except that `reopened` opens it."""
+
 Hold = Literal["hold", "release"]
 Provider = Literal["github", "gitea", "gitlab", "none"]
 """The kind of forge that holds a repository. `none`: a repository without a forge, which posts signed
@@ -601,6 +603,7 @@ class GroupsRequested(_OwnerEvent):
                 group=f"{prefix}-{slot.slot}-{slot.replacement}",
                 row=slot.row,
                 template=self.template,
+                attempts=slot.attempts,
             )
             for slot in self.slots
         )
@@ -895,6 +898,19 @@ class EvaluationStopRequested(_EvaluationEvent):
     type: ClassVar[str] = "rl.evaluation.stop-requested"
 
 
+class EvaluationRetryRequested(_EvaluationEvent):
+    """A user asked to repeat the attempts of an ended evaluation that have no reward. `number` counts
+    its retries, from 1."""
+
+    type: ClassVar[str] = "rl.evaluation.retry-requested"
+    gate: ClassVar[Gate | None] = "reopened"
+    number: int = Field(ge=1)
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.number}"
+
+
 class EvaluationSettled(_StepEvent):
     """The run has processed the validation of a step."""
 
@@ -1167,6 +1183,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     EvaluationStarted,
     EvaluationCompleted,
     EvaluationStopRequested,
+    EvaluationRetryRequested,
     EvaluationSettled,
     VerificationRequested,
     VerificationCompleted,

@@ -2,7 +2,7 @@
 only the message itself and the artifacts that it refers to."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 from pydantic import Field
@@ -302,12 +302,18 @@ class GroupTemplate(Value):
     run: str | None = None
 
 
+Attempts = Annotated[tuple[int, ...], Field(default=(), exclude_if=lambda value: value == ())]
+"""Which attempts at their row the samples of a group are. Empty: all of them, in order."""
+
+
 class Slot(Value):
-    """One group of a request: its slot, its replacement number and its dataset row."""
+    """One group of a request: its slot, its replacement number and its dataset row. `attempts` is set
+    where only some attempts at the row are requested again."""
 
     slot: int
     replacement: int = 0
     row: int
+    attempts: Attempts = ()
 
 
 class GroupSpec(Value):
@@ -316,6 +322,7 @@ class GroupSpec(Value):
     group: str
     row: int
     template: GroupTemplate
+    attempts: Attempts = ()
 
     @property
     def group_key(self) -> GroupKey:

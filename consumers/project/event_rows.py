@@ -30,6 +30,7 @@ from schemas.events import (
     DatasetRegistered,
     EvaluationCompleted,
     EvaluationRequested,
+    EvaluationRetryRequested,
     EvaluationSettled,
     EvaluationStarted,
     Event,
@@ -181,6 +182,7 @@ def group_graded(event: GroupGraded, at: datetime) -> tuple[Write, ...]:
         grades=GRADES.dump_json(event.grades).decode(),
         at=at,
         judgements=event.judgements.model_dump_json() if event.judgements else None,
+        attempts=json.dumps(event.spec.attempts) if event.spec.attempts else None,
     )
     return (put, ChangeRun(event.spec.template.run or key.owner, at))
 
@@ -315,6 +317,11 @@ def evaluation_requested(event: EvaluationRequested, at: datetime) -> tuple[Writ
 @rows.register
 def evaluation_started(event: EvaluationStarted, at: datetime) -> tuple[Write, ...]:
     return (ChangeEvaluation(event.evaluation, status="running", started_at=at),)
+
+
+@rows.register
+def evaluation_retry_requested(event: EvaluationRetryRequested, at: datetime) -> tuple[Write, ...]:
+    return (ChangeEvaluation(event.evaluation, status="running", error=""),)
 
 
 @rows.register

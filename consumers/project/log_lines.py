@@ -14,6 +14,7 @@ from schemas.events import (
     CheckpointSaved,
     EvaluationCompleted,
     EvaluationRequested,
+    EvaluationRetryRequested,
     EvaluationSettled,
     EvaluationStarted,
     EvaluationStopRequested,
@@ -243,6 +244,11 @@ def evaluation_completed(event: EvaluationCompleted) -> Iterator[Line]:
         return
     reward = "no reward" if event.reward is None else f"reward {event.reward:.4g}"
     yield "info", event.step, f"The evaluation {event.status}: {reward}"
+
+
+@lines.register
+def evaluation_retry_requested(event: EvaluationRetryRequested) -> Iterator[Line]:
+    yield "info", None, f"Retry {event.number}: the attempts without a reward are repeated"
 
 
 @lines.register

@@ -99,8 +99,8 @@ def _group_spec(message: GroupsRequested, stream: StreamName) -> GroupSpec:
     group = stream.partition("-")[2]
     key = GroupKey.parse(group)
     place = (key.slot, key.replacement)
-    row = next(slot.row for slot in message.slots if (slot.slot, slot.replacement) == place)
-    return GroupSpec(group=group, row=row, template=message.template)
+    slot = next(slot for slot in message.slots if (slot.slot, slot.replacement) == place)
+    return GroupSpec(group=group, row=slot.row, template=message.template, attempts=slot.attempts)
 
 
 def _requested_effects(state: GroupState, spec: GroupSpec) -> tuple[Effect, ...]:

@@ -177,6 +177,10 @@ class MemoryLog:
         if event.hold is not None:
             holds = world.holds[event.run_id] + (1 if event.hold == "hold" else -1)
             world.holds[event.run_id] = max(holds, 0)
+        if event.gate == "reopened":
+            if world.gates.get(event.run_id) == "closed":
+                world.gates[event.run_id] = "open"
+            return
         if event.gate is None or world.gates.get(event.run_id) == "closed":
             return
         world.gates[event.run_id] = event.gate

@@ -1,6 +1,7 @@
 """The queries of the API about datasets, uploads, workspaces and evaluations. For a token that is bound
 to a workspace, the things of others do not exist."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict, cast
 
@@ -68,6 +69,21 @@ class EvaluationJson(TypedDict):
     completed: int
     total: int
     dataset_ref: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationGroup:
+    """A graded group of an evaluation. All but the numbers are JSON text. `attempts`
+    says which attempts at the row the samples of a retry are; None: all of them, in order."""
+
+    group: str
+    step: int
+    slot: int
+    dataset_row: int
+    artifact: str
+    grades: str
+    attempts: str | None
+    judgements: str | None = None
 
 
 class Registry:
@@ -145,6 +161,23 @@ class Evaluations:
             ref,
         )
         return cast(EvaluationJson, dict(row)) if row else None
+
+    async def groups(self, evaluation: str) -> list[EvaluationGroup]:
+        """All graded groups of an evaluation (its id), by slot; those of later retries come later."""
+        rows = await self._pool.fetch(SQL["groups_of_evaluation"], evaluation)
+        return [
+            EvaluationGroup(
+                group=f"{evaluation}-evaluate-{row['step']}-{row['slot']}-{row['replacement']}",
+                step=row["step"],
+                slot=row["slot"],
+                dataset_row=row["dataset_row"],
+                artifact=row["artifact"],
+                grades=row["grades"],
+                attempts=row["attempts"],
+                judgements=row["judgements"],
+            )
+            for row in rows
+        ]
 
 
 def _reach() -> str:

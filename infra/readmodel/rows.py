@@ -94,7 +94,8 @@ class PutCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class PutGroup:
-    """`artifact` and `judgements` are an ArtifactRef, `grades` a list of Grade, as JSON."""
+    """`artifact` and `judgements` are an ArtifactRef, `grades` a list of Grade, as JSON. `attempts` says
+    which attempts at the row the samples are, as JSON; None: all of them, in order."""
 
     owner: str
     purpose: str
@@ -107,6 +108,7 @@ class PutGroup:
     grades: str
     at: datetime
     judgements: str | None = None
+    attempts: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,8 @@ class PutEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class ChangeEvaluation:
+    """An error of "" clears it."""
+
     evaluation: str
     status: str | None = None
     reward: float | None = None

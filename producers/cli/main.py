@@ -49,7 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Training runs: submit, watch, stop, samples, archive and more.",
     ),
     "eval": (
-        CLI + "evaluation:evaluation",
+        CLI + "evaluations.evaluation:evaluation",
         "Evaluations: submit, list, info, logs, stop, download.",
     ),
     "events": (CLI + "events:events", "Show the event log of a run."),

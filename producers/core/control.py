@@ -1,4 +1,4 @@
-"""Pause, resume and stop: commands that are appended to the stream of a run or an evaluation.
+"""Pause, resume, stop and retry: commands that are appended to the stream of a run or an evaluation.
 
 A command that would have no meaning is refused. The stream's owner decides at the next step
 boundary what a command leads to.
@@ -13,6 +13,8 @@ from producers.core.lookup import Lookup
 from schemas.errors import Conflict
 from schemas.events import (
     EvaluationCompleted,
+    EvaluationRetryRequested,
+    EvaluationStarted,
     EvaluationStopRequested,
     Event,
     MessageDeadLettered,
@@ -28,6 +30,7 @@ from schemas.events import (
     RunStopped,
     RunStopRequested,
 )
+from schemas.ids import HEADRACE, derive_id
 
 TELLING: tuple[type[Event], ...] = (
     RunRejected,
@@ -86,15 +89,36 @@ class Control:
     async def stop_evaluation(self, ref: str, *, cause: UUID) -> tuple[str, Cursor]:
         """Ask an evaluation to stop. Raises NotFound, Conflict."""
         request = await self._lookup.evaluation(ref)
-        ended = await self._log.read(
-            request.evaluation, after=Cursor(), limit=1, types=[EvaluationCompleted.type]
-        )
-        for found in ended:
-            if isinstance(found.event, EvaluationCompleted):
-                status = found.event.status
-                raise Conflict(f"evaluation {request.eval_name} is already {status}")
+        types = [EvaluationCompleted.type, EvaluationRetryRequested.type]
+        told = await self._log.read(request.evaluation, after=Cursor(), limit=10_000, types=types)
+        last = told[-1].event if told else None
+        if isinstance(last, EvaluationCompleted):
+            raise Conflict(f"evaluation {request.eval_name} is already {last.status}")
         stop = EvaluationStopRequested(evaluation=request.evaluation)
         [recorded] = await self._log.append([stop], cause=cause)
+        return request.evaluation, recorded.cursor
+
+    async def retry_evaluation(self, ref: str) -> tuple[str, Cursor]:
+        """Ask to repeat the attempts of an evaluation that have no reward. Returns its id and the cursor
+        of the command. Two requests at the same time are one. Raises NotFound, Conflict."""
+        request = await self._lookup.evaluation(ref)
+        name = request.eval_name
+        if request.run is not None:
+            raise Conflict(
+                f"evaluation {name} is a validation of a run and cannot be repeated; submit an "
+                "evaluation of the checkpoint instead"
+            )
+        types = [EvaluationStarted.type, EvaluationCompleted.type, EvaluationRetryRequested.type]
+        found = await self._log.read(request.evaluation, after=Cursor(), limit=10_000, types=types)
+        events = [recorded.event for recorded in found]
+        if not any(isinstance(event, EvaluationStarted) for event in events):
+            raise Conflict(f"evaluation {name} has not started, so it has nothing to repeat")
+        if not isinstance(events[-1], EvaluationCompleted):
+            raise Conflict(f"evaluation {name} is running; repeat its failed attempts once it ends")
+        number = 1 + sum(isinstance(event, EvaluationRetryRequested) for event in events)
+        retry = EvaluationRetryRequested(evaluation=request.evaluation, number=number)
+        cause = derive_id(HEADRACE, f"control/retry-evaluation/{request.evaluation}/{number}")
+        [recorded] = await self._log.append([retry], cause=cause)
         return request.evaluation, recorded.cursor
 
     async def _refuse_held(self, run: str, name: str) -> None:

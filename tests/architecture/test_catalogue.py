@@ -28,6 +28,7 @@ EDGE_EVENTS = {
     "RunRequested",
     "EvaluationRequested",
     "EvaluationStopRequested",
+    "EvaluationRetryRequested",
     "RunPauseRequested",
     "RunResumeRequested",
     "RunStopRequested",

@@ -10,6 +10,8 @@ from infra.ports.effects import Claimed, Effects, NewEffect, StaleGeneration
 from infra.ports.event_log import Commit, CommitMiss, EventLog
 from schemas.effects import FetchCommit, Lane
 from schemas.events import (
+    EvaluationCompleted,
+    EvaluationRetryRequested,
     Event,
     MessageDeadLettered,
     MessageRedriven,
@@ -256,6 +258,18 @@ class EffectsSuite:
         await gate(bound, RunResumed(run=run, step=1), 2)
         assert await bound.effects.gates([run]) == {run: "closed"}
         assert await claim(bound, who) == []
+
+    async def test_a_retried_evaluation_is_open_again(self, bound: Bound) -> None:
+        who, run = await worker(bound), uuid4().hex
+        await gate(bound, EvaluationCompleted(evaluation=run, status="failed"), 1)
+        await bound.log.commit(Commit(worker=who, effects=(effect(run),)))
+        assert await claim(bound, who) == []
+        await gate(bound, EvaluationRetryRequested(evaluation=run, number=1), 2)
+        assert await bound.effects.gates([run]) == {run: "open"}
+        await bound.log.commit(Commit(worker=who, effects=(effect(run),)))
+        assert len(await claim(bound, who)) == 1
+        await gate(bound, EvaluationCompleted(evaluation=run, status="finished"), 3)
+        assert await bound.effects.gates([run]) == {run: "closed"}
 
     async def test_what_is_asked_for_in_the_name_of_a_closed_run_is_not_kept(
         self, bound: Bound

@@ -185,7 +185,8 @@ execute function shut_effects();
 --   e_*                                            events to append, in order; e_actor: who appended each, or null
 --   f_*                                            effects to request; f_claimed: p_worker performs it at once
 --   a_*                                            small artifacts
---   g_*                                            gates to set: a state, or 'hold' or 'release'
+--   g_*                                            gates to set: a state, or 'hold' or 'release', or 'reopened',
+--                                                  which only a closed gate follows
 -- Raises HR001 (a stream moved), HR002 (a claim was lost), HR004 (an event lies below its consumer's watermark),
 -- or a unique violation on the inbox (an event is consumed already).
 --
@@ -310,6 +311,10 @@ begin
             insert into run_gates as g (run_id, state, holds)
             values (g_run[i], 'open', greatest(held, 0))
             on conflict (run_id) do update set holds = greatest(g.holds + held, 0);
+            continue;
+        end if;
+        if g_state[i] = 'reopened' then
+            update run_gates set state = 'open' where run_id = g_run[i] and state = 'closed';
             continue;
         end if;
         insert into run_gates as g (run_id, state) values (g_run[i], g_state[i])
@@ -637,6 +642,7 @@ create table graded_groups (
     grades      text not null,
     at          timestamptz not null,
     judgements  text,
+    attempts    text,
     primary key (owner, purpose, step, slot, replacement)
 );
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from producers.cli import watch
 from producers.cli.client import Client, path_segment
-from producers.cli.commands import evaluation, submit
+from producers.cli.commands import submit
 from producers.cli.commands.dataset import upload_file
+from producers.cli.commands.evaluations import evaluation
 from producers.cli.config_files import read_config
 from producers.cli.demo.chaos import Killer, killing
 from producers.cli.demo.push import GitServer, trigger_table

@@ -1,19 +1,42 @@
-"""Evaluations: submit, list, show, stop."""
+"""Evaluations: submit, list, show, stop, retry, and their results by row."""
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.readmodel.evaluation_results import (
+    AttemptResult,
+    Change,
+    RowResult,
+    compare_rows,
+    num_without_reward,
+    results_by_row,
+    select_attempts,
+)
 from infra.readmodel.registry import EvaluationJson
 from producers.http.auth import actor_of
 from producers.http.requests import body_of, cause_of, idempotency_key
-from producers.http.responses import ApiResponse, page_of, page_response
+from producers.http.responses import ApiResponse, flag, number, page_of, page_response
 from producers.http.routes.runs import log_page, request_from, services, warnings_of
-from producers.http.routes.samples import sample_page
+from producers.http.routes.samples import (
+    judgements_json,
+    read_judgements,
+    read_rows,
+    sample_json,
+)
 from producers.http.routing import ScopedRoute
-from schemas.errors import TransientError
+from schemas.datasets import DatasetRow
+from schemas.errors import Conflict, TransientError
+from schemas.sampling import ArtifactRef, Judgement, SampleBatch, SampleRecord
+from schemas.specs import DatasetRef
+
+ENDED = ("finished", "failed", "stopped")
+MAX_ROW = 2**31 - 1
 
 
 def to_json(evaluation: EvaluationJson) -> Mapping[str, object]:
@@ -56,8 +79,107 @@ async def logs(request: Request) -> Response:
 
 
 async def samples(request: Request) -> Response:
+    """A page of the attempts, or of those at one `row`, those that are `failed` (without a reward), or
+    those that are `not_passed`."""
     found = await _find(request, request.path_params["ref"])
-    return await sample_page(request, found["id"], "evaluate", found["dataset_ref"])
+    page = page_of(request)
+    row = number(request, "row", default=-1, least=0, most=MAX_ROW)
+    attempts = select_attempts(
+        await _results(request, found),
+        row=None if row < 0 else row,
+        only_failed=flag(request, "failed"),
+        only_not_passed=flag(request, "not_passed"),
+    )
+    shown = attempts[page.offset : page.offset + page.limit]
+    return page_response("samples", await _samples(request, found, shown), len(attempts), page)
+
+
+async def _samples(
+    request: Request, found: EvaluationJson, attempts: Sequence[AttemptResult]
+) -> list[Mapping[str, object]]:
+    groups = {attempt.group.group: attempt.group for attempt in attempts}
+    rows = await read_rows(request, found["dataset_ref"], list(groups.values()))
+    records: dict[tuple[str, int], SampleRecord] = {}
+    judged: dict[str, tuple[Judgement, ...]] = {}
+    for group in groups.values():
+        ref = ArtifactRef.model_validate_json(group.artifact)
+        batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
+        judged[group.group] = await read_judgements(request, group)
+        records |= {(group.group, record.index): record for record in batch.samples}
+    listed: list[Mapping[str, object]] = []
+    for attempt in attempts:
+        missing = SampleRecord(index=attempt.index)
+        record = records.get((attempt.group.group, attempt.index), missing)
+        row = rows.get(attempt.group.dataset_row, DatasetRow(prompt=()))
+        values = sample_json(attempt.group, record, row, attempt.grade)
+        scores = judgements_json(judged[attempt.group.group], attempt.index)
+        listed.append({**values, "attempt": attempt.number, "judgements": scores})
+    return listed
+
+
+async def rows(request: Request) -> Response:
+    """A page of the rows, with the rewards of all attempts at each."""
+    found = await _find(request, request.path_params["ref"])
+    page = page_of(request)
+    results = await _results(request, found)
+    shown = results[page.offset : page.offset + page.limit]
+    return page_response("rows", [result.to_json() for result in shown], len(results), page)
+
+
+async def compare(request: Request) -> Response:
+    """Two evaluations of one dataset: their metrics, and each row with what changed."""
+    first = await _find(request, request.path_params["ref"])
+    second = await _find(request, request.path_params["other"])
+    contents = {
+        DatasetRef.model_validate_json(e["dataset_ref"]).content.sha256 for e in (first, second)
+    }
+    if len(contents) > 1:
+        raise Conflict(
+            f"evaluations {first['name']} and {second['name']} have different rows, of "
+            f"{first['dataset']} and {second['dataset']}; compare evaluations of one dataset"
+        )
+    both = [to_json(first), to_json(second)]
+    metrics = [json.loads(e["metrics"]) for e in (first, second)]
+    keys = sorted({key for each in metrics for key in each})
+    changed = list(compare_rows(await _results(request, first), await _results(request, second)))
+    counts = Counter(str(row["change"]) for row in changed)
+    return ApiResponse(
+        {
+            "evals": both,
+            "metrics": [
+                {"key": key, "values": [each.get(key) for each in metrics]} for key in keys
+            ],
+            "counts": {change: counts[change] for change in get_args(Change)},
+            "rows": changed,
+        }
+    )
+
+
+async def retry(request: Request) -> Response:
+    """Repeat the attempts that have no reward."""
+    ref = request.path_params["ref"]
+    await body_of(request, ())
+    core = services(request)
+    before = await _find(request, ref)
+    config = json.loads(before["config"] or "{}")
+    n = int(config.get("evaluation", {}).get("n", 1))
+    retryable = num_without_reward(await _results(request, before), num_rows=before["total"], n=n)
+    if before["status"] in ENDED and retryable == 0:
+        raise Conflict(
+            f"every attempt of evaluation {before['name']} has a reward; there is nothing to repeat"
+        )
+    evaluation, cursor = await core.control.retry_evaluation(ref)
+    await core.readmodel.caught_up(cursor)
+    found = await _find(request, evaluation)
+    return ApiResponse({"eval": to_json(found), "retryable_samples": retryable})
+
+
+async def _results(request: Request, found: EvaluationJson) -> list[RowResult]:
+    """The results by row. They are computed in a thread, because an evaluation may have many."""
+    config = json.loads(found["config"] or "{}")
+    threshold = float(config.get("evaluation", {}).get("pass_threshold", 1.0))
+    groups = await services(request).readmodel.evaluations.groups(found["id"])
+    return await asyncio.to_thread(results_by_row, groups, threshold=threshold)
 
 
 async def stop(request: Request) -> Response:
@@ -85,5 +207,8 @@ ROUTES = [
     ScopedRoute("/evals/{ref}", show, scope="read"),
     ScopedRoute("/evals/{ref}/logs", logs, scope="read"),
     ScopedRoute("/evals/{ref}/samples", samples, scope="read"),
+    ScopedRoute("/evals/{ref}/rows", rows, scope="read"),
+    ScopedRoute("/evals/{ref}/compare/{other}", compare, scope="read"),
+    ScopedRoute("/evals/{ref}/retry", retry, scope="control", methods=["POST"]),
     ScopedRoute("/evals/{ref}/stop", stop, scope="control", methods=["POST"]),
 ]

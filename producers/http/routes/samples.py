@@ -7,6 +7,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.readmodel.registry import EvaluationGroup
 from infra.readmodel.runs import GroupRow, PageRange
 from producers.http.downloads import download, select_lines
 from producers.http.responses import ApiResponse, number, page_of, page_response
@@ -48,19 +49,22 @@ async def sample_page(
     groups, total = await services(request).readmodel.runs.groups(
         owner, purpose, page, step=None if step < 0 else step
     )
-    rows = await _read_rows(request, dataset, groups)
+    rows = await read_rows(request, dataset, groups)
     samples: list[Mapping[str, object]] = []
     for group in groups:
         ref = ArtifactRef.model_validate_json(group.artifact)
         batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
-        judged = await _read_judgements(request, group)
+        judged = await read_judgements(request, group)
         for position, sample in enumerate(_samples(group, batch, rows, judged), group.first):
             if page.offset <= position < page.offset + page.limit:
                 samples.append(sample)
     return page_response("samples", samples, total, page)
 
 
-async def _read_judgements(request: Request, group: GroupRow) -> tuple[Judgement, ...]:
+async def read_judgements(
+    request: Request, group: GroupRow | EvaluationGroup
+) -> tuple[Judgement, ...]:
+    """The judgements of rubrics about a group's samples."""
     if group.judgements is None:
         return ()
     ref = ArtifactRef.model_validate_json(group.judgements)
@@ -68,9 +72,10 @@ async def _read_judgements(request: Request, group: GroupRow) -> tuple[Judgement
     return JudgementBatch.model_validate_json(data).judgements
 
 
-async def _read_rows(
-    request: Request, dataset: str | None, groups: Sequence[GroupRow]
+async def read_rows(
+    request: Request, dataset: str | None, groups: Sequence[GroupRow | EvaluationGroup]
 ) -> Mapping[int, DatasetRow]:
+    """The dataset rows of these groups, by number."""
     if dataset is None:
         raise NotFound("its dataset is unknown")
     content = DatasetRef.model_validate_json(dataset).content
@@ -88,14 +93,19 @@ def _samples(
     grades = {grade.index: grade for grade in GRADES.validate_json(group.grades)}
     row = rows.get(group.dataset_row, DatasetRow(prompt=()))
     for record in batch.samples:
-        sample = _sample(group, record, row, grades.get(record.index))
-        scores = [j.model_dump(exclude={"index"}) for j in judged if j.index == record.index]
-        yield {**sample, "judgements": scores}
+        sample = sample_json(group, record, row, grades.get(record.index))
+        yield {**sample, "judgements": judgements_json(judged, record.index)}
 
 
-def _sample(
-    group: GroupRow, record: SampleRecord, row: DatasetRow, grade: Grade | None
+def judgements_json(judged: Sequence[Judgement], index: int) -> list[Mapping[str, object]]:
+    """The judgements of the sample `index`, as JSON."""
+    return [one.model_dump(exclude={"index"}) for one in judged if one.index == index]
+
+
+def sample_json(
+    group: GroupRow | EvaluationGroup, record: SampleRecord, row: DatasetRow, grade: Grade | None
 ) -> Mapping[str, object]:
+    """A sample as JSON, with the prompt and the label of its row."""
     failure = record.failure or (grade.failure if grade else None)
     return {
         "id": sample_id(GroupId(group.group), record.index),
@@ -135,8 +145,8 @@ async def sample_detail(request: Request, owner: str, dataset: str | None) -> Ap
     output of its workflow and of its group's grader. Raises NotFound when `owner` has no such graded
     sample."""
     group, batch, record = await _find_sample(request, owner)
-    rows = await _read_rows(request, dataset, [group])
-    judged = await _read_judgements(request, group)
+    rows = await read_rows(request, dataset, [group])
+    judged = await read_judgements(request, group)
     alone = batch.model_copy(update={"samples": (record,)})
     (sample,) = _samples(group, alone, rows, judged)
     row = rows.get(group.dataset_row, DatasetRow(prompt=()))

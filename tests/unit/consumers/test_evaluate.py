@@ -3,12 +3,15 @@ failures."""
 
 from uuid import UUID
 
+import pytest
+
 from consumers.evaluate import CONSUMER
 from schemas.config import EvalConfig
 from schemas.events import (
     MAX_EVENT_BYTES,
     EvaluationCompleted,
     EvaluationRequested,
+    EvaluationRetryRequested,
     EvaluationStarted,
     EvaluationStopRequested,
     GroupGraded,
@@ -18,7 +21,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import eval_stream
-from schemas.sampling import Grade
+from schemas.sampling import Grade, ModelRef, ProviderRef
 from schemas.specs import DiscoveredRollout, Entrypoint, GroupSpec, SampleEntry
 from tests.kit.decider import Given, given
 from tests.kit.specs import ref, template
@@ -36,11 +39,22 @@ CONFIG = EvalConfig.model_validate(
 )
 
 
-def requested(*, rows: int = 5, chunk: int = 2, run: str | None = None) -> EvaluationRequested:
+def requested(
+    *,
+    rows: int = 5,
+    chunk: int = 2,
+    run: str | None = None,
+    n: int = 1,
+    provider: ProviderRef | None = None,
+) -> EvaluationRequested:
+    shape = template(num_samples=n)
+    if provider is not None:
+        model = ModelRef(kind="provider", name=provider.name, provider=provider)
+        shape = shape.model_copy(update={"model": model})
     return EvaluationRequested(
         evaluation="e1",
         eval_name="e1",
-        template=template(num_samples=1),
+        template=shape,
         rows=tuple(range(rows)),
         batch_size=chunk,
         pass_threshold=1.0,
@@ -70,6 +84,44 @@ def graded(spec: GroupSpec, reward: float | None = 1.0, failure: str | None = No
         entries=(SampleEntry(index=0, failure=failure, message=failure, completion_tokens=2),),
         grades=(Grade(index=0, reward=reward),),
     )
+
+
+def graded_with(spec: GroupSpec, *rewards: float | None, usd: float | None = None) -> GroupGraded:
+    """A group whose samples have these rewards. None: the workflow failed."""
+    failed = [None if reward is not None else "agent_error" for reward in rewards]
+    return GroupGraded(
+        spec=spec,
+        artifact=ref(spec.group),
+        entries=tuple(
+            SampleEntry(index=i, failure=why, message=why, completion_tokens=2, usd=usd)
+            for i, why in enumerate(failed)
+        ),
+        grades=tuple(Grade(index=i, reward=reward) for i, reward in enumerate(rewards)),
+    )
+
+
+def answer(world: Given, rewards: dict[int, tuple[float | None, ...]]) -> Given:
+    """The evaluation after every group that it requests was graded: the rewards by slot."""
+    done = sum(isinstance(e, GroupsSettled) for e in world.events)
+    while True:
+        asked = [e for e in world.events if isinstance(e, GroupsRequested)]
+        specs = [spec for event in asked for spec in event.group_specs()]
+        if done == len(specs):
+            return world
+        world = world.when(graded_with(specs[done], *rewards[specs[done].group_key.slot])).after()
+        done += 1
+
+
+def last(world: Given) -> EvaluationCompleted:
+    event = world.events[-1]
+    assert isinstance(event, EvaluationCompleted)
+    return event
+
+
+def retried(world: Given, number: int = 1) -> Given:
+    """The evaluation after a request to repeat what has no reward, and the decision on it."""
+    retry = EvaluationRetryRequested(evaluation="e1", number=number)
+    return Given(CONSUMER, (*world.events, retry)).when(retry).after()
 
 
 def begun(request: EvaluationRequested) -> Given:
@@ -150,3 +202,92 @@ def test_what_cannot_be_synced_or_is_stopped_ends_it() -> None:
 def test_training_groups_are_not_for_it() -> None:
     spec = GroupSpec(group="r1-train-1-0-0", row=0, template=template())
     assert CONSUMER.routes(graded(spec)) == ()
+
+
+ROWS: dict[int, tuple[float | None, ...]] = {
+    0: (1.0, None, 0.0),
+    1: (1.0, 1.0, 1.0),
+    2: (None,) * 3,
+}
+
+
+def test_a_retry_requests_the_missing_attempts_only_and_merges_their_rewards() -> None:
+    world = answer(begun(requested(rows=3, n=3)), ROWS)
+    assert last(world).metrics["eval/failed"] == 4
+    before = len(world.events)
+    world = retried(world)
+    asked = [e for e in world.events[before:] if isinstance(e, GroupsRequested)]
+    assert [
+        (slot.slot, slot.replacement, slot.row, slot.attempts, event.template.num_samples)
+        for event in asked
+        for slot in event.slots
+    ] == [(0, 1, 0, (1,), 1), (2, 1, 2, (), 3)]
+    world = answer(world, {0: (1.0,), 2: (0.0, None, 1.0)})
+    done = last(world)
+    assert (done.status, done.message) == ("finished", None)
+    assert done.metrics["eval/failed"] == 1
+    assert done.reward == (1 + 1 + 0 + 3 + 0 + 1) / 8
+    assert done.metrics["eval/tokens"] == 2 * (9 + 4)
+    world = answer(retried(world, 2), {2: (1.0,)})
+    assert last(world).metrics["eval/failed"] == 0
+    assert last(world).metrics["eval/pass@2"] == (1.0 + 1.0 + 1.0) / 3
+
+
+def test_the_result_of_retries_equals_that_of_an_evaluation_in_which_nothing_failed() -> None:
+    whole = {0: (1.0, 1.0, 0.0), 1: (1.0, 1.0, 1.0), 2: (0.0, 0.0, 1.0)}
+    once = last(answer(begun(requested(rows=3, n=3)), dict(whole)))
+    world = answer(retried(answer(begun(requested(rows=3, n=3)), ROWS)), {0: (1.0,), 2: whole[2]})
+    again = last(world)
+    same = {"eval/tokens"} ^ once.metrics.keys()
+    assert {k: again.metrics[k] for k in same} == {k: once.metrics[k] for k in same}
+    assert again.reward == once.reward
+
+
+def test_a_retry_is_decided_on_once_and_late_groups_change_nothing() -> None:
+    world = answer(begun(requested(rows=3, n=3)), ROWS)
+    first = next(e for e in world.events if isinstance(e, GroupsRequested)).group_specs()[0]
+    retry = EvaluationRetryRequested(evaluation="e1", number=1)
+    world = retried(world)
+    world.when(retry).then_nothing()
+    world.when(graded_with(first, 0.0, 0.0, 0.0)).then_nothing()
+    world = answer(world, {0: (1.0,), 2: (1.0, 1.0, 1.0)})
+    world.when(retry).then_nothing()
+
+
+def test_a_retry_of_a_stopped_evaluation_requests_the_rows_that_were_left() -> None:
+    world = begun(requested(rows=3, chunk=1))
+    world = world.when(EvaluationStopRequested(evaluation="e1")).after()
+    assert last(world).status == "stopped"
+    world = answer(retried(world), {0: (1.0,), 1: (0.0,), 2: (1.0,)})
+    assert last(world).metrics["eval/count"] == 3
+    assert last(world).status == "finished"
+
+
+def test_a_retry_without_anything_to_repeat_ends_with_the_same_figures() -> None:
+    world = answer(begun(requested(rows=1)), {0: (1.0,)})
+    again = retried(world)
+    assert last(again).metrics == last(world).metrics
+    given(CONSUMER, requested()).when(
+        EvaluationRetryRequested(evaluation="e1", number=1)
+    ).then_nothing()
+
+
+def test_a_retry_of_many_attempts_fits_into_its_events() -> None:
+    world = begun(requested(rows=300, chunk=300, n=64))
+    world = answer(world, dict.fromkeys(range(300), (1.0, *(None,) * 63)))
+    before = len(world.events)
+    asked = [e for e in retried(world).events[before:] if isinstance(e, GroupsRequested)]
+    assert [slot.slot for event in asked for slot in event.slots] == list(range(300))
+    assert max(len(event.model_dump_json().encode()) for event in asked) < MAX_EVENT_BYTES / 2
+
+
+def test_it_ends_when_the_money_is_spent() -> None:
+    provider = ProviderRef(name="p/m", model="m", base_url="https://p/v1", max_usd=0.3)
+    world = begun(requested(rows=4, chunk=1, provider=provider))
+    for cost in (0.1, 0.2):
+        asked = [e for e in world.events if isinstance(e, GroupsRequested)][-1]
+        world = world.when(graded_with(asked.group_specs()[0], 1.0, usd=cost)).after()
+    done = last(world)
+    assert done.status == "failed"
+    assert "advanced.max_usd is 0.3" in (done.message or "")
+    assert done.metrics["eval/usd"] == pytest.approx(0.3)

@@ -102,6 +102,10 @@ select *, sum(num_samples) over () as total from (
     and ($3::int is null or step = $3)
 ) g order by first
 
+-- name: groups_of_evaluation
+select step, slot, replacement, dataset_row, artifact, grades, attempts, judgements
+from graded_groups where owner = $1 and purpose = 'evaluate' order by slot, replacement
+
 -- name: count_groups
 select count(*) from graded_groups where owner = $1 and purpose = $2
 
@@ -214,8 +218,9 @@ order by e.at desc, e.event limit $2 offset $3
 
 -- part: select_evaluations
 select evaluation as id, name, status, model, dataset, rollout, reward, metrics,
-  created_at, started_at, completed_at, error, config, total, dataset_ref,
-  (select count(*) from graded_groups g where g.owner = e.evaluation and g.purpose = 'evaluate')
+  created_at, started_at, case when status <> 'running' then completed_at end as completed_at,
+  nullif(error, '') as error, config, total, dataset_ref,
+  (select count(distinct g.slot) from graded_groups g where g.owner = e.evaluation and g.purpose = 'evaluate')
   as completed from evaluations e
 
 -- part: in_workspace

@@ -258,6 +258,57 @@ def test_eval_download_writes_every_sample(
     assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == [1, 2]
 
 
+def test_eval_download_writes_a_directory_and_overwrites_nothing(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    server.answer("GET", "/evals/e", {"eval": {"name": "e", "metrics": {"eval/pass@1": 0.5}}})
+    server.answer("GET", "/evals/e/rows", {"rows": [{"row": 0}], "has_more": False})
+    server.answer("GET", "/evals/e/samples", {"samples": [{"id": 1}], "has_more": False})
+    target = tmp_path / "results"
+    ran = headrace("eval", "download", "e", "-o", str(target), "--json")
+    assert (ran.document["num_rows"], ran.document["num_samples"]) == (1, 1)
+    metrics = json.loads((target / "metrics.json").read_text())
+    assert metrics["metrics"] == {"eval/pass@1": 0.5}
+    assert json.loads((target / "summary.jsonl").read_text()) == {"row": 0}
+    assert json.loads((target / "samples.jsonl").read_text()) == {"id": 1}
+    refused = headrace("eval", "download", "e", "-o", str(target), "--json")
+    assert refused.error["code"] == "CONFLICT"
+    assert headrace("eval", "download", "e", "-o", str(target), "--force").code == 0
+
+
+def test_eval_samples_retry_and_compare_show_what_the_server_says(
+    server: FakeServer, headrace: Run
+) -> None:
+    failure = {"category": "timeout", "message": "slow"}
+    sample = {"row": 3, "attempt": 1, "text": "no", "reward": None, "failure": failure}
+    said = [{"role": "user", "content": "Say 3"}]
+    listed = {"samples": [{**sample, "messages": said}], "total_count": 1}
+    server.answer("GET", "/evals/e/samples", listed)
+    assert "timeout: slow" in headrace("eval", "samples", "e", "--failed").out
+    assert "failed=true" in server.requests[-1].query
+    shown = headrace("eval", "samples", "e", "--row", "3").out
+    assert "row 3, attempt 1: no reward" in shown
+    assert "user: Say 3" in shown
+    started = {"id": "1", "name": "e", "status": "running"}
+    server.answer("POST", "/evals/e/retry", {"eval": started, "retryable_samples": 2})
+    assert "repeating 2 attempts of e" in headrace("eval", "retry", "e").out
+    row = {"row": 3, "passed": [0, 1], "attempts": [2, 2], "reward": [0.25, 0.75]}
+    same = {**row, "row": 4, "change": "same"}
+    compared = {
+        "evals": [{"name": "a", "model": "m"}, {"name": "b", "model": "n"}],
+        "metrics": [{"key": "eval/pass@1", "values": [0.25, 0.5]}],
+        "counts": {"gained": 1, "lost": 0, "same": 1, "missing": 0},
+        "rows": [{**row, "change": "gained"}, same],
+    }
+    server.answer("GET", "/evals/a/compare/b", compared)
+    out = headrace("eval", "compare", "a", "b").out
+    assert "1 gained, 0 lost" in out
+    assert "1 of 2, reward 0.75" in out
+    document = headrace("eval", "compare", "a", "b", "--json").document
+    assert [one["row"] for one in document["rows"]] == [3]
+    assert len(headrace("eval", "compare", "a", "b", "--all", "--json").document["rows"]) == 2
+
+
 def test_workspace_add_waits_for_the_first_look(
     server: FakeServer, headrace: Run, repository: Path
 ) -> None:

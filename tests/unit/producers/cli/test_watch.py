@@ -150,7 +150,7 @@ def test_a_pause_is_one_word(server: FakeServer, headrace: Run) -> None:
 def test_an_evaluation_shows_its_progress_in_a_pipe(
     server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producers.cli.commands.evaluation.POLL_S", 0.0)
+    monkeypatch.setattr("producers.cli.commands.evaluations.evaluation.POLL_S", 0.0)
     config = tmp_path / "e.toml"
     config.write_text("")
     server.answer("POST", "/evals", {"eval": {"id": "e", "name": "mine", "total": 20}}, 201)
@@ -174,7 +174,9 @@ def test_sigint_leaves_an_evaluation_and_is_no_error(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("producers.cli.commands.evaluation.ProgressLines.__call__", interrupt)
+    monkeypatch.setattr(
+        "producers.cli.commands.evaluations.evaluation.ProgressLines.__call__", interrupt
+    )
     config = tmp_path / "e.toml"
     config.write_text("")
     server.answer("POST", "/evals", {"eval": {"id": "e", "name": "mine"}}, 201)

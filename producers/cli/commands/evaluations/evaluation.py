@@ -1,6 +1,5 @@
 """`headrace eval`: measure a model or checkpoint on a dataset."""
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import click
 
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import LIMIT, OFFSET, command, group
+from producers.cli.commands.evaluations.results import compare, download, samples
 from producers.cli.config_files import read_config
 from producers.cli.display.output import (
     Document,
@@ -222,29 +222,28 @@ def stop(ref: str, *, as_json: bool) -> None:
         say(f"stopping {ref}")
 
 
-@command(evaluation, "download", example="headrace eval download my-eval answers.jsonl")
+@command(evaluation, "retry", example="headrace eval retry my-eval --watch")
 @click.argument("ref", metavar="EVAL")
-@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def download(ref: str, file: Path | None, *, force: bool, as_json: bool) -> None:
-    """Save all samples of an evaluation as JSON Lines.
+@click.option("--watch", is_flag=True, help="Wait until the evaluation ends.")
+def retry(ref: str, *, watch: bool, as_json: bool) -> None:
+    """Repeat the attempts of an evaluation that have no reward.
 
-    Without FILE, they go to EVAL.jsonl.
+    Their results take the places of the missing ones.
     """
     with Client() as client:
-        found: Document = client.get(f"/evals/{path_segment(ref)}")["eval"]
-        target = file or Path(f"{found['name']}.jsonl")
-        if target.exists() and not force:
-            raise Failure(
-                "CONFLICT",
-                f"the file {target} already exists; name another file, or overwrite it with --force",
-            )
-        number = 0
-        with target.open("w", encoding="utf-8") as out:
-            for sample in client.pages(f"/evals/{path_segment(ref)}/samples", "samples"):
-                out.write(json.dumps(sample, ensure_ascii=False) + "\n")
-                number += 1
+        answer = client.post(f"/evals/{path_segment(ref)}/retry")
+        started: Document = answer["eval"]
+        if watch:
+            started = watch_evaluation(client, started, quiet=as_json)
     if as_json:
-        print_json({"file": str(target), "num_samples": number})
+        print_json({**answer, "eval": started})
+    elif watch:
+        _show(started)
     else:
-        say(f"saved {number} samples in {target}")
+        say(f"repeating {answer['retryable_samples']} attempts of {started['name']}")
+    if watch:
+        _check_result(started)
+
+
+for result in (samples, download, compare):
+    evaluation.add_command(result)

@@ -1,0 +1,200 @@
+"""`headrace eval samples`, `download` and `compare`: the results of evaluations by row and attempt."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from producers.cli.client import Client, path_segment
+from producers.cli.command_tree import OFFSET, command
+from producers.cli.display.output import (
+    Document,
+    one_line,
+    print_json,
+    print_table,
+    printable,
+    say,
+)
+from producers.cli.errors import Failure
+
+EVAL = click.argument("ref", metavar="EVAL")
+FEW = click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(1), help="Show at most this many."
+)
+FILES = ("metrics.json", "summary.jsonl", "samples.jsonl")
+"""The files of a downloaded evaluation: its figures, a line per row, and a line per attempt."""
+
+
+@command(None, "samples", example="headrace eval samples my-eval --failed")
+@EVAL
+@click.option("--row", type=click.IntRange(0), help="Only the attempts at this row (from 0).")
+@click.option("--failed", is_flag=True, help="Only attempts that have no reward.")
+@click.option("--not-passed", is_flag=True, help="Only attempts that do not pass.")
+@FEW
+@OFFSET
+def samples(
+    ref: str,
+    *,
+    row: int | None,
+    failed: bool,
+    not_passed: bool,
+    limit: int,
+    offset: int,
+    as_json: bool,
+) -> None:
+    """Show the attempts of an evaluation: prompts, answers and rewards.
+
+    With --row, each attempt at that row is shown with its whole conversation.
+    """
+    chosen = {"failed": failed, "not_passed": not_passed}
+    query: dict[str, str | int | None] = {name: "true" for name, is_on in chosen.items() if is_on}
+    query |= {"row": row, "limit": limit, "offset": offset}
+    with Client() as client:
+        answer = client.get(f"/evals/{path_segment(ref)}/samples", query)
+    if as_json:
+        print_json(answer)
+    elif row is not None:
+        for sample in answer["samples"]:
+            _print_sample(sample)
+    else:
+        shown = [
+            (
+                s.get("row"),
+                s.get("attempt"),
+                _short(s.get("text")),
+                s.get("label"),
+                s.get("reward"),
+                _failure(s),
+            )
+            for s in answer["samples"]
+        ]
+        columns = ("row", "attempt", "answer", "truth", "reward", "failure")
+        print_table(f"Samples of {ref}", columns, shown)
+
+
+def _print_sample(sample: Document) -> None:
+    """Print one attempt with its conversation."""
+    reward = "no reward" if sample.get("reward") is None else f"reward {sample['reward']:g}"
+    say(f"row {sample.get('row')}, attempt {sample.get('attempt')}: {reward}")
+    for message in sample.get("messages") or sample.get("prompt") or ():
+        say(f"  {message.get('role')}: {printable(str(message.get('content')))}")
+        for call in message.get("tool_calls") or ():
+            say(f"    calls {call.get('name')}({call.get('arguments')})")
+    if sample.get("label") is not None:
+        say(f"  truth: {sample['label']}")
+    if failure := _failure(sample):
+        say(f"  failure: {failure}")
+
+
+def _short(text: object) -> str:
+    return one_line(str(text or ""), limit=50)
+
+
+def _failure(sample: Document) -> str | None:
+    failure = sample.get("failure")
+    if not isinstance(failure, Mapping):
+        return None
+    return one_line(f"{failure.get('category')}: {failure.get('message')}")
+
+
+@command(None, "download", example="headrace eval download my-eval -o results")
+@EVAL
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory for the files. Default: EVAL.",
+)
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+def download(
+    ref: str, file: Path | None, *, output: Path | None, force: bool, as_json: bool
+) -> None:
+    """Save the figures, rows and attempts of an evaluation.
+
+    They are saved as metrics.json, summary.jsonl and samples.jsonl. With FILE, only its attempts are
+    saved, there.
+    """
+    if file is not None and output is not None:
+        raise click.UsageError("give FILE or --output, not both")
+    with Client() as client:
+        path = f"/evals/{path_segment(ref)}"
+        found: Document = client.get(path)["eval"]
+        folder = output or Path(str(found["name"]))
+        places = [file] if file is not None else [folder / name for name in FILES]
+        _refuse_existing(places, force=force)
+        if file is not None:
+            number = _save_lines(client, f"{path}/samples", "samples", file)
+            report: Document = {"file": str(file), "num_samples": number}
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            metrics, summary, all_samples = places
+            text = json.dumps({"eval": found, "metrics": found.get("metrics") or {}}, indent=2)
+            metrics.write_text(text + "\n", encoding="utf-8")
+            num_rows = _save_lines(client, f"{path}/rows", "rows", summary)
+            number = _save_lines(client, f"{path}/samples", "samples", all_samples)
+            report = {"directory": str(folder), "num_rows": num_rows, "num_samples": number}
+    if as_json:
+        print_json({**report, "files": [str(place) for place in places]})
+    else:
+        say(f"saved {number} samples in {file or folder}")
+
+
+def _refuse_existing(places: list[Path], *, force: bool) -> None:
+    for place in places:
+        if place.exists() and not force:
+            raise Failure(
+                "CONFLICT",
+                f"the file {place} already exists; choose another place, or overwrite it with --force",
+            )
+
+
+def _save_lines(client: Client, path: str, items: str, place: Path) -> int:
+    """Save a list of the API as JSON Lines, and return how many lines there are."""
+    number = 0
+    with place.open("w", encoding="utf-8") as out:
+        for item in client.pages(path, items):
+            out.write(json.dumps(item, ensure_ascii=False) + "\n")
+            number += 1
+    return number
+
+
+@command(None, "compare", example="headrace eval compare base-eval tuned-eval")
+@click.argument("first", metavar="EVAL")
+@click.argument("second", metavar="EVAL")
+@click.option("--all", "show_all", is_flag=True, help="Show rows that did not change, too.")
+@FEW
+def compare(first: str, second: str, *, show_all: bool, limit: int, as_json: bool) -> None:
+    """Compare the figures and the rows of two evaluations.
+
+    They must be of one dataset. A row is gained if a larger share of its attempts passes in the second
+    evaluation.
+    """
+    with Client() as client:
+        found = client.get(f"/evals/{path_segment(first)}/compare/{path_segment(second)}")
+    changed = [row for row in found["rows"] if show_all or row["change"] != "same"]
+    if as_json:
+        print_json({**found, "rows": changed})
+        return
+    names = [str(each["name"]) for each in found["evals"]]
+    models = ("model", *(each["model"] for each in found["evals"]))
+    metrics = [(metric["key"], *metric["values"]) for metric in found["metrics"]]
+    print_table("Metrics", ("", *names), [models, *metrics])
+    counts = found["counts"]
+    say(", ".join(f"{counts[change]} {change}" for change in counts))
+    rows = [
+        (row["row"], row["change"], *(_result(row, i) for i in range(2))) for row in changed[:limit]
+    ]
+    if rows:
+        print_table("Rows", ("row", "change", *names), rows)
+    if len(changed) > limit:
+        say(f"{len(changed) - limit} more rows; show them with --limit")
+
+
+def _result(row: Document, which: int) -> str | None:
+    """The result of a row in one of the evaluations."""
+    passed, attempts, reward = (row[key][which] for key in ("passed", "attempts", "reward"))
+    if passed is None:
+        return None
+    return f"{passed} of {attempts}" + ("" if reward is None else f", reward {reward:.4g}")
