@@ -2,7 +2,9 @@
 
 It is an ordinary fast tokenizer: plain Transformers loads it from the files saved with the weights. A
 character outside the vocabulary becomes `<|unk|>` and is never an error, because a prompt is data. A
-turn is `<|role|>content<|end|>`, and the model ends its turn with `<|end|>`.
+turn is `<|role|>content<|end|>`, and the model ends its turn with `<|end|>`. A conversation with tools
+begins with a turn of the system that names them with their parameters, such as `add(a, b)`. A call is
+`<|tool|>name{arguments}` inside of the assistant's turn.
 """
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -10,10 +12,23 @@ from transformers import PreTrainedTokenizerFast
 
 from schemas.scratch_models import CHARACTERS, SPECIAL_TOKENS, ScratchShape
 
-CHAT_TEMPLATE = (
+FIRST_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] "
     "+ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""The template in checkpoints of earlier versions, which knows no tools."""
+
+CHAT_TEMPLATE = (
+    "{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool['function']['name'] + '(' "
+    "+ (tool['function']['parameters'].get('properties', {}) | join(', ')) + ')' }}"
+    "{% if not loop.last %}{{ ' ' }}{% endif %}{% endfor %}{{ '<|end|>' }}{% endif %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% for call in message.get('tool_calls') or [] %}{{ '<|tool|>' + call['function']['name'] "
+    "+ call['function']['arguments'] }}{% endfor %}{{ '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+OUR_TEMPLATES = frozenset({FIRST_CHAT_TEMPLATE, CHAT_TEMPLATE})
 
 
 def character_tokenizer(shape: ScratchShape) -> PreTrainedTokenizerFast:

@@ -20,11 +20,22 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from schemas.errors import FailureCategory, UserCodeError
-from schemas.sampling import UNDATED, Day, Message, SampleRequest
-from trainer.model.char_tokenizer import CHAT_TEMPLATE
+from schemas.sampling import UNDATED, Day, Message, SampleRequest, ToolSpec, Turn
+from trainer.model.char_tokenizer import CHAT_TEMPLATE, OUR_TEMPLATES
 from trainer.model.template_process import shared_process
 from trainer.model.text_parts import ids_of_parts, prepends
 from trainer.model.token_bytes import TokenBytes
+from trainer.model.tool_calls import (
+    END_THINK,
+    THINK,
+    as_message,
+    call_form,
+    split_marked,
+    split_reasoning,
+    split_tagged,
+    template_message,
+    template_tool,
+)
 
 CLOCK = "strftime_now"
 """The function that templates call for the time, with a format."""
@@ -60,12 +71,21 @@ class Chat:
         self._today = codes_of(datetime.fromisoformat(date or UNDATED).replace(tzinfo=UTC))
         self._prompt_of = lru_cache(BEGINNINGS)(self._encode_prompt)
 
-    def text(self, messages: Sequence[Message], *, reply_next: bool) -> str:
+    def text(
+        self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = (), reply_next: bool
+    ) -> str:
         """The conversation as the template writes it. With `reply_next` it ends where the assistant
         begins. Raises UserCodeError when the template rejects the messages."""
-        plain = [{"role": m.role, "content": m.content} for m in messages]
+        if tools and call_form(self._template, is_ours=self._is_ours) is None:
+            raise UserCodeError(
+                FailureCategory.VALIDATION,
+                "the model's chat template has no tools, or calls in a form that is not known; send no "
+                "tools, or use a model with <tool_call> in its template",
+            )
+        plain = [template_message(m, is_ours=self._is_ours) for m in messages]
+        offered = [template_tool(tool) for tool in tools]
         try:
-            rendered = self._render(plain, reply_next=reply_next)
+            rendered = self._render(plain, offered, reply_next=reply_next)
         except (TemplateError, TypeError, ValueError) as error:
             raise UserCodeError(
                 FailureCategory.VALIDATION,
@@ -73,22 +93,36 @@ class Chat:
             ) from error
         return str(rendered)
 
-    def _render(self, messages: list[dict[str, str]], *, reply_next: bool) -> str:
+    def _render(self, messages: list[dict[str, Any]], tools: list[Any], *, reply_next: bool) -> str:
         """The template's output, with the recorded day if it asks for the time. Only our own template is
         rendered in this process, because one that came with a model may loop or fill memory."""
-        template = self._tokenizer.get_chat_template()
-        if template == CHAT_TEMPLATE:
+        template = self._template
+        if self._is_ours:
             rendered = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=reply_next
+                messages,
+                tools=tools or None,
+                chat_template=CHAT_TEMPLATE,
+                tokenize=False,
+                add_generation_prompt=reply_next,
             )
             return str(rendered)
         names: dict[str, Any] = {
             name: list(map(str, value)) if isinstance(value, list | tuple) else str(value)
             for name, value in self._tokenizer.special_tokens_map.items()
         }
+        if tools:
+            names["tools"] = tools
         if CLOCK in template:
             template, names = DAY + template, {**names, "headrace_today": self._today}
         return shared_process.render(template, messages, reply_next=reply_next, names=names)
+
+    @property
+    def _template(self) -> str:
+        return str(self._tokenizer.get_chat_template())
+
+    @property
+    def _is_ours(self) -> bool:
+        return self._template in OUR_TEMPLATES
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -115,31 +149,94 @@ class Chat:
     def _token_bytes(self) -> TokenBytes:
         return TokenBytes(self._tokenizer)
 
+    def answer(
+        self, ids: Sequence[int], text: str, *, prompt_ids: Sequence[int], tools: Sequence[ToolSpec]
+    ) -> Message | None:
+        """The message that an answer is, or None if its text is all of it. `text` is the text of `ids`,
+        cut at a stop string."""
+        form = call_form(self._template, is_ours=self._is_ours) if tools else None
+        if form == "marked" and text == self.decode(ids):
+            whole = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+            content, calls = split_marked(self._without_end(whole))
+            shown = [self._without_marks(content)] if calls else [text]
+            return as_message(shown[0], calls, reasoning=None)
+        reasoning = None
+        if END_THINK in self._template:
+            reasoning, text = split_reasoning(text, is_open=self._has_open_reasoning(prompt_ids))
+        content, calls = split_tagged(text) if form == "tagged" else (text, [])
+        if reasoning is None and not tools:
+            return None
+        return as_message(content, calls, reasoning=reasoning)
+
+    def _without_end(self, text: str) -> str:
+        """The text of a turn without the token that ends it."""
+        for end in self._stop_texts:
+            text = text.removesuffix(end)
+        return text
+
+    def _without_marks(self, text: str) -> str:
+        """The text without special tokens that a model wrote into it."""
+        return self.decode(self.encode(text))
+
+    def _has_open_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends inside of reasoning, because its template has begun it."""
+        end = self._tokenizer.decode(list(prompt_ids[-8:]), skip_special_tokens=False)
+        return str(end).rstrip().endswith(THINK)
+
     def prompt_ids(self, request: SampleRequest) -> list[int]:
         """The prompt of a request. It continues the sampled ids exactly if it extends them."""
         continued = self._continuation(request) if request.history else None
-        return list(self._prompt_of(request.messages)) if continued is None else continued
+        if continued is not None:
+            return continued
+        return list(self._prompt_of(request.messages, request.tools))
 
-    def _encode_prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        return tuple(self.encode(self.text(messages, reply_next=True)))
+    def _encode_prompt(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]
+    ) -> tuple[int, ...]:
+        return tuple(self.encode(self.text(messages, tools=tools, reply_next=True)))
 
     def _continuation(self, request: SampleRequest) -> list[int] | None:
+        """The prompt that continues the last turn of the history with the ids that were sampled, or None
+        if the request does not extend it, or if the template rewrites it."""
         before, last = request.history_messages, request.history[-1]
-        num_before = len(before)
+        num_before, tools = len(before), request.tools
         if len(request.messages) <= num_before or request.messages[:num_before] != before:
             return None
         reply = request.messages[num_before]
-        if reply.role != "assistant" or reply.content != last.text:
+        if reply != last.message:
             return None
-        said = self.text(before, reply_next=True) + last.text
-        whole = self.text(request.messages, reply_next=True)
+        whole = self.text(request.messages, tools=tools, reply_next=True)
+        if last.answer is None:
+            said = self.text(before, tools=tools, reply_next=True) + last.text
+            return self._continue(last, said, whole, closed=False)
+        ended = self.text((*before, reply), tools=tools, reply_next=False)
+        return self._continue(last, self.cut_after_last_turn(ended), whole, closed=True)
+
+    def _continue(self, last: Turn, said: str, whole: str, *, closed: bool) -> list[int] | None:
+        """The ids of a turn, followed by those of what comes after `said` in the template's text. With
+        `closed`, `said` has the end of the turn, which an answer that was cut off has not sampled."""
         if not whole.startswith(said):
             return None
         _, suffix = self.encode_parts((said, whole[len(said) :]))
         ended = last.completion_ids[-1:]
-        if ended and ended[0] in self._stop_ids and suffix[:1] == list(ended):
+        is_ended = bool(ended) and ended[0] in self._stop_ids
+        if closed:
+            end = [] if is_ended else self._end_of(said)
+            return [*last.prompt_ids, *last.completion_ids, *end, *suffix]
+        if is_ended and suffix[:1] == list(ended):
             suffix = suffix[1:]
         return [*last.prompt_ids, *last.completion_ids, *suffix]
+
+    def _end_of(self, said: str) -> list[int]:
+        """The id of the token that ends this text, or none if no token that ends a turn does."""
+        return next(
+            (
+                [number]
+                for number in sorted(self._stop_ids)
+                if said.endswith(str(self._tokenizer.convert_ids_to_tokens(number)))
+            ),
+            [],
+        )
 
     def cut_after_last_turn(self, text: str) -> str:
         """The template's text up to and including the last token that ends a turn. The text after it

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.errors import FailureCategory, UserCodeError
-from schemas.sampling import SampleRequest, SamplingParams, Turn
+from schemas.sampling import SampleRequest, SamplingParams, ToolSpec, Turn
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
 from trainer.policy import LoadedModel
@@ -53,6 +53,7 @@ class Completion:
     text: str | None = None
     stops: StopStrings | None = None
     shows_pieces: bool = False
+    tools: tuple[ToolSpec, ...] = ()
     is_cancelled: bool = False
     has_diverged: bool = False
 
@@ -100,11 +101,15 @@ class Completion:
                 "the policy's logits are not finite: training has diverged; lower training.lr",
             )
         text = self.chat.decode(self.completion_ids) if self.text is None else self.text
+        answer = self.chat.answer(
+            self.completion_ids, text, prompt_ids=self.prompt_ids, tools=self.tools
+        )
         return Turn(
             prompt_ids=self.prompt_ids,
             completion_ids=tuple(self.completion_ids),
             logprobs=tuple(self.logprobs),
-            text=text,
+            text=text if answer is None else answer.content,
+            answer=answer,
             finish_reason=self.finish or "length",
             pieces=self.chat.pieces(self.completion_ids, text) if self.shows_pieces else None,
         )
@@ -143,6 +148,7 @@ def new_completion(
         prompt_ids=prompt_ids,
         max_new_tokens=min(params.max_new_tokens, context - len(prompt_ids)),
         shows_pieces=request.pieces,
+        tools=request.tools,
         rng=CounterRng(
             request.key, seed=params.seed, prompt=prompt_hash(prompt_ids), occurrence=occurrence
         ),

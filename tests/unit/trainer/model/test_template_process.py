@@ -87,6 +87,7 @@ def test_twin_in_this_process_the_same_template_goes_on(
     """The template runs in a thread, with a shorter loop than FOR_EVER, so that the thread ends."""
     shorter = FOR_EVER.replace("99999", "2500")
     monkeypatch.setattr(chat_template, "CHAT_TEMPLATE", shorter)
+    monkeypatch.setattr(chat_template, "OUR_TEMPLATES", {shorter})
     monkeypatch.setattr(
         shared_process, "render", lambda *_, **__: pytest.fail("it is rendered here")
     )
