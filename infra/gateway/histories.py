@@ -25,6 +25,8 @@ class RecordedConversation(Protocol):
     def tools(self) -> tuple[ToolSpec, ...]: ...
 
 
+NOTHING = "{}"
+
 C = TypeVar("C", bound=RecordedConversation)
 
 
@@ -99,12 +101,12 @@ def canonical(message: Message) -> list[object]:
 
 def canonical_json(text: str) -> str:
     """JSON text without what does not change its value: white space, escapes, the order of keys, and
-    `1.0` for `1`. A text that is not JSON is returned as it is."""
+    `1.0` for `1`. A text that is not JSON is `{}`, because that is what some frameworks make of it."""
     try:
-        value = json.loads(text or "{}", parse_float=_number, parse_constant=str)
+        value = json.loads(text or NOTHING, parse_float=_number, parse_constant=str)
         return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     except (ValueError, RecursionError):
-        return text
+        return NOTHING
 
 
 def _number(text: str) -> float | int | str:

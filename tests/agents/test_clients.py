@@ -1,0 +1,81 @@
+"""The unmodified clients and frameworks against the gateway, each in a process of its own: they call
+tools, send the conversation back, and the recorded tokens are one training row."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from schemas.sampling import SampleRequest, sequences_of
+from tests.kit.package_environment import python_with
+from tests.kit.scripted_policy import ScriptedPolicy, open_sample, said
+
+pytestmark = [pytest.mark.agents, pytest.mark.processes]
+
+CLIENTS = Path(__file__).with_name("clients")
+PACKAGES = (
+    "openai==2.54.0",
+    "anthropic==2.12.0",
+    "openai-agents==0.20.0",
+    "langchain-openai==1.7.3",
+    "langgraph==1.2.22",
+    "strands-agents[openai]==1.62.0",
+    "litellm==1.106.2",
+)
+NAMES = sorted(path.stem for path in CLIENTS.glob("[a-z]*.py"))
+
+
+class Counting(ScriptedPolicy):
+    """A policy that can say how long a prompt is."""
+
+    async def count_prompt_tokens(self, request: SampleRequest) -> int:
+        return len(request.messages)
+
+
+async def run_client(name: str, url: str, key: str) -> str:
+    """Run a client to its end, and return its answer."""
+    process = await asyncio.create_subprocess_exec(
+        python_with(PACKAGES),
+        CLIENTS,
+        name,
+        url,
+        key,
+        "17 + 25?",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(120):
+        out, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()[-4000:]
+    return out.decode().strip()
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_client_calls_tools_and_its_turns_are_one_row(name: str) -> None:
+    script = [
+        said("I add.", reasoning="hm", add='{"a": 17,\n "b": 25}'),
+        said(add='{"b": 1, "a": 41}'),
+        said("42"),
+    ]
+    async with open_sample(Counting(script)) as (url, session):
+        assert (await run_client(name, url, session.api_key)).endswith("42")
+        turns, conversation = session.close()
+    assert len(turns) == 3
+    assert [m.content for m in conversation if m.role == "tool"] == ["42", "42"]
+    assert [m.tool_calls for m in conversation if m.role == "assistant"] == [
+        turn.message.tool_calls for turn in turns
+    ]
+    (row,) = sequences_of(turns)
+    sampled = [token for token, own in zip(row.tokens, row.loss_mask, strict=True) if own]
+    assert sampled == [token for turn in turns for token in turn.completion_ids]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "anthropic_messages"])
+async def test_a_call_whose_arguments_are_no_json_is_answered_with_an_error(name: str) -> None:
+    """The policy sees what went wrong, or the framework gives up; no other row begins."""
+    script = [said(add="{no json"), said("42")]
+    async with open_sample(Counting(script)) as (url, session):
+        await run_client(name, url, session.api_key)
+        turns, _ = session.close()
+    assert 1 <= len(turns) <= 2
+    assert len(sequences_of(turns)) == 1
