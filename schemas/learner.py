@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.config import RunConfig
-from schemas.sampling import Day, ModelRef, SampleRecord
+from schemas.sampling import Day, Message, ModelRef, SampleRecord, ToolSpec
 
 RULES = 2
 """The number of the current rules, which say what a step computes from its batch. A run keeps the rules
@@ -53,10 +53,12 @@ class GradedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One SFT row. The last of its messages is the assistant's answer that is learned."""
+    """One SFT row. The last of its messages is the assistant's answer that is learned. A message may be
+    a pair of its role and its content. `tools` are those that it offers."""
 
     row: int
-    messages: tuple[tuple[str, str], ...]
+    messages: tuple[Message | tuple[str, str], ...]
+    tools: tuple[ToolSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

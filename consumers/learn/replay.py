@@ -28,7 +28,7 @@ from schemas.learner import (
     LearnerState,
     StepBatch,
 )
-from schemas.sampling import SampleBatch
+from schemas.sampling import Message, SampleBatch
 from schemas.specs import BatchGroup, DatasetRef, StateRef, TrainSpec
 
 PAGE = 256
@@ -167,7 +167,7 @@ async def read_conversations(
         label = content[row].label
         if label is None:
             raise Refused(f"row {row} of {dataset.name} has no label to learn from")
-        prompt = [(message.role, message.content) for message in content[row].prompt]
-        messages: tuple[tuple[str, str], ...] = (*prompt, ("assistant", label))
-        found.append(Conversation(row=row, messages=messages))
+        answer = Message(role="assistant", content=label)
+        messages = (*content[row].prompt, answer)
+        found.append(Conversation(row=row, messages=messages, tools=content[row].tools))
     return tuple(found)

@@ -149,7 +149,9 @@ def demonstrations(
     examples: list[Example] = []
     cut = lost = 0
     for i, conversation in enumerate(conversations):
-        rows = training_rows(chat, _messages(conversation), learned=learned)
+        rows = training_rows(
+            chat, _messages(conversation), tools=conversation.tools, learned=learned
+        )
         packed = [example_of(row, i, max_tokens=max_tokens) for row in rows]
         examples += packed
         cut += any(len(row.ids) > max_tokens for row in rows)
@@ -159,8 +161,10 @@ def demonstrations(
 
 def _messages(conversation: Conversation) -> tuple[Message, ...]:
     messages = tuple(
-        Message.model_validate({"role": role, "content": text})
-        for role, text in conversation.messages
+        one
+        if isinstance(one, Message)
+        else Message.model_validate({"role": one[0], "content": one[1]})
+        for one in conversation.messages
     )
     if not messages or messages[-1].role != "assistant":
         raise Refused(f"row {conversation.row}: the last message must be the assistant's answer")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.config import LossTurns
-from schemas.sampling import Message
+from schemas.sampling import Message, ToolSpec
 from trainer.model.chat_template import Chat
 
 Bit = Literal[0, 1]
@@ -33,22 +33,28 @@ class TrainingRow:
 
 
 def training_rows(
-    chat: Chat, messages: Sequence[Message], *, learned: LossTurns
+    chat: Chat,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[ToolSpec] = (),
+    learned: LossTurns,
 ) -> list[TrainingRow]:
-    """The training rows of a conversation. `learned`: the answers of the `assistant`, the `last` answer
-    only, or `all` text that the template writes. Raises UserCodeError when the template fails."""
+    """The training rows of a conversation that offers `tools`. `learned`: the answers of the
+    `assistant`, the `last` answer only, or `all` text that the template writes. Raises UserCodeError
+    when the template fails."""
     if learned == "all":
-        return [_row(chat, [(chat.cut_after_last_turn(chat.text(messages, reply_next=False)), 1)])]
+        text = chat.text(messages, tools=tools, reply_next=False)
+        return [_row(chat, [(chat.cut_after_last_turn(text), 1)])]
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
     rows: list[list[tuple[str, Bit]]] = []
     written: str | None = None
     for i in answers[-1:] if learned == "last" else answers:
-        context = chat.text(messages[:i], reply_next=True)
+        context = chat.text(messages[:i], tools=tools, reply_next=True)
         if written is not None and context.startswith(written):
             rows[-1].append((context[len(written) :], 0))
         else:
             rows.append([(context, 0)])
-        whole = chat.text(messages[: i + 1], reply_next=False)
+        whole = chat.text(messages[: i + 1], tools=tools, reply_next=False)
         goes_on = whole.startswith(context)
         answer = chat.cut_after_last_turn(whole[len(context) :] if goes_on else messages[i].content)
         rows[-1].append((answer, 1))

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from schemas.errors import InvalidConfig, Issue
 
-READ = ("user_prompt", "system_prompt", "ground_truth", "label", "messages", "metadata")
+READ = ("user_prompt", "system_prompt", "ground_truth", "label", "messages", "tools", "metadata")
 """The columns that are read. `label` is read only if there is no `ground_truth`."""
 MAX_BYTES = 16 << 10
 

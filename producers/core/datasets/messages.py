@@ -3,7 +3,8 @@
 With a label column, the conversation is the prompt. It ends with a message of the user or a tool.
 Without a label column, the conversation is a demonstration. It ends with the assistant's answer, which
 is to be learned. That answer becomes the row's label, and all messages before it, including earlier
-answers, become its prompt.
+answers, become its prompt. Answers may call tools, in OpenAI's form. The column `tools` has the tools
+that the conversation offers.
 """
 
 import json
@@ -11,9 +12,11 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from schemas.sampling import Message
+from schemas.sampling import Message, ToolCall, ToolSpec
 
 ROLES = ("system", "user", "assistant", "tool")
+FIELDS = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content"}
+MOST_TOOLS = 128
 
 
 class BadMessages(ValueError):
@@ -42,6 +45,8 @@ def parse_conversation(value: object, *, labelled: bool) -> tuple[tuple[Message,
         )
     if len(messages) == 1:
         raise BadMessages("has only the answer; put the question before it")
+    if last.tool_calls:
+        raise BadMessages("ends with a call of a tool; end with the answer that follows its result")
     if not last.content:
         raise BadMessages("ends with an empty answer; give the answer's text")
     return messages[:-1], last.content
@@ -59,17 +64,67 @@ def _parse_list(value: object) -> Sequence[object]:
     return value
 
 
+def parse_tools(value: object) -> tuple[ToolSpec, ...]:
+    """The tools in a cell of the column `tools`, in OpenAI's form, or none. Raises BadMessages."""
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise BadMessages("is not a list of tools in JSON") from error
+    if not isinstance(value, list) or len(value) > MOST_TOOLS:
+        raise BadMessages(f"must be a list of at most {MOST_TOOLS} tools")
+    return tuple(_parse_tool(i, one) for i, one in enumerate(value))
+
+
+def _parse_tool(index: int, value: object) -> ToolSpec:
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadMessages(f"[{index}] must be a tool with function.name, as in OpenAI's API")
+    parameters = function.get("parameters") or {}
+    return ToolSpec(
+        name=function["name"],
+        description=str(function.get("description") or ""),
+        parameters=parameters if isinstance(parameters, str) else json.dumps(parameters),
+    )
+
+
 def _parse_message(index: int, value: object) -> Message:
     if not isinstance(value, dict):
         raise BadMessages(f"[{index}] must be an object with role and content")
-    if unknown := sorted(set(value) - {"role", "content"}):
+    given = {name: one for name, one in value.items() if one not in (None, [])}
+    if unknown := sorted(set(given) - FIELDS):
         raise BadMessages(
-            f"[{index}] has {', '.join(map(repr, unknown))}; only role and content are read, so "
-            "write tool calls into the content, as the model would say them"
+            f"[{index}] has {', '.join(map(repr, unknown))}, which are not read; the fields are: "
+            f"{', '.join(sorted(FIELDS))}"
         )
+    calls = given.pop("tool_calls", [])
+    if calls:
+        given = {"content": "", **given, "tool_calls": _parse_calls(index, calls)}
+    if reasoning := given.pop("reasoning_content", None):
+        given["reasoning"] = reasoning
     try:
-        return Message.model_validate(value, strict=True)
+        return Message.model_validate(given, strict=True)
     except ValidationError as error:
         raise BadMessages(
             f"[{index}] needs a role of {', '.join(ROLES)} and content that is a string"
         ) from error
+
+
+def _parse_calls(index: int, value: object) -> tuple[ToolCall, ...]:
+    """The calls of an answer, with the JSON text of their arguments. A call without an id gets one."""
+    if not isinstance(value, list) or len(value) > MOST_TOOLS:
+        raise BadMessages(f"[{index}].tool_calls must be a list of at most {MOST_TOOLS} calls")
+    found = []
+    for number, call in enumerate(value):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadMessages(
+                f"[{index}].tool_calls[{number}] must have function.name, as in OpenAI's API"
+            )
+        arguments = function.get("arguments", {})
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        name = str(call.get("id") or f"call_{number}")
+        found.append(ToolCall(id=name, name=function["name"], arguments=written))
+    return tuple(found)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from producers.core.datasets.mapping import mapping_problems, rename_columns
-from producers.core.datasets.messages import BadMessages, parse_conversation
+from producers.core.datasets.messages import BadMessages, parse_conversation, parse_tools
 from schemas.datasets import DatasetRow
 from schemas.errors import Issue
 from schemas.sampling import Message
@@ -118,7 +118,9 @@ class Rules:
             row = self._row(line, values)
             if row is not None and len(self._report.issues) == before:
                 write(row.to_line())
+                calls = (call for message in row.prompt for call in message.tool_calls)
                 self._characters.update(row.label or "", *(m.content for m in row.prompt))
+                self._characters.update(*(call.arguments for call in calls))
         self._report.num_rows += 1
         return True
 
@@ -209,7 +211,12 @@ class Rules:
         except BadMessages as bad:
             self._report.add(self._at(line, "messages"), str(bad))
             return None
-        return DatasetRow(prompt=prompt, label=answer or label, metadata=metadata)
+        try:
+            tools = parse_tools(values.get("tools"))
+        except BadMessages as bad:
+            self._report.add(self._at(line, "tools"), str(bad))
+            return None
+        return DatasetRow(prompt=prompt, label=answer or label, metadata=metadata, tools=tools)
 
     def _text(self, line: int, name: str, values: Values, *, optional: bool) -> str | None:
         if name not in values:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.config import LossTurns
-from schemas.sampling import Message, Turn
+from schemas.sampling import Message, ToolCall, ToolSpec, Turn
 from tests.unit.trainer.support import TINY, request
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
@@ -176,3 +176,23 @@ def test_whatever_is_said_the_pieces_are_the_whole(name: str, turns: list[tuple[
     assert row.ids == whole[: len(row.ids)]
     assert len(spans(row)) == len(turns)
     assert all(span[-1] == END for span in spans(row))
+
+
+def test_calls_of_tools_are_learned_and_their_results_are_not(chat: Chat) -> None:
+    call = ToolCall(id="call_0", name="add", arguments='{"l":1}')
+    messages = (
+        *said(("user", "1?")),
+        Message(role="assistant", content="", tool_calls=(call,)),
+        Message(role="tool", content="2", tool_call_id="call_0"),
+        *said(("assistant", "two")),
+    )
+    tools = (ToolSpec(name="add", parameters='{"properties": {"l": {}}}'),)
+    [row] = training_rows(chat, messages, tools=tools, learned="assistant")
+    expected = chat.text(messages, tools=tools, reply_next=False)
+    assert row.ids == chat.encode(expected)
+    spans = [
+        chat.encode('<|tool|>add{"l":1}<|end|>'),
+        chat.encode("two<|end|>"),
+    ]
+    learned = [id_ for id_, bit in zip(row.ids, row.learned, strict=True) if bit]
+    assert learned == [*spans[0], *spans[1]]

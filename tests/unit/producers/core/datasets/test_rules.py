@@ -61,6 +61,36 @@ def talk(*turns: str, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "system", "content": "s"}, *said], **more}
 
 
+CALL = {"id": "a", "function": {"name": "add", "arguments": {"l": 1}}}
+OFFERED = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def called(calls: object, **more: Any) -> dict[str, Any]:
+    """A conversation in which the assistant calls tools before it answers."""
+    said = [
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "2", "tool_call_id": "a"},
+        {"role": "assistant", "content": "two"},
+    ]
+    return {"messages": said, **more}
+
+
+def test_calls_of_tools_and_the_tools_that_are_offered_are_read(tmp_path: Path) -> None:
+    bare = {"name": "add", "arguments": '{"l":2}'}
+    row = called([CALL, bare], tools=[OFFERED])
+    report, rows = check(tmp_path, lines(*[row] * 4))
+    assert report.issues == []
+    first, second = rows[0].prompt[1].tool_calls
+    assert (first.id, first.name, first.arguments) == ("a", "add", '{"l": 1}')
+    assert (second.id, second.arguments) == ("call_1", '{"l":2}')
+    assert rows[0].prompt[2].tool_call_id == "a"
+    assert (rows[0].label, rows[0].tools[0].name) == ("two", "add")
+    assert DatasetRow.model_validate_json(rows[0].to_line()) == rows[0]
+    plain, _ = check(tmp_path, lines(*[talk("1?", "one")] * 4))
+    assert plain.issues == []
+
+
 def test_a_conversation_is_its_last_answer_and_what_came_before(tmp_path: Path) -> None:
     report, rows = check(tmp_path, lines(*(talk("1?", "one", "2?", f"two{n}") for n in range(4))))
     assert report.issues == []
@@ -96,9 +126,14 @@ def test_a_conversation_in_csv_is_json_text(tmp_path: Path) -> None:
         ({"messages": [{"role": "robot", "content": "a"}]}, "[0] needs a role of system, user"),
         ({"messages": ["hello"]}, "[0] must be an object"),
         (
-            {"messages": [{"role": "user", "content": "a", "tool_calls": []}]},
-            "[0] has 'tool_calls'; only role and content are read",
+            {"messages": [{"role": "user", "content": "a", "image": "x"}]},
+            "[0] has 'image', which are not read; the fields are: content, name",
         ),
+        (called([{"function": {}}]), "[1].tool_calls[0] must have function.name"),
+        (called("add"), "[1].tool_calls must be a list of at most 128 calls"),
+        ({"messages": called([CALL])["messages"][:2]}, "ends with a call of a tool"),
+        (talk("1?", "one", tools=[{"type": "function"}]), "[0] must be a tool with function.name"),
+        (talk("1?", "one", tools="add"), "is not a list of tools in JSON"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content that is a str"),
         ({"messages": [], "user_prompt": "q"}, "keep one of the two forms"),
     ],
