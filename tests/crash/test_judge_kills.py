@@ -1,0 +1,117 @@
+"""kill -9 around the answers of a judge: each judgement is made once, and the weights stay the same.
+
+The judge is a server on this machine that limits the rate and answers prose now and then.
+"""
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
+from tests.kit.provider import FakeProvider, Reply, completion, provider, refusal
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
+
+KEY = "sk-the-key-of-the-judge-8472"
+POINTS = ("judge.answered", "judge.recorded")
+AT_ONCE = 8
+"""Judgements that are open when a process is killed: those of both groups of a step."""
+
+
+def score(question: str) -> float:
+    """A score that follows from what the judge reads."""
+    return hashlib.sha256(question.encode()).digest()[0] / 255
+
+
+class Judge:
+    """Counts its answers by question."""
+
+    def __init__(self) -> None:
+        self.scored: Counter[str] = Counter()
+        self.requests = 0
+
+    def __call__(self, _: int, body: Any) -> Reply:
+        self.requests += 1
+        if self.requests % 7 == 3:
+            return refusal(429, "slow down", retry_after="0.2")
+        if self.requests % 11 == 5 and len(body["messages"]) == 2:
+            return completion("I like it.")
+        question = body["messages"][1]["content"]
+        self.scored[question] += 1
+        return completion(json.dumps({"explanation": "so it is", "score": score(question)}))
+
+
+@contextmanager
+def served(judge: Judge) -> Iterator[FakeProvider]:
+    """The judge in a thread of its own, while the block runs."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    held = provider(judge)
+    try:
+        yield asyncio.run_coroutine_threadsafe(held.__aenter__(), loop).result(10)
+    finally:
+        asyncio.run_coroutine_threadsafe(held.__aexit__(None, None, None), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+def ready(running: Platform, workspace: Path) -> None:
+    made = running.post("/workspaces", {"url": str(workspace), "name": "w"})
+    assert made.status_code == 201, made.text
+    running.upload("numbers")
+
+
+def test_kills_around_judgements_change_nothing(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "workspace")
+    judge = Judge()
+    with served(judge) as fake:
+        address = fake.base_url.removeprefix("http://").removesuffix("/v1")
+        settings = {
+            "HEADRACE_FAILPOINT": ",".join(f"{point}:3" for point in POINTS),
+            "HEADRACE_NETWORK_ALLOW": f"w={address}",
+        }
+        rubric = {
+            "name": "liked",
+            "text": "Is it likeable?",
+            "model": "small",
+            "base_url": fake.base_url,
+            "api_key_secret": "JUDGE_KEY",
+        }
+        config = run_config(advanced={"max_steps": 2, "rubrics": [rubric]})
+        with platform(tmp_path / "home", environment=settings) as running:
+            ready(running, workspace)
+            refused = running.post("/runs", {"config": config, "workspace": "w"})
+            assert refused.status_code == 400
+            assert "headrace secret set JUDGE_KEY" in refused.text
+            put = running.api.put("/secrets/JUDGE_KEY", json={"value": KEY, "workspace": "w"})
+            assert put.status_code == 201, put.text
+            killed = running.submit(config, workspace="w")
+            info = running.wait(killed, "finished", within_s=200)
+            samples = running.get(f"/runs/{killed}/samples", limit=50)["samples"]
+            after_kills = sum(judge.scored.values())
+            calm = running.wait(running.submit(config, workspace="w"), "finished")
+            events = json.dumps(running.events(killed))
+    fired = {marker.name for marker in (tmp_path / "home" / "failpoints").iterdir()}
+    assert fired == set(POINTS)
+    assert final_adapter(info) == final_adapter(calm)
+    assert len(samples) == 16
+    for sample in samples:
+        [judgement] = sample["judgements"]
+        assert judgement["score"] == sample["parts"]["liked"]
+        assert judgement["explanation"] == "so it is"
+    assert after_kills <= len(samples) + len(POINTS) * AT_ONCE
+    assert set(fake.keys) == {f"Bearer {KEY}"}
+    assert KEY not in events
+    logs = [path for path in (tmp_path / "home").rglob("*.log") if path.is_file()]
+    assert logs
+    assert not [path for path in logs if KEY in path.read_text(errors="replace")]
