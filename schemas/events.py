@@ -679,7 +679,7 @@ class GroupGraded(_GroupEvent):
 class SettledGroup(BaseModel):
     """A group that is kept for its batch, or dropped with a reason. `version` is the policy version
     that sampled it. `ungraded` counts the samples that were generated and have no reward, by the
-    category of the grader's failure."""
+    category of the grader's failure. `judged` is the usage of its judges."""
 
     model_config = ConfigDict(frozen=True)
     group: BatchGroup
@@ -690,6 +690,7 @@ class SettledGroup(BaseModel):
     parts: dict[str, float] = {}
     generate_s: float = 0.0
     grade_s: float = 0.0
+    judged: JudgeUsage | None = Field(default=None, exclude_if=_is_none)
 
 
 class GroupsSettled(_OwnerEvent):

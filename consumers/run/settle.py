@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from schemas.errors import FailureCategory
 from schemas.events import GroupGraded, SettledGroup
-from schemas.sampling import ArtifactRef, Grade
+from schemas.sampling import ArtifactRef, Grade, JudgeUsage
 from schemas.specs import BatchGroup
 
 NOTHING = ArtifactRef(uri="row:", sha256="0" * 64, size=0)
@@ -47,6 +47,7 @@ def settle(graded: GroupGraded, *, filters: bool = False) -> SettledGroup:
         parts=_mean_parts(graded.grades),
         generate_s=graded.generate_s,
         grade_s=graded.grade_s,
+        judged=graded.judged,
     )
 
 
@@ -106,6 +107,13 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
         figures["rollout/reward_std"] = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
     for why, count in sorted(failed.items()):
         figures[f"failed/{why}"] = count / len(entries)
+    if judged := [group.judged for group in groups if group.judged is not None]:
+        usage = sum(judged, JudgeUsage())
+        figures |= {
+            "judge/calls": float(usage.calls),
+            "judge/tokens": float(usage.tokens),
+            "judge/usd": usage.usd,
+        }
     for name in sorted({name for group in groups for name in group.parts}):
         figures[f"reward/{name}"] = _mean([g.parts[name] for g in groups if name in g.parts])
     return figures

@@ -15,7 +15,14 @@ from typing import Any
 
 import pytest
 
-from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
+from tests.kit.platform import (
+    Platform,
+    eventually,
+    final_adapter,
+    make_workspace,
+    platform,
+    run_config,
+)
 from tests.kit.provider import FakeProvider, Reply, completion, provider, refusal
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
@@ -65,6 +72,16 @@ def served(judge: Judge) -> Iterator[FakeProvider]:
         loop.close()
 
 
+def verify(running: Platform, run: str) -> Any:
+    asked = running.post(f"/runs/{run}/verify", {}).json()["verification"]["id"]
+
+    def ended() -> Any:
+        found = running.get(f"/verifications/{asked}")["verification"]
+        return None if found["status"] == "running" else found
+
+    return eventually(ended, within_s=60, what="the verification ends")
+
+
 def ready(running: Platform, workspace: Path) -> None:
     made = running.post("/workspaces", {"url": str(workspace), "name": "w"})
     assert made.status_code == 201, made.text
@@ -101,6 +118,10 @@ def test_kills_around_judgements_change_nothing(tmp_path: Path) -> None:
             after_kills = sum(judge.scored.values())
             calm = running.wait(running.submit(config, workspace="w"), "finished")
             events = json.dumps(running.events(killed))
+            asked = judge.requests
+            verified = verify(running, killed)
+            assert (verified["status"], verified["findings"]) == ("verified", []), verified
+            assert judge.requests == asked, "a replay asks no judge"
     fired = {marker.name for marker in (tmp_path / "home" / "failpoints").iterdir()}
     assert fired == set(POINTS)
     assert final_adapter(info) == final_adapter(calm)

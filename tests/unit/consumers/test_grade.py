@@ -1,6 +1,7 @@
 """The grade consumer grades every group once, and every sample of the group gets a grade."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import grade_stream
-from schemas.sampling import ArtifactRef, Grade, Message, SampleBatch, SampleFailure, SampleRecord
+from schemas.sampling import (
+    ArtifactRef,
+    Grade,
+    JudgeUsage,
+    Message,
+    SampleBatch,
+    SampleFailure,
+    SampleRecord,
+)
 from schemas.specs import SampleEntry
 from tests.kit.decider import given
 from tests.kit.fakes import FakeUserCode, Grader, bench
@@ -38,6 +47,17 @@ def test_a_graded_group_is_not_graded_again() -> None:
 def test_the_scores_are_recorded_once() -> None:
     given(CONSUMER).when(SCORED, stream=STREAM).then(events=[GRADED])
     given(CONSUMER, GRADED).when(SCORED, stream=STREAM).then_nothing()
+
+
+def test_judgements_are_recorded_with_the_scores() -> None:
+    usage = JudgeUsage(calls=2, tokens=9, usd=0.25)
+    judged = {"judgements": ref("judgements"), "judged": usage}
+    graded = GRADED.model_copy(update=judged)
+    given(CONSUMER).when(
+        replace(SCORED, judgements=ref("judgements"), judged=usage), stream=STREAM
+    ).then(events=[graded])
+    assert GroupGraded.model_validate_json(graded.model_dump_json()) == graded
+    assert "judge" not in GRADED.model_dump_json()
 
 
 @pytest.mark.parametrize(
