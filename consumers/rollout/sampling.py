@@ -182,7 +182,7 @@ async def _have_served(
     rollout = spec.template.rollout
     assert rollout is not None, spec.group  # noqa: S101 - the caller looked
     try:
-        grade = await ports.require("user").run_served(
+        result = await ports.require("user").run_served(
             rollout,
             owner=owner,
             sample=sample_id(spec.group_key.id, effect.index),
@@ -195,7 +195,7 @@ async def _have_served(
     except UserCodeError as error:
         left = error.output if isinstance(error, UserCodeRaised) else None
         return SampleFailure(category=error.category, message=error.message), left
-    return grade, None
+    return result.grade, result.output
 
 
 def record_of(

@@ -112,7 +112,8 @@ def entry_point_problem(
     if found.error is not None:
         return found.error
     if found.kind == "server":
-        return _server_problem(where, rewards)
+        problem = _server_problem(where, rewards)
+        return problem or _rubric_problem(chosen_rubrics(found, advanced), [], num_samples)
     known = (*found.rewards, *(rubric.name for rubric in found.rubrics))
     missing = [name for name in rewards if name not in known]
     if missing:

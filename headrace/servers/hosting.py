@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace import relay
+from headrace.attempt_output import AttemptOutput
 from headrace.servers.attempts import (
     AttemptFailed,
     Json,
@@ -109,9 +110,24 @@ class ServerHost:
         except ServerAway as error:
             self._end(f"the rollout server: {error}")
             return
-        self._send({"id": message["id"], **result})
+        left = self._output(message, result)
+        self._send({"id": message["id"], **result, **({"output": left} if left else {})})
         if result.get("category") == "timeout" and self._is_silent():
             self._end("the rollout server answers nothing")
+
+    def _output(self, message: Json, result: Json) -> Json | None:
+        """Return what an attempt left behind: its files, and for one that failed the end of what the
+        program printed, which may be about other attempts too."""
+        output = AttemptOutput()
+        if "grade" not in result:
+            output.write(self._program.tail().encode())
+        try:
+            files = self._program.written_files(plain_name(str(message["id"])))
+            if files is not None:
+                output.collect(files)
+        except OSError:
+            output.is_cut = True
+        return output.document()
 
     def _attempt(self, message: Json) -> ServedAttempt:
         return ServedAttempt(

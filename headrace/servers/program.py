@@ -68,16 +68,24 @@ class ServerProgram:
         await self._reading
         return f"the rollout server ended with exit code {code}; its output ends: {self.tail()}"
 
+    def written_files(self, rollouts: str) -> Path | None:
+        """Return the directory of the files of the newest rollout with an id of this prefix."""
+        found = [place for root in self._roots() for place in root.glob(f"{rollouts}-*/artifacts")]
+        return max(found, key=lambda place: place.stat().st_mtime, default=None)
+
     def remove_files(self, rollouts: str) -> None:
         """Remove the files of the rollouts with ids of this prefix. Older packages write them into the
         home directory instead of the place that they are given."""
-        for root in (self.artifacts, Path.home() / ".osmosis"):
+        for root in self._roots():
             for left in root.glob(f"{rollouts}-*"):
                 shutil.rmtree(left, ignore_errors=True)
 
+    def _roots(self) -> tuple[Path, Path]:
+        return self.artifacts, Path.home() / ".osmosis"
+
     def tail(self) -> str:
         """Return the end of its output."""
-        return self._output.decode(errors="replace").strip()[-1000:] or "nothing"
+        return self._output.decode(errors="replace").strip()[-2000:] or "nothing"
 
     def _ports(self) -> str:
         found = listening_ports(self.process.pid) - {self.server.port}

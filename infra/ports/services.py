@@ -203,6 +203,14 @@ class GraderResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedResult:
+    """The grade that a rollout server gave to its own attempt, and what it left behind."""
+
+    grade: Grade
+    output: UserOutput | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxOwner:
     """The run or evaluation on whose behalf user code runs (its id). It has a sandbox of its own per
     role, which gets the values of its `secrets` as environment variables."""
@@ -258,9 +266,10 @@ class UserCode(Protocol):
         metadata: Mapping[str, object],
         base_path: str,
         api_key: str,
-    ) -> Grade:
+    ) -> ServedResult:
         """Have a rollout server make one attempt and grade it, and return the grade (its index means
-        nothing). Such a server gets the label with the prompt. Raises UserCodeError."""
+        nothing) with what it left behind. Such a server gets the label with the prompt. Raises
+        UserCodeError."""
         ...
 
     async def grade(

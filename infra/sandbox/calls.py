@@ -14,6 +14,7 @@ from typing import Literal
 from infra.ports.services import (
     GraderResult,
     SandboxOwner,
+    ServedResult,
     UserCodeRaised,
     UserOutput,
     WorkflowResult,
@@ -21,6 +22,7 @@ from infra.ports.services import (
 from infra.sandbox.host_messages import (
     CallAnswer,
     Graded,
+    NotServed,
     ProtocolError,
     Raised,
     ReportedOutput,
@@ -38,6 +40,15 @@ from schemas.specs import RolloutRef
 
 Role = Literal["workflow", "grader", "server"]
 Result = Returned | Graded | Served
+
+NOT_SERVED = {
+    "timeout": FailureCategory.TIMEOUT,
+    "raised": FailureCategory.AGENT,
+    "invalid": FailureCategory.VALIDATION,
+    "process": FailureCategory.PROCESS,
+    "again": FailureCategory.PROCESS,
+}
+"""The categories of the failures of a rollout server. `again` never arrives here from one of ours."""
 
 SERVER_SLACK_S = 60.0
 """How long a rollout server may take beside its workflow and its grader."""
@@ -74,6 +85,8 @@ class CallingUserCode(ABC):
         output = None
         if answer.output is not None:
             output = await asyncio.to_thread(_output, answer.output, masks)
+        if isinstance(answer, NotServed):
+            raise UserCodeRaised(NOT_SERVED[answer.category], answer.error, output=output)
         if not isinstance(answer, Raised):
             return answer, output
         raised = FailureCategory.GRADER if call.role == "grader" else FailureCategory.AGENT
@@ -130,7 +143,7 @@ class CallingUserCode(ABC):
         metadata: Mapping[str, object],
         base_path: str,
         api_key: str,
-    ) -> Grade:
+    ) -> ServedResult:
         message = {
             "prompt": [m.model_dump() for m in prompt],
             "label": label,
@@ -143,12 +156,12 @@ class CallingUserCode(ABC):
         deadline_s = rollout.workflow_timeout_s + rollout.grader_timeout_s + SERVER_SLACK_S
         data = json.dumps(message).encode()
         call = UserCall(rollout, owner, "server", sample, deadline_s, data)
-        answer, _ = await self._call(call)
+        answer, output = await self._call(call)
         if not isinstance(answer, Served):
             raise UserCodeError(
                 FailureCategory.PROCESS, "the rollout server's host returned no grade"
             )
-        return _grade(answer.grade)
+        return ServedResult(_grade(answer.grade), output)
 
     async def grade(
         self,
@@ -210,7 +223,7 @@ def _output(reported: ReportedOutput, masks: Masks) -> UserOutput:
 
 
 def _mask_answer(answer: CallAnswer, masks: Masks) -> CallAnswer:
-    if isinstance(answer, Raised):
+    if isinstance(answer, Raised | NotServed):
         return answer.model_copy(update={"error": masks.cut_text(answer.error)})
     if isinstance(answer, Served):
         grade = answer.grade

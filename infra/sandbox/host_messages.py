@@ -23,7 +23,7 @@ MOST_FILE_BYTES = 8 << 20
 MOST_PRINTED = 66_000
 """Characters of printed text: 64 KiB, and the note that more was printed."""
 
-LARGEST = {"discover": 1 << 20, "workflow": 28 << 20, "grader": 16 << 20, "server": 1 << 20}
+LARGEST = {"discover": 1 << 20, "workflow": 28 << 20, "grader": 16 << 20, "server": 16 << 20}
 """The largest message in bytes, by the role of the process."""
 
 Id = Annotated[str, Field(max_length=500)]
@@ -178,6 +178,7 @@ class NotServed(_HostMessage):
     id: Id
     category: Literal["timeout", "raised", "invalid", "process", "again"]
     error: Text
+    output: ReportedOutput | None = None
 
 
 class Graded(_HostMessage):
@@ -189,8 +190,8 @@ class Graded(_HostMessage):
 
 
 FirstMessage = Ready | EntrypointUnusable | Discovered | DiscoveryFailed
-CallAnswer = Raised | Returned | Served | Graded
-LaterMessage = Stuck | Ended | NotServed | CallAnswer
+CallAnswer = Raised | Returned | Served | NotServed | Graded
+LaterMessage = Stuck | Ended | CallAnswer
 
 S = TypeVar("S")
 
@@ -209,7 +210,7 @@ _LATER: dict[str, TypeAdapter[LaterMessage]] = {
 _ANSWERS: dict[str, TypeAdapter[CallAnswer]] = {
     "workflow": TypeAdapter(Raised | Returned),
     "grader": TypeAdapter(Raised | Graded),
-    "server": TypeAdapter(Served),
+    "server": TypeAdapter(Served | NotServed),
 }
 
 

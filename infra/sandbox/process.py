@@ -33,8 +33,6 @@ from schemas.toml.environment import reserved_env
 
 logger = logging.getLogger(__name__)
 
-Answer = CallAnswer | NotServed
-
 GRACE_S = 2.0
 """How long after its deadline a call may take to report the timeout itself. Then its process is
 killed."""
@@ -70,17 +68,8 @@ KEPT_OUTPUT = 64 << 10
 
 @dataclass(slots=True)
 class _Call:
-    future: "asyncio.Future[Answer]"
+    future: "asyncio.Future[CallAnswer]"
     overdue: asyncio.TimerHandle
-
-
-SERVED = {
-    "timeout": FailureCategory.TIMEOUT,
-    "raised": FailureCategory.AGENT,
-    "invalid": FailureCategory.VALIDATION,
-    "process": FailureCategory.PROCESS,
-}
-"""The categories of the failures of a rollout server."""
 
 
 class ProcessEnded(TransientError):
@@ -167,7 +156,7 @@ class ConfinedProcess:
         if not self.alive or self._writer is None:
             raise ProcessEnded(self._why or "the process has ended")
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
+        future: asyncio.Future[CallAnswer] = loop.create_future()
         timer = loop.call_later(deadline_s + GRACE_S, self._overdue, name, deadline_s)
         self._calls[name] = _Call(future, timer)
         head = json.dumps({"id": name, "deadline_s": deadline_s})[:-1].encode() + b","
@@ -292,7 +281,7 @@ class ConfinedProcess:
         except (ProtocolError, TimeoutError) as error:
             self._end(f"its process wrote into a pipe that is not its own: {error or 'too slowly'}")
 
-    def _take(self, message: Stuck | Ended | Answer) -> None:
+    def _take(self, message: Stuck | Ended | CallAnswer) -> None:
         """Handle one message. Raises ProtocolError when too many messages belong to no call."""
         if isinstance(message, Ended):
             self._end(message.ended)
@@ -350,9 +339,7 @@ async def _receive(reader: asyncio.StreamReader, role: str) -> bytes:
         return await reader.readexactly(size)
 
 
-def _result(message: Answer) -> CallAnswer:
-    if not isinstance(message, NotServed):
-        return message
-    if message.category == "again":
+def _result(message: CallAnswer) -> CallAnswer:
+    if isinstance(message, NotServed) and message.category == "again":
         raise TransientError(message.error)
-    raise UserCodeError(SERVED[message.category], message.error)
+    return message

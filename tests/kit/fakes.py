@@ -21,6 +21,7 @@ from infra.ports.services import (
     RefList,
     Repositories,
     SandboxOwner,
+    ServedResult,
     Submissions,
     WorkflowResult,
 )
@@ -165,14 +166,15 @@ class FakeUserCode:
         metadata: Mapping[str, object],
         base_path: str,
         api_key: str,
-    ) -> Grade:
+    ) -> ServedResult:
         self.seen_by_workflow.append((sample, prompt, label, metadata, base_path, api_key))
         assert self._workflow
         assert self._gateway
         assert self._grader
         self._workflow(prompt, self._gateway.sessions[api_key])
         graded = self._grader(label, ())
-        return graded.grades[0] if isinstance(graded, GraderResult) else graded[0]
+        grades = graded.grades if isinstance(graded, GraderResult) else graded
+        return ServedResult(grades[0])
 
     async def grade(
         self,

@@ -42,7 +42,10 @@ async def work(request):
     text = answer["choices"][0]["message"]["content"]
     if what == "who":
         text = " ".join([os.getcwd(), os.environ["_OSMOSIS_ROLLOUT_NAME"], os.environ["ROLLOUT_PORT"]])
-        with open(os.path.join(os.environ["_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"], "seen"), "w") as file:
+        root = os.environ["_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"]
+        place = os.path.join(root, request["rollout_id"], "artifacts")
+        os.makedirs(place)
+        with open(os.path.join(place, "seen"), "w") as file:
             file.write(text)
     if what == "no reward":
         return {"messages": [], "reward": None}

@@ -8,7 +8,7 @@ import pytest
 
 from infra.blobs.artifacts import reference
 from infra.gateway.server import HttpGateway
-from infra.ports.services import SandboxOwner
+from infra.ports.services import SandboxOwner, UserCodeRaised, UserOutput
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import user_group
 from schemas.errors import FailureCategory, TransientError, UserCodeError
@@ -29,12 +29,13 @@ class Bench:
     user: LocalUserCode
     gateway: HttpGateway
     rollout: RolloutRef
+    output: UserOutput | None = None
 
     async def run(self, what: str, *, index: int = 0, label: str | None = "yes") -> Grade:
         """The grade of one attempt in a session of its own."""
         session = self.gateway.open(group_spec(template()), index, deadline_s=60)
         try:
-            return await self.user.run_served(
+            made = await self.user.run_served(
                 self.rollout,
                 owner=SandboxOwner(run="r1"),
                 sample=f"r1-{index}",
@@ -44,6 +45,8 @@ class Bench:
                 base_path=session.base_path,
                 api_key=session.api_key,
             )
+            self.output = made.output
+            return made.grade
         finally:
             self.turns, _ = session.close()
 
@@ -128,6 +131,17 @@ async def failure(bench: Bench, what: str, *, index: int = 0) -> UserCodeError:
 @pytest.mark.parametrize("level", [LEVEL, "process-trusted"])
 async def test_a_program_has_its_folder_its_name_and_its_port(bench: Bench) -> None:
     assert (await bench.run("who", label="/rollouts/say say ")).reward == 2.0
+
+
+async def test_a_sample_keeps_its_files_and_a_failed_one_what_was_printed(bench: Bench) -> None:
+    await bench.run("who")
+    assert bench.output is not None
+    assert list(bench.output.files) == ["seen"]
+    assert bench.output.stdout == ""
+    with pytest.raises(UserCodeRaised) as raised:
+        await bench.run("raise", index=1)
+    assert raised.value.output is not None
+    assert "most 1" in raised.value.output.stdout
 
 
 async def test_samples_without_a_reward_say_why(bench: Bench) -> None:
