@@ -74,7 +74,8 @@ async def judge_group(
         if grade.reward is not None
     )
     try:
-        panel = Panel(spec.owner, rollout.judge, await judge_keys(rollout, ports), ports)
+        owner = spec.template.run or spec.owner
+        panel = Panel(owner, rollout.judge, await judge_keys(rollout, ports), ports)
         judgements = await panel.judge(asked)
     except (UserCodeError, Refused) as error:
         return tuple(_without_judges(grade, error) for _, grade in graded), ()
@@ -102,7 +103,8 @@ def _without_judges(grade: Grade, error: UserCodeError | Refused) -> Grade:
 
 
 class Panel:
-    """The judges of one run or evaluation (`owner`), with their keys by the names of the rubrics."""
+    """The judges of `owner`, which is a run with its validations or an evaluation. `keys` are theirs by
+    the names of the rubrics."""
 
     def __init__(
         self,

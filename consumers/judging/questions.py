@@ -7,7 +7,7 @@ are made from a hash of the whole question, and the instructions say that it is 
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from schemas.datasets import DatasetRow
 from schemas.sampling import Message, SampleRecord
@@ -39,9 +39,12 @@ AGAIN = (
 
 
 def material(record: SampleRecord, row: DatasetRow) -> str:
-    """Return what a judge reads about a sample, unless the rubric says something else: the prompt, the
-    answer and the ground truth."""
-    parts = [("conversation", _conversation(row.prompt)), ("answer", record.text)]
+    """Return what a judge reads about a sample, unless the rubric says something else: the
+    conversation with its tool calls, the answer and the ground truth."""
+    spoken = record.messages or row.prompt
+    if spoken and spoken[-1].role == "assistant" and spoken[-1].content == record.text:
+        spoken = spoken[:-1]
+    parts = [("conversation", _conversation(spoken)), ("answer", record.text)]
     if row.label:
         parts.append(("reference answer", row.label))
     return "\n\n".join(f"[{name}]\n{_cut(text)}" for name, text in parts)
@@ -79,7 +82,15 @@ def question_key(group: str, index: int, rubric: RubricSpec, question: str) -> s
 
 
 def _conversation(messages: Sequence[Message]) -> str:
-    return "\n".join(f"{message.role}: {message.content}" for message in messages)
+    return "\n".join(line for message in messages for line in _lines(message))
+
+
+def _lines(message: Message) -> Iterator[str]:
+    """A message as lines. Tool calls follow the text. Reasoning is left out."""
+    if message.content or not message.tool_calls:
+        yield f"{message.role}: {message.content}"
+    for call in message.tool_calls:
+        yield f"{message.role} calls {call.name}: {call.arguments}"
 
 
 def _cut(text: str) -> str:

@@ -12,12 +12,12 @@ from infra.ports.services import SandboxOwner, UserCode
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Message, SampleRecord
 from schemas.secrets.secret_value import SecretValue
-from schemas.specs import Entrypoint, RewardSpec, RolloutRef
+from schemas.specs import Entrypoint, RewardSpec, RolloutRef, RubricSpec
 
 MAIN = """
 import asyncio, os, signal, time
 import helper
-from headrace import AgentWorkflow, Grader, reward
+from headrace import AgentWorkflow, Grader, reward, rubric
 
 class Do(AgentWorkflow):
     async def run(self, ctx):
@@ -54,6 +54,10 @@ class Check(Grader):
 @reward
 def length(solution_str, ground_truth, extra_info=None, **kwargs):
     return float(len(solution_str))
+
+@rubric("Is it short?", model="openai/gpt-5-mini", scale=(1, 5))
+def brief(solution_str, ground_truth, extra_info=None, **kwargs):
+    return f"{solution_str} for {ground_truth}" if solution_str != "5" else None
 """
 HELPER = """
 import subprocess, sys, tempfile, threading
@@ -167,6 +171,8 @@ class UserCodeSuite:
             ("length",),
             None,
         )
+        [brief] = good.rubrics
+        assert (brief.name, brief.text, brief.low, brief.high) == ("brief", "Is it short?", 1, 5)
         assert "main.py:1: SyntaxError" in (found["wrong"].error or "")
         assert found["bad"].error is not None
 
@@ -228,6 +234,19 @@ class UserCodeSuite:
         ).grades
         assert [grade.reward for grade in graded] == [2.0, 2.0]
         assert [dict(grade.parts) for grade in graded] == [{"length": 1.0}, {"length": 1.0}]
+
+    async def test_rubrics_say_what_their_judges_read(self, user: UserCode) -> None:
+        brief = RubricSpec(name="brief", text="Is it short?", model="openai/m", asks=True)
+        both = rollout_of(grader="Check", rubrics=(brief,))
+        alone = rollout_of(grader=None, rubrics=(brief,))
+        for rollout, rewards in ((both, [1.0, 0.0]), (alone, [0.0, 0.0])):
+            graded = (
+                await user.grade(
+                    rollout, owner=OWNER, group="g", label="4", metadata={}, samples=SAMPLES
+                )
+            ).grades
+            assert [grade.reward for grade in graded] == rewards
+            assert [dict(grade.questions) for grade in graded] == [{"brief": "4 for 4"}, {}]
 
     async def test_a_grader_that_raises_says_where(self, user: UserCode) -> None:
         with pytest.raises(UserCodeError, match=r"main.py:\d+ in grade: KeyError") as raised:

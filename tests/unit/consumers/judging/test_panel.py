@@ -16,6 +16,7 @@ from infra.http.providers.judges import ProviderJudges
 from infra.memory.judgements import MemoryJudgements
 from infra.memory.secrets import MemorySecrets
 from infra.ports.secrets import SecretOwner
+from infra.settings.network_policy import NO_NETWORK
 from schemas.datasets import DatasetRow
 from schemas.effects import GradeGroup, GroupScored
 from schemas.errors import FailureCategory, JudgeAway, TransientError
@@ -68,12 +69,13 @@ class Court:
         self.rubric = RubricSpec(name="polite", text="Polite?", model="m", base_url=fake.base_url)
         self.rollout = {"grader": None, "rubrics": (self.rubric,), "workspace": "w1", **rollout}
 
-    async def grade(self, **changes: Any) -> GroupScored:
+    async def grade(self, *, owner: str = "r1", **changes: Any) -> GroupScored:
         of = template(dataset=await self.bench.dataset(ROW))
         assert of.rollout is not None
         rollout = of.rollout.model_copy(update={**self.rollout, **changes})
         assert isinstance(rollout, RolloutRef)
         spec = group_spec(of.model_copy(update={"rollout": rollout}), row=0)
+        spec = spec.model_copy(update={"group": spec.group.replace("r1", owner)})
         data = SampleBatch(group=spec.group, samples=RECORDS).model_dump_json().encode()
         part = await self.bench.ports.artifacts.put(data, run="r1")
         effect = GradeGroup(spec=spec, parts=(part,), entries=(entry(0), entry(1)))
@@ -288,6 +290,31 @@ async def test_a_wrong_key_ends_the_group_without_showing_it(court: Callable[...
         assert "set the secret JUDGE_KEY" in failure.message
         assert KEY not in failure.message
         assert outcome.judgements is None
+
+
+async def test_an_address_that_is_not_allowed_is_not_asked(court: Callable[..., Court]) -> None:
+    async with provider(polite) as fake:
+        one = court(fake)
+        guarded = ProviderClient(NO_NETWORK)
+        judges = ProviderJudges(guarded)
+        one.bench = replace(one.bench, ports=replace(one.bench.ports, judges=judges))
+        outcome = await one.grade()
+        failure = outcome.grades[0].failure
+        assert failure is not None
+        assert "the operator does not allow connections to 127.0.0.1" in failure.message
+        assert fake.bodies == []
+        await guarded.aclose()
+
+
+async def test_the_judges_of_a_run_and_its_validations_share_a_budget(
+    court: Callable[..., Court],
+) -> None:
+    async with provider(polite) as fake:
+        one = court(fake, judge=JudgeBudget(max_calls=3))
+        await one.grade()
+        validated = await one.grade(owner="v1")
+        assert (await one.record.usage("r1")).calls == 3
+        assert None in [grade.reward for grade in validated.grades]
 
 
 async def test_a_budget_that_is_spent_leaves_no_reward(court: Callable[..., Court]) -> None:

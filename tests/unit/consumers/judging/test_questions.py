@@ -8,7 +8,7 @@ from consumers.judging.questions import (
     question_key,
 )
 from schemas.datasets import DatasetRow
-from schemas.sampling import Message, SampleRecord
+from schemas.sampling import Message, SampleRecord, ToolCall
 from schemas.specs import RubricSpec
 
 RUBRIC = RubricSpec(name="polite", text="Is it {polite}?", model="m", low=1, high=5)
@@ -22,6 +22,21 @@ def test_the_material_is_prompt_answer_and_truth() -> None:
     )
     without = ROW.model_copy(update={"label": None})
     assert "reference" not in material(SampleRecord(index=0, text="Hello"), without)
+
+
+def test_a_conversation_shows_its_tool_calls_and_the_answer_once() -> None:
+    call = ToolCall(id="c1", name="add", arguments='{"a": 1}')
+    messages = (
+        *ROW.prompt,
+        Message(role="assistant", content="", reasoning="hm", tool_calls=(call,)),
+        Message(role="tool", content="2", tool_call_id="c1"),
+        Message(role="assistant", content="Hello"),
+    )
+    text = material(SampleRecord(index=0, text="Hello", messages=messages), ROW)
+    assert text.startswith(
+        '[conversation]\nuser: Greet me\nassistant calls add: {"a": 1}\ntool: 2\n\n[answer]\nHello\n'
+    )
+    assert text.count("Hello") == 1
 
 
 def test_a_long_answer_is_cut_in_its_middle() -> None:

@@ -12,7 +12,7 @@ from infra.ports.ports import Ports
 from infra.postgres import errors
 from infra.postgres.errors import DatabaseUnavailable
 from infra.runtime import attempt, performer
-from schemas.errors import RepositoryAway, StoreAway
+from schemas.errors import JudgeAway, RepositoryAway, StoreAway
 from tests.kit.hosting import Bench, Script, consumer
 
 
@@ -79,6 +79,7 @@ async def test_claims_without_an_answer_are_claimed_again(tmp_path: Path, when: 
     [
         DatabaseUnavailable("gone"),
         StoreAway("the disk is full"),
+        JudgeAway("it answered 429"),
         RepositoryAway("asked again", pause_s=0.0),
     ],
 )
