@@ -15,6 +15,7 @@ from typing import TypeVar
 from consumers import grade
 from consumers.rollout import sampling
 from consumers.run.start import entry_point_problem, scoring_of
+from consumers.sync.snapshot import find_refused
 from infra.blobs.artifacts import ArtifactStore
 from infra.gateway.provider_sampler import FindKey, ProviderSampler, RoutedSampler
 from infra.gateway.server import HttpGateway
@@ -113,8 +114,14 @@ class Tryout:
     async def discover(
         self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
     ) -> tuple[DiscoveredRollout, ...]:
-        """Return the definitions of entry points, as sync would."""
-        return await self._ports.require("user").discover(snapshot, entrypoints)
+        """Return the definitions of entry points, or why they cannot be used, as sync would."""
+        refused = await find_refused(snapshot, entrypoints)
+        usable = [entry for entry in entrypoints if entry.rollout not in refused]
+        user = self._ports.require("user")
+        found = await user.discover(snapshot, usable) if usable else ()
+        errors = {entry: refused[entry.rollout] for entry in entrypoints if entry not in usable}
+        wrong = (DiscoveredRollout(entrypoint=entry, error=why) for entry, why in errors.items())
+        return (*found, *wrong)
 
     def use_rows(self, rows: Sequence[DatasetRow]) -> None:
         """Take the rows of the dataset that `try_row` uses."""

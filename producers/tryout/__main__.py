@@ -16,13 +16,14 @@ from pydantic import ValidationError
 from consumers.process.tryout import Tryout, open_tryout, rollout_ref
 from infra.settings.settings import BadSetting, Settings
 from producers.tryout import plan
+from producers.tryout.checks import check_rollout
 from producers.tryout.report import sample_documents
 from producers.tryout.request import TryoutRequest
 from producers.tryout.working_tree import snapshot_of
 from schemas.config import RunConfig
 from schemas.errors import HeadraceError, Refused
 from schemas.sampling import PolicyRef
-from schemas.specs import DatasetRef, Entrypoint, GroupTemplate
+from schemas.specs import DatasetRef, GroupTemplate
 
 
 def say(**document: object) -> None:
@@ -60,10 +61,7 @@ async def _template(
     tryout: Tryout, request: TryoutRequest, config: plan.Config, snapshot: bytes
 ) -> GroupTemplate:
     """The template of the groups. Raises Refused when the rollout or the model cannot be used."""
-    entrypoint = Entrypoint(
-        rollout=config.experiment.rollout or request.rollout,
-        path=config.experiment.entrypoint or plan.MAIN,
-    )
+    entrypoint = plan.entrypoint_of(request, config)
     model = await plan.resolve_model(request, config, tryout=tryout)
     stored = await tryout.store(snapshot)
     found = await tryout.discover(snapshot, [entrypoint])
@@ -81,13 +79,22 @@ async def _template(
     )
 
 
+async def validate(request: TryoutRequest, settings: Settings) -> None:
+    """Print what every check of a rollout found. Nothing is sampled."""
+    async with open_tryout(
+        settings, with_engine=False, find_key=plan.find_key, secrets=plan.no_secrets()
+    ) as tryout:
+        say(checks=[check.document() for check in await check_rollout(request, tryout)])
+
+
 def main() -> int:
     """Answer one request. Exit codes: 0 answered, 1 refused."""
     try:
         request = TryoutRequest.model_validate_json(sys.stdin.read())
         settings = Settings.load(os.environ)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        asyncio.run(try_rollout(request, settings))
+        act = validate if request.mode == "validate" else try_rollout
+        asyncio.run(act(request, settings))
     except Refused as error:
         issues = [{"key": i.key, "message": i.message} for i in error.issues]
         say(failure={"code": error.code, "message": error.message, "issues": issues})

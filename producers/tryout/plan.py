@@ -19,6 +19,7 @@ from schemas.datasets import DatasetRow, parse_rows
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.sampling import ModelRef, ProviderRef, SamplingParams
 from schemas.secrets.secret_value import SecretValue
+from schemas.specs import Entrypoint
 from schemas.toml.parser import parse_eval, parse_run
 
 Config = RunConfig | EvalConfig
@@ -59,6 +60,20 @@ def parse_config(request: TryoutRequest) -> Config:
             "the model is not named; give --model, or a config with experiment.model_path"
         )
     return parse_eval(written) if "evaluation" in written else parse_run(written)
+
+
+def entrypoint_of(request: TryoutRequest, config: Config | None) -> Entrypoint:
+    """The entry point that the config names, or the main.py of the rollout."""
+    experiment = config.experiment if config else None
+    path = experiment.entrypoint if experiment else None
+    return Entrypoint(
+        rollout=(experiment.rollout if experiment else None) or request.rollout, path=path or MAIN
+    )
+
+
+def no_secrets() -> MemorySecrets:
+    """A store without secrets, for checks that run no workflow."""
+    return MemorySecrets()
 
 
 def dataset_path(request: TryoutRequest, config: Config) -> Path:
@@ -105,7 +120,10 @@ def check_rows(file: DatasetFile) -> None:
 async def resolve_model(request: TryoutRequest, config: Config, *, tryout: Tryout) -> ModelRef:
     """The model of a try-out. Raises InvalidConfig when there is no such model."""
     if request.provider is not None:
-        return provider_model(request.provider)
+        model = provider_model(request.provider)
+        if model.provider is not None:
+            await find_key(model.provider)
+        return model
     name = config.experiment.model_path
     if CHECKPOINT.fullmatch(name):
         return await _checkpoint(name, request.checkpoint, tryout)

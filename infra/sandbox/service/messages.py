@@ -9,7 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from infra.ports.services import SandboxOwner
 from infra.sandbox.calls import Role, UserCall
-from infra.sandbox.host_messages import LONGEST_TEXT, MOST_REWARDS, Name, ProtocolError, Text
+from infra.sandbox.host_messages import (
+    LONGEST_TEXT,
+    MOST_REWARDS,
+    MOST_TOOLS,
+    Name,
+    ProtocolError,
+    Text,
+)
 from infra.sandbox.service.frames import LARGEST_CALL
 from schemas.config import MOST_RUBRICS
 from schemas.errors import (
@@ -66,6 +73,7 @@ class FoundRollout(_Payload):
     workflow: Name | None = None
     grader: Name | None = None
     rewards: Annotated[tuple[Name, ...], Field(max_length=MOST_REWARDS)] = ()
+    tools: Annotated[tuple[Name, ...], Field(max_length=MOST_TOOLS)] = ()
     rubrics: Annotated[tuple[RubricSpec, ...], Field(max_length=MOST_RUBRICS)] = ()
     error: Text | None = None
 

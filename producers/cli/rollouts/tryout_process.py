@@ -46,6 +46,8 @@ def run_tryout(request: Mapping[str, object]) -> Iterator[Document]:
         finally:
             process.terminate()
             process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def _failure(document: Document) -> Failure:

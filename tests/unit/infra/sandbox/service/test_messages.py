@@ -1,0 +1,15 @@
+"""What is found in an entry point reaches the client as it is."""
+
+from infra.sandbox.service.messages import encode_found, parse_found
+from schemas.specs import DiscoveredRollout, Entrypoint
+
+
+def test_every_field_of_a_discovered_rollout_travels() -> None:
+    found = DiscoveredRollout(
+        entrypoint=Entrypoint(rollout="say"),
+        workflow="Do",
+        grader="Check",
+        rewards=("exact",),
+        tools=("add", "multiply"),
+    )
+    assert parse_found(encode_found((found,))) == (found,)

@@ -1,0 +1,144 @@
+"""`headrace rollout test` and `validate`: a rollout is tried in a process of its own, here with a
+provider's model that a fake server answers."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from producers.cli.display.output import Document
+from producers.cli.errors import Failure
+from producers.cli.main import main
+from producers.cli.rollouts.templates import make_rollout
+from producers.cli.rollouts.tryout_process import run_tryout
+from producers.cli.rollouts.workspace_files import find_rollout
+
+pytestmark = pytest.mark.processes
+
+KEY = "sk-0123456789abcdef"
+MAIN = """
+from headrace import AgentWorkflow, Grader
+
+class Solve(AgentWorkflow):
+    async def run(self, ctx):
+        print("asked", ctx.prompt[-1]["content"], chr(27) + "[31m")
+        reply = await ctx.chat(ctx.prompt)
+        (ctx.artifacts_dir / "note.txt").write_text("four")
+        if "* 3" in ctx.prompt[-1]["content"]:
+            raise ValueError("three is too much")
+        return [*ctx.prompt, reply]
+
+class Check(Grader):
+    async def grade(self, ctx):
+        print("grading")
+        for name, sample in ctx.samples.items():
+            ctx.set_sample_reward(name, float(sample.text == ctx.label))
+"""
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers every chat completion with 4."""
+
+    keys: list[str] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.keys.append(str(self.headers["authorization"]))
+        message = {"role": "assistant", "content": "4"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+        answer = {"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage}
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def provider() -> Iterator[str]:
+    """The base URL of a server that answers 4."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_rollout(tmp_path, "mine", "single")
+    (tmp_path / "rollouts/mine/main.py").write_text(MAIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_KEY", KEY)
+    return tmp_path
+
+
+def test_a_rollout_is_tried_with_a_providers_model(
+    workspace: Path, provider: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--provider-model",
+        "any",
+        "--provider-url",
+        provider,
+        "--provider-key-env",
+        "MY_KEY",
+    ]
+    assert main(["rollout", "test", "mine", "--rows", "2", *options, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    good, bad = rows
+    assert (good["reward"], good["error"], good["traceback"]) == (1.0, None, None)
+    assert good["turns"] == [{"role": "assistant", "content": "4"}]
+    assert good["stdout"] == "asked What is 2 * 2? \x1b[31m\n"
+    assert good["files"] == bad["files"] == {"note.txt": 4}
+    assert good["grader"]["stdout"] == "grading\n"
+    assert bad["reward"] is None
+    assert "three is too much" in bad["error"]
+    assert 'rollouts/mine/main.py", line 10, in run' in bad["traceback"]
+    assert "headrace/" not in bad["traceback"]
+    assert set(Answering.keys) == {f"Bearer {KEY}"}
+    assert main(["rollout", "test", "mine", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "asked What is 2 * 2? [31m" in printed
+    assert "\x1b" not in printed
+    assert "mean reward 1" in printed
+
+
+def test_a_key_that_is_not_set_is_named(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY")
+    provider = {"name": "any", "url": "http://127.0.0.1:1/v1", "key_env": "MY_KEY"}
+    with pytest.raises(Failure, match="MY_KEY is not set"):
+        list(run_tryout({**find_rollout("mine").request(), "provider": provider}))
+
+
+def checks(capsys: pytest.CaptureFixture[str]) -> dict[str, Document]:
+    found = json.loads(capsys.readouterr().out)
+    return {check["what"]: check for check in found["checks"]}
+
+
+def test_validate_says_everything_at_once(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollout", "validate", "mine", "--json"]) == 0
+    good = checks(capsys)
+    assert {name: check["status"] for name, check in good.items()} == {
+        "config": "ok",
+        "code": "ok",
+        "dataset": "ok",
+    }
+    (workspace / "rollouts/mine/main.py").write_text("import nothing_like_it\n")
+    (workspace / "data/mine.jsonl").write_text('{"user_prompt": 1}\n')
+    config = workspace / "configs/training/mine.toml"
+    config.write_text(config.read_text().replace("lr = 1e-5", 'lr = "high"'))
+    assert main(["rollout", "validate", "mine", "--json"]) == 1
+    bad = checks(capsys)
+    assert "training.lr" in bad["config"]["message"]
+    assert "nothing_like_it" in bad["code"]["message"]
