@@ -40,6 +40,10 @@ LONGEST_RUBRIC = 4000
 """The most rubrics of a run, and the most characters in the criteria of one."""
 
 
+PROVIDER_PREFIX = "provider:"
+"""The beginning of a model_path that names a provider's model."""
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -52,7 +56,8 @@ class Experiment(Section):
     entrypoint: str | None = None
     """the file in it with the AgentWorkflow and the Grader, for example `main.py`"""
     model_path: Annotated[str, StringConstraints(min_length=1)]
-    """`scratch:NAME`, a Hugging Face id, an absolute directory, or `RUN@STEP` (`RUN@last`)"""
+    """`scratch:NAME`, a Hugging Face id, an absolute directory, or `RUN@STEP` (`RUN@last`); in an
+    evaluation also `provider:NAME` ([evaluations](evaluations.md#a-providers-model))"""
     dataset: Annotated[str, StringConstraints(min_length=1)]
     """a registered dataset, by name or id"""
     branch: NonEmpty | None = None
@@ -328,6 +333,21 @@ class EvalAdvanced(Section):
     """as in training"""
     network: tuple[str, ...] = Field(default=(), max_length=MOST_ADDRESSES)
     """as in training"""
+    base_url: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    """a provider's model: an OpenAI-compatible server, instead of a known provider"""
+    api_key_secret: (
+        Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)] | None
+    ) = None
+    """a provider's model: the name of the secret with the key; default: that of the provider, such as
+    OPENAI_API_KEY"""
+    usd_per_million: tuple[float, float] | None = None
+    """a provider's model: the price of a million tokens of prompts and of answers, in US dollars"""
+    max_calls: int = Field(default=10_000, ge=1, le=10_000_000)
+    """a provider's model: the most requests of the evaluation"""
+    max_usd: float | None = Field(default=None, gt=0, le=1e6)
+    """a provider's model: the most US dollars for the evaluation; it needs `usd_per_million`"""
+    provider_timeout_s: float = Field(default=300, ge=1, le=3600)
+    """a provider's model: the most seconds for one answer, with repeated requests"""
 
 
 class EvalConfig(Section):

@@ -11,7 +11,6 @@ and its run uses the pushed commit.
 
 import hashlib
 import json
-import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,9 +23,10 @@ from infra.ports.event_log import EventStore, Recorded
 from infra.ports.secrets import SecretStore
 from infra.postgres.names import Kind, Names
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
+from producers.core.datasets.evaluated_rows import evaluated_rows
 from producers.core.lookup import Lookup
+from producers.core.models.provider_model import owned_model
 from producers.core.run_names import invented_name
-from producers.core.validation.dataset_issues import num_evaluated_rows
 from producers.core.validation.references import ReferenceFinder, Requester
 from producers.core.validation.rollout_issues import entrypoint_of
 from producers.core.validation.validate import Valid, require_valid
@@ -45,7 +45,7 @@ from schemas.ids import (
     short_id,
 )
 from schemas.sampling import Day, PolicyRef, SamplingParams
-from schemas.specs import CommitSpec, DatasetRef, GroupTemplate, PushOrigin
+from schemas.specs import CommitSpec, GroupTemplate, PushOrigin
 from schemas.toml.parser import parse_eval, parse_run
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
@@ -175,17 +175,22 @@ class Submitter:
         valid = require_valid(config, await self._references.find(config, request.requester))
         if valid.workspace is None:
             raise AssertionError("an evaluation without a rollout is refused by config_issues")
+        submitter = request.requester.submitter
+        template = _template(config, valid, today=await self._today())
+        model = owned_model(
+            valid.model, owner=evaluation, workspace=valid.workspace.id, submitter=submitter
+        )
         requested = EvaluationRequested(
             evaluation=evaluation,
             eval_name=await self._reserve_name("evaluation", request.name, evaluation),
-            template=_template(config, valid, today=await self._today()),
-            rows=_draw_rows(config, valid.dataset.dataset),
+            template=template.model_copy(update={"model": model}),
+            rows=evaluated_rows(config, valid.dataset.dataset.num_rows),
             batch_size=config.evaluation.batch_size,
             pass_threshold=config.evaluation.pass_threshold,
             config=config,
             workspace=valid.workspace.id,
             warnings=valid.warnings,
-            submitter=request.requester.submitter,
+            submitter=submitter,
         )
         push = _push(valid.workspace, config.experiment, stream)
         reserved = ReservedName("evaluation", requested.eval_name, evaluation)
@@ -289,15 +294,6 @@ def _push(
         entrypoints=(entrypoint_of(experiment),),
         requester=stream,
     )
-
-
-def _draw_rows(config: EvalConfig, dataset: DatasetRef) -> tuple[int, ...]:
-    """The first `limit` rows. Without a limit, a tenth of them, drawn from the seed, in row order."""
-    count = num_evaluated_rows(config, dataset)
-    if config.evaluation.limit is not None:
-        return tuple(range(count))
-    drawn = random.Random(config.advanced.seed).sample(range(dataset.num_rows), count)  # noqa: S311 - the same rows for a seed
-    return tuple(sorted(drawn))
 
 
 def _template(config: EvalConfig, valid: Valid, *, today: Day) -> GroupTemplate:

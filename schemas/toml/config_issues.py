@@ -15,6 +15,7 @@ from schemas.network import NetworkAddress, parse_address
 from schemas.specs import rubric_specs
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
 from schemas.toml.environment import reserved_env
+from schemas.toml.provider_keys import provider_issues
 from schemas.toml.rubric_keys import rubric_issues
 from schemas.toml.unread_keys import unread_issues
 
@@ -31,6 +32,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     yield from _environment_issues(config)
     yield from _network_issues(config)
     yield from rubric_issues(config.advanced)
+    yield from provider_issues(config)
     if isinstance(config, EvalConfig):
         yield from _too_many_samples("evaluation.n", config)
         return

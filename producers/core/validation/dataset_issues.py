@@ -3,26 +3,15 @@ learns from."""
 
 from collections.abc import Iterator
 
+from producers.core.datasets.evaluated_rows import num_evaluated_rows
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
 from schemas.limits import batch_size
-from schemas.specs import DatasetRef
 
 LABELS = frozenset({"ground_truth", "label"})
 MAX_EVAL_ROWS = 5000
-SAMPLED_SHARE = 0.1
-"""The share of the rows that an evaluation without a limit uses."""
-
 DEMONSTRATION = "user_prompt and ground_truth, or messages"
-
-
-def num_evaluated_rows(config: EvalConfig, dataset: DatasetRef) -> int:
-    """How many rows an evaluation uses: `limit`, or a tenth of the dataset."""
-    limit = config.evaluation.limit
-    if limit is not None:
-        return min(limit, dataset.num_rows)
-    return max(1, round(SAMPLED_SHARE * dataset.num_rows))
 
 
 def has_demonstrations(dataset: DatasetRegistered) -> bool:
@@ -34,7 +23,7 @@ def has_demonstrations(dataset: DatasetRegistered) -> bool:
 def dataset_issues(config: RunConfig | EvalConfig, dataset: DatasetRegistered) -> Iterator[Issue]:
     """The things that the config needs and `experiment.dataset` lacks."""
     if isinstance(config, EvalConfig):
-        num_rows = num_evaluated_rows(config, dataset.dataset)
+        num_rows = num_evaluated_rows(config, dataset.dataset.num_rows)
         if num_rows > MAX_EVAL_ROWS:
             yield Issue(
                 "evaluation.limit",

@@ -15,10 +15,11 @@ from producers.core.datasets.registration import find as find_dataset
 from producers.core.lookup import Lookup
 from producers.core.models.model_facts import ModelFacts, model_facts
 from producers.core.models.model_ref import resolve_model
+from producers.core.models.provider_model import provider_model
 from producers.core.validation.judge_issues import judge_secrets, judges_of
 from producers.core.validation.rollout_issues import SyncedCommit, synced_commits
 from producers.core.workspaces import Workspace, Workspaces
-from schemas.config import EvalConfig, RunConfig
+from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.events import DatasetRegistered, RepositoryPushed, WorkspaceSynced
 from schemas.network import NetworkAddress
@@ -94,7 +95,9 @@ class ReferenceFinder:
         if chosen is not None:
             commits = await self._commits(chosen)
             await self._find_secrets(config, chosen, requester.submitter, issues)
-            keys = judge_secrets(judges_of(config, commits))
+            keys = dict(judge_secrets(judges_of(config, commits)))
+            if model is not None and model.provider is not None and model.provider.secret:
+                keys["advanced"] = model.provider.secret
             if keys:
                 issues += [i async for i in self._missing_keys(keys, chosen, requester.submitter)]
         return References(
@@ -131,6 +134,9 @@ class ReferenceFinder:
     ) -> tuple[ModelRef | None, ModelFacts]:
         path, seed = config.experiment.model_path, config.advanced.seed
         try:
+            if path.startswith(PROVIDER_PREFIX):  # in a run, it has an issue already
+                found = provider_model(config) if isinstance(config, EvalConfig) else None
+                return found, UNKNOWN
             model = await resolve_model(path, seed=seed, lookup=self._lookup)
             if isinstance(config, RunConfig):
                 model = model.model_copy(update={"dtype": config.advanced.precision})
@@ -167,14 +173,14 @@ class ReferenceFinder:
     async def _missing_keys(
         self, keys: Mapping[str, str], workspace: Workspace, submitter: str | None
     ) -> AsyncIterator[Issue]:
-        """Report the judges whose keys are not set. No value is read."""
+        """Report the judges, and the provider's model, whose keys are not set. No value is read."""
         missing = await self._secrets.missing(
             tuple(sorted(set(keys.values()))), workspace=workspace.id, submitter=submitter
         )
         for key, secret in keys.items():
             if secret in missing:
                 how = how_to_set([secret], pushed=submitter is None)
-                yield Issue(f"{key}.api_key_secret", f"the judge needs a key: {how}")
+                yield Issue(f"{key}.api_key_secret", f"the model needs a key: {how}")
 
     async def _commits(self, workspace: Workspace) -> tuple[SyncedCommit, ...]:
         """The commits of a workspace that were synced. Its other events are not read, because each push

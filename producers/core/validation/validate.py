@@ -12,6 +12,7 @@ Submit, `train submit --dry-run` and `eval submit` all parse the TOML and then c
 | the commit has the rollout | `rollout_issues.py` |
 | the operator allows the addresses | `network_issues.py` |
 | the judges are known and may be reached | `judge_issues.py` |
+| the provider's model may be reached | `provider_issues.py` |
 
 The parser raises the issues of single keys first, because without a config nothing else can be checked.
 `validate` collects all other issues, so one refused request shows them together.
@@ -26,6 +27,7 @@ from producers.core.validation.dataset_issues import dataset_issues, validation_
 from producers.core.validation.judge_issues import judge_issues, judges_of
 from producers.core.validation.model_issues import length_issues, unknown_characters
 from producers.core.validation.network_issues import network_issues
+from producers.core.validation.provider_issues import provider_address_issues
 from producers.core.validation.references import References
 from producers.core.validation.rollout_issues import rollout_issues, rollout_warnings
 from producers.core.workspaces import Workspace
@@ -86,6 +88,8 @@ def _issues(config: RunConfig | EvalConfig, references: References) -> Iterator[
     if references.workspace is not None:
         name, allowed = references.workspace.name, references.network
         yield from network_issues(config, name, allowed)
+        if references.model is not None and references.model.provider is not None:
+            yield from provider_address_issues(references.model.provider, name, allowed)
         yield from judge_issues(judges_of(config, references.commits), name, allowed)
 
 

@@ -20,6 +20,7 @@ from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, NotFound
 from schemas.events import DatasetRegistered
 from schemas.ids import WorkspaceId
+from schemas.sampling import ModelRef, ProviderRef
 from schemas.specs import DatasetRef, DiscoveredRollout, Entrypoint, RubricSpec
 from schemas.toml.parser import parse_eval, parse_run
 from tests.kit.specs import MODEL, ref
@@ -190,6 +191,8 @@ def sft(**sections: Any) -> dict[str, Any]:
     }
 
 
+AWAY = ProviderRef(name="m", model="m", base_url="http://10.0.0.5:8000/v1")
+
 EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
     (parse_run(toml(advanced={"network": ["a", "a:1"]})), references(workspace=SEARCH)),
     (parse_run(toml(experiment={"branch": "main", "commit_sha": SHA})), references()),
@@ -212,6 +215,10 @@ EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
     (
         parse_run(toml(advanced={"rubrics": [{"text": "?", "model": "m", "scale": [1, 0]}]})),
         references(workspace=SEARCH),
+    ),
+    (
+        parse_eval(toml(evaluation={}, experiment={"model_path": "provider:m"})),
+        references(workspace=SEARCH, model=ModelRef(kind="provider", name="m", provider=AWAY)),
     ),
     (parse_eval(toml(evaluation={"n": 1000})), references(dataset=dataset(num_rows=99_999))),
 )
