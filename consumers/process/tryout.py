@@ -40,6 +40,8 @@ from schemas.ids import GroupKey, Purpose
 from schemas.sampling import (
     ArtifactRef,
     Grade,
+    Judgement,
+    JudgementBatch,
     SampleBatch,
     SampleOutput,
     Sampler,
@@ -68,12 +70,13 @@ TRIES = 5
 @dataclass(frozen=True, slots=True)
 class TriedRow:
     """The samples of one row with their grades, in the order of their index. `grader_output` is what the
-    grader left behind, if anything."""
+    grader left behind, if anything, and `judgements` are those of the rubrics."""
 
     row: int
     samples: tuple[SampleRecord, ...]
     grades: tuple[Grade, ...]
     grader_output: SampleOutput | None
+    judgements: tuple[Judgement, ...] = ()
 
 
 class _Rows:
@@ -136,7 +139,11 @@ class Tryout:
         effect = GradeGroup(spec=spec, parts=parts, entries=entries)
         graded = await _settle(lambda: grade.perform(effect, self._ports))
         batch = SampleBatch.model_validate_json(await self.read(graded.group_artifact))
-        return TriedRow(row, batch.samples, graded.grades, batch.grader_output)
+        judged: tuple[Judgement, ...] = ()
+        if graded.judgements is not None:
+            data = await self.read(graded.judgements)
+            judged = JudgementBatch.model_validate_json(data).judgements
+        return TriedRow(row, batch.samples, graded.grades, batch.grader_output, judged)
 
     async def _sample(
         self, spec: GroupSpec

@@ -49,6 +49,8 @@ async def try_rollout(request: TryoutRequest, settings: Settings) -> None:
         secrets=secrets,
     ) as tryout:
         template = await _template(tryout, request, config, snapshot)
+        if template.rollout is not None:
+            await plan.add_judge_keys(secrets, template.rollout)
         tryout.use_rows(file.rows)
         last = min(request.first + request.rows, len(file.rows))
         for row in range(request.first, last):

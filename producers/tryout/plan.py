@@ -19,7 +19,7 @@ from schemas.datasets import DatasetRow, parse_rows
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.sampling import ModelRef, ProviderRef, SamplingParams
 from schemas.secrets.secret_value import SecretValue
-from schemas.specs import Entrypoint
+from schemas.specs import Entrypoint, RolloutRef
 from schemas.toml.parser import parse_eval, parse_run
 
 Config = RunConfig | EvalConfig
@@ -186,6 +186,25 @@ async def secrets_of(config: Config) -> MemorySecrets:
             "these names for the try-out"
         )
     return secrets
+
+
+async def add_judge_keys(secrets: MemorySecrets, rollout: RolloutRef) -> None:
+    """Add the keys of a rollout's judges, from environment variables with the names of their secrets.
+    Raises InvalidConfig, which names those that are not set."""
+    missing = []
+    for rubric in rollout.rubrics:
+        ref = provider_ref(rubric.model, base_url=rubric.base_url, secret=rubric.api_key_secret)
+        value = os.environ.get(ref.secret) if ref.secret is not None else None
+        if value is not None and ref.secret is not None:
+            owner = SecretOwner("workspace", OWNER)
+            await secrets.put(owner, ref.secret, SecretValue(value), by="tryout")
+        elif ref.secret is not None:
+            missing.append(ref.secret)
+    if missing:
+        raise InvalidConfig(
+            f"the judges need keys, and the environment variables {', '.join(sorted(set(missing)))} "
+            "are not set; set them for the try-out"
+        )
 
 
 def sampling_params(config: Config) -> SamplingParams:

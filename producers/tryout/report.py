@@ -12,9 +12,14 @@ def sample_documents(tried: TriedRow, row: DatasetRow) -> list[Json]:
     grades = {grade.index: grade for grade in tried.grades}
     grader = output_document(tried.grader_output)
     return [
-        _document(tried.row, record, grades.get(record.index), row) | {"grader": grader}
+        _document(tried.row, record, grades.get(record.index), row)
+        | {"grader": grader, "judgements": _judgements(tried, record.index)}
         for record in tried.samples
     ]
+
+
+def _judgements(tried: TriedRow, index: int) -> list[Json]:
+    return [one.model_dump(exclude={"index"}) for one in tried.judgements if one.index == index]
 
 
 def _document(number: int, record: SampleRecord, grade: Grade | None, row: DatasetRow) -> Json:

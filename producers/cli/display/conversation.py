@@ -3,7 +3,7 @@
 All of it is text of models and users, so control characters are removed.
 """
 
-from producers.cli.display.output import Document, printable, say
+from producers.cli.display.output import Document, one_line, printable, say
 from producers.cli.display.units import format_size
 
 INDENT = "    "
@@ -35,6 +35,11 @@ def show_reward(sample: Document) -> None:
     )
     if sample.get("error"):
         say(f"  error: {sample['error']}")
+    for judgement in sample.get("judgements") or ():
+        score, problem = judgement.get("score"), judgement.get("problem")
+        shown = "no score" if score is None else format(score, "g")
+        said = one_line(str(problem or judgement.get("explanation") or ""), limit=400)
+        say(f"  {judgement.get('rubric')}: {shown} by {judgement.get('model')} ({said})")
 
 
 def show_output(output: Document, *, of: str = "") -> None:

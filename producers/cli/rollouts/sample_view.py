@@ -5,7 +5,7 @@ from pathlib import Path
 
 from producers.cli.client import Client, path_segment
 from producers.cli.display.conversation import show_messages, show_output, show_reward
-from producers.cli.display.output import Document, one_line, print_json, say
+from producers.cli.display.output import Document, print_json, say
 
 UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -29,8 +29,6 @@ def show_sample(client: Client, path: str, *, files: Path | None, as_json: bool)
     show_reward(sample | {"error": error})
     if sample.get("label") is not None:
         say(f"  truth: {sample['label']}")
-    for judgement in sample.get("judgements") or ():
-        say(f"  judgement: {one_line(str(judgement), limit=400)}")
     show_output(sample.get("output") or {})
     show_output(sample.get("grader_output") or {}, of=" by the grader")
     for file in saved:

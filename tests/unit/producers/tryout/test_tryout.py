@@ -40,14 +40,17 @@ class Check(Grader):
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers every chat completion with 4."""
+    """Answers every chat completion with 4, and judges with 0.5."""
 
     keys: list[str] = []
+    judged_with: list[str] = []
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.keys.append(str(self.headers["authorization"]))
-        message = {"role": "assistant", "content": "4"}
+        body = self.rfile.read(int(self.headers["content-length"]))
+        is_judged = b"You are a strict and fair judge" in body
+        (self.judged_with if is_judged else self.keys).append(str(self.headers["authorization"]))
+        text = '{"explanation": "it is short", "score": 0.5}' if is_judged else "4"
+        message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
         answer = {"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage}
@@ -110,6 +113,38 @@ def test_a_rollout_is_tried_with_a_providers_model(
     assert "asked What is 2 * 2? [31m" in printed
     assert "\x1b" not in printed
     assert "mean reward 1" in printed
+
+
+def test_rubrics_are_judged_with_keys_of_the_environment(
+    workspace: Path,
+    provider: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = workspace / "configs/training/mine.toml"
+    rubric = [
+        "[[advanced.rubrics]]",
+        'name = "short"',
+        'text = "Is it short?"',
+        'model = "small"',
+        f'base_url = "{provider}"',
+        'api_key_secret = "JUDGE_KEY"',
+    ]
+    config.write_text("\n".join([config.read_text(), *rubric, ""]))
+    options = [
+        "--provider-model",
+        "any",
+        "--provider-url",
+        provider,
+        "--provider-key-env",
+        "MY_KEY",
+    ]
+    assert main(["rollout", "test", "mine", "--rows", "1", *options]) == 1
+    assert "the environment variables JUDGE_KEY are not set" in capsys.readouterr().err
+    monkeypatch.setenv("JUDGE_KEY", KEY[::-1])
+    assert main(["rollout", "test", "mine", "--rows", "1", *options]) == 0
+    assert "short: 0.5 by small (it is short)" in capsys.readouterr().out
+    assert Answering.judged_with == [f"Bearer {KEY[::-1]}"]
 
 
 def test_a_key_that_is_not_set_is_named(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
