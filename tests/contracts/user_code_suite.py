@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from infra.blobs.artifacts import reference
-from infra.ports.services import SandboxOwner, UserCode
+from infra.ports.services import SandboxOwner, UserCode, UserCodeRaised, UserOutput
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Message, SampleRecord
 from schemas.secrets.secret_value import SecretValue
@@ -34,6 +34,14 @@ class Do(AgentWorkflow):
             await asyncio.sleep(0.3)
         if what == "nothing":
             return None
+        if what == "leave":
+            print("left", ctx.metadata["level"])
+            os.write(1, bytes(3))
+            (ctx.artifacts_dir / "a note").write_text("kept")
+        if what == "leave and raise":
+            print("left")
+            (ctx.artifacts_dir / "note").write_text("kept")
+            helper.fail()
         said = {
             "memory": lambda: helper.remember(),
             "environment": lambda: " ".join(f"{n}={v}" for n, v in sorted(os.environ.items())),
@@ -48,6 +56,8 @@ class Check(Grader):
     async def grade(self, ctx):
         if ctx.label == "raise":
             raise KeyError("as asked")
+        if ctx.label == "print":
+            print("graded")
         for name, sample in ctx.samples.items():
             ctx.set_sample_reward(name, float(sample.text == ctx.label))
 
@@ -60,9 +70,12 @@ def brief(solution_str, ground_truth, extra_info=None, **kwargs):
     return f"{solution_str} for {ground_truth}" if solution_str != "5" else None
 """
 HELPER = """
-import subprocess, sys, tempfile, threading
+import json, subprocess, sys, tempfile, threading
 
 calls = 0
+
+def fail():
+    json.loads("{")
 
 def remember():
     global calls
@@ -218,6 +231,48 @@ class UserCodeSuite:
         assert "HOME=/tmp" in said
         assert "HEADRACE" not in said
         assert "KEY=" not in (await say(user, "environment") or "")
+
+    async def test_what_an_attempt_leaves_behind_comes_back(self, user: UserCode) -> None:
+        async def left(what: str) -> UserOutput | None:
+            try:
+                result = await user.run_workflow(
+                    rollout_of(),
+                    owner=OWNER,
+                    sample=f"sample-{what}",
+                    prompt=[Message(role="user", content=what)],
+                    metadata={"level": 3},
+                    base_path="/v1/samples/one",
+                    api_key="key",
+                )
+            except UserCodeRaised as error:
+                return error.output
+            return result.output
+
+        nothing, output, raised = await asyncio.gather(
+            *map(left, ("hi", "leave", "leave and raise"))
+        )
+        assert nothing is None
+        assert output == UserOutput(stdout="left 3\n", files={"a_note": b"kept"})
+        assert raised is not None
+        assert (raised.stdout, dict(raised.files)) == ("left\n", {"note": b"kept"})
+        assert raised.traceback is not None
+        lines = [line.strip() for line in raised.traceback.splitlines()]
+        assert [line.split(", line")[0] for line in lines if line.startswith("File")] == [
+            'File "rollouts/say/main.py"',
+            'File "rollouts/say/helper.py"',
+        ]
+
+    async def test_what_a_grader_leaves_behind_comes_back(self, user: UserCode) -> None:
+        result = await user.grade(
+            rollout_of(), owner=OWNER, group="g", label="print", metadata={}, samples=SAMPLES
+        )
+        assert result.output == UserOutput(stdout="graded\n")
+        with pytest.raises(UserCodeRaised) as raised:
+            await user.grade(
+                rollout_of(), owner=OWNER, group="g", label="raise", metadata={}, samples=SAMPLES
+            )
+        assert raised.value.output is not None
+        assert "KeyError: 'as asked'" in (raised.value.output.traceback or "")
 
     async def test_samples_are_graded_in_their_order(self, user: UserCode) -> None:
         graded = (

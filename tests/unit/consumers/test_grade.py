@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from consumers.grade import CONSUMER, NO_SAMPLES, perform
+from infra.ports.services import GraderResult, UserCodeRaised, UserOutput
 from schemas.datasets import DatasetRow
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
@@ -19,6 +20,7 @@ from schemas.sampling import (
     Message,
     SampleBatch,
     SampleFailure,
+    SampleOutput,
     SampleRecord,
 )
 from schemas.specs import SampleEntry
@@ -90,6 +92,7 @@ async def score(
     *parts: tuple[SampleRecord, ...],
     entries: tuple[SampleEntry, ...] = ENTRIES,
     user_code: bool = True,
+    left: list[SampleOutput | None] | None = None,
 ) -> tuple[GroupScored, tuple[SampleRecord, ...], FakeUserCode]:
     """Grade a group whose samples lie in these parts; return the outcome and the artifact's
     samples."""
@@ -104,7 +107,10 @@ async def score(
     effect = GradeGroup(spec=spec, parts=tuple(refs), entries=entries)
     outcome = await perform(effect, world.ports)
     data = await world.ports.artifacts.get(outcome.group_artifact)
-    return outcome, SampleBatch.model_validate_json(data).samples, user
+    batch = SampleBatch.model_validate_json(data)
+    if left is not None:
+        left.append(batch.grader_output)
+    return outcome, batch.samples, user
 
 
 def by_text(label: str | None, samples: Sequence[SampleRecord]) -> tuple[Grade, ...]:
@@ -120,6 +126,24 @@ async def test_a_group_in_one_part_keeps_its_artifact(tmp_path: Path) -> None:
         Grade(index=1, reward=1.0, parts={"p": 1}),
     )
     assert samples == (record(0), record(1))
+
+
+async def test_what_a_grader_leaves_behind_is_kept_with_its_group(tmp_path: Path) -> None:
+    def printing(label: str | None, samples: Sequence[SampleRecord]) -> GraderResult:
+        return GraderResult(by_text(label, samples), UserOutput(stdout="graded"))
+
+    def raising(label: str | None, samples: Sequence[SampleRecord]) -> GraderResult:
+        output = UserOutput(traceback="KeyError")
+        raise UserCodeRaised(FailureCategory.GRADER, "KeyError", output=output)
+
+    for grader, output in (
+        (printing, SampleOutput(stdout="graded")),
+        (raising, SampleOutput(traceback="KeyError")),
+    ):
+        left: list[SampleOutput | None] = []
+        outcome, samples, _ = await score(tmp_path, grader, (record(0), record(1)), left=left)
+        assert outcome.group_artifact != outcome.effect.parts[0]
+        assert (samples, left) == ((record(0), record(1)), [output])
 
 
 async def test_parts_are_put_together_in_index_order(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given as holds_for
 from hypothesis import strategies as st
 
 from consumers.rollout.consumer import CONSUMER, perform
-from infra.ports.services import WorkflowResult
+from infra.blobs.artifacts import reference
+from infra.ports.services import UserCodeRaised, UserOutput, WorkflowResult
 from schemas.datasets import DatasetRow
 from schemas.effects import (
     Failed,
@@ -21,7 +22,15 @@ from schemas.effects import (
 from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import Purpose, group_stream
-from schemas.sampling import ArtifactRef, Message, SampleBatch, SampleRecord, SampleRequest, Turn
+from schemas.sampling import (
+    ArtifactRef,
+    Message,
+    SampleBatch,
+    SampleOutput,
+    SampleRecord,
+    SampleRequest,
+    Turn,
+)
 from schemas.specs import GroupSpec, SampleEntry
 from tests.kit.decider import Given, given
 from tests.kit.fakes import (
@@ -270,6 +279,37 @@ async def test_a_workflow_that_fails_is_data_and_nothing_of_it_is_trained(tmp_pa
     assert (written.failure, written.message) == ("agent_error", "main.py:7: ZeroDivisionError")
     assert record.text == "half"
     assert record.sequences == ()
+
+
+LEFT = UserOutput(stdout="hello", traceback="ValueError", files={"a.txt": b"kept"}, is_cut=True)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_what_user_code_leaves_behind_is_kept_with_its_sample(
+    tmp_path: Path, raises: bool
+) -> None:
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        reply = session.ask(prompt, "three")
+        if raises:
+            raise UserCodeRaised(FailureCategory.AGENT, "ValueError", output=LEFT)
+        return WorkflowResult((*prompt, reply), LEFT)
+
+    record, _, _ = await worked(tmp_path, workflow)
+    assert record.output is not None
+    assert record.output.model_copy(update={"files": {}}) == SampleOutput(
+        stdout="hello", traceback="ValueError", is_cut=True
+    )
+    assert record.output.files["a.txt"].sha256 == reference(b"kept").sha256
+    assert (record.failure is not None) is raises
+
+
+def test_the_event_of_a_sample_names_its_files() -> None:
+    of = template(workflow="Say", num_samples=1)
+    effect = GenerateSample(spec=group_spec(of), index=0)
+    done = SampleFinished(effect, artifact=ref("sample"), entry=entry(0), files=(ref("a file"),))
+    generated, _ = given(CONSUMER).when(done, stream=group_stream(effect.spec.group)).events
+    assert isinstance(generated, SampleGenerated)
+    assert generated.files == (ref("a file"),)
 
 
 async def test_a_workflow_that_never_asks_has_failed(tmp_path: Path) -> None:
