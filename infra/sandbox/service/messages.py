@@ -12,7 +12,9 @@ from infra.sandbox.calls import Role, UserCall
 from infra.sandbox.host_messages import (
     LONGEST_TEXT,
     MOST_REWARDS,
+    MOST_SERVERS,
     MOST_TOOLS,
+    Address,
     Name,
     ProtocolError,
     Text,
@@ -74,6 +76,8 @@ class FoundRollout(_Payload):
     grader: Name | None = None
     rewards: Annotated[tuple[Name, ...], Field(max_length=MOST_REWARDS)] = ()
     tools: Annotated[tuple[Name, ...], Field(max_length=MOST_TOOLS)] = ()
+    mcp: Annotated[tuple[Name, ...], Field(max_length=MOST_SERVERS)] = ()
+    mcp_addresses: Annotated[tuple[Address, ...], Field(max_length=MOST_SERVERS)] = ()
     rubrics: Annotated[tuple[RubricSpec, ...], Field(max_length=MOST_RUBRICS)] = ()
     error: Text | None = None
 

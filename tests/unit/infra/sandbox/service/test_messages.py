@@ -1,6 +1,6 @@
 """What is found in an entry point reaches the client as it is."""
 
-from infra.sandbox.service.messages import encode_found, parse_found
+from infra.sandbox.service.messages import FoundRollout, encode_found, parse_found
 from schemas.specs import DiscoveredRollout, Entrypoint
 
 
@@ -11,5 +11,8 @@ def test_every_field_of_a_discovered_rollout_travels() -> None:
         grader="Check",
         rewards=("exact",),
         tools=("add", "multiply"),
+        mcp=("search",),
+        mcp_addresses=("search.example.com:443",),
     )
+    assert set(FoundRollout.model_fields) == set(DiscoveredRollout.model_fields)
     assert parse_found(encode_found((found,))) == (found,)
