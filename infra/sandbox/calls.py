@@ -84,7 +84,12 @@ class CallingUserCode(ABC):
         answer = await self._call_masked(call, masks)
         output = None
         if answer.output is not None:
-            output = await asyncio.to_thread(_output, answer.output, masks)
+            is_small = not masks and not answer.output.files
+            output = (
+                _output(answer.output, masks)
+                if is_small
+                else await asyncio.to_thread(_output, answer.output, masks)
+            )
         if isinstance(answer, NotServed):
             raise UserCodeRaised(NOT_SERVED[answer.category], answer.error, output=output)
         if not isinstance(answer, Raised):
