@@ -52,7 +52,9 @@ def polite(_: int, body: Any) -> Reply:
 class Court:
     """A bench with a record of judgements, and a group to grade again and again."""
 
-    def __init__(self, directory: Path, fake: FakeProvider, **rollout: Any) -> None:
+    def __init__(
+        self, directory: Path, fake: FakeProvider, *, patience_s: float = 20.0, **rollout: Any
+    ) -> None:
         self.record, self.secrets = MemoryJudgements(), MemorySecrets()
         self.user = FakeUserCode(
             grader=lambda _, s: tuple(Grade(index=r.index, reward=1.0) for r in s)
@@ -61,7 +63,7 @@ class Court:
         self.client = ProviderClient(None, first_pause_s=0.001)
         ports = replace(
             made.ports,
-            judges=ProviderJudges(self.client, patience_s=0.3),
+            judges=ProviderJudges(self.client, patience_s=patience_s),
             judgements=self.record,
             secrets=self.secrets,
         )
@@ -165,7 +167,7 @@ async def test_after_an_error_only_the_missing_judgements_are_asked_for(
 ) -> None:
     async with provider(lambda n, b: polite(n, b) if n != 1 else (500, {}, b"oops")) as fake:
         fake.reply = lambda n, b: (500, {}, {}) if "Please" in str(b) else polite(n, b)
-        one = court(fake)
+        one = court(fake, patience_s=1.0)
         with pytest.raises(TransientError):
             await one.grade()
         fake.reply = polite
@@ -226,12 +228,42 @@ async def test_a_question_that_is_refused_leaves_its_sample_without_a_reward(
         assert "refuses the question" in outcome.grades[1].failure.message
 
 
+async def test_a_model_that_refuses_the_schema_is_asked_without_it(
+    court: Callable[..., Court],
+) -> None:
+    async with provider(
+        lambda n, b: refusal(400, "unknown name strict") if "response_format" in b else polite(n, b)
+    ) as fake:
+        one = court(fake)
+        outcome = await one.grade()
+        assert [grade.reward for grade in outcome.grades] == [0.25, 1.0]
+        num = len(fake.bodies)
+        await one.grade(owner="r2")
+        assert len(fake.bodies) == num + 2
+
+
+async def test_a_judge_that_hangs_up_counts_as_failing(court: Callable[..., Court]) -> None:
+    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(rude, "127.0.0.1", 0)
+    fake = FakeProvider(polite)
+    fake.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    with pytest.raises(TransientError) as failed:
+        await court(fake, patience_s=1.0).grade()
+    assert not isinstance(failed.value, JudgeAway)
+    server.close()
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_judge_that_asks_to_wait_is_waited_for(
     court: Callable[..., Court], status: int
 ) -> None:
     async with provider(lambda *_: refusal(status, "slow down", retry_after="600")) as fake:
-        one = court(fake)
+        one = court(fake, patience_s=1.0)
         with pytest.raises(JudgeAway, match="the judge of rubric polite"):
             await one.grade()
 
@@ -239,7 +271,7 @@ async def test_a_judge_that_asks_to_wait_is_waited_for(
 async def test_a_judge_that_cannot_be_reached_is_waited_for(court: Callable[..., Court]) -> None:
     async with provider(polite) as fake:
         pass
-    one = court(fake)
+    one = court(fake, patience_s=0.3)
     with pytest.raises(JudgeAway):
         await one.grade()
 
@@ -252,7 +284,7 @@ async def test_a_judge_that_never_answers_counts_as_failing(court: Callable[...,
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     fake = FakeProvider(polite)
     fake.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-    one = court(fake)
+    one = court(fake, patience_s=1.0)
     with pytest.raises(TransientError) as failed:
         await one.grade()
     assert not isinstance(failed.value, JudgeAway)
