@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from consumers import grade
+from consumers.evaluation_figures import evaluation_figures
 from consumers.rollout import sampling
 from consumers.run.start import entry_point_problem, scoring_of
 from consumers.sync.snapshot import find_refused
@@ -35,7 +36,7 @@ from infra.settings.settings import Settings
 from schemas.config import EvalConfig, RunConfig
 from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GradeGroup, SampleFinished
-from schemas.errors import Refused, TransientError
+from schemas.errors import FailureCategory, Refused, TransientError
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import (
     ArtifactRef,
@@ -43,6 +44,7 @@ from schemas.sampling import (
     Judgement,
     JudgementBatch,
     SampleBatch,
+    SampleFailure,
     SampleOutput,
     Sampler,
     SampleRecord,
@@ -130,10 +132,13 @@ class Tryout:
         """Take the rows of the dataset that `try_row` uses."""
         self._rows.held = rows
 
-    async def try_row(self, row: int, template: GroupTemplate) -> TriedRow:
-        """Sample and grade one row. An error of user code is in the result. Raises TransientError when
-        the platform failed several times."""
-        key = GroupKey(OWNER, Purpose.EVALUATE, 0, row)
+    async def try_row(
+        self, row: int, template: GroupTemplate, *, slot: int | None = None
+    ) -> TriedRow:
+        """Sample and grade one row. An error of user code is in the result. Its draws are those of the
+        slot, by default the row's own number. Raises TransientError when the platform failed several
+        times."""
+        key = GroupKey(OWNER, Purpose.EVALUATE, 0, row if slot is None else slot)
         spec = GroupSpec(group=str(key), row=row, template=template)
         parts, entries = await self._sample(spec)
         effect = GradeGroup(spec=spec, parts=parts, entries=entries)
@@ -161,6 +166,28 @@ class Tryout:
 
     async def _attempt(self, effect: GenerateSample) -> SampleFinished:
         return await _settle(lambda: sampling.generate_sample(effect, self._ports))
+
+
+def lost_row(row: int, template: GroupTemplate, error: Exception) -> TriedRow:
+    """The result of a row that the platform could not try."""
+    failure = SampleFailure(category=FailureCategory.INTERNAL, message=str(error))
+    indices = range(template.num_samples)
+    samples = tuple(SampleRecord(index=index, failure=failure) for index in indices)
+    grades = tuple(Grade(index=index, reward=None, failure=failure) for index in indices)
+    return TriedRow(row, samples, grades, None)
+
+
+def figures_of(
+    tried: Sequence[TriedRow], *, n: int, threshold: float
+) -> tuple[float | None, dict[str, float]]:
+    """The mean reward and the figures of an evaluation, as the platform computes them."""
+    rewards = {slot: tuple(g.reward for g in one.grades) for slot, one in enumerate(tried)}
+    mean, figures = evaluation_figures(rewards, n=n, threshold=threshold)
+    samples = [sample for one in tried for sample in one.samples]
+    figures["eval/tokens"] = float(sum(sample.completion_tokens for sample in samples))
+    if usd := sum(sample.usd or 0.0 for sample in samples):
+        figures["eval/usd"] = usd
+    return mean, figures
 
 
 async def _settle(work: Callable[[], Awaitable[T]]) -> T:

@@ -1,8 +1,9 @@
-"""`python -m producers.tryout`: tries a rollout without a server, or checks it.
+"""`python -m producers.tryout`: tries a rollout without a server, evaluates it, or checks it.
 
 The request is read from standard input (`producers/tryout/request.py`). The answers are lines of JSON on
-standard output: `{"sample": {...}}` for each sample as soon as it is graded, `{"note": "..."}` for what
-happens meanwhile, and `{"failure": {...}}` if the rollout cannot be tried. This is a composition root.
+standard output: `{"sample": {...}}` for each sample as soon as it is graded, `{"report": {...}}` with
+the figures of an evaluation at its end, `{"note": "..."}` for what happens meanwhile, and
+`{"failure": {...}}` if the rollout cannot be tried. This is a composition root.
 """
 
 import asyncio
@@ -17,10 +18,11 @@ from consumers.process.tryout import Tryout, open_tryout, rollout_ref
 from infra.settings.settings import BadSetting, Settings
 from producers.tryout import plan
 from producers.tryout.checks import check_rollout
+from producers.tryout.evaluation import evaluate
 from producers.tryout.report import sample_documents
 from producers.tryout.request import TryoutRequest
 from producers.tryout.working_tree import snapshot_of
-from schemas.config import RunConfig
+from schemas.config import EvalConfig, RunConfig
 from schemas.errors import HeadraceError, Refused
 from schemas.sampling import PolicyRef
 from schemas.specs import DatasetRef, GroupTemplate
@@ -39,7 +41,9 @@ async def try_rollout(request: TryoutRequest, settings: Settings) -> None:
     plan.check_rows(file)
     secrets = await plan.secrets_of(config)
     snapshot = await asyncio.to_thread(snapshot_of, request.workspace)
-    needs_engine = request.provider is None
+    needs_engine = plan.needs_engine(request, config)
+    if request.mode == "evaluate":
+        plan.check_evaluation(config)
     if needs_engine:
         say(note=f"loading {config.experiment.model_path}")
     async with open_tryout(
@@ -52,6 +56,9 @@ async def try_rollout(request: TryoutRequest, settings: Settings) -> None:
         if template.rollout is not None:
             await plan.add_judge_keys(secrets, template.rollout)
         tryout.use_rows(file.rows)
+        if isinstance(config, EvalConfig) and request.mode == "evaluate":
+            await evaluate(tryout, template, config, file.rows, say=say)
+            return
         last = min(request.first + request.rows, len(file.rows))
         for row in range(request.first, last):
             tried = await tryout.try_row(row, template)
@@ -75,10 +82,16 @@ async def _template(
         tuning=tuned.tuning if tuned else "lora",
         lora_alpha=tuned.lora_alpha if tuned else 32.0,
         params=plan.sampling_params(config),
-        num_samples=request.attempts,
+        num_samples=_num_attempts(request, config),
         rollout=rollout_ref(config, entrypoint, found, stored),
         run="tryout",
     )
+
+
+def _num_attempts(request: TryoutRequest, config: plan.Config) -> int:
+    if isinstance(config, EvalConfig) and request.mode == "evaluate":
+        return config.evaluation.n
+    return request.attempts
 
 
 async def validate(request: TryoutRequest, settings: Settings) -> None:

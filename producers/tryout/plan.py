@@ -13,14 +13,17 @@ from infra.ports.secrets import SecretOwner
 from producers.core.datasets.rules import FORMATS, FileReport, check_file
 from producers.core.lookup import CHECKPOINT
 from producers.core.models.model_ref import local_model
+from producers.core.models.provider_model import owned_model
+from producers.core.models.provider_model import provider_model as configured_model
 from producers.tryout.request import ProviderRequest, TryoutRequest
-from schemas.config import EvalConfig, RunConfig
+from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
 from schemas.datasets import DatasetRow, parse_rows
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.sampling import ModelRef, ProviderRef, SamplingParams
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import Entrypoint, RolloutRef
-from schemas.toml.parser import parse_eval, parse_run
+from schemas.toml.config_issues import config_issues
+from schemas.toml.parser import parse_eval, parse_run, refuse
 
 Config = RunConfig | EvalConfig
 MAIN = "main.py"
@@ -117,10 +120,34 @@ def check_rows(file: DatasetFile) -> None:
         )
 
 
+def check_evaluation(config: Config) -> EvalConfig:
+    """The config of an evaluation. Raises InvalidConfig with the issues that it has by itself."""
+    if not isinstance(config, EvalConfig):
+        raise InvalidConfig("this is the config of a run; give one with [evaluation]")
+    if issues := tuple(config_issues(config)):
+        raise refuse("evaluation", issues)
+    return config
+
+
+def needs_engine(request: TryoutRequest, config: Config) -> bool:
+    """Whether the model is sampled here, and not by a provider."""
+    return request.provider is None and not _names_provider(config)
+
+
+def _names_provider(config: Config) -> bool:
+    is_provider = config.experiment.model_path.startswith(PROVIDER_PREFIX)
+    return isinstance(config, EvalConfig) and is_provider
+
+
 async def resolve_model(request: TryoutRequest, config: Config, *, tryout: Tryout) -> ModelRef:
     """The model of a try-out. Raises InvalidConfig when there is no such model."""
     if request.provider is not None:
         model = provider_model(request.provider)
+        if model.provider is not None:
+            await find_key(model.provider)
+        return model
+    if isinstance(config, EvalConfig) and _names_provider(config):
+        model = owned_model(configured_model(config), owner=OWNER, workspace=None, submitter=None)
         if model.provider is not None:
             await find_key(model.provider)
         return model

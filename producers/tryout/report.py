@@ -44,6 +44,7 @@ def _document(number: int, record: SampleRecord, grade: Grade | None, row: Datas
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
         "truncated": record.truncated,
+        "usd": record.usd,
     }
 
 

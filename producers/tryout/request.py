@@ -17,17 +17,18 @@ class ProviderRequest(BaseModel):
 
 
 class TryoutRequest(BaseModel):
-    """Try a rollout of a workspace, or only check it.
+    """Try a rollout of a workspace, evaluate it, or only check it.
 
     `config` is the TOML of the run or evaluation as a JSON object, and `config_path` its file for
     messages. `dataset` is a file with rows (None: the one of the config's dataset in the workspace).
     `rows` is how many rows to try, from the row `first`, each `attempts` times. `model` replaces the
     config's. `checkpoint` is a directory with the files of the checkpoint that the model names, and
-    `full` says that they hold all weights and not an adapter.
+    `full` says that they hold all weights and not an adapter. An evaluation takes its rows and its
+    attempts from the config.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    mode: Literal["try", "validate"] = "try"
+    mode: Literal["try", "evaluate", "validate"] = "try"
     workspace: Path
     rollout: str
     config: dict[str, object] | None = None

@@ -10,6 +10,7 @@ import click
 
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import LIMIT, OFFSET, command, group
+from producers.cli.commands.evaluations.report import run
 from producers.cli.commands.evaluations.results import compare, download, samples
 from producers.cli.config_files import read_config
 from producers.cli.display.output import (
@@ -245,5 +246,5 @@ def retry(ref: str, *, watch: bool, as_json: bool) -> None:
         _check_result(started)
 
 
-for result in (samples, download, compare):
-    evaluation.add_command(result)
+for more in (samples, download, compare, run):
+    evaluation.add_command(more)

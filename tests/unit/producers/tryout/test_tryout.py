@@ -177,3 +177,50 @@ def test_validate_says_everything_at_once(
     bad = checks(capsys)
     assert "training.lr" in bad["config"]["message"]
     assert "nothing_like_it" in bad["code"]["message"]
+
+
+EVAL = """
+[experiment]
+rollout = "mine"
+entrypoint = "main.py"
+model_path = "provider:any"
+dataset = "mine"
+
+[evaluation]
+limit = 3
+n = 2
+batch_size = 2
+
+[advanced]
+base_url = "{url}"
+api_key_secret = "MY_KEY"
+usd_per_million = [0.0, 1000.0]
+"""
+
+
+def test_an_evaluation_runs_here_with_a_report(
+    workspace: Path, provider: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = workspace / "configs/eval/mine.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(EVAL.format(url=provider))
+    assert main(["eval", "run", str(config), "--limit", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    report, directory = document["report"], workspace / "mine-report"
+    assert Path(document["directory"]).resolve() == directory
+    assert report == json.loads((directory / "report.json").read_text())
+    metrics = report["metrics"]
+    assert (metrics["eval/count"], metrics["eval/failed"]) == (4, 2)
+    assert (metrics["eval/pass@1"], metrics["eval/pass@2"], metrics["eval/tokens"]) == (1, 1, 4)
+    assert metrics["eval/usd"] == pytest.approx(0.004)
+    assert [(row["row"], row["rewards"], row["failed"]) for row in report["rows"]] == [
+        (0, [1.0, 1.0], 0),
+        (1, [None, None], 2),
+    ]
+    assert "three is too much" in report["rows"][1]["error"]
+    samples = (directory / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in samples] == [0, 0, 1, 1]
+    page = (directory / "report.md").read_text()
+    assert "| eval/pass@2 | 1 |" in page
+    assert main(["eval", "run", str(config), "--json"]) == 1
+    assert "has a report already" in capsys.readouterr().err
