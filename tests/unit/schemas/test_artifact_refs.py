@@ -5,11 +5,11 @@ from uuid import UUID
 import pytest
 
 from schemas.artifact_refs import collectable, references
-from schemas.events import GroupsRequested, PolicyUpdated
+from schemas.events import GroupsRequested, PolicyUpdated, SampleGenerated
 from schemas.ids import Purpose
 from schemas.sampling import PolicyRef
 from schemas.specs import Slot
-from tests.kit.specs import DATASET, ref, template, version
+from tests.kit.specs import DATASET, entry, group_spec, ref, template, version
 
 
 def test_a_request_needs_its_dataset_and_only_says_what_it_samples_with() -> None:
@@ -23,6 +23,13 @@ def test_a_request_needs_its_dataset_and_only_says_what_it_samples_with() -> Non
     )
     assert {found.uri for found in references(asked)} >= {DATASET.content.uri, ref("w3").uri}
     assert collectable(asked) == {ref("w3").uri}
+
+
+def test_a_sample_needs_the_files_of_its_user_code() -> None:
+    spec = group_spec(template(workflow="Say"))
+    made = SampleGenerated(spec=spec, entry=entry(0), files=(ref("a file"),))
+    assert ref("a file").uri in {found.uri for found in references(made)}
+    assert ref("a file").uri not in collectable(made)
 
 
 @pytest.mark.parametrize("pinned", [False, True])

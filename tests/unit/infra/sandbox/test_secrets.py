@@ -1,5 +1,6 @@
 """A sandbox gets the values of its owner's secrets, and nothing that comes back holds one."""
 
+import base64
 import io
 import logging
 import tarfile
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from infra import telemetry
-from infra.ports.services import SandboxOwner
+from infra.ports.services import SandboxOwner, UserCodeRaised, UserOutput
 from infra.sandbox.calls import CallingUserCode, UserCall
-from infra.sandbox.host_messages import CallAnswer, Graded, Returned
+from infra.sandbox.host_messages import CallAnswer, Graded, Raised, Returned
 from infra.sandbox.process import ProcessEnded
 from infra.sandbox.sandbox import LocalUserCode
 from schemas.errors import FailureCategory, TransientError, UserCodeError
@@ -105,6 +106,38 @@ async def test_messages_and_grades_are_masked() -> None:
     shown = await Scripted(graded(f"returned '{VALUE[:16]}'; return a number")).rate()
     assert MASK in shown
     assert VALUE[:12] not in shown, "also a part of it, because the text may have been cut"
+
+
+def left(category: str | None) -> CallAnswer:
+    """An answer, or an error of this category, with output that holds the value in every place."""
+    data = base64.b64encode(b"\xff" + VALUE.encode() + b"\x00").decode()
+    output = {
+        "stdout": f"printed {VALUE} and {VALUE[:14]}",
+        "traceback": f"ValueError: {VALUE}",
+        "files": {VALUE: data},
+    }
+    if category is None:
+        return Returned.model_validate({"id": "s", "messages": None, "output": output})
+    body = {"id": "s", "category": category, "error": f"said {VALUE}", "output": output}
+    return Raised.model_validate(body)
+
+
+@pytest.mark.parametrize("category", [None, "raised", "timeout"])
+async def test_the_output_of_user_code_is_masked(category: str | None) -> None:
+    scripted, said = Scripted(left(category)), None
+    try:
+        result = await scripted.run_workflow(
+            rollout(), owner=owner(), sample="s", prompt=[], metadata={}, base_path="", api_key="k"
+        )
+        output = result.output
+    except UserCodeRaised as error:
+        output, said = error.output, error.message
+    assert said == (None if category is None else f"said {MASK}")
+    assert output == UserOutput(
+        stdout=f"printed {MASK} and {MASK}",
+        traceback=f"ValueError: {MASK}",
+        files={MASK: b"\xff" + MASK.encode() + b"\x00"},
+    )
 
 
 @pytest.mark.parametrize("raised", [TransientError, ProcessEnded])

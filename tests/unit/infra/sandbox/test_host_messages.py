@@ -1,0 +1,70 @@
+"""What a process says that its user code left behind is checked before it is used."""
+
+import base64
+import json
+
+import pytest
+
+from infra.sandbox import host_messages
+from infra.sandbox.host_messages import (
+    MOST_FILES,
+    MOST_PRINTED,
+    ProtocolError,
+    Returned,
+    parse_later,
+    read_files,
+)
+
+
+def returned(**output: object) -> Returned:
+    data = json.dumps({"id": "s", "messages": None, "output": output}).encode()
+    parsed = parse_later("workflow", data)
+    assert isinstance(parsed, Returned)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/etc/passwd",
+        "../up",
+        "a/../b",
+        "a//b",
+        ".ssh",
+        "a/.b",
+        "a b",
+        "a\x1b",
+        "é",
+        "x" * 101,
+        "a/",
+    ],
+)
+def test_a_file_has_a_plain_relative_name(name: str) -> None:
+    with pytest.raises(ProtocolError):
+        returned(files={name: ""})
+
+
+def test_texts_and_files_are_bounded() -> None:
+    returned(stdout="x" * MOST_PRINTED, files={f"f{n}": "" for n in range(MOST_FILES)})
+    for output in (
+        {"stdout": "x" * (MOST_PRINTED + 1)},
+        {"traceback": "x" * 20_000},
+        {"files": {f"f{n}": "" for n in range(MOST_FILES + 1)}},
+        {"more": "x"},
+    ):
+        with pytest.raises(ProtocolError):
+            returned(**output)
+
+
+def test_the_bytes_of_files_are_bounded_and_base64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_messages, "MOST_FILE_BYTES", 10)
+    text = base64.b64encode(b"12345").decode()
+    good = returned(files={"a/b.txt": text, "c": text}).output
+    assert good is not None
+    assert read_files(good) == {"a/b.txt": b"12345", "c": b"12345"}
+    for files in ({"a": text, "b": text, "c": text}, {"a": "not base64!"}, {"a": "YQ"}):
+        bad = returned(files=files).output
+        assert bad is not None
+        with pytest.raises(ProtocolError):
+            read_files(bad)
