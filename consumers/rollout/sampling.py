@@ -47,7 +47,7 @@ async def generate_group(effect: GenerateGroup, ports: Ports) -> GroupSampled:
     sampler = ports.require("sampler")
     spec = effect.spec
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
-    requests = [_request(spec, i, row.prompt) for i in range(spec.template.num_samples)]
+    requests = [_request(spec, i, row) for i in range(spec.template.num_samples)]
     turns = await asyncio.gather(
         *(_sample_turn(sampler, request) for request in requests), return_exceptions=True
     )
@@ -62,7 +62,7 @@ async def generate_group(effect: GenerateGroup, ports: Ports) -> GroupSampled:
     return GroupSampled(effect=effect, artifact=artifact, entries=entries)
 
 
-def _request(spec: GroupSpec, index: int, prompt: tuple[Message, ...]) -> SampleRequest:
+def _request(spec: GroupSpec, index: int, row: DatasetRow) -> SampleRequest:
     template = spec.template
     return SampleRequest(
         model=template.model,
@@ -71,7 +71,8 @@ def _request(spec: GroupSpec, index: int, prompt: tuple[Message, ...]) -> Sample
         lora_alpha=template.lora_alpha,
         params=template.params,
         key=spec.draw_key(index),
-        messages=prompt,
+        messages=row.prompt,
+        tools=row.tools,
     )
 
 
@@ -96,7 +97,7 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     rollout = effect.spec.template.rollout
     assert rollout is not None, effect.spec.group  # noqa: S101 - without one it is GenerateGroup
     row = (await ports.datasets.rows(effect.spec.template.dataset))[effect.spec.row]
-    await _await_sampler(ports.require("sampler"), _request(effect.spec, effect.index, row.prompt))
+    await _await_sampler(ports.require("sampler"), _request(effect.spec, effect.index, row))
     try:
         owner = await sandbox_owner(effect.spec, rollout, ports)
     except UserCodeError as error:

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import UNDATED, Day, Message, SampleRequest, ToolSpec, Turn
 from trainer.model.char_tokenizer import CHAT_TEMPLATE, OUR_TEMPLATES
+from trainer.model.family_renderer import FamilyRenderer, find_renderer
 from trainer.model.template_process import shared_process
 from trainer.model.text_parts import ids_of_parts, prepends
 from trainer.model.token_bytes import TokenBytes
@@ -154,6 +155,8 @@ class Chat:
     ) -> Message | None:
         """The message that an answer is, or None if its text is all of it. `text` is the text of `ids`,
         cut at a stop string."""
+        if self._family is not None and text == self.decode(ids):
+            return self._family.answer(ids, prompt_ids=prompt_ids, tools=tools)
         form = call_form(self._template, is_ours=self._is_ours) if tools else None
         if form == "marked" and text == self.decode(ids):
             whole = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -185,10 +188,16 @@ class Chat:
 
     def prompt_ids(self, request: SampleRequest) -> list[int]:
         """The prompt of a request. It continues the sampled ids exactly if it extends them."""
+        if self._family is not None:
+            return self._family.prompt_ids(request)
         continued = self._continuation(request) if request.history else None
         if continued is not None:
             return continued
         return list(self._prompt_of(request.messages, request.tools))
+
+    @cached_property
+    def _family(self) -> FamilyRenderer | None:
+        return find_renderer(self._tokenizer)
 
     def _encode_prompt(
         self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]

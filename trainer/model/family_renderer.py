@@ -1,0 +1,141 @@
+"""Chats of model families that the package `renderers` knows.
+
+A renderer is a chat template as a program: it writes the ids of a conversation, finds reasoning and
+calls in sampled ids by the tokens that mark them, and continues sampled ids with new messages. It is
+chosen by the public name of the model, which must be one that the package lists. A fine-tune may have
+another template under the name of its directory, so it keeps its own.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from schemas.errors import FailureCategory, UserCodeError
+from schemas.sampling import Message, SampleRequest, ToolSpec, Turn
+from trainer.model.tool_calls import FoundCall, as_message, template_message, template_tool
+
+PUBLIC_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+KEPT = 64
+"""The ids of how many conversations are cached."""
+
+
+class Renderer(Protocol):
+    """The part of `renderers.Renderer` that is used here."""
+
+    def render_ids(
+        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> list[int]: ...
+
+    def parse_response(
+        self, token_ids: list[int], *, tools: Any = None, prompt_ids: list[int] | None = None
+    ) -> Any: ...
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: Any,
+        *,
+        tools: Any = None,
+    ) -> Any: ...
+
+
+def find_renderer(tokenizer: PreTrainedTokenizerBase) -> "FamilyRenderer | None":
+    """The renderer of the model that this tokenizer belongs to, or None if its family is not known. The
+    package is imported only for models with a public name, because that takes half a second."""
+    name = str(tokenizer.name_or_path)
+    if not PUBLIC_NAME.fullmatch(name):
+        return None
+    from renderers.base import MODEL_RENDERER_MAP, MULTIMODAL_MODELS, create_renderer
+
+    if name not in MODEL_RENDERER_MAP or name in MULTIMODAL_MODELS:
+        return None
+    return FamilyRenderer(create_renderer(tokenizer))
+
+
+class FamilyRenderer:
+    """A renderer with our types."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._rendered = lru_cache(KEPT)(self._render)
+
+    def prompt_ids(self, request: SampleRequest) -> list[int]:
+        """The prompt of a request. It continues the sampled ids exactly if it extends them and the
+        family allows it. Raises UserCodeError when the messages cannot be written."""
+        continued = self._continuation(request) if request.history else None
+        if continued is not None:
+            return continued
+        return list(self._rendered(request.messages, request.tools))
+
+    def answer(
+        self, ids: Sequence[int], *, prompt_ids: Sequence[int], tools: Sequence[ToolSpec]
+    ) -> Message:
+        """The message that sampled ids are. A call that is not well-formed stays in the content."""
+        found = self._renderer.parse_response(
+            list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids)
+        )
+        calls, rest = [], [str(found.content or "")]
+        for call in found.tool_calls if tools else ():
+            if call.name and call.status in ("ok", "unknown_tool"):
+                calls.append(FoundCall(str(call.name), _arguments(call.arguments)))
+            else:
+                rest.append(str(call.raw))
+        return as_message("".join(rest), calls, reasoning=found.reasoning_content)
+
+    def _render(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]
+    ) -> tuple[int, ...]:
+        try:
+            return tuple(
+                self._renderer.render_ids(
+                    _messages(messages), tools=_tools(tools), add_generation_prompt=True
+                )
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserCodeError(
+                FailureCategory.VALIDATION,
+                f"the model's chat format rejects these messages: {error}",
+            ) from error
+
+    def _continuation(self, request: SampleRequest) -> list[int] | None:
+        before, last = request.history_messages, request.history[-1]
+        size = len(before)
+        if len(request.messages) <= size or request.messages[:size] != before:
+            return None
+        if request.messages[size] != last.message:
+            return None
+        new = request.messages[size + 1 :]
+        bridged = self._bridge(last, new, request.tools) if new else None
+        own = [*last.prompt_ids, *last.completion_ids]
+        return bridged if bridged is not None and bridged[: len(own)] == own else None
+
+    def _bridge(
+        self, last: Turn, new: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> list[int] | None:
+        try:
+            bridged = self._renderer.bridge_to_next_turn(
+                list(last.prompt_ids),
+                list(last.completion_ids),
+                _messages(new),
+                tools=_tools(tools),
+            )
+        except (ValueError, TypeError, KeyError):
+            return None  # rendering all of it says why
+        return None if bridged is None else list(getattr(bridged, "token_ids", bridged))
+
+
+def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [template_message(message, is_ours=False) for message in messages]
+
+
+def _tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
+    return [template_tool(tool) for tool in tools] or None
+
+
+def _arguments(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
