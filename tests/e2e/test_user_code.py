@@ -59,6 +59,33 @@ GRADER_RAISES = MAIN.replace(
     "digits = sum(character.isdigit() for character in sample.text)", "digits = 1 / 0"
 )
 
+CALLING = """
+from headrace import AgentWorkflow, Grader, tool
+
+
+@tool
+def add(left: int, right: int) -> int:
+    return left + right
+
+
+class Call(AgentWorkflow):
+    async def run(self, ctx):
+        function = {"name": "add", "arguments": '{"left": 1, "right": 2}'}
+        asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
+        [result] = await ctx.call_tools(asked)
+        spoken = await ctx.loop([*ctx.prompt, asked, result], max_tokens=4)
+        assert result["content"] == "3"
+        assert all(message["content"].startswith("error: ") for message in spoken[4::2])
+
+
+class Check(Grader):
+    async def grade(self, ctx):
+        for sample in ctx.samples.values():
+            assert sample.messages[1]["tool_calls"][0]["function"]["name"] == "add"
+            assert sample.messages[2]["content"] == "3"
+            ctx.set_sample_reward(sample.name, float(len(sample.text)))
+"""
+
 REWARD_RAISES = (
     MAIN.replace("AgentWorkflow, Grader", "AgentWorkflow, Grader, reward")
     + """
@@ -83,6 +110,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         "rollouts/failing/main.py": ALL_FAIL,
         "rollouts/grading/main.py": GRADER_RAISES,
         "rollouts/paying/main.py": REWARD_RAISES,
+        "rollouts/calling/main.py": CALLING,
     }
     workspace = make_workspace(root / "workspace", files)
     with platform(root / "home") as started:
@@ -180,3 +208,20 @@ def test_what_does_not_exist_is_named(running: Platform, change: dict[str, Any],
     config = run_config(experiment={"dataset": "rows", **change})
     info = running.wait(running.submit(config, workspace="w"), "failed", within_s=60)
     assert says in info["run"]["error"]
+
+
+def test_a_run_trains_on_conversations_with_tools(running: Platform) -> None:
+    config = run_config(
+        experiment={"rollout": "calling", "dataset": "rows"},
+        training={"rollout_batch_size": 2, "n_samples_per_prompt": 4},
+        advanced={"max_steps": 2, "max_turns": 3, "deterministic": False},
+    )
+    run = running.submit(config, workspace="w")
+    info = running.wait(run, "finished", within_s=180)
+    assert info["run"]["current_step"] == 2
+    samples = running.get(f"/runs/{run}/samples", step=2, limit=50)["samples"]
+    assert [sample["failure"] for sample in samples] == [None] * 8
+    for sample in samples:
+        assert sample["messages"][1]["tool_calls"][0]["name"] == "add"
+        assert sample["messages"][2]["content"] == "3"
+        assert sum(message["role"] == "assistant" for message in sample["messages"][3:]) <= 3
