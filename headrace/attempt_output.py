@@ -111,8 +111,12 @@ class AttemptOutput:
         name = name[-LONGEST_NAME:].lstrip("./") or "_"
         return name if name not in self._files else f"{len(self._files)}-{name[-90:].lstrip('./')}"
 
-    def document(self) -> dict[str, Any] | None:
-        """Return the output as a message, or None when there is none."""
+    def document(self, *, place: str | None = None) -> dict[str, Any] | None:
+        """Return the output as a message, or None when there is none. `place` is the place that the
+        attempt has reached, if it has not ended."""
+        if place is not None:
+            traceback = place[-MOST_TRACEBACK:]
+            return {"stdout": self._text(), "traceback": traceback, "is_cut": self._num_dropped > 0}
         if not (self._head or self._tracebacks or self._files or self.is_cut):
             return None
         return {

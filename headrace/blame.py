@@ -4,6 +4,7 @@ Only frames of the workspace count. If a grader calls `json.loads` on bad text, 
 line of the grader and not a line of the standard library.
 """
 
+import sys
 import traceback
 from pathlib import Path
 
@@ -45,6 +46,20 @@ def own_traceback(error: BaseException, entry: Path) -> str:
         return "".join(whole.format()).strip()
     except BaseException:  # user code's own exceptions do whatever they like
         return blame(error, entry)
+
+
+def own_stack(thread: int, entry: Path) -> str | None:
+    """Return the place where a thread is now, as a traceback with the frames of the workspace only, or
+    None when none of its frames is the workspace's."""
+    root = tree_of(entry)
+    frames = traceback.extract_stack(sys._current_frames().get(thread))
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(root)]
+    for frame in own:
+        _ = frame.line  # it is read from the file, which has another name below
+        frame.filename = workspace_path(Path(frame.filename), entry)
+    if not own:
+        return None
+    return "It was here (most recent call last):\n" + "".join(traceback.format_list(own)).rstrip()
 
 
 def _keep_own(shown: traceback.TracebackException, entry: Path) -> None:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from headrace import attempt_output, discovery, relay
 from headrace.attempt_output import AttemptOutput
-from headrace.blame import blame
+from headrace.blame import blame, own_stack
 from headrace.conversation import conversation
 from headrace.grading import GraderContext, Sample
 from headrace.legacy import provide_alias
@@ -70,11 +70,13 @@ class Channel:
 class Watch:
     """Tells the parent which call blocks the event loop when the loop makes no progress."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, channel: Channel, entry: Path) -> None:
         self._loop = loop
         self._channel = channel
         self._turned = True
-        self._owners: dict[int, str | None] = {}
+        self._entry = entry
+        self._thread = threading.get_ident()
+        self._owners: dict[int, tuple[str | None, AttemptOutput | None]] = {}
         loop.set_task_factory(self._task)  # type: ignore[arg-type]  # generic over the coroutine
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
@@ -82,7 +84,7 @@ class Watch:
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
     ) -> "asyncio.Task[Any]":
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
-        self._owners[id(task)] = current.get()
+        self._owners[id(task)] = (current.get(), attempt_output.running.get())
         task.add_done_callback(lambda done: self._owners.pop(id(done), None))
         return task
 
@@ -91,8 +93,10 @@ class Watch:
         while not beat.wait(BEAT_S):
             if not self._turned:
                 task = asyncio.current_task(self._loop)
-                holder = self._owners.get(id(task)) if task is not None else None
-                self._channel.send({"stuck": holder})
+                holder, output = self._owners.get(id(task), (None, None))
+                place = own_stack(self._thread, self._entry) if output is not None else None
+                left = output.document(place=place) if output is not None and place else None
+                self._channel.send({"stuck": holder, **({"output": left} if left else {})})
             self._turned = False
             self._loop.call_soon_threadsafe(self._turn)
 
@@ -111,7 +115,7 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(incoming, "rb")
     )
     module = discovery.load(entrypoint)
-    Watch(loop, channel)
+    Watch(loop, channel, entrypoint)
     workflow = role == "workflow"
     call = await workflow_call(module, port=port) if workflow else grader_call(module, entrypoint)
     channel.send({"ready": True})
@@ -123,6 +127,7 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
         except asyncio.IncompleteReadError:
             return
         current.set(str(message["id"]))
+        attempt_output.running.set(AttemptOutput())
         task = loop.create_task(answer(call, message, channel, entrypoint))
         running.add(task)
         task.add_done_callback(running.discard)
@@ -134,8 +139,7 @@ async def answer(
     """Run one call under its deadline, and send the result with what user code left behind. An error of
     user code is a result too."""
     deadline: float = message["deadline_s"]
-    output = AttemptOutput()
-    attempt_output.running.set(output)
+    output = attempt_output.running.get() or AttemptOutput()
     limit = asyncio.timeout(deadline)
     try:
         async with limit:

@@ -94,12 +94,6 @@ class DiscoveryFailed(_HostMessage):
     error: Text
 
 
-class Stuck(_HostMessage):
-    """The event loop is blocked. `stuck` is the id of the call that blocks it, if it is a call."""
-
-    stuck: Id | None
-
-
 class Ended(_HostMessage):
     """The process can make no calls any more, for this reason."""
 
@@ -113,6 +107,14 @@ class ReportedOutput(_HostMessage):
     traceback: Annotated[str, Field(max_length=16 << 10)] | None = None
     files: Annotated[dict[FileName, str], Field(max_length=MOST_FILES)] = {}
     is_cut: bool = False
+
+
+class Stuck(_HostMessage):
+    """The event loop is blocked. `stuck` is the id of the call that blocks it, if it is a call. The
+    traceback of `output` is the place where it blocks."""
+
+    stuck: Id | None
+    output: ReportedOutput | None = None
 
 
 class Raised(_HostMessage):

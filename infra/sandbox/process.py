@@ -20,6 +20,7 @@ from infra.sandbox.host_messages import (
     FirstMessage,
     NotServed,
     ProtocolError,
+    Raised,
     Ready,
     Stuck,
     parse_first,
@@ -108,7 +109,7 @@ class ConfinedProcess:
         self._reading: list[asyncio.BaseTransport] = []
         self._calls: dict[str, _Call] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._stuck: str | None = None
+        self._stuck: Stuck | None = None
         self._why: str | None = None
         self._room = asyncio.Semaphore(MOST_SERVED)
         self._strays = 0.0
@@ -290,7 +291,7 @@ class ConfinedProcess:
         if call is None:
             self._count_stray()
         if isinstance(message, Stuck):
-            self._stuck = message.stuck
+            self._stuck = message
             return
         self._stuck = None
         if call is not None and not call.future.done():
@@ -312,11 +313,16 @@ class ConfinedProcess:
         """Handle a call that is past its deadline and did not report it, so something blocks the
         process. End the process, and fail the call that the process reported as blocking, or this
         one if it reported none. The other calls get ProcessEnded and run again."""
-        culprit = self._stuck or name
+        stuck = self._stuck if self._stuck is not None else Stuck(stuck=None)
+        culprit = stuck.stuck or name
         call = self._calls.get(culprit)
         if call is not None and not call.future.done():
             text = f"it blocked its process past its deadline of {deadline_s:g} s"
-            call.future.set_exception(UserCodeError(FailureCategory.TIMEOUT, text))
+            if stuck.output is not None and culprit == stuck.stuck:
+                raised = Raised(id=culprit, category="timeout", error=text, output=stuck.output)
+                call.future.set_result(raised)
+            else:
+                call.future.set_exception(UserCodeError(FailureCategory.TIMEOUT, text))
         self._end(f"{culprit} held its process")
 
     def _end(self, why: str) -> None:

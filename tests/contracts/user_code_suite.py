@@ -26,7 +26,9 @@ class Do(AgentWorkflow):
             raise ValueError("as asked")
         if what == "sleep":
             await asyncio.sleep(3600)
-        if what == "block":
+        if what == "print and block":
+            print("blocking")
+        if "block" in what:
             time.sleep(3600)
         if what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -261,6 +263,16 @@ class UserCodeSuite:
             'File "rollouts/say/main.py"',
             'File "rollouts/say/helper.py"',
         ]
+
+    async def test_code_that_blocks_its_process_leaves_the_place(self, user: UserCode) -> None:
+        with pytest.raises(UserCodeRaised, match="blocked its process") as raised:
+            await say(user, "print and block")
+        output = raised.value.output
+        assert output is not None
+        assert (output.stdout, raised.value.category) == ("blocking\n", FailureCategory.TIMEOUT)
+        assert "rollouts/say/main.py" in (output.traceback or "")
+        assert "time.sleep(3600)" in (output.traceback or "")
+        assert "headrace/" not in (output.traceback or "")
 
     async def test_what_a_grader_leaves_behind_comes_back(self, user: UserCode) -> None:
         result = await user.grade(
