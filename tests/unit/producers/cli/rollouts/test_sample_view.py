@@ -1,0 +1,82 @@
+"""One sample, as the command line shows and downloads it. Its texts and names come from user code."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from producers.cli.client import Client, ServerAddress
+from producers.cli.rollouts.sample_view import show_sample
+
+RED = "\x1b[31m"
+SAMPLE = {
+    "id": "r1-train-1-0-0.0",
+    "step": 1,
+    "slot": 0,
+    "row": 4,
+    "messages": [
+        {"role": "user", "content": "2 * 3?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": f"I multiply{RED}",
+            "tool_calls": [
+                {"id": "c1", "function": {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}}
+            ],
+        },
+        {"role": "tool", "content": f"6{RED}", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "6"},
+    ],
+    "tools": [{"name": "multiply"}],
+    "reward": 0.75,
+    "parts": {"exact": 1.0, "short": 0.5},
+    "failure": {"category": "agent_error", "message": f"it failed{RED}"},
+    "output": {
+        "stdout": f"hello{RED}\n",
+        "traceback": f"ValueError: no{RED}",
+        "files": {"a/note.txt": 4, "../../up": 2, ".ssh/key": 2},
+        "is_cut": True,
+    },
+    "grader_output": {"stdout": "graded\n", "traceback": None, "files": {}, "is_cut": False},
+}
+
+
+def answer(request: httpx.Request) -> httpx.Response:
+    if "/files/" in request.url.path:
+        return httpx.Response(200, content=request.url.path.rpartition("/files/")[2].encode())
+    return httpx.Response(200, json={"sample": SAMPLE})
+
+
+def client() -> Client:
+    return Client(ServerAddress("http://server", None), transport=httpx.MockTransport(answer))
+
+
+def test_a_sample_is_shown_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    show_sample(client(), "/runs/r1/samples/s", files=None, as_json=False)
+    shown = capsys.readouterr().out
+    for text in (
+        'calls multiply({"a": 2, "b": 3})',
+        "(reasoning) I multiply",
+        "[tool] answers c1",
+        "reward: 0.75 (exact 1, short 0.5)",
+        "error: agent_error: it failed",
+        "ValueError: no",
+        "printed by the grader:",
+        "file: a/note.txt (4 bytes)",
+        "a part was left out",
+    ):
+        assert text in shown
+    assert "\x1b" not in shown
+
+
+def test_files_stay_inside_of_the_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = tmp_path / "a" / "b"
+    show_sample(client(), "/runs/r1/samples/s", files=inside, as_json=True)
+    saved = [Path(path) for path in json.loads(capsys.readouterr().out)["saved"]]
+    written = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert written == sorted(saved)
+    assert all(path.resolve().is_relative_to(inside) for path in written)
+    assert (inside / "a" / "note.txt").exists()
