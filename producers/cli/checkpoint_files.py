@@ -1,17 +1,38 @@
 """Downloading the files of a checkpoint, each verified against the hash in its manifest."""
 
 import json
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
-from producers.cli.client import Client
+from producers.cli.client import Client, path_segment
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 
 ADAPTER_CONFIG = "adapter_config.json"
+CHECKPOINT = re.compile(r"[^@\s/]+@(\d{1,9}|last|best)")
 LOCAL_BASES = ("./base", "base")
 """The names under which a stored adapter refers to the base model in its own folder; before 0.2.0 it
 was `base`."""
+
+
+@contextmanager
+def checkpoint_directory(ref: str) -> Iterator[str | None]:
+    """A directory with the files of a checkpoint inside of the block, or None when `ref` is not the name
+    of one. Raises Failure when the server does not have it."""
+    if not CHECKPOINT.fullmatch(ref):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-checkpoint-") as directory:
+        with Client() as client:
+            found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
+            exact = path_segment(str(found.get("ref") or ref))
+            for file in found["files"]:
+                fetch_file(client, exact, file, Path(directory))
+        yield directory
 
 
 def fetch_file(client: Client, ref: str, file: Document, directory: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from producers.cli.checkpoint_files import checkpoint_directory
 from producers.cli.command_tree import command
 from producers.cli.config_files import read_config
 from producers.cli.display.output import Document, cell_text, one_line, print_json, print_table, say
@@ -53,17 +54,8 @@ def run(
     _refuse_existing(directory, force=force)
     request = _request(config, document, limit=limit, dataset=dataset)
     directory.mkdir(parents=True, exist_ok=True)
-    report: Document | None = None
-    with (directory / SAMPLES).open("w", encoding="utf-8") as samples:
-        for answer in run_tryout(request):
-            if "sample" in answer:
-                samples.write(json.dumps(answer["sample"], ensure_ascii=False) + "\n")
-                if not as_json:
-                    say(_line(answer["sample"]))
-            elif "report" in answer:
-                report = answer["report"]
-            elif not as_json:
-                say(str(answer.get("note")))
+    with checkpoint_directory(_model(document)) as checkpoint:
+        report = _evaluate({**request, "checkpoint": checkpoint}, directory, quiet=as_json)
     if report is None:
         raise Failure("FAILED", "the evaluation ended without a report; run it again")
     text = json.dumps(report, indent=2, ensure_ascii=False)
@@ -74,6 +66,27 @@ def run(
         return
     print_table("Metrics", ("key", "value"), sorted(report["metrics"].items()))
     say(f"saved the report in {directory}")
+
+
+def _evaluate(request: Mapping[str, object], directory: Path, *, quiet: bool) -> Document | None:
+    """Save the samples as they come, and return the report, if there is one."""
+    report: Document | None = None
+    with (directory / SAMPLES).open("w", encoding="utf-8") as samples:
+        for answer in run_tryout(request):
+            if "sample" in answer:
+                samples.write(json.dumps(answer["sample"], ensure_ascii=False) + "\n")
+                if not quiet:
+                    say(_line(answer["sample"]))
+            elif "report" in answer:
+                report = answer["report"]
+            elif not quiet:
+                say(str(answer.get("note")))
+    return report
+
+
+def _model(document: Document) -> str:
+    experiment = document.get("experiment")
+    return str(experiment.get("model_path")) if isinstance(experiment, dict) else ""
 
 
 def _refuse_existing(directory: Path, *, force: bool) -> None:

@@ -1,16 +1,12 @@
 """`headrace rollout test`: run a rollout on this machine, without a server."""
 
-import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from producers.cli.checkpoint_files import fetch_file
-from producers.cli.client import Client, path_segment
+from producers.cli.checkpoint_files import checkpoint_directory
 from producers.cli.command_tree import command
 from producers.cli.display.conversation import show_messages, show_output, show_reward
 from producers.cli.display.output import Document, print_failure, print_json, say
@@ -20,7 +16,6 @@ from producers.cli.rollouts.workspace_files import Rollout, find_rollout, newest
 from schemas.errors import Refused
 
 POLL_S = 0.5
-CHECKPOINT = re.compile(r"[^@\s/]+@(\d{1,9}|last|best)")
 
 
 @command(None, "test", example="headrace rollout test sums --rows 2")
@@ -81,7 +76,7 @@ def test(
         "model": _model(model),
         "provider": provider if provider_model else None,
     }
-    with checkpoint_of(rollout, request) as directory:
+    with checkpoint_directory(_checkpoint(rollout, request)) as directory:
         request["checkpoint"] = directory
         if watch:
             _watch(rollout, request, config, as_json=as_json)
@@ -89,23 +84,11 @@ def test(
             _try_once(request, as_json=as_json)
 
 
-@contextmanager
-def checkpoint_of(rollout: Rollout, request: Mapping[str, object]) -> Iterator[str | None]:
-    """A directory with the files of the checkpoint that the request samples, or None when its model is
-    not a checkpoint. Raises Failure when the server does not have it."""
+def _checkpoint(rollout: Rollout, request: Mapping[str, object]) -> str:
+    """The name of the model that the request samples, or nothing for a provider's."""
     experiment = (rollout.config or {}).get("experiment")
     written = experiment.get("model_path") if isinstance(experiment, dict) else None
-    ref = str(request["model"] or written or "")
-    if request["provider"] or not CHECKPOINT.fullmatch(ref):
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="headrace-checkpoint-") as directory:
-        with Client() as client:
-            found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
-            exact = path_segment(str(found.get("ref") or ref))
-            for file in found["files"]:
-                fetch_file(client, exact, file, Path(directory))
-        yield directory
+    return "" if request["provider"] else str(request["model"] or written or "")
 
 
 def _model(model: str | None) -> str | None:
