@@ -233,7 +233,7 @@ class Advanced(Section):
     """reward functions whose weighted sum is the reward, instead of a Grader: `[[advanced.rewards]]`
     with `name` and `weight`"""
     max_turns: int | None = Field(default=None, ge=1, le=256)
-    """the most turns (answers of the policy) of a sample; further requests are refused; default: 256"""
+    """the most turns (answers of the policy) of a sample; default: 10 in the built-in loop, else 256"""
     max_sample_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     """the most tokens of a sample in all turns, prompts included; shared tokens count once"""
     rubrics: tuple[RubricWeight, ...] = Field(default=(), max_length=MOST_RUBRICS)

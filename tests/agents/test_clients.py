@@ -1,28 +1,13 @@
 """The unmodified clients and frameworks against the gateway, each in a process of its own: they call
 tools, send the conversation back, and the recorded tokens are one training row."""
 
-import asyncio
-from pathlib import Path
-
 import pytest
 
 from schemas.sampling import SampleRequest, sequences_of
-from tests.kit.package_environment import python_with
+from tests.agents.client_process import NAMES, client_process
 from tests.kit.scripted_policy import ScriptedPolicy, open_sample, said
 
 pytestmark = [pytest.mark.agents, pytest.mark.processes]
-
-CLIENTS = Path(__file__).with_name("clients")
-PACKAGES = (
-    "openai==2.54.0",
-    "anthropic==2.12.0",
-    "openai-agents==0.20.0",
-    "langchain-openai==1.7.3",
-    "langgraph==1.2.22",
-    "strands-agents[openai]==1.62.0",
-    "litellm==1.106.2",
-)
-NAMES = sorted(path.stem for path in CLIENTS.glob("[a-z]*.py"))
 
 
 class Counting(ScriptedPolicy):
@@ -34,20 +19,10 @@ class Counting(ScriptedPolicy):
 
 async def run_client(name: str, url: str, key: str) -> str:
     """Run a client to its end, and return its answer."""
-    process = await asyncio.create_subprocess_exec(
-        python_with(PACKAGES),
-        CLIENTS,
-        name,
-        url,
-        key,
-        "17 + 25?",
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(120):
-        out, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()[-4000:]
-    return out.decode().strip()
+    async with client_process(name) as client:
+        answer = await client.run(url, key, "17 + 25?")
+    assert "text" in answer, answer
+    return str(answer["text"]).strip()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,7 @@
 in-memory adapters of database, bus and blobs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,10 +72,12 @@ class InMemory:
             names=self.names,
         )
 
-    async def run_to_end(self, config: dict[str, dict[str, Any]], *, workspace: str) -> str:
+    async def run_to_end(
+        self, config: dict[str, dict[str, Any]], *, workspace: str | None, key: str = "a-key"
+    ) -> str:
         """Submit a run of this config, and return its id once it has finished."""
         requested = await self.submitter.submit_run(
-            SubmitRequest(config, workspace=workspace), key="a-key"
+            SubmitRequest(config, workspace=workspace), key=key
         )
         assert isinstance(requested.event, RunRequested)
         run = requested.event.run
@@ -103,10 +105,11 @@ async def in_memory(
     latency_seed: int | None = None,
     vllm: tuple[str, ...] = (),
     environ: Mapping[str, str] | None = None,
+    user_code: Callable[[HttpGateway], UserCode] | None = None,
 ) -> AsyncIterator[InMemory]:
     """A platform that works until the block ends. `latency_seed`: the seed of how much longer samples
     and steps take; None: no longer. `vllm`: the servers that sample, if any. `environ`: more
-    settings."""
+    settings. `user_code`: makes what runs user code, in the place of the sandbox."""
     from trainer.engine import Engine
     from trainer.sampler.vllm.fleet import VllmServers
 
@@ -129,9 +132,15 @@ async def in_memory(
         gateway = HttpGateway(sampler, group=user_group())
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
-        user = SandboxClient(service_of(settings), fetch=artifacts.get, sockets=gateway)
+        user: UserCode
+        if user_code is not None:
+            user = user_code(gateway)
+        else:
+            user = sandbox = SandboxClient(
+                service_of(settings), fetch=artifacts.get, sockets=gateway
+            )
+            await sandbox.start()
         stack.push_async_callback(user.aclose)
-        await user.start()
         consumers = tuple(load(name) for name in REGISTRY)
         runtime = Runtime(
             Hosting(WORKER, consumers, lanes_of(consumers)),
