@@ -27,6 +27,8 @@ from producers.http.routes.samples import (
     judgements_json,
     read_judgements,
     read_rows,
+    sample_detail,
+    sample_file,
     sample_json,
 )
 from producers.http.routing import ScopedRoute
@@ -92,6 +94,18 @@ async def samples(request: Request) -> Response:
     )
     shown = attempts[page.offset : page.offset + page.limit]
     return page_response("samples", await _samples(request, found, shown), len(attempts), page)
+
+
+async def sample(request: Request) -> Response:
+    """One attempt, turn by turn, with what its user code left behind."""
+    found = await _find(request, request.path_params["ref"])
+    return await sample_detail(request, found["id"], found["dataset_ref"])
+
+
+async def sample_files(request: Request) -> Response:
+    """A file that the workflow of an attempt left behind."""
+    found = await _find(request, request.path_params["ref"])
+    return await sample_file(request, found["id"])
 
 
 async def _samples(
@@ -207,6 +221,8 @@ ROUTES = [
     ScopedRoute("/evals/{ref}", show, scope="read"),
     ScopedRoute("/evals/{ref}/logs", logs, scope="read"),
     ScopedRoute("/evals/{ref}/samples", samples, scope="read"),
+    ScopedRoute("/evals/{ref}/samples/{sample}", sample, scope="read"),
+    ScopedRoute("/evals/{ref}/samples/{sample}/files/{name:path}", sample_files, scope="read"),
     ScopedRoute("/evals/{ref}/rows", rows, scope="read"),
     ScopedRoute("/evals/{ref}/compare/{other}", compare, scope="read"),
     ScopedRoute("/evals/{ref}/retry", retry, scope="control", methods=["POST"]),

@@ -17,6 +17,7 @@ from producers.cli.display.output import (
     say,
 )
 from producers.cli.errors import Failure
+from producers.cli.rollouts.sample_view import show_sample
 
 EVAL = click.argument("ref", metavar="EVAL")
 FEW = click.option(
@@ -29,6 +30,7 @@ FILES = ("metrics.json", "summary.jsonl", "samples.jsonl")
 @command(None, "samples", example="headrace eval samples my-eval --failed")
 @EVAL
 @click.option("--row", type=click.IntRange(0), help="Only the attempts at this row (from 0).")
+@click.option("--sample", metavar="ID", help="Only this attempt, turn by turn, with its output.")
 @click.option("--failed", is_flag=True, help="Only attempts that have no reward.")
 @click.option("--not-passed", is_flag=True, help="Only attempts that do not pass.")
 @FEW
@@ -37,6 +39,7 @@ def samples(
     ref: str,
     *,
     row: int | None,
+    sample: str | None,
     failed: bool,
     not_passed: bool,
     limit: int,
@@ -51,12 +54,17 @@ def samples(
     query: dict[str, str | int | None] = {name: "true" for name, is_on in chosen.items() if is_on}
     query |= {"row": row, "limit": limit, "offset": offset}
     with Client() as client:
-        answer = client.get(f"/evals/{path_segment(ref)}/samples", query)
+        path = f"/evals/{path_segment(ref)}/samples"
+        if sample is not None:
+            one = f"{path}/{path_segment(sample)}"
+            show_sample(client, one, files=None, as_json=as_json)
+            return
+        answer = client.get(path, query)
     if as_json:
         print_json(answer)
     elif row is not None:
-        for sample in answer["samples"]:
-            _print_sample(sample)
+        for attempt in answer["samples"]:
+            _print_sample(attempt)
     else:
         shown = [
             (

@@ -79,6 +79,13 @@ TABLE = [
     Row("GET", "/api/v1/evals/{evaluation}/logs", "read"),
     Row("GET", "/api/v1/evals/{evaluation}/samples?offset=9", "read"),
     Row("GET", "/api/v1/evals/{evaluation}/rows", "read"),
+    Row("GET", "/api/v1/evals/{evaluation}/samples/{evaluation}-evaluate-0-0-0.0", "read", 404),
+    Row(
+        "GET",
+        "/api/v1/evals/{evaluation}/samples/{evaluation}-evaluate-0-0-0.0/files/nothing",
+        "read",
+        404,
+    ),
     Row("GET", "/api/v1/evals/{evaluation}/compare/{evaluation}", "read"),
     Row("POST", "/api/v1/evals/{evaluation}/retry", "control", 409),
     Row("POST", "/api/v1/evals/{evaluation}/stop", "control"),

@@ -123,6 +123,9 @@ async def test_rows_and_attempts_with_their_rewards(app: Application) -> None:
         (3, 1, 0.5),
     ]
     assert everything["samples"][0]["prompt"][0]["content"] == "Say 1"
+    first = everything["samples"][0]["id"]
+    detail = (await app.get(f"/evals/one/samples/{first}"))["sample"]
+    assert (detail["text"], detail["reward"], detail["num_turns"]) == ("0.0", 1.0, 0)
     page = await app.get("/evals/one/samples", limit=2, offset=1)
     assert [s["text"] for s in page["samples"]] == ["0.1", "0.0"]
     assert (page["total_count"], page["has_more"]) == (4, True)
