@@ -91,6 +91,17 @@ SHAPES: tuple[ScratchShape, ...] = (
         context=1024,
     ),
     ScratchShape(
+        name="qwen3-2m-ascii",
+        hidden=256,
+        intermediate=512,
+        layers=4,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        vocabulary="ascii",
+        context=1024,
+    ),
+    ScratchShape(
         name="qwen3-4m",
         hidden=256,
         intermediate=704,

@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.kit.tomls import run_issues
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "arithmetic"
+TOOLS = ROOT / "examples" / "tools"
 TRAINING = sorted((ROOT / "examples").glob("*/configs/training/*.toml"))
 EVALUATION = sorted((ROOT / "examples").glob("*/configs/eval/*.toml"))
 
@@ -74,7 +76,11 @@ def _entry_point(path: Path, rollout: str | None, entrypoint: str | None) -> Non
 
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("arithmetic_data", EXAMPLE / "data" / "make.py")
+    return load_maker(EXAMPLE)
+
+
+def load_maker(example: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("example_data", example / "data" / "make.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -129,3 +135,45 @@ def test_ground_truths_of_questions_are_sums_that_fit_the_answer_limit(maker: Mo
             assert row["ground_truth"] == str(left + right)
             longest = len(maker.working((left, right), careful=True)) + 1
             assert longest <= limit["training"]["max_response_length"]
+
+
+@pytest.fixture(scope="module")
+def tools_maker() -> ModuleType:
+    return load_maker(TOOLS)
+
+
+def product(text: str) -> tuple[int, int]:
+    left, right = text.removesuffix("?").split("*")
+    return min(int(left), int(right)), max(int(left), int(right))
+
+
+def test_the_data_of_the_tools_example_offers_the_tool_of_its_rollout(
+    tools_maker: ModuleType,
+) -> None:
+    made = tools_maker.make(1)
+    module = discovery.load(TOOLS / "rollouts" / "tools" / "main.py")
+    workflow = discovery.workflow_of(module)
+    assert workflow is not None
+    [spec] = discovery.tools_of(module, workflow).specs
+    function: Any = spec["function"]
+    offered = tools_maker.CALC["function"]
+    assert (function["name"], [*function["parameters"]["properties"]]) == (
+        offered["name"],
+        [*offered["parameters"]["properties"]],
+    )
+    careful = 0
+    for row in made["sft.jsonl"]:
+        asked, called, _, answer = row["messages"]
+        of = json.loads(called["tool_calls"][0]["function"]["arguments"])["of"]
+        careful += asked["content"] == f"{of}?"
+        assert answer["content"] == str(module.calc(of))
+    assert careful == round(tools_maker.CAREFUL * len(made["sft.jsonl"]))
+
+
+def test_held_out_products_are_not_in_training(tools_maker: ModuleType) -> None:
+    made = tools_maker.make(2)
+    assert made == tools_maker.make(2)
+    held_out = {product(row["user_prompt"]) for row in made["heldout.jsonl"]}
+    assert len(held_out) == tools_maker.NUM_HELD_OUT
+    assert not held_out & {product(row["user_prompt"]) for row in made["rl.jsonl"]}
+    assert not held_out & {product(row["messages"][0]["content"]) for row in made["sft.jsonl"]}
