@@ -34,6 +34,7 @@ from schemas.scratch_models import scratch_shape
 from trainer.model.architectures import advice, check_causal, check_known
 from trainer.model.char_tokenizer import character_tokenizer
 from trainer.model.chat_template import Chat
+from trainer.model.family_renderer import record_name
 from trainer.model.file_checks import check_files
 from trainer.model.lora_names import adapter_pairs, merged_weight
 from trainer.model.template_process import TemplateOverLimit
@@ -84,6 +85,8 @@ def build_base(ref: ModelRef, files: Mapping[str, bytes], *, device: torch.devic
             "by save_pretrained, a hub id, a checkpoint run@step, or scratch:NAME"
         )
     model, tokenizer = _load_pretrained(ref.name, what=f"the model {ref.name}")
+    if ref.kind == "hub":
+        record_name(tokenizer, ref.name)
     return _wrap_base(model, tokenizer, public_name=ref.name, ref=ref, device=device)
 
 

@@ -69,7 +69,8 @@ class Chat:
         self._tokenizer = tokenizer
         self._apart = apart
         self._stop_ids = stop_ids
-        self._today = codes_of(datetime.fromisoformat(date or UNDATED).replace(tzinfo=UTC))
+        self._day = datetime.fromisoformat(date or UNDATED).replace(tzinfo=UTC)
+        self._today = codes_of(self._day)
         self._prompt_of = lru_cache(BEGINNINGS)(self._encode_prompt)
 
     def text(
@@ -197,7 +198,7 @@ class Chat:
 
     @cached_property
     def _family(self) -> FamilyRenderer | None:
-        return find_renderer(self._tokenizer)
+        return find_renderer(self._tokenizer, self._day)
 
     def _encode_prompt(
         self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]

@@ -2,13 +2,15 @@
 
 A renderer is a chat template as a program: it writes the ids of a conversation, finds reasoning and
 calls in sampled ids by the tokens that mark them, and continues sampled ids with new messages. It is
-chosen by the public name of the model, which must be one that the package lists. A fine-tune may have
-another template under the name of its directory, so it keeps its own.
+chosen by the public name of the model, which must be one that the package lists. Checkpoints of such a
+model carry the name in their tokenizer. Other fine-tunes may have another template, so they keep it.
 """
 
 import json
+import logging
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -18,9 +20,20 @@ from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import Message, SampleRequest, ToolSpec, Turn
 from trainer.model.tool_calls import FoundCall, as_message, template_message, template_tool
 
+logger = logging.getLogger(__name__)
+
 PUBLIC_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+NAME_KEY = "headrace_base_model"
+"""The key of the public name in a tokenizer's `tokenizer_config.json`."""
+
 KEPT = 64
 """The ids of how many conversations are cached."""
+
+DATES = {
+    "llama-3": ("date_string", "%d %b %Y"),
+    "gpt-oss": ("conversation_start_date", "%Y-%m-%d"),
+}
+"""The option by which a family gets the current date, and its format. No other family writes a date."""
 
 
 class Renderer(Protocol):
@@ -44,17 +57,30 @@ class Renderer(Protocol):
     ) -> Any: ...
 
 
-def find_renderer(tokenizer: PreTrainedTokenizerBase) -> "FamilyRenderer | None":
-    """The renderer of the model that this tokenizer belongs to, or None if its family is not known. The
-    package is imported only for models with a public name, because that takes half a second."""
-    name = str(tokenizer.name_or_path)
+def record_name(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Record the public name of a model in its tokenizer, whose saved files then have it as well."""
+    tokenizer.init_kwargs[NAME_KEY] = name
+
+
+def find_renderer(tokenizer: PreTrainedTokenizerBase, day: datetime) -> "FamilyRenderer | None":
+    """The renderer of the model that this tokenizer belongs to, with `day` as its current date. None if
+    its family is not known, or if its renderer needs a file that is not available. The package is
+    imported only for models with a public name, because that takes half a second."""
+    name = str(tokenizer.init_kwargs.get(NAME_KEY) or tokenizer.name_or_path)
     if not PUBLIC_NAME.fullmatch(name):
         return None
     from renderers.base import MODEL_RENDERER_MAP, MULTIMODAL_MODELS, create_renderer
 
     if name not in MODEL_RENDERER_MAP or name in MULTIMODAL_MODELS:
         return None
-    return FamilyRenderer(create_renderer(tokenizer))
+    tokenizer.name_or_path = name
+    option, form = DATES.get(MODEL_RENDERER_MAP[name], (None, ""))
+    options = {option: day.strftime(form)} if option else None
+    try:
+        return FamilyRenderer(create_renderer(tokenizer, chat_template_kwargs=options))
+    except Exception as error:  # the renderer of gpt-oss downloads its vocabulary
+        logger.warning("%s keeps its chat template, because its renderer failed: %r", name, error)
+        return None
 
 
 class FamilyRenderer:

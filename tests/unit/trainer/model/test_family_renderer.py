@@ -1,6 +1,8 @@
 """Models whose family the package `renderers` knows: their ids are its ids, and sampled ids stay."""
 
 import json
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from schemas.sampling import Message, ToolCall, ToolSpec, Turn, sequences_of
 from tests.unit.trainer.support import request
 from trainer.model.chat_template import Chat
-from trainer.model.family_renderer import find_renderer
+from trainer.model.family_renderer import find_renderer, record_name
 
 SPECIAL = {
     "Qwen/Qwen3-4B": (
@@ -29,6 +31,7 @@ ADD = ToolSpec(
     description="Adds.",
     parameters=json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}}),
 )
+TODAY = datetime(2026, 2, 3, tzinfo=UTC)
 USER = Message(role="user", content="1+2?")
 
 
@@ -63,7 +66,31 @@ CHATS = {name: chat_of(name) for name in SPECIAL}
 def test_other_models_keep_their_own_template(name: str) -> None:
     tokenizer = tokenizer_of("Qwen/Qwen3-4B")
     tokenizer.name_or_path = name
-    assert find_renderer(tokenizer) is None
+    assert find_renderer(tokenizer, TODAY) is None
+
+
+def test_a_checkpoint_carries_the_name_of_its_base(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("Qwen/Qwen3-4B")
+    tokenizer.name_or_path = "/models/mine"
+    record_name(tokenizer, "Qwen/Qwen3-4B")
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        tokenizer.save_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        assert find_renderer(tokenizer, TODAY) is not None
+
+
+def test_a_renderer_that_cannot_be_made_leaves_the_template() -> None:
+    tokenizer = tokenizer_of("Qwen/Qwen3-4B")
+    tokenizer.name_or_path = "meta-llama/Llama-3.2-1B-Instruct"
+    assert find_renderer(tokenizer, TODAY) is None
+
+
+def test_a_prompt_has_the_day_of_the_run() -> None:
+    tokenizer = tokenizer_of("meta-llama/Llama-3.2-1B-Instruct")
+    for date, written in (("2026-02-03", "03 Feb 2026"), (None, "26 Jul 2024")):
+        chat = Chat(tokenizer, frozenset(tokenizer.encode("<|eot_id|>")), date=date)
+        asked = request("").model_copy(update={"messages": (USER,)})
+        assert f"Today Date: {written}" in tokenizer.decode(chat.prompt_ids(asked))
 
 
 def turn_of(chat: Chat, ids: list[int], *, after: tuple[Turn, tuple[Message, ...]] | None) -> Turn:
