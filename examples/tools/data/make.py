@@ -20,7 +20,7 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-NUM_DEMONSTRATIONS = 6_400
+NUM_DEMONSTRATIONS = 9_600
 NUM_QUESTIONS = 640
 NUM_HELD_OUT = 200
 CAREFUL = 0.33
