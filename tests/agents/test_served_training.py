@@ -1,0 +1,197 @@
+"""Programs of `osmosis-ai` and environments of `verifiers` train: two steps of GRPO with a tool call, on
+a model that a short supervised run has taught to call the tool.
+
+They run as processes of this user, because the sandbox's own tests cover that. Everything else is the
+product, also the host of rollout servers.
+"""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from infra.gateway.server import HttpGateway
+from infra.ports.services import UserCode
+from infra.sandbox import process
+from infra.sandbox.interpreter import Interpreter
+from infra.sandbox.levels.level import GATEWAY_VARIABLE, ConfinedCommand
+from infra.sandbox.levels.process import ProcessLevel
+from infra.sandbox.sandbox import LocalUserCode
+from infra.sandbox.user_process import UserProcess
+from schemas.events import PolicyUpdated
+from schemas.sampling import ArtifactRef, SampleRequest, Turn
+from tests.agents import rollout_programs as programs
+from tests.agents.newer_python import make_environment
+from tests.agents.test_training import (
+    ASK,
+    GROUPS,
+    SAMPLES,
+    STEPS,
+    Trained,
+    demonstrations,
+    of,
+    records_of,
+    spans_of,
+    supervised,
+)
+from tests.kit.in_memory import InMemory, in_memory
+from tests.kit.platform import make_workspace
+from trainer.sampler.engine import TorchSampler
+
+pytestmark = [
+    pytest.mark.agents,
+    pytest.mark.processes,
+    pytest.mark.torch,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+OSMOSIS = ("certifi>=2024", "litellm<1.106")
+PACKAGES = {
+    "osmosis": "osmosis-ai[server,strands,openai-agents]==0.3.8",
+    "older": "osmosis-ai[server,strands,openai-agents]==0.2.31",
+    "v1": "verifiers==0.4.0",
+    "v0": "verifiers==0.1.14",
+}
+CHANGES = {
+    "multiply": "add",
+    "a * b": "a + b",
+    "a: float, b: float": "a: int, b: int",
+    "-> float:\n    ": "-> int:\n    ",
+    'f"{a} * 7?", answer=7.0 * a': 'f"{a}+2", answer=a + 2.0',
+    "range(6, 10)": "range(1, 5)",
+    "#### *(-?[0-9.]+)": "(-?[0-9.]+)",
+}
+"""What makes the programs, which multiply, add. The model learned that."""
+
+MAINS = {
+    "osmosis_strands": programs.STRANDS,
+    "osmosis_agents": programs.OPENAI_AGENTS,
+    "older_strands": programs.OLDER_STRANDS,
+    "older_agents": programs.OLDER_OPENAI_AGENTS,
+    "v1_taskset": programs.VERIFIERS_V1,
+    "v0_environment": programs.VERIFIERS_V0,
+}
+
+
+def changed(main: str) -> str:
+    """The program, as one that adds."""
+    for old, new in CHANGES.items():
+        main = main.replace(old, new)
+    return main
+
+
+class OwnLevel(ProcessLevel):
+    """User code as this user, because the packages are where only this user can read."""
+
+    async def start(self, command: ConfinedCommand) -> UserProcess:
+        gateway = {GATEWAY_VARIABLE: str(command.gateway)} if command.gateway else {}
+        return UserProcess(
+            command.argv,
+            env={**command.env, **gateway},
+            cwd=command.cwd,
+            pass_fds=command.pass_fds,
+            uid=os.getuid(),
+        )
+
+
+class Environments:
+    """The Pythons of the environments, made when they are needed. `python` is the one in use."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[str, Path] = {}
+        self.python = Path(sys.executable)
+
+    def use(self, name: str) -> None:
+        """Run user code in this environment from now on."""
+        if name not in self._made:
+            overrides = OSMOSIS if name in ("osmosis", "older") else ()
+            place = self._root / name
+            place.mkdir()
+            self._made[name] = make_environment(place, [PACKAGES[name]], overrides=overrides)
+        self.python = self._made[name]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[tuple[Trained, Environments]]:
+    root = tmp_path_factory.mktemp("served")
+    sft, rl = root / "sft.jsonl", root / "rl.jsonl"
+    sft.write_text("".join(demonstrations()))
+    task = json.dumps({"prompt": ASK, "answer": 3.0})
+    row = {"user_prompt": ASK, "ground_truth": "3"}
+    rl.write_text((json.dumps(row) + "\n") * 4)
+    tasks = root / "tasks.jsonl"
+    tasks.write_text((json.dumps({**row, "metadata": {"task": task}}) + "\n") * 4)
+    numbered = root / "numbered.jsonl"
+    numbered.write_text((json.dumps({**row, "metadata": {"task": 0}}) + "\n") * 4)
+    files = {f"rollouts/say/{name}.py": changed(main) for name, main in MAINS.items()}
+    workspace = make_workspace(root / "workspace", files)
+    environments = Environments(root)
+    turns: list[tuple[object, Turn]] = []
+    sample = TorchSampler.sample
+    started: list[InMemory] = []
+
+    async def recorded(self: TorchSampler, request: SampleRequest) -> Turn:
+        turn = await sample(self, request)
+        turns.append((request.key, turn))
+        return turn
+
+    async def fetch(ref: ArtifactRef) -> bytes:
+        return await started[0].artifacts.get(ref)
+
+    def user_code(gateway: HttpGateway) -> UserCode:
+        user = LocalUserCode("process-trusted", fetch=fetch, sockets=gateway)
+        user._level = OwnLevel()
+        return user
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchSampler, "sample", recorded)
+        patch.setattr(process, "find_interpreter", lambda: Interpreter(environments.python, ()))
+        async with in_memory(root / "home", user_code=user_code) as platform:
+            started.append(platform)
+            for name, file in (
+                ("demonstrations", sft),
+                ("questions", rl),
+                ("tasks", tasks),
+                ("numbered", numbered),
+            ):
+                await platform.upload(name, file)
+            await platform.workspaces.add(str(workspace), name="w")
+            model = await platform.run_to_end(supervised(), workspace=None, key="sft")
+            yield Trained(platform, f"{model}@last", turns), environments  # type: ignore[arg-type]  # keys
+
+
+@pytest.mark.parametrize("name", MAINS)
+async def test_a_program_trains_two_steps_on_what_was_sampled(
+    name: str, served: tuple[Trained, Environments]
+) -> None:
+    trained, environments = served
+    platform, kind = trained.platform, name.partition("_")[0]
+    environments.use(kind)
+    trained.turns.clear()
+    config = of(name, trained.model)
+    config["experiment"]["dataset"] = {"v1": "tasks", "v0": "numbered"}.get(kind, "questions")
+    config["training"] |= {"agent_workflow_timeout_s": 300, "max_prompt_length": 900}
+    run = await platform.run_to_end(config, workspace="w", key=name)
+    records = await records_of(platform, run)
+    assert len(records) == STEPS * GROUPS * SAMPLES
+    kept = [(key, record) for key, record in records if record.failure is None]
+    failed = [record.failure for _, record in records if record.failure]
+    assert len(failed) <= len(records) // 4, failed
+    assert any(m.role == "tool" and float(m.content) == 3 for _, r in kept for m in r.messages)
+    assert all(record.grade is not None for _, record in kept)
+    for key, record in kept:
+        turns = trained.turns_of(key)
+        assert record.num_turns == len(turns)
+        sampled = sorted((turn.completion_ids, turn.logprobs) for turn in turns)
+        assert sorted(spans_of(record)) == sampled
+    updates = [e for e in platform.events_of(PolicyUpdated) if e.run == run and e.step > 0]
+    assert [event.step for event in updates] == [1, 2]
+    for event in updates:
+        assert event.metrics["train/sampler_mismatch"] <= 1e-6
