@@ -63,6 +63,9 @@ OF_PUSHES = ("webhook.", "trigger.", "status.", "sync.perform.ListRefs.")
 """Points that no submitted run passes: tests/crash/test_push_kills.py and test_webhook_kills.py kill
 there."""
 
+OF_JUDGES = ("judge.",)
+"""Points that no run without a rubric passes: tests/crash/test_judge_kills.py kills there."""
+
 VALIDATED = {"max_steps": 6, "validation_dataset": "numbers", "state_interval": 2}
 EVALUATED = {"eval_interval": 3}
 
@@ -139,7 +142,7 @@ def batches(points: Sequence[str]) -> list[tuple[Shape, list[str]]]:
 
 def points(stack: str) -> tuple[str, ...]:
     """The failpoints that a run on this stack passes."""
-    elsewhere = (*OF_ENDED_RUNS, *OF_PUSHES)
+    elsewhere = (*OF_ENDED_RUNS, *OF_PUSHES, *OF_JUDGES)
     absent = elsewhere if stack == "real" else (*elsewhere, *WITH_KAFKA)
     return tuple(name for name in names() if not name.startswith(absent))
 
