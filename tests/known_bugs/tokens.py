@@ -77,7 +77,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="what the template puts after a reply is missing from the next prompt",
         seen="verl-project/verl#3720",
-        code="trainer.model.chat_template:Chat._continuation",
+        code="trainer.model.chat_template:Chat._continue",
         old="*last.completion_ids, *suffix]",
         new="*last.completion_ids, *suffix[1:]]",
         test=f"{UNIT}/model/test_chat_template.py::test_a_continuation_is_prompt_plus_sampled_plus_suffix",

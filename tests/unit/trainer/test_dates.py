@@ -86,7 +86,9 @@ async def test_what_was_recorded_without_a_day_has_a_fixed_one(on: Callable[[int
 async def test_twin_with_the_machines_clock_another_day_is_another_run(
     on: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def careless(chat: Chat, messages: Sequence[Message], *, reply_next: bool) -> str:
+    def careless(
+        chat: Chat, messages: Sequence[Message], *, tools: object = (), reply_next: bool
+    ) -> str:
         plain = [{"role": m.role, "content": m.content} for m in messages]
         return str(
             chat._tokenizer.apply_chat_template(

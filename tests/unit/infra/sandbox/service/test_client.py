@@ -217,7 +217,7 @@ async def test_a_frozen_service_is_replaced(
     child: SandboxClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer, "BEAT_S", 0.05)
-    monkeypatch.setattr(peer, "SILENCE_BEATS", 8)
+    monkeypatch.setattr(peer, "SILENCE_BEATS", 60)
     assert await say(child, "hello") == "hello"
     service = child._service
     assert isinstance(service, ChildService)

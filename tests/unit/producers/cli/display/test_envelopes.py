@@ -156,7 +156,11 @@ def _every_help() -> list[list[str]]:
             *["submit", "list", "info", "watch", "logs", "stop", "pause", "resume"],
             *["samples", "compare", "trace"],
         ],
-        "eval": ["submit", "list", "info", "logs", "stop", "download"],
+        "rollout": ["init", "list", "validate", "test"],
+        "eval": [
+            *["submit", "run", "list", "info", "logs", "stop"],
+            *["samples", "retry", "compare", "download"],
+        ],
         "checkpoint": ["list", "info", "download", "merge", "chat"],
         "dlq": ["list", "show", "redrive"],
         "token": ["create", "list", "revoke"],
