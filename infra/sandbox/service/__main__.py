@@ -59,6 +59,7 @@ def main() -> int:
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args()
     hide_memory()
+    os.umask(0o022)  # the user of user code reads what is unpacked here; no secret is written
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         level = sandbox_level(os.environ)

@@ -213,6 +213,16 @@ async def test_a_killed_service_loses_no_work(child: SandboxClient) -> None:
     assert service.pid != first
 
 
+async def test_user_code_can_be_read_where_the_operator_has_a_strict_umask(
+    child: SandboxClient,
+) -> None:
+    before = os.umask(0o077)
+    try:
+        assert await say(child, "hello") == "hello"
+    finally:
+        os.umask(before)
+
+
 async def test_a_frozen_service_is_replaced(
     child: SandboxClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
