@@ -43,7 +43,7 @@ def push_rows(recorded: Recorded) -> tuple[Write, ...]:
         case RefsListed() as event:
             return (_listing(event, recorded),)
         case PushExamined() as event:
-            return _examination(event, recorded)
+            return (ChangePush(event.push.id, reason=event.reason, error=event.error),)
         case (
             TriggerQueued()
             | TriggerSkipped()
@@ -116,13 +116,6 @@ def _listing(event: RefsListed, recorded: Recorded) -> ChangeWorkspace:
     )
 
 
-def _examination(event: PushExamined, recorded: Recorded) -> tuple[Write, ...]:
-    """A push whose `headrace.toml` is right clears what was wrong with the one before."""
-    change = ChangePush(event.push.id, reason=event.reason, error=event.error)
-    problem = event.error and f"{event.push.ref} at {event.push.after[:12]}: {event.error}"
-    return (change, ChangeWorkspace(event.workspace, recorded.time, push_error=problem or ""))
-
-
 def _triggered_run(recorded: Recorded) -> tuple[Write, ...]:
     event = recorded.event
     match event:
@@ -140,8 +133,4 @@ def _triggered_run(recorded: Recorded) -> tuple[Write, ...]:
             raise AssertionError(f"{event.type} is not about the run of a trigger")
     push, match = event.origin.push, event.origin.match
     put = PutTriggeredRun(event.run, push.id, push.workspace, match.trigger, match.config, outcome)
-    writes: list[Write] = [put, ChangeTriggeredRun(event.run, outcome, name, detail)]
-    if isinstance(event, TriggerRefused):
-        problem = f"{match.config} for {push.ref} at {push.after[:12]}: {event.message}"
-        writes.append(ChangeWorkspace(push.workspace, recorded.time, push_error=problem))
-    return tuple(writes)
+    return (put, ChangeTriggeredRun(event.run, outcome, name, detail))

@@ -32,7 +32,7 @@ class DatasetJson(TypedDict):
 
 class WorkspaceJson(TypedDict):
     """`rollouts` is JSON text. `provider` is the connected forge. `refs_error` says why its refs could
-    not be listed, and `push_error` what is wrong with the last push."""
+    not be listed, and `push_error` what is wrong with the newest push that was examined."""
 
     id: str
     name: str

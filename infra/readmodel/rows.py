@@ -163,7 +163,6 @@ class ChangeWorkspace:
     refs_error: str | None = None
     refs_at: datetime | None = None
     default_branch: str | None = None
-    push_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -686,8 +686,7 @@ create table workspaces (
     refs_digest text,
     refs_error text,
     refs_at    timestamptz,
-    default_branch text,
-    push_error text
+    default_branch text
 );
 create index workspaces_name on workspaces (name);
 

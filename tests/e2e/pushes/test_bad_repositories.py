@@ -186,10 +186,9 @@ def test_a_bad_headrace_toml_says_what_is_wrong_and_the_next_one_trains(team: Te
     linked.unlink()
     linked.symlink_to("/etc/passwd")
     sha = team.push({"headrace.toml": TRIGGER})
-    eventually(
-        lambda: team.workspace.info()["push_error"], within_s=MOST_S, what="an error", every_s=0.1
-    )
+    team.workspace.wait_for_result(sha, "is a symbolic link", within_s=MOST_S)
     assert all(run["outcome"] == "refused" for run in team.workspace.runs_of(sha))
+    assert "is a symbolic link" in (team.workspace.info()["push_error"] or "")
     linked.unlink()
     mended = team.push({CONFIG: SHORT})
     team.trains(mended)

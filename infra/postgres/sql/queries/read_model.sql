@@ -169,8 +169,15 @@ update dataset_uploads set status = $2, error = $3 where id = $1
 -- part: select_workspaces
 select workspace as id, name, url, status, commit_sha, rollouts,
   nullif(error, '') as error, created_at, updated_at, nullif(provider, '') as provider,
-  default_branch, refs_at, nullif(refs_error, '') as refs_error,
-  nullif(push_error, '') as push_error from workspaces
+  default_branch, refs_at, nullif(refs_error, '') as refs_error, push_error from workspaces
+left join lateral (
+  select case
+    when p.error is not null then p.ref || ' at ' || left(p.after, 12) || ': ' || p.error
+    else (select t.config || ' for ' || p.ref || ' at ' || left(p.after, 12) || ': ' || t.detail
+      from triggered_runs t where t.push = p.push and t.outcome = 'refused' order by t.trigger limit 1)
+    end as push_error
+  from pushes p where p.workspace = workspaces.workspace and p.examined order by p.number desc limit 1
+) newest on true
 
 -- name: page_of_workspaces
 {select_workspaces} where $1::text is null or workspace = $1

@@ -38,6 +38,10 @@ ORIGIN = PushOrigin(
 )
 
 
+def later_push(number: int) -> Push:
+    return PUSH.model_copy(update={"number": number})
+
+
 async def known_workspace(app: Application) -> None:
     await app.services.readmodel.names.take("workspace", "sums", WS)
     pushed = RepositoryPushed(workspace=WS, workspace_name="sums", commit=CommitSpec(url=URL))
@@ -130,10 +134,31 @@ async def test_a_skipped_and_a_refused_trigger_name_the_reason(app: Application)
     refused = TriggerRefused(workspace=WS, run="r1", origin=ORIGIN, message="no dataset d")
     await append(app, refused)
     assert (await entries(app))[0]["result"] == f"{ORIGIN.match.config} refused: no dataset d"
-    found = (await app.get("/workspaces/sums"))["workspace"]
-    assert "no dataset d" in found["push_error"]
-    await append(app, PushExamined(workspace=WS, push=PUSH, day="d"))
-    assert (await app.get("/workspaces/sums"))["workspace"]["push_error"] is None
+
+
+async def test_the_error_of_a_workspace_is_that_of_the_newest_examined_push(
+    app: Application,
+) -> None:
+    async def error() -> str | None:
+        found: str | None = (await app.get("/workspaces/sums"))["workspace"]["push_error"]
+        return found
+
+    await known_workspace(app)
+    matched = PushExamined(workspace=WS, push=PUSH, matches=(ORIGIN.match,), day="d")
+    await append(app, received(), moved(), listed(), matched)
+    assert await error() is None
+    refused = TriggerRefused(workspace=WS, run="r1", origin=ORIGIN, message="no dataset d")
+    await append(app, refused)
+    assert await error() == f"{ORIGIN.match.config} for {MAIN} at {B[:12]}: no dataset d"
+    wrong = PushExamined(workspace=WS, push=later_push(2), day="d", error="unknown key x")
+    await append(app, moved(number=2), wrong)
+    assert await error() == f"{MAIN} at {B[:12]}: unknown key x"
+    await append(app, moved(number=3), PushExamined(workspace=WS, push=later_push(3), day="d"))
+    assert await error() is None
+    # A refusal of an older push may come later than the examination of a newer one.
+    late = TriggerRefused(workspace=WS, run="r2", origin=ORIGIN, message="no dataset d")
+    await append(app, late)
+    assert await error() is None
 
 
 async def test_a_move_without_a_webhook_is_found_and_a_baseline_is_not_shown(
