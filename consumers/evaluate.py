@@ -221,6 +221,7 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
         workspace=request.workspace,
         submitter=request.submitter,
         network=config.advanced.network,
+        environment=found.environment,
         max_turns=config.advanced.max_turns,
         max_sample_tokens=config.advanced.max_sample_tokens,
         workflow_timeout_s=config.evaluation.agent_workflow_timeout_s,

@@ -13,11 +13,6 @@ LONGEST = 2000
 
 MOST_CALLERS = 4
 
-CAN_IMPORT = (
-    "a rollout can import only the standard library, headrace and the files in the folder of its "
-    "entry point"
-)
-
 
 def blame(error: BaseException, entry: Path) -> str:
     """Return `rollouts/<rollout>/<file>:<line> in <function>: <Type>: <text>`, and the callers among the
@@ -25,7 +20,7 @@ def blame(error: BaseException, entry: Path) -> str:
     line."""
     frames = own_frames(error, entry)
     text, kind = _text(error), type(error).__name__
-    what = f"{kind}: {text}{import_hint(error)}" if text else kind
+    what = f"{kind}: {text}{import_hint(error, entry)}" if text else kind
     if not frames:
         return what[:LONGEST]
     first, *callers = [
@@ -78,11 +73,12 @@ def _keep_own(shown: traceback.TracebackException, entry: Path) -> None:
         left += [each.__cause__, each.__context__, *(each.exceptions or ())]
 
 
-def import_hint(error: BaseException) -> str:
-    """Return a hint about what a rollout can import, to show after an import error."""
+def import_hint(error: BaseException, entry: Path) -> str:
+    """Return a hint about the file that names a rollout's packages, to show after an import error."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
-    return f" ({CAN_IMPORT})"
+    file = f"{workspace_path(rollout_folder(entry), entry)}/pyproject.toml"
+    return f" (if a package has this module, add the package to project.dependencies in {file})"
 
 
 def _text(error: BaseException) -> str:
@@ -103,6 +99,11 @@ def workspace_path(file: Path, entry: Path) -> str:
     """Return the path as the workspace names it: rollouts/<rollout>/<file>."""
     root = tree_of(entry)
     return str(file.relative_to(root)) if file.is_relative_to(root) else file.name
+
+
+def rollout_folder(entry: Path) -> Path:
+    """Return the folder of the rollout that contains an entry point: the one below `rollouts`."""
+    return next((place for place in entry.parents if place.parent.name == "rollouts"), entry.parent)
 
 
 def tree_of(entry: Path) -> Path:

@@ -60,7 +60,9 @@ def load(path: Path) -> types.ModuleType:
     except SyntaxError as error:
         raise _syntax_error(error, path) from error
     except BaseException as error:
-        message = f"{_place(error, path)}: {type(error).__name__}: {error}{import_hint(error)}"
+        message = (
+            f"{_place(error, path)}: {type(error).__name__}: {error}{import_hint(error, path)}"
+        )
         raise EntryPointError(message) from error
     return module
 

@@ -28,6 +28,7 @@ from headrace.attempt_output import AttemptOutput
 from headrace.blame import blame, own_stack
 from headrace.conversation import conversation
 from headrace.grading import GraderContext, Sample
+from headrace.import_paths import InvalidShared, import_paths
 from headrace.legacy import provide_alias
 from headrace.questions import MOST_RUBRICS, add_questions, described_rubrics, rubrics_of
 from headrace.servers.hosting import host_server
@@ -303,7 +304,12 @@ def main() -> None:
     attempt_output.capture()
     channel = Channel(int(outgoing))
     path = Path(entrypoint)
-    sys.path.insert(0, str(path.parent))
+    try:
+        sys.path[:0] = import_paths(path)
+    except InvalidShared as error:
+        said = "error" if role == "discover" else "unusable"
+        channel.send({said: str(error)[:2000]})
+        os._exit(0)
     provide_alias()
     if role == "discover":
         channel.send(discover(path))

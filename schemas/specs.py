@@ -201,11 +201,21 @@ def _is_empty(value: object) -> bool:
     return value is None or value == ()
 
 
+class EnvironmentRef(Value):
+    """The locked packages of a rollout: a lock file (`uv.lock` or the pins of a resolution), the version
+    of Python, and the platform. `key` is the hash of all three. Equal keys share one environment."""
+
+    key: Sha256
+    lock: ArtifactRef
+    python: str
+    platform: str
+
+
 class DiscoveredRollout(Value):
     """The definitions of an entry point, or the reason why it could not be loaded (file and line). An
     entry point of kind `server` was not run, so its definitions are unknown. `tools` are the names of
     the functions that its workflow offers to the model. `mcp` are the names of the MCP servers that it
-    uses, and `mcp_addresses` the host:port of those elsewhere."""
+    uses, and `mcp_addresses` the host:port of those elsewhere. `environment` has its packages."""
 
     entrypoint: Entrypoint
     kind: RolloutKind = Field(default="classes", exclude_if=_is_classes)
@@ -216,6 +226,7 @@ class DiscoveredRollout(Value):
     mcp: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     mcp_addresses: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     rubrics: tuple[RubricSpec, ...] = Field(default=(), exclude_if=_is_empty)
+    environment: EnvironmentRef | None = Field(default=None, exclude_if=_is_empty)
     error: str | None = None
 
 
@@ -231,16 +242,6 @@ class DatasetRef(Value):
 class RewardSpec(Value):
     name: str
     weight: float = 1.0
-
-
-class EnvironmentRef(Value):
-    """The locked packages of a rollout: a lock file (`uv.lock` or the pins of a resolution), the version
-    of Python, and the platform. `key` is the hash of all three. Equal keys share one environment."""
-
-    key: Sha256
-    lock: ArtifactRef
-    python: str
-    platform: str
 
 
 class RolloutRef(Value):

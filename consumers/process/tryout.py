@@ -16,7 +16,7 @@ from consumers import grade
 from consumers.evaluation_figures import evaluation_figures
 from consumers.rollout import sampling
 from consumers.run.start import entry_point_problem, scoring_of
-from consumers.sync.snapshot import find_refused
+from consumers.sync.discovery import discover_rollouts
 from infra.blobs.artifacts import ArtifactStore
 from infra.gateway.provider_sampler import FindKey, ProviderSampler, RoutedSampler
 from infra.gateway.server import HttpGateway
@@ -120,13 +120,13 @@ class Tryout:
         self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
     ) -> tuple[DiscoveredRollout, ...]:
         """Return the definitions of entry points, or why they cannot be used, as sync would."""
-        refused = await find_refused(snapshot, entrypoints)
-        usable = [entry for entry in entrypoints if entry.rollout not in refused]
-        user = self._ports.require("user")
-        found = await user.discover(snapshot, usable) if usable else ()
-        errors = {entry: refused[entry.rollout] for entry in entrypoints if entry not in usable}
-        wrong = (DiscoveredRollout(entrypoint=entry, error=why) for entry, why in errors.items())
-        return (*found, *wrong)
+        return await discover_rollouts(
+            snapshot,
+            entrypoints,
+            user=self._ports.require("user"),
+            artifacts=self._ports.artifacts,
+            owner=OWNER,
+        )
 
     def use_rows(self, rows: Sequence[DatasetRow]) -> None:
         """Take the rows of the dataset that `try_row` uses."""
@@ -221,6 +221,7 @@ def rollout_ref(
         env=config.env,
         secrets=config.secrets.required,
         network=config.advanced.network,
+        environment=found.environment,
         max_turns=config.advanced.max_turns,
         max_sample_tokens=config.advanced.max_sample_tokens,
         workspace=OWNER,

@@ -88,6 +88,7 @@ def _start_with_workspace(
         pushed=request.origin is not None,
         workspace=request.workspace,
         submitter=request.submitter,
+        environment=found.environment,
         max_turns=config.advanced.max_turns,
         max_sample_tokens=config.advanced.max_sample_tokens,
         workflow_timeout_s=config.training.agent_workflow_timeout_s,

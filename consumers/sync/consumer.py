@@ -20,6 +20,7 @@ from uuid import UUID
 
 from consumers.error_excerpt import excerpt
 from consumers.sync import snapshot as snapshot_of
+from consumers.sync.discovery import discover_rollouts
 from consumers.sync.refs import (
     FollowedRefs,
     RefsEvent,
@@ -199,22 +200,18 @@ async def perform_fetch(effect: FetchCommit, ports: Ports) -> CommitFetched:
     entrypoints = effect.entrypoints or await snapshot_of.find_entrypoints(tree)
     sha256 = await snapshot_of.hash_snapshot(tree)
     snapshot = await ports.artifacts.put(tree, run=effect.workspace, blob=True, sha256=sha256)
-    refused = await snapshot_of.find_refused(tree, entrypoints)
-    usable = tuple(entry for entry in entrypoints if entry.rollout not in refused)
-    found = await ports.require("user").discover(tree, usable) if usable else ()
-    rollouts = (
-        *found,
-        *(
-            DiscoveredRollout(entrypoint=entry, error=refused[entry.rollout])
-            for entry in entrypoints
-            if entry.rollout in refused
-        ),
+    found = await discover_rollouts(
+        tree,
+        entrypoints,
+        user=ports.require("user"),
+        artifacts=ports.artifacts,
+        owner=effect.workspace,
     )
     return CommitFetched(
         effect=effect,
         commit=sha,
         snapshot=snapshot,
-        rollouts=tuple(_presentable(rollout, len(rollouts)) for rollout in rollouts),
+        rollouts=tuple(_presentable(rollout, len(found)) for rollout in found),
     )
 
 

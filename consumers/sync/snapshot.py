@@ -1,4 +1,4 @@
-"""Examines a snapshot before any of its code runs: its entry points, and the dependencies they declare.
+"""Examines a snapshot before any of its code runs: its hash and its entry points.
 
 Reading a large archive takes time, so it is done in a thread while the control process serves requests.
 """
@@ -7,9 +7,7 @@ import asyncio
 import hashlib
 import io
 import tarfile
-from collections.abc import Sequence
 
-from consumers.sync.requirements import unmet_requirements
 from schemas.errors import Refused
 from schemas.specs import Entrypoint
 
@@ -27,11 +25,6 @@ async def hash_snapshot(tree: bytes) -> str:
     return await asyncio.to_thread(lambda: hashlib.sha256(tree).hexdigest())
 
 
-async def find_refused(tree: bytes, wanted: Sequence[Entrypoint]) -> dict[str, str]:
-    """Call `find_refused_in` in a thread."""
-    return await asyncio.to_thread(find_refused_in, tree, wanted)
-
-
 def find_entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
     """Return every `rollouts/<name>/main.py` of a snapshot, sorted by name. Raises Refused when there
     are too many."""
@@ -44,10 +37,3 @@ def find_entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
             "point in the run's TOML, or split the workspace"
         )
     return tuple(Entrypoint(rollout=name) for name in names)
-
-
-def find_refused_in(tree: bytes, entrypoints: Sequence[Entrypoint]) -> dict[str, str]:
-    """Return the rollouts whose dependencies cannot be met, each with the reason."""
-    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
-        reasons = {entry.rollout: unmet_requirements(tar, entry.rollout) for entry in entrypoints}
-    return {rollout: reason for rollout, reason in reasons.items() if reason is not None}

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from infra.ports.packages import DeclaredPackages, ResolvedPackages
 from schemas.datasets import DatasetRow
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, ToolSpec, Turn
@@ -23,6 +24,7 @@ from schemas.specs import (
     DatasetRef,
     DiscoveredRollout,
     Entrypoint,
+    EnvironmentRef,
     GroupSpec,
     Push,
     PushOrigin,
@@ -233,11 +235,20 @@ def _masks_of(secrets: frozenset[tuple[str, SecretValue]]) -> Masks:
 class UserCode(Protocol):
     """The workspace's code, in confined processes. Workflow and grader run in separate processes."""
 
+    async def resolve(self, declared: DeclaredPackages) -> ResolvedPackages:
+        """Choose the exact versions of the packages of a rollout. Raises Refused, with what to do, when
+        they cannot be installed."""
+        ...
+
     async def discover(
-        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+        self,
+        snapshot: bytes,
+        entrypoints: Sequence[Entrypoint],
+        *,
+        environments: Mapping[str, EnvironmentRef] = ...,
     ) -> tuple[DiscoveredRollout, ...]:
         """Import each entry point in a process of its own, and return what it defines. The process is
-        then thrown away."""
+        then thrown away. `environments` are the packages of rollouts, by name."""
         ...
 
     async def run_workflow(

@@ -24,11 +24,11 @@ def find_interpreter() -> Interpreter:
     Raises InvalidConfig when there is none, for example because ours is in a private directory.
     """
     ours = Path(sys.executable).resolve()
-    if os.geteuid() != 0 or _reachable(ours):
+    if os.geteuid() != 0 or is_reachable(ours):
         return Interpreter(ours, _directories(ours))
     for name in ("python3.12", "python3.11", "python3"):
         found = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin")
-        if found and _reachable(Path(found).resolve()):
+        if found and is_reachable(Path(found).resolve()):
             return Interpreter(Path(found), ())
     raise InvalidConfig(
         f"user code cannot run {ours}, because a directory above it is private; install a system Python "
@@ -47,5 +47,6 @@ def _is_above_system(path: Path) -> bool:
     return Path("/usr").is_relative_to(path)
 
 
-def _reachable(path: Path) -> bool:
+def is_reachable(path: Path) -> bool:
+    """Whether every user can pass all directories to this program, and run it."""
     return all(place.stat().st_mode & 0o001 for place in (path, *path.parents))

@@ -26,7 +26,7 @@ from infra.sandbox.host_messages import (
     parse_first,
     parse_later,
 )
-from infra.sandbox.interpreter import find_interpreter
+from infra.sandbox.interpreter import Interpreter, find_interpreter
 from infra.sandbox.levels.level import ConfinedCommand, Level
 from infra.sandbox.user_process import UserProcess
 from schemas.errors import FailureCategory, TransientError, UserCodeError
@@ -93,9 +93,10 @@ class ConfinedProcess:
         env: Mapping[str, str],
         gateway: Path | None = None,
         network: Sequence[str] = (),
+        python: Interpreter | None = None,
     ) -> None:
         """Without `gateway`, it has no socket of the gateway. `network` are the addresses that the
-        gateway's proxy connects to."""
+        gateway's proxy connects to. `python` is the one with the packages of the rollout."""
         self._role = role
         self._level = level
         self.gateway = gateway
@@ -104,6 +105,7 @@ class ConfinedProcess:
         self._entrypoint = entrypoint
         self._env = dict(env)
         self._network = network
+        self._python = python
         self._process: UserProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: list[asyncio.BaseTransport] = []
@@ -190,8 +192,9 @@ class ConfinedProcess:
     async def _spawn(self) -> tuple[int, int]:
         """Start the process. Returns the pipe ends to write to it and to read from it."""
         inward, outward = os.pipe(), os.pipe()
-        python = find_interpreter()
-        fixed = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}  # noqa: S108 - not ours
+        python = self._python or find_interpreter()
+        programs = f"{python.path.parent}:" if self._python else ""
+        fixed = {"PATH": f"{programs}/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}  # noqa: S108 - not ours
         own = {f"{ENV_PREFIX}{name}": value for name, value in self._env.items()}
         network = {"HEADRACE_NETWORK": ",".join(self._network)} if self._network else {}
         launcher = str(self._sdk / "headrace" / "launch.py")

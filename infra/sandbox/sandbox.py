@@ -19,16 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
+from infra.ports.packages import DeclaredPackages, ResolvedPackages
 from infra.ports.services import GatewaySockets, SandboxOwner
 from infra.sandbox.calls import CallingUserCode, UserCall
+from infra.sandbox.environments.environments import Environments
 from infra.sandbox.host_messages import CallAnswer, FirstMessage
+from infra.sandbox.interpreter import Interpreter
 from infra.sandbox.levels.probe import choose_level
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.user_process import UNPRIVILEGED
+from infra.settings.packages import PackageSettings
 from infra.settings.sandbox_level import REFUSES_PUSHES, TRUSTED
-from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
+from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef
-from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
+from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef, RolloutRef
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
 
@@ -37,6 +41,11 @@ HostKey = tuple[str, str, str, int]
 
 PREFIX, HELD = "headrace-code-", "held"
 """The name prefix of directories with user code, and the file in each that its owner keeps locked."""
+
+BUILDER = "bwrap"
+"""The level at which environments are built. Packages are not run while they are installed."""
+
+NO_ENVIRONMENTS: Mapping[str, EnvironmentRef] = {}
 
 WARM = 8
 """How many processes are kept warm. The least recently used one is ended first."""
@@ -69,10 +78,21 @@ def _host(call: UserCall) -> _Host:
 
 class LocalUserCode(CallingUserCode):
     """`infra.ports.services.UserCode` in processes of this machine, confined as `level` says. `fetch`
-    reads snapshots. `sockets` opens one for each process of a workflow."""
+    reads snapshots and pins. `sockets` opens one for each process of a workflow. `packages` says where
+    packages come from."""
 
-    def __init__(self, level: str, *, fetch: Fetch, sockets: GatewaySockets | None = None) -> None:
+    def __init__(
+        self,
+        level: str,
+        *,
+        fetch: Fetch,
+        sockets: GatewaySockets | None = None,
+        packages: PackageSettings | None = None,
+    ) -> None:
         self._level = choose_level(level)
+        self._builder = choose_level(TRUSTED if level == TRUSTED else BUILDER)
+        settings = packages or PackageSettings.load(os.environ)
+        self._environments = Environments(self._builder, settings)
         self._fetch = fetch
         self._sockets = sockets
         self._root, self._held = code_directory()
@@ -88,15 +108,26 @@ class LocalUserCode(CallingUserCode):
         self._deaths: dict[str, int] = {}
         self._alone = asyncio.Semaphore(ALONE)
 
+    async def resolve(self, declared: DeclaredPackages) -> ResolvedPackages:
+        return await self._environments.resolve(declared)
+
     async def discover(
-        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+        self,
+        snapshot: bytes,
+        entrypoints: Sequence[Entrypoint],
+        *,
+        environments: Mapping[str, EnvironmentRef] = NO_ENVIRONMENTS,
     ) -> tuple[DiscoveredRollout, ...]:
         with tempfile.TemporaryDirectory(dir=self._root) as directory:
             tree = Path(directory)
             await asyncio.to_thread(unpack, snapshot, tree)
             wanted = list(entrypoints) or _mains(tree)
             return tuple(
-                [await self._look(tree, e) for e in wanted if _entry_file(tree, e) is not None]
+                [
+                    await self._look(tree, e, environments.get(e.rollout))
+                    for e in wanted
+                    if _entry_file(tree, e) is not None
+                ]
             )
 
     async def aclose(self) -> None:
@@ -107,6 +138,8 @@ class LocalUserCode(CallingUserCode):
         for process in self._warm.values():
             await self._end(process)
         self._warm.clear()
+        self._environments.close()
+        await self._builder.aclose()
         await self._level.aclose()
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
         os.close(held)
@@ -163,6 +196,7 @@ class LocalUserCode(CallingUserCode):
             raise UserCodeError(
                 FailureCategory.VALIDATION, f"the snapshot does not hold {rollout.entrypoint}"
             )
+        python = await self._python(rollout.environment)
         secrets = {name: value.reveal() for name, value in host.owner.secrets.items()}
         env = {**rollout.env, **secrets}
         gateway = None
@@ -176,6 +210,7 @@ class LocalUserCode(CallingUserCode):
                 env,
                 gateway=gateway,
                 network=rollout.network if gateway else (),
+                python=python,
             )
         except BaseException:
             await self._close_socket(gateway)
@@ -199,6 +234,7 @@ class LocalUserCode(CallingUserCode):
         *,
         gateway: Path | None = None,
         network: Sequence[str] = (),
+        python: Interpreter | None = None,
     ) -> tuple[ConfinedProcess, FirstMessage]:
         """Start a process that loads an entry point. Returns it and its first message. Raises
         UserCodeError, also when TRIES processes in a row ended while they loaded it."""
@@ -212,6 +248,7 @@ class LocalUserCode(CallingUserCode):
                 env=env,
                 gateway=gateway,
                 network=network,
+                python=python,
             )
             try:
                 return process, await process.start()
@@ -228,15 +265,29 @@ class LocalUserCode(CallingUserCode):
             self._trees.setdefault(snapshot.sha256, tree)
         return self._trees[snapshot.sha256]
 
-    async def _look(self, tree: Path, entrypoint: Entrypoint) -> DiscoveredRollout:
+    async def _python(self, environment: EnvironmentRef | None) -> Interpreter | None:
+        """The Python of an environment. Raises UserCodeError when this machine cannot have it."""
+        if environment is None:
+            return None
+        try:
+            return await self._environments.get(environment, await self._fetch(environment.lock))
+        except Refused as error:
+            raise UserCodeError(FailureCategory.VALIDATION, error.message) from error
+
+    async def _look(
+        self, tree: Path, entrypoint: Entrypoint, environment: EnvironmentRef | None
+    ) -> DiscoveredRollout:
         path = _entry_file(tree, entrypoint)
         assert path is not None  # noqa: S101 - the caller looked
         try:
-            process, found = await self._begin("discover", tree, path, {})
+            python = await self._python(environment)
+            process, found = await self._begin("discover", tree, path, {}, python=python)
         except UserCodeError as error:
             return DiscoveredRollout(entrypoint=entrypoint, error=error.message)
         await process.aclose()
-        return DiscoveredRollout.model_validate({"entrypoint": entrypoint, **found.model_dump()})
+        return DiscoveredRollout.model_validate(
+            {"entrypoint": entrypoint, "environment": environment, **found.model_dump()}
+        )
 
 
 def code_directory() -> tuple[Path, int]:

@@ -15,6 +15,7 @@ from infra.settings import network_policy
 from infra.settings.git import GitSettings
 from infra.settings.kafka import KafkaSettings
 from infra.settings.network_policy import NetworkPolicy
+from infra.settings.packages import PackageSettings
 from infra.settings.s3 import S3Place
 from infra.settings.sandbox_service import SandboxAddress
 from infra.settings.secret_key import KeySource, load_sources
@@ -79,6 +80,7 @@ class Settings:
     retention_days: int | None
     poll_s: int
     git: GitSettings
+    packages: PackageSettings
     failpoint: str | None
     telemetry: bool
 
@@ -114,6 +116,7 @@ class Settings:
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
             git=_git(environ),
+            packages=_packages(environ),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
             telemetry=any(
                 environ.get(name)
@@ -313,6 +316,13 @@ def _git(environ: Mapping[str, str]) -> GitSettings:
         return GitSettings.load(environ, urls=(_url(environ), _public_url(environ)))
     except BadValue as error:
         raise _bad(*error.args) from error
+
+
+def _packages(environ: Mapping[str, str]) -> PackageSettings:
+    try:
+        return PackageSettings.load(environ)
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
 
 
 def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

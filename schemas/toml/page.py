@@ -22,7 +22,7 @@ from schemas.algorithms import READ_BY
 from schemas.config import EvalConfig, RunConfig, Section
 from schemas.toml import mcp_tables, triggers
 from schemas.toml.mcp_tables import McpTable
-from schemas.toml.triggers import Trigger
+from schemas.toml.triggers import Trigger, WorkspaceTable
 
 BY_ALGORITHM = "by algorithm"
 NUMBERS = {int: "whole number", float: "number"}
@@ -99,6 +99,10 @@ def _lines() -> Iterator[str]:
     yield MCP
     yield ""
     yield from _table(McpTable)
+    yield ""
+    yield "## Shared code"
+    yield ""
+    yield from _table(WorkspaceTable)
 
 
 def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterator[str]:

@@ -114,11 +114,25 @@ class Trigger(Section):
         return any(is_selected(path, self.paths) for path in changed)
 
 
+class WorkspaceTable(Section):
+    """The code that the rollouts of a workspace share ([rollouts](rollouts.md#packages))."""
+
+    shared: Annotated[
+        tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...],
+        Field(max_length=16),
+    ] = ()
+    """the folders with code that all rollouts import"""
+
+
 class TriggerTables(Section):
     """A whole `headrace.toml`."""
 
     trigger: Annotated[tuple[Trigger, ...], Field(max_length=MOST_TRIGGERS)] = ()
     mcp: Annotated[tuple[McpTable, ...], Field(max_length=MOST_SERVERS)] = ()
+    workspace: WorkspaceTable = WorkspaceTable()
+
+
+_TABLES: dict[str, type[Section]] = {"mcp": McpTable, "workspace": WorkspaceTable}
 
 
 def parse_triggers(content: bytes) -> tuple[Trigger, ...]:
@@ -141,7 +155,11 @@ def parse_triggers(content: bytes) -> tuple[Trigger, ...]:
 def _document_issues(document: dict[str, Any]) -> Iterator[Issue]:
     """Issues that pydantic is not asked about, because it would describe them worse."""
     for name in TriggerTables.model_fields:
-        if isinstance(found := document.get(name), dict):
+        found = document.get(name)
+        if name == "workspace":
+            if found is not None and not isinstance(found, dict):
+                yield Issue(name, "must be one table, [workspace]")
+        elif isinstance(found, dict):
             shown = ", ".join(list(found)[:3])[:60]
             yield Issue(name, f"must be [[{name}]] with two brackets, got one table ({shown})")
     yield from non_json_issues("", document)
@@ -164,12 +182,12 @@ def _issue(details: ErrorDetails) -> Issue:
     key = join_key(location)
     match details["type"], location:
         case "extra_forbidden", (name,):
-            close = difflib.get_close_matches(str(name), ["trigger", "mcp"], n=1)
+            close = difflib.get_close_matches(str(name), ["trigger", "mcp", "workspace"], n=1)
             meant = close[0] if close else None
-            message = "unrecognized key; a headrace.toml holds [[trigger]] and [[mcp]] tables"
+            message = "unrecognized key; a headrace.toml has [workspace], [[trigger]] and [[mcp]]"
             return Issue(key, message, meant)
         case "extra_forbidden", (table, *_, name):
-            known = tuple((McpTable if table == "mcp" else Trigger).model_fields)
+            known = tuple(_TABLES.get(str(table), Trigger).model_fields)
             close = difflib.get_close_matches(str(name), known, n=1)
             message = f"unrecognized key; the keys are: {', '.join(known)}"
             return Issue(key, message, close[0] if close else None)

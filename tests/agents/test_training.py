@@ -9,12 +9,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from infra.gateway.server import HttpGateway
+from infra.ports.packages import DeclaredPackages, ResolvedPackages
 from infra.ports.services import GraderResult, SandboxOwner, ServedResult, WorkflowResult
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.events import PolicyUpdated, SampleGenerated
@@ -27,7 +29,7 @@ from schemas.sampling import (
     SampleRequest,
     Turn,
 )
-from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
+from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef, RolloutRef
 from tests.agents.client_process import NAMES, ClientProcess, client_process
 from tests.kit.in_memory import InMemory, in_memory
 from tests.kit.platform import make_workspace, run_config
@@ -84,8 +86,15 @@ class Clients:
         self._starting = asyncio.Lock()
         self.errors: list[str] = []
 
+    async def resolve(self, declared: DeclaredPackages) -> ResolvedPackages:
+        raise NotImplementedError(f"{declared.path} asks for packages")
+
     async def discover(
-        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+        self,
+        snapshot: bytes,
+        entrypoints: Sequence[Entrypoint],
+        *,
+        environments: Mapping[str, EnvironmentRef] = MappingProxyType({}),
     ) -> tuple[DiscoveredRollout, ...]:
         return tuple(
             DiscoveredRollout(entrypoint=each, workflow="Client", grader="Correct")

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from uuid import UUID, uuid5
 
 from infra.blobs.artifacts import ArtifactStore
@@ -15,6 +16,7 @@ from infra.blobs.dataset_cache import DatasetCache
 from infra.blobs.local import LocalBlobs
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.clock import ManualClock
+from infra.ports.packages import DeclaredPackages, ResolvedPackages
 from infra.ports.ports import Ports
 from infra.ports.services import (
     GraderResult,
@@ -27,7 +29,7 @@ from infra.ports.services import (
 )
 from infra.settings.settings import Settings
 from schemas.datasets import DatasetRow
-from schemas.errors import TransientError
+from schemas.errors import Refused, TransientError
 from schemas.events import Event
 from schemas.ids import HEADRACE
 from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
@@ -38,6 +40,7 @@ from schemas.specs import (
     DatasetRef,
     DiscoveredRollout,
     Entrypoint,
+    EnvironmentRef,
     GroupSpec,
     Push,
     RolloutRef,
@@ -133,8 +136,17 @@ class FakeUserCode:
         self.discovered: list[tuple[Entrypoint, ...]] = []
         self.num_gradings = 0
 
+    async def resolve(self, declared: DeclaredPackages) -> ResolvedPackages:
+        if declared.dependencies[0].startswith("numpy"):
+            raise Refused(f"{declared.path}: the packages cannot be installed")
+        return ResolvedPackages(pins="", python="3.11", platform="linux-x86_64", count=0)
+
     async def discover(
-        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+        self,
+        snapshot: bytes,
+        entrypoints: Sequence[Entrypoint],
+        *,
+        environments: Mapping[str, EnvironmentRef] = MappingProxyType({}),
     ) -> tuple[DiscoveredRollout, ...]:
         self.discovered.append(tuple(entrypoints))
         return tuple(DiscoveredRollout(entrypoint=e, error="e" * 9999) for e in entrypoints)

@@ -19,6 +19,7 @@ from infra.sandbox.service.self_protection import die_with_parent, hide_memory
 from infra.sandbox.service.session import ServiceSession
 from infra.sandbox.service.snapshots import SnapshotCache
 from infra.sandbox.service.sockets import RemoteSockets
+from infra.settings.packages import PackageSettings
 from infra.settings.sandbox_service import listen_address, parse_service_key
 from infra.settings.settings import sandbox_level
 
@@ -63,6 +64,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         level = sandbox_level(os.environ)
+        PackageSettings.load(os.environ)
         url = listen_address(options.listen) if options.listen else None
         key = parse_service_key(os.environ.pop("HEADRACE_SANDBOX_KEY", "")) if url else b""
     except ValueError as error:

@@ -14,15 +14,18 @@ import tempfile
 from pathlib import Path
 
 import infra
+from infra.sandbox.environments.uv_process import PASSED as OF_UV
 from infra.sandbox.service.listener import READ_AHEAD
+from infra.settings import packages
 
 END_S = 25.0
 """How long a child may take to end its user code and itself, before it is killed."""
 
 ROOT = Path(infra.__file__).resolve().parents[1]
 STDERR = 2
-PASSED = ("HEADRACE_RUNSC", "XDG_CACHE_HOME")
-"""The variables of ours that a child gets too. They name gVisor's program."""
+PASSED = ("HEADRACE_RUNSC", "XDG_CACHE_HOME", *packages.VARIABLES, *OF_UV)
+"""The variables of ours that a child gets too. They name gVisor's program, the directories of packages,
+and the way to their index."""
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -8,11 +8,12 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from infra.ports.packages import DeclaredPackages, ResolvedPackages
 from infra.ports.services import GatewaySockets
 from infra.sandbox.calls import CallingUserCode, UserCall
 from infra.sandbox.host_messages import CallAnswer, ProtocolError, parse_answer
@@ -31,7 +32,7 @@ from infra.sandbox.service.peer import Peer
 from infra.sandbox.service.streams import Stream, join
 from schemas.errors import InvalidConfig, Refused, SandboxAway, TransientError
 from schemas.sampling import ArtifactRef
-from schemas.specs import DiscoveredRollout, Entrypoint
+from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ STEADY_S = 10.0
 """A connection that lasted this long was not lost soon."""
 
 MOST_SOCKETS = 256
+NO_ENVIRONMENTS: Mapping[str, EnvironmentRef] = {}
 END_S = 25.0
 
 
@@ -99,11 +101,11 @@ class SandboxClient(CallingUserCode):
         """Make one attempt at a call. Raises the errors of the service, and TransientError when it
         ends."""
         parts = encode_call(call)
-        ref = call.rollout.snapshot
+        refs = [(call.rollout.snapshot, None), *_locks([call.rollout.environment])]
         allowed = (call.owner.run, call.rollout.network)
         self._allowed[allowed] += 1
         try:
-            data = await self._request(ref, None, FrameKind.CALL, *parts)
+            data = await self._request(refs, FrameKind.CALL, *parts)
         finally:
             self._allowed[allowed] -= 1
             self._allowed += Counter()  # without those that have no calls
@@ -116,22 +118,46 @@ class SandboxClient(CallingUserCode):
             raise TransientError(f"{self._service.name} sent an invalid answer")
         return answer
 
+    async def resolve(self, declared: DeclaredPackages) -> ResolvedPackages:
+        """Choose the exact versions of packages. Raises Refused, and TransientError when the service
+        ends."""
+        payload = declared.model_dump_json().encode()
+        data = await self._request((), FrameKind.RESOLVE, payload)
+        try:
+            return parse(ResolvedPackages, data)
+        except ProtocolError as error:
+            self._distrust(str(error))
+            raise TransientError(f"{self._service.name} sent an invalid answer") from error
+
     async def discover(
-        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+        self,
+        snapshot: bytes,
+        entrypoints: Sequence[Entrypoint],
+        *,
+        environments: Mapping[str, EnvironmentRef] = NO_ENVIRONMENTS,
     ) -> tuple[DiscoveredRollout, ...]:
         sha256 = await asyncio.to_thread(lambda: hashlib.sha256(snapshot).hexdigest())
         ref = ArtifactRef(uri="memory:", sha256=sha256, size=len(snapshot))
-        request = DiscoverRequest(sha256=sha256, size=len(snapshot), entrypoints=tuple(entrypoints))
+        request = DiscoverRequest(
+            sha256=sha256,
+            size=len(snapshot),
+            entrypoints=tuple(entrypoints),
+            environments=dict(environments),
+        )
         payload = request.model_dump_json().encode()
         try:
-            data = await self._request(ref, snapshot, FrameKind.DISCOVER, payload)
+            refs = [(ref, snapshot), *_locks(environments.values())]
+            data = await self._request(refs, FrameKind.DISCOVER, payload)
             found = parse_found(data)
             if entrypoints and not {one.entrypoint for one in found} <= set(entrypoints):
                 raise ProtocolError("it examined other entry points")
         except ProtocolError as error:
             self._distrust(str(error))
             raise TransientError(f"{self._service.name} sent an invalid answer") from error
-        return found
+        return tuple(
+            one.model_copy(update={"environment": environments.get(one.entrypoint.rollout)})
+            for one in found
+        )
 
     async def aclose(self) -> None:
         """End the service's part of us: all our user code."""
@@ -144,26 +170,33 @@ class SandboxClient(CallingUserCode):
         await self._service.disconnect(within_s=END_S)
 
     async def _request(
-        self, ref: ArtifactRef, data: bytes | None, kind: FrameKind, *parts: bytes
+        self, refs: Sequence[tuple[ArtifactRef, bytes | None]], kind: FrameKind, *parts: bytes
     ) -> bytes:
-        """Make a request that needs a snapshot, and return its answer."""
+        """Make a request that needs artifacts, some of which are here already, and return its
+        answer."""
         try:
             peer = (await self._connect()).peer
         except InvalidConfig as error:  # it could when this process started
             raise SandboxAway(error.message) from error
-        wanted = self._wanted.setdefault(ref.sha256, _Wanted(ref, data))
-        wanted.data = wanted.data if data is None else data
-        wanted.calls += 1
+        held = [self._want(ref, data) for ref, data in refs]
         try:
             return await peer.request(kind, *parts)
         except TransientError as error:
-            if wanted.error is not None:
-                raise wanted.error from error
+            for wanted in held:
+                if wanted.error is not None:
+                    raise wanted.error from error
             raise
         finally:
-            wanted.calls -= 1
-            if not wanted.calls:
-                self._wanted.pop(ref.sha256, None)
+            for wanted in held:
+                wanted.calls -= 1
+                if not wanted.calls:
+                    self._wanted.pop(wanted.ref.sha256, None)
+
+    def _want(self, ref: ArtifactRef, data: bytes | None) -> _Wanted:
+        wanted = self._wanted.setdefault(ref.sha256, _Wanted(ref, data))
+        wanted.data = wanted.data if data is None else data
+        wanted.calls += 1
+        return wanted
 
     async def _connect(self) -> "_Connection":
         """The open connection, or a new one. Callers that wait for the same one get the same error."""
@@ -229,6 +262,13 @@ class SandboxClient(CallingUserCode):
         except Exception as error:
             wanted.error = error
             raise
+
+
+def _locks(
+    environments: Iterable[EnvironmentRef | None],
+) -> list[tuple[ArtifactRef, bytes | None]]:
+    """The pins of environments, which the service may need."""
+    return [(each.lock, None) for each in environments if each is not None]
 
 
 class _Connection:

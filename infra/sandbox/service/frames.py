@@ -22,6 +22,7 @@ CHUNK = 64 << 10
 
 LARGEST_CALL = 256 << 20
 LARGEST_ANSWER = 32 << 20
+LARGEST_RESOLVE = 16 << 20
 SMALL = 64 << 10
 
 
@@ -43,6 +44,7 @@ class FrameKind(IntEnum):
     END = 13  # both: no more bytes come on a stream
     RESET = 14  # both: a stream is over
     BEAT = 15  # both: the sender is alive
+    RESOLVE = 16  # client: choose the versions of the packages of a rollout
 
 
 _EITHER: Final = {
@@ -58,6 +60,7 @@ TO_SERVICE: Final = {
     **_EITHER,
     FrameKind.CALL: LARGEST_CALL,
     FrameKind.DISCOVER: 1 << 20,
+    FrameKind.RESOLVE: LARGEST_RESOLVE,
     FrameKind.RESULT: SMALL,
 }
 """The kinds that a service receives, with the most bytes of each."""

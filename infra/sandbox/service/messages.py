@@ -30,7 +30,14 @@ from schemas.errors import (
     UserCodeError,
 )
 from schemas.secrets.secret_value import SecretValue
-from schemas.specs import DiscoveredRollout, Entrypoint, RolloutKind, RolloutRef, RubricSpec
+from schemas.specs import (
+    DiscoveredRollout,
+    Entrypoint,
+    EnvironmentRef,
+    RolloutKind,
+    RolloutRef,
+    RubricSpec,
+)
 
 LENGTH = struct.Struct(">I")
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -60,11 +67,13 @@ class CallHead(_Payload):
 
 
 class DiscoverRequest(_Payload):
-    """Examine these entry points of a snapshot, or all that it has."""
+    """Examine these entry points of a snapshot, or all that it has. `environments` are the packages of
+    rollouts."""
 
     sha256: Sha256
     size: Annotated[int, Field(ge=0)]
     entrypoints: tuple[Entrypoint, ...]
+    environments: dict[str, EnvironmentRef] = {}
 
 
 class FoundRollout(_Payload):
@@ -156,7 +165,9 @@ def parse_call(payload: bytes) -> UserCall:
 
 def encode_found(found: tuple[DiscoveredRollout, ...]) -> bytes:
     """The payload of the answer to a DiscoverRequest."""
-    return _FOUND.dump_json(tuple(FoundRollout.model_validate(f.model_dump()) for f in found))
+    return _FOUND.dump_json(
+        tuple(FoundRollout.model_validate(f.model_dump(exclude={"environment"})) for f in found)
+    )
 
 
 def parse_found(data: bytes) -> tuple[DiscoveredRollout, ...]:

@@ -29,7 +29,10 @@ TOKENS_PER_S = 10_000
 TURN = 32
 """After this many frames in a row, others get a turn."""
 
-REQUESTS = (FrameKind.CALL, FrameKind.DISCOVER, FrameKind.OPEN_SOCKET, FrameKind.CLOSE_SOCKET)
+REQUESTS = (
+    *(FrameKind.CALL, FrameKind.DISCOVER, FrameKind.RESOLVE),
+    *(FrameKind.OPEN_SOCKET, FrameKind.CLOSE_SOCKET),
+)
 STREAMS = (FrameKind.SNAPSHOT, FrameKind.CONNECT)
 OF_STREAMS = (FrameKind.DATA, FrameKind.CREDIT, FrameKind.END, FrameKind.RESET)
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
+from infra.ports.packages import DeclaredPackages
 from infra.ports.services import GatewaySockets
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.service.frames import TO_SERVICE, FrameKind, FrameReader
@@ -51,7 +52,11 @@ class ServiceSession:
         self._peer = Peer(
             FrameReader(reader, TO_SERVICE),
             writer,
-            answers={FrameKind.CALL: self._call, FrameKind.DISCOVER: self._discover},
+            answers={
+                FrameKind.CALL: self._call,
+                FrameKind.DISCOVER: self._discover,
+                FrameKind.RESOLVE: self._resolve,
+            },
         )
         self._sockets = make_sockets(self._peer)
         self._code: LocalUserCode | None = None
@@ -89,7 +94,14 @@ class ServiceSession:
     async def _discover(self, payload: bytes) -> bytes:
         request = parse(DiscoverRequest, payload)
         snapshot = await self._snapshots.get(request.sha256, request.size, peer=self._peer)
-        return encode_found(await self._user_code.discover(snapshot, request.entrypoints))
+        found = await self._user_code.discover(
+            snapshot, request.entrypoints, environments=request.environments
+        )
+        return encode_found(found)
+
+    async def _resolve(self, payload: bytes) -> bytes:
+        resolved = await self._user_code.resolve(parse(DeclaredPackages, payload))
+        return resolved.model_dump_json().encode()
 
     @property
     def _user_code(self) -> LocalUserCode:

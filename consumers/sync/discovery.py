@@ -1,0 +1,74 @@
+"""Examines the rollouts of a snapshot: chooses their packages, and finds what their entry points define.
+
+What is wrong with the packages of a rollout is an error of that rollout only.
+"""
+
+import asyncio
+import io
+import tarfile
+from collections.abc import Sequence
+
+from infra.ports.packages import DeclaredPackages
+from infra.ports.services import Artifacts, UserCode
+from infra.sandbox.environments.declarations import read_declared
+from schemas.errors import Refused
+from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef
+
+
+async def discover_rollouts(
+    tree: bytes,
+    entrypoints: Sequence[Entrypoint],
+    *,
+    user: UserCode,
+    artifacts: Artifacts,
+    owner: str,
+) -> tuple[DiscoveredRollout, ...]:
+    """Return the definitions of entry points, or why they cannot be used. The pins of their packages are
+    stored as artifacts of `owner`."""
+    declared, refused = await asyncio.to_thread(declared_in, tree, entrypoints)
+    environments: dict[str, EnvironmentRef] = {}
+    for rollout, packages in declared.items():
+        try:
+            environments[rollout] = await lock_packages(
+                packages, user=user, artifacts=artifacts, owner=owner
+            )
+        except Refused as error:
+            refused[rollout] = error.message
+    usable = tuple(entry for entry in entrypoints if entry.rollout not in refused)
+    found = await user.discover(tree, usable, environments=environments) if usable else ()
+    wrong = (
+        DiscoveredRollout(entrypoint=entry, error=refused[entry.rollout])
+        for entry in entrypoints
+        if entry.rollout in refused
+    )
+    return (*found, *wrong)
+
+
+async def lock_packages(
+    packages: DeclaredPackages, *, user: UserCode, artifacts: Artifacts, owner: str
+) -> EnvironmentRef:
+    """Choose the exact versions of packages and store them. Raises Refused."""
+    resolved = await user.resolve(packages)
+    lock = await artifacts.put(resolved.pins.encode(), run=owner)
+    return EnvironmentRef(
+        key=resolved.key, lock=lock, python=resolved.python, platform=resolved.platform
+    )
+
+
+def declared_in(
+    tree: bytes, entrypoints: Sequence[Entrypoint]
+) -> tuple[dict[str, DeclaredPackages], dict[str, str]]:
+    """Return the packages that rollouts ask for, and the rollouts that cannot have theirs, each with the
+    reason."""
+    declared: dict[str, DeclaredPackages] = {}
+    refused: dict[str, str] = {}
+    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
+        for rollout in dict.fromkeys(entry.rollout for entry in entrypoints):
+            try:
+                packages = read_declared(tar, rollout)
+            except Refused as error:
+                refused[rollout] = error.message
+                continue
+            if packages is not None:
+                declared[rollout] = packages
+    return declared, refused

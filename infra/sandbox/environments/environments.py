@@ -1,0 +1,208 @@
+"""The environments of rollouts on this machine: each is built once, is read-only, and is shared by all
+processes.
+
+A file that is locked while an environment is built keeps other processes from building it too. It is
+built beside its place and then renamed, so a killed builder leaves nothing that could be used.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+import sysconfig
+import time
+from pathlib import Path
+
+from infra.ports.packages import DeclaredPackages, ResolvedPackages, environment_key
+from infra.sandbox.environments.interpreters import choose_python, python_of, reachable_python
+from infra.sandbox.environments.removal import EnvironmentUse, make_room, remove_partials
+from infra.sandbox.environments.resolution import (
+    check_pins,
+    count_pins,
+    index_options,
+    read_pins,
+    write_inputs,
+)
+from infra.sandbox.environments.sizes import measure_tree, seal_tree
+from infra.sandbox.environments.uv_process import (
+    UvFailed,
+    UvTask,
+    find_uv,
+    prepared_folder,
+    run_confined,
+)
+from infra.sandbox.interpreter import Interpreter
+from infra.sandbox.levels.level import Level
+from infra.settings.packages import INDEX, PackageSettings
+from schemas.errors import Refused, TransientError
+from schemas.specs import EnvironmentRef
+
+logger = logging.getLogger(__name__)
+
+LONGEST_SAID = 1200
+"""Characters of what uv says that are shown."""
+
+AWAY = (
+    *("error sending request", "dns error", "connection refused", "operation timed out"),
+    *("request failed after", "failed to fetch", "could not connect", "network connectivity"),
+)
+RESOLVE_BYTES, RESOLVE_S = 1 << 30, 300.0
+
+
+class Environments:
+    """Resolves packages and builds environments below the directory of `settings`, at a level that has a
+    network for uv."""
+
+    def __init__(self, level: Level, settings: PackageSettings) -> None:
+        self._level = level
+        self._settings = settings
+        self._directory = settings.directory
+        self._building: dict[str, asyncio.Lock] = {}
+        self._used: dict[str, EnvironmentUse] = {}
+
+    async def resolve(self, declared: DeclaredPackages) -> ResolvedPackages:
+        """Return the exact versions of the packages of a rollout. Raises Refused, with the file and the
+        words of uv, when there are none, and when the index cannot be reached."""
+        self._prepare()
+        named = self._settings.pythons
+        found = await asyncio.to_thread(
+            choose_python, declared.requires_python, declared.path, named
+        )
+        python = await asyncio.to_thread(reachable_python, found, self._directory)
+        folder = prepared_folder(self._directory, "resolve")
+        task = UvTask(declared.path, folder, python, RESOLVE_BYTES, within_s=RESOLVE_S)
+        try:
+            arguments = write_inputs(declared, folder)
+            index = index_options(self._settings.index)
+            own = ("--python", str(python.path))
+            uv = str(find_uv(self._directory))
+            await run_confined(self._level, [uv, *arguments, *own, *index], task)
+            pins = read_pins(folder, declared.path)
+        except UvFailed as failed:
+            raise self._refusal(str(failed), declared.path) from failed
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return ResolvedPackages(
+            pins=pins, python=found.minor, platform=platform(), count=count_pins(pins)
+        )
+
+    async def get(self, ref: EnvironmentRef, pins: bytes) -> Interpreter:
+        """Return the Python of an environment, which is built if this machine does not have it. Raises
+        Refused when that is impossible here, and TransientError when the index is away."""
+        if environment_key(pins, ref.python, ref.platform) != ref.key:
+            raise Refused(
+                "the packages of this rollout do not have the hash that its commit was given"
+            )
+        if ref.platform != platform():
+            raise Refused(
+                f"the packages of this rollout are for {ref.platform}, and this machine is "
+                f"{platform()}; run it where it was synced, or sync it again here"
+            )
+        self._prepare()
+        found = await asyncio.to_thread(python_of, ref.python, self._settings.pythons)
+        base = await asyncio.to_thread(reachable_python, found, self._directory)
+        place = self._directory / ref.key
+        async with self._building.setdefault(ref.key, asyncio.Lock()):
+            if ref.key not in self._used:
+                self._used[ref.key] = await asyncio.to_thread(EnvironmentUse, place)
+            if not place.is_dir():
+                await self._build_once(ref.key, pins.decode(), base)
+        self._used[ref.key].touch()
+        return Interpreter(place / "bin" / "python", (place, *base.files))
+
+    def close(self) -> None:
+        """Let unused environments be removed."""
+        for use in self._used.values():
+            use.close()
+        self._used.clear()
+
+    async def _build_once(self, key: str, pins: str, base: Interpreter) -> None:
+        check_pins(pins, "the lock of a rollout")
+        lock = await asyncio.to_thread(_open_locked, self._directory / f"{key}.lock")
+        try:
+            if not (self._directory / key).is_dir():
+                await self._build(key, pins, base)
+        finally:
+            os.close(lock)
+        await asyncio.to_thread(make_room, self._directory, self._settings.kept_bytes, keep=key)
+
+    async def _build(self, key: str, pins: str, base: Interpreter) -> None:
+        began, count = time.monotonic(), count_pins(pins)
+        logger.info("installing %d packages into the environment %s", count, key[:12])
+        await asyncio.to_thread(remove_partials, self._directory, key)
+        folder = prepared_folder(self._directory, key)
+        what = f"the environment with {count} packages"
+        try:
+            await self._install(folder, pins, base, what)
+            made = folder / "env"
+            size, _ = await asyncio.to_thread(measure_tree, made)
+            await asyncio.to_thread(seal_tree, made)
+            made.rename(self._directory / key)
+        except UvFailed as failed:
+            error = self._refusal(str(failed), what)
+            raise (TransientError(error.message) if _is_away(str(failed)) else error) from failed
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        took = time.monotonic() - began
+        logger.info("installed %d packages (%d MiB) in %.1f s", count, size >> 20, took)
+
+    async def _install(self, folder: Path, pins: str, base: Interpreter, what: str) -> None:
+        """Make an environment in `folder`. Packages run no code while they are installed. They might
+        while their files are compiled, so that is done without a network."""
+        uv, env = str(find_uv(self._directory)), folder / "env"
+        (folder / "pins.txt").write_text(pins)
+        most = self._settings.largest_bytes
+        alone = UvTask(what, folder, base, most, network=False)
+        await run_confined(
+            self._level,
+            [uv, "venv", "--quiet", "--relocatable", "--python", str(base.path), str(env)],
+            alone,
+        )
+        python = str(env / "bin" / "python")
+        install = (
+            *(uv, "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--python", python),
+            *("--only-binary", ":all:", "-r", "pins.txt"),
+            *index_options(self._settings.index),
+        )
+        if count_pins(pins):
+            await run_confined(self._level, install, UvTask(what, folder, base, most))
+            compiling = (python, "-I", "-S", "-m", "compileall", "-q", str(env / "lib"))
+            try:
+                await run_confined(self._level, compiling, alone)
+            except UvFailed as failed:  # some packages hold files for other versions of Python
+                logger.debug("not all files of an environment could be compiled: %s", failed)
+        await asyncio.to_thread(shutil.rmtree, folder / "cache", ignore_errors=True)
+
+    def _prepare(self) -> None:
+        if not self._directory.is_dir():
+            self._directory.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            self._directory.mkdir(exist_ok=True)
+            self._directory.chmod(0o755)
+
+    def _refusal(self, said: str, path: str) -> Refused:
+        shown = said[:LONGEST_SAID]
+        if _is_away(said):
+            index = self._settings.index or "the index of uv"
+            return Refused(
+                f"{path}: the packages cannot be installed, because {index} cannot be reached; try "
+                f"again, or let the operator set {INDEX}. uv says: {shown}"
+            )
+        return Refused(f"{path}: the packages cannot be installed; correct them. uv says: {shown}")
+
+
+def platform() -> str:
+    """The name of this platform, as `linux-x86_64`."""
+    return sysconfig.get_platform()
+
+
+def _is_away(said: str) -> bool:
+    lower = said.lower()
+    return any(sign in lower for sign in AWAY)
+
+
+def _open_locked(path: Path) -> int:
+    """Open a lock file and wait until no other process has it."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor

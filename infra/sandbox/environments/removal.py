@@ -1,0 +1,79 @@
+"""Removes environments that were not used for the longest time, when all of them have too many bytes.
+
+A process that uses an environment keeps a file beside it locked, so it is not removed. A removed
+environment is built again from its pins.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from infra.sandbox.environments.sizes import measure_tree
+
+KEY_LENGTH = 64
+
+
+class EnvironmentUse:
+    """The use of an environment by this process, until it is closed."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._held = os.open(
+            place.with_suffix(".used"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
+        )
+        fcntl.flock(self._held, fcntl.LOCK_SH)
+
+    def touch(self) -> None:
+        """Note that the environment is used now."""
+        os.utime(self._held)
+
+    def close(self) -> None:
+        """End the use."""
+        os.close(self._held)
+
+
+def remove_partials(directory: Path, key: str) -> None:
+    """Remove what killed builders of an environment left behind. The caller has its lock."""
+    for left in directory.glob(f"{key}-*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def make_room(directory: Path, most_bytes: int, *, keep: str | None = None) -> int:
+    """Remove the environments that were not used for the longest time, until the others have at most
+    this many bytes. Those in use and `keep` stay. Returns how many were removed."""
+    sizes = {place: measure_tree(place)[0] for place in _environments(directory)}
+    total, removed = sum(sizes.values()), 0
+    for place in sorted(sizes, key=_last_use):
+        if total <= most_bytes:
+            break
+        if place.name != keep and _remove_unused(place):
+            total -= sizes[place]
+            removed += 1
+    return removed
+
+
+def _environments(directory: Path) -> list[Path]:
+    return [path for path in directory.glob("?" * KEY_LENGTH) if path.is_dir()]
+
+
+def _last_use(place: Path) -> float:
+    with contextlib.suppress(OSError):
+        return place.with_suffix(".used").stat().st_mtime
+    return 0.0
+
+
+def _remove_unused(place: Path) -> bool:
+    used = place.with_suffix(".used")
+    descriptor = os.open(used, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        doomed = place.with_suffix(".removed")
+        place.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+    except OSError:  # in use, or another process removes it
+        return False
+    finally:
+        os.close(descriptor)
+    return True

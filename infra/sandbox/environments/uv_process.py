@@ -1,0 +1,158 @@
+"""Runs uv as the user of user code, confined and with limits.
+
+It sees its own program, one Python and a working directory, and it has no secret. It reads no
+configuration of this machine. It gets the index, and requirements that name no other place.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.sandbox.environments.sizes import measure_tree
+from infra.sandbox.interpreter import Interpreter, is_reachable
+from infra.sandbox.levels.level import ConfinedCommand, Level, ProcessLimits
+from schemas.errors import InvalidConfig, Refused
+
+WITHIN_S = 900.0
+MOST_FILES = 300_000
+LOOK_S = 0.5
+RETRIES = 3
+KEPT_OUTPUT = 64 << 10
+PASSED = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""The variables of the operator by which uv reaches the index."""
+
+CHAIN = 'umask 002; "$@" && : > "$DONE"'
+"""Leaves a file when a command succeeded, because a confined process reports no exit code. The next
+command may run as another user of the same group."""
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class UvFailed(Exception):
+    """uv ended with an error. The text is what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class UvTask:
+    """One command: its working directory, the only place where it may write, the Python that it gets,
+    and the most bytes that it may leave in the directory. `what` is for messages."""
+
+    what: str
+    folder: Path
+    python: Interpreter
+    most_bytes: int
+    network: bool = True
+    within_s: float = WITHIN_S
+
+
+async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
+    """Run a command of a task and return its output. Raises UvFailed when it fails, and Refused when it
+    exceeds a limit."""
+    done = task.folder / "done"
+    done.unlink(missing_ok=True)
+    programs = [path for path in map(Path, argv[:1]) if not path.is_relative_to(task.folder)]
+    process = await level.start(
+        ConfinedCommand(
+            ["/bin/sh", "-c", CHAIN, "sh", *argv],
+            env={**_variables(task.folder), "DONE": str(done)},
+            cwd=task.folder,
+            readable=(*programs, *task.python.files),
+            writable=(task.folder,),
+            network=task.network,
+            limits=ProcessLimits(file_bytes=task.most_bytes, processes=512),
+        )
+    )
+    reading = asyncio.ensure_future(_read(process.output))
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + task.within_s
+    try:
+        while not await process.wait(within_s=LOOK_S):
+            size, files = await asyncio.to_thread(measure_tree, task.folder)
+            if size > task.most_bytes or files > MOST_FILES:
+                raise Refused(
+                    f"{task.what} needs more than {task.most_bytes >> 20} MiB or {MOST_FILES} files; "
+                    "use fewer or smaller packages"
+                )
+            if loop.time() > deadline:
+                raise Refused(
+                    f"{task.what} took longer than {task.within_s:g} s; use fewer packages"
+                )
+    finally:
+        await process.end(within_s=5.0)
+        output = await reading
+    if not done.exists():
+        raise UvFailed(ESCAPES.sub("", output).replace(f"{task.folder}/", "").strip())
+    return output
+
+
+def prepared_folder(directory: Path, name: str) -> Path:
+    """Return a new directory in which the user of user code can write."""
+    from infra.sandbox.user_process import user_group
+
+    folder = Path(tempfile.mkdtemp(dir=directory, prefix=f"{name}-", suffix=".partial"))
+    if (group := user_group()) is not None:
+        os.chown(folder, -1, group)
+        folder.chmod(0o770)
+    return folder
+
+
+def find_uv(directory: Path) -> Path:
+    """Return the program uv where the user of user code can reach it: beside the environments, if it has
+    to be copied. Raises InvalidConfig when it is not installed."""
+    try:
+        import uv
+    except ImportError as error:
+        raise InvalidConfig(
+            "packages of rollouts are installed by uv, which is missing; install Headrace's dependencies"
+        ) from error
+    program = Path(uv.find_uv_bin()).resolve()
+    if os.geteuid() != 0 or is_reachable(program):
+        return program
+    told = program.stat()
+    place = directory / f"uv-{told.st_size}-{told.st_mtime_ns:x}"
+    if not place.is_file():
+        descriptor, scratch = tempfile.mkstemp(dir=directory, suffix=".partial")
+        os.close(descriptor)
+        shutil.copyfile(program, scratch)
+        Path(scratch).chmod(0o755)
+        Path(scratch).rename(place)
+    return place
+
+
+def _variables(folder: Path) -> Mapping[str, str]:
+    passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+    lower = {name: os.environ[name] for n in PASSED if (name := n.lower()) in os.environ}
+    return {
+        **passed,
+        **lower,
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "UV_CACHE_DIR": str(folder / "cache"),
+        "UV_NO_CONFIG": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_NO_PROGRESS": "1",
+        "UV_HTTP_RETRIES": str(RETRIES),
+        "UV_CONCURRENT_DOWNLOADS": "8",
+    }
+
+
+async def _read(descriptor: int) -> str:
+    """Read an output to its end and return its beginning."""
+    reader = asyncio.StreamReader(limit=1 << 20)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
+    )
+    kept = bytearray()
+    try:
+        while chunk := await reader.read(1 << 16):
+            kept += chunk[: KEPT_OUTPUT - len(kept)]
+    finally:
+        transport.close()
+    return kept.decode(errors="replace")

@@ -1,0 +1,263 @@
+"""Environments are resolved and built from a local index, confined, once, and read-only."""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.ports.packages import DeclaredPackages, ResolvedPackages
+from infra.sandbox.environments import environments as under_test
+from infra.sandbox.environments.environments import Environments
+from infra.sandbox.environments.interpreters import find_pythons
+from infra.sandbox.environments.removal import make_room
+from infra.sandbox.levels.probe import choose_level
+from infra.settings.packages import PackageSettings
+from schemas.errors import Refused, TransientError
+from schemas.sampling import ArtifactRef
+from schemas.specs import EnvironmentRef
+from tests.unit.infra.sandbox.environments.local_index import LocalIndex, serve_index
+
+PATH = "rollouts/x/pyproject.toml"
+
+
+@pytest.fixture(autouse=True)
+def _no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.sandbox.environments.uv_process.RETRIES", 0)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[LocalIndex]:
+    with serve_index(tmp_path / "index") as made:
+        made.add_wheel("one", "1.0", requires=["two>=1"])
+        made.add_wheel("two", "1.0")
+        made.add_wheel("two", "2.0")
+        yield made
+
+
+@pytest.fixture
+def settings(index: LocalIndex) -> Iterator[PackageSettings]:
+    root = Path(tempfile.mkdtemp(prefix="headrace-test-"))
+    root.chmod(0o755)
+    yield PackageSettings(directory=root / "environments", index=index.url)
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def environments(settings: PackageSettings) -> Iterator[Environments]:
+    made = Environments(choose_level("bwrap"), settings)
+    yield made
+    made.close()
+
+
+def asking(*dependencies: str, lock: str | None = None, python: str = "") -> DeclaredPackages:
+    return DeclaredPackages(path=PATH, dependencies=dependencies, lock=lock, requires_python=python)
+
+
+def ref_of(resolved: ResolvedPackages) -> EnvironmentRef:
+    pins = resolved.pins.encode()
+    lock = ArtifactRef(uri="m:", sha256=hashlib.sha256(pins).hexdigest(), size=len(pins))
+    return EnvironmentRef(
+        key=resolved.key, lock=lock, python=resolved.python, platform=resolved.platform
+    )
+
+
+async def built(environments: Environments, *dependencies: str) -> Path:
+    """Resolve and build, and return the Python of the environment."""
+    resolved = await environments.resolve(asking(*dependencies))
+    return (await environments.get(ref_of(resolved), resolved.pins.encode())).path
+
+
+async def test_packages_are_pinned_built_and_imported(environments: Environments) -> None:
+    resolved = await environments.resolve(asking("one", "two<2"))
+    assert resolved.count == 2
+    assert "one==1.0" in resolved.pins
+    assert "two==1.0" in resolved.pins
+    python = await environments.get(ref_of(resolved), resolved.pins.encode())
+    program = "import one, two; print(one.VERSION, two.VERSION)"
+    said = subprocess.run(  # noqa: ASYNC221 - it takes milliseconds
+        [python.path, "-I", "-c", program], capture_output=True, check=True
+    )
+    assert said.stdout.split() == [b"1.0", b"1.0"]
+    modes = [
+        path.lstat()
+        for path in python.path.parents[1].rglob("*")
+        if not path.is_dir() and not path.is_symlink()
+    ]
+    assert {told.st_uid for told in modes} == {os.geteuid()}
+    assert {oct(told.st_mode & 0o222) for told in modes} == {"0o0"}
+
+
+async def test_an_environment_is_built_once(
+    environments: Environments, settings: PackageSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = await environments.resolve(asking("one"))
+    ref, pins = ref_of(resolved), resolved.pins.encode()
+    builds: list[str] = []
+    build = Environments._build
+
+    async def counted(self: Environments, *parts: object) -> None:
+        builds.append(str(parts[0]))
+        await build(self, *parts)  # type: ignore[arg-type]  # passed on as they are
+
+    monkeypatch.setattr(Environments, "_build", counted)
+    other = Environments(choose_level("bwrap"), settings)
+    left = settings.directory / f"{ref.key}-killed.partial"
+    left.mkdir()
+    await asyncio.gather(*(each.get(ref, pins) for each in (environments, other) * 3))
+    other.close()
+    assert builds == [ref.key]
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (("one", "two<1"), "No solution found"),
+        (("absent",), "was not found"),
+        (("only-source",), "has no usable wheels"),
+        (("elsewhere",), "wheels"),
+    ],
+)
+async def test_what_cannot_be_resolved_is_said_by_uv(
+    environments: Environments, index: LocalIndex, asked: tuple[str, ...], says: str
+) -> None:
+    index.add_source("only-source", "1.0")
+    index.add_wheel("elsewhere", "1.0", tag="cp311-cp311-win_amd64")
+    with pytest.raises(Refused) as refused:
+        await environments.resolve(asking(*asked))
+    assert PATH in str(refused.value)
+    assert says in str(refused.value)
+
+
+async def test_an_index_that_is_away_is_named(settings: PackageSettings) -> None:
+    away = replace(settings, index="http://127.0.0.1:9/simple")
+    with pytest.raises(Refused, match=r"http://127.0.0.1:9/simple cannot be reached"):
+        await Environments(choose_level("bwrap"), away).resolve(asking("one"))
+
+
+async def test_an_index_that_is_away_while_building_is_tried_again(
+    environments: Environments, settings: PackageSettings
+) -> None:
+    resolved = await environments.resolve(asking("one"))
+    away = Environments(choose_level("bwrap"), replace(settings, index="http://127.0.0.1:9/simple"))
+    with pytest.raises(TransientError, match="cannot be reached"):
+        await away.get(ref_of(resolved), resolved.pins.encode())
+    away.close()
+
+
+async def test_an_environment_has_a_limit_of_bytes(
+    settings: PackageSettings, index: LocalIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add_wheel("large", "1.0", padding=8 << 20)
+    small = Environments(choose_level("bwrap"), replace(settings, largest_bytes=4 << 20))
+    monkeypatch.setattr("infra.sandbox.environments.uv_process.LOOK_S", 0.01)
+    resolved = await small.resolve(asking("large"))
+    with pytest.raises(Refused):
+        await small.get(ref_of(resolved), resolved.pins.encode())
+    small.close()
+    assert not list(settings.directory.glob("*.partial"))
+
+
+async def test_a_python_that_nobody_has_is_refused_with_those_that_exist(
+    environments: Environments,
+) -> None:
+    with pytest.raises(Refused, match=find_pythons(())[0].text):
+        await environments.resolve(asking("one", python=">=3.99"))
+
+
+async def test_pins_with_another_hash_are_refused(environments: Environments) -> None:
+    resolved = await environments.resolve(asking("one"))
+    with pytest.raises(Refused, match="hash"):
+        await environments.get(ref_of(resolved), resolved.pins.encode() + b"\n")
+
+
+async def test_another_platform_is_refused(environments: Environments) -> None:
+    other = (await environments.resolve(asking("one"))).model_copy(update={"platform": "win-amd64"})
+    with pytest.raises(Refused, match="are for win-amd64"):
+        await environments.get(ref_of(other), other.pins.encode())
+
+
+LOCK = """version = 1
+requires-python = ">=3.11"
+
+[[package]]
+name = "x"
+version = "0"
+source = { virtual = "." }
+dependencies = [{ name = "two" }]
+
+[package.metadata]
+requires-dist = [{ name = "two", specifier = ">=1" }]
+
+[[package]]
+name = "two"
+version = "1.0"
+source = { registry = "https://elsewhere.example/simple" }
+wheels = [{ url = "https://elsewhere.example/two-1.0-py3-none-any.whl", hash = "sha256:HASH" }]
+"""
+
+
+REGISTRY = 'registry = "https://elsewhere.example/simple"'
+
+
+async def test_a_lock_decides_the_versions_and_the_index_stays_ours(
+    environments: Environments, settings: PackageSettings, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "index/simple/two/two-1.0-py3-none-any.whl"
+    lock = LOCK.replace("HASH", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    resolved = await environments.resolve(asking("two>=1", lock=lock))
+    assert "two==1.0" in resolved.pins
+    await environments.get(ref_of(resolved), resolved.pins.encode())
+
+
+@pytest.mark.parametrize(
+    ("lock", "asked", "says"),
+    [
+        (LOCK.replace("HASH", "0" * 64), "two>=2", "is older than"),
+        ("version = [", "two", "cannot be read"),
+        (
+            LOCK.replace(REGISTRY, 'git = "https://x/y"'),
+            "two>=1",
+            "git",
+        ),
+        (
+            LOCK.replace(REGISTRY, 'path = "/etc"'),
+            "two>=1",
+            "path",
+        ),
+    ],
+)
+async def test_a_lock_that_does_not_fit_is_refused(
+    environments: Environments, lock: str, asked: str, says: str
+) -> None:
+    with pytest.raises(Refused, match=r"rollouts/x/uv\.lock") as refused:
+        await environments.resolve(asking(asked, lock=lock))
+    assert says in str(refused.value)
+
+
+async def test_settings_of_this_machine_do_not_leak_in(
+    environments: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    assert (await environments.resolve(asking("two"))).count == 1
+
+
+async def test_unused_environments_are_removed_first(
+    environments: Environments, settings: PackageSettings
+) -> None:
+    first = (await built(environments, "two<2")).parents[1]
+    environments.close()
+    second = (await built(environments, "two>=2")).parents[1]
+    assert make_room(settings.directory, 0) == 1
+    assert not first.exists()
+    assert second.exists()
+    assert under_test.platform()
