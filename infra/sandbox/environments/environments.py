@@ -6,6 +6,7 @@ built beside its place and then renamed, so a killed builder leaves nothing that
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -47,6 +48,7 @@ AWAY = (
     *("error sending request", "dns error", "connection refused", "operation timed out"),
     *("request failed after", "failed to fetch", "could not connect", "network connectivity"),
 )
+LOCK_S = 0.1
 RESOLVE_BYTES, RESOLVE_S = 1 << 30, 300.0
 
 
@@ -119,7 +121,7 @@ class Environments:
 
     async def _build_once(self, key: str, pins: str, base: Interpreter) -> None:
         check_pins(pins, "the lock of a rollout")
-        lock = await asyncio.to_thread(_open_locked, self._directory / f"{key}.lock")
+        lock = await _open_locked(self._directory / f"{key}.lock")
         try:
             if not (self._directory / key).is_dir():
                 await self._build(key, pins, base)
@@ -201,8 +203,16 @@ def _is_away(said: str) -> bool:
     return any(sign in lower for sign in AWAY)
 
 
-def _open_locked(path: Path) -> int:
-    """Open a lock file and wait until no other process has it."""
+async def _open_locked(path: Path) -> int:
+    """Open a lock file and wait until no other process has it. A thread could not be cancelled while it
+    waits, and would keep the lock."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
+    try:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            await asyncio.sleep(LOCK_S)
+    except BaseException:
+        os.close(descriptor)
+        raise

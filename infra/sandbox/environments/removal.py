@@ -8,11 +8,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from pathlib import Path
 
 from infra.sandbox.environments.sizes import measure_tree
 
 KEY_LENGTH = 64
+LEFT_OVER_S = 86400.0
+"""The age at which a working directory is abandoned. No command runs for so long."""
 
 
 class EnvironmentUse:
@@ -42,7 +45,9 @@ def remove_partials(directory: Path, key: str) -> None:
 
 def make_room(directory: Path, most_bytes: int, *, keep: str | None = None) -> int:
     """Remove the environments that were not used for the longest time, until the others have at most
-    this many bytes. Those in use and `keep` stay. Returns how many were removed."""
+    this many bytes. Those in use and `keep` stay. What killed processes left behind is removed too.
+    Returns how many environments were removed."""
+    _remove_left_over(directory)
     sizes = {place: measure_tree(place)[0] for place in _environments(directory)}
     total, removed = sum(sizes.values()), 0
     for place in sorted(sizes, key=_last_use):
@@ -52,6 +57,16 @@ def make_room(directory: Path, most_bytes: int, *, keep: str | None = None) -> i
             total -= sizes[place]
             removed += 1
     return removed
+
+
+def _remove_left_over(directory: Path) -> None:
+    """Remove half-removed environments, and working directories that nobody can be using any more."""
+    for left in directory.glob("*.removed"):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in directory.glob("*.partial"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_OVER_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _environments(directory: Path) -> list[Path]:

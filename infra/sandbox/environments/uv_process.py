@@ -62,6 +62,7 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
             env={**_variables(task.folder), "DONE": str(done)},
             cwd=task.folder,
             readable=(*programs, *task.python.files),
+            contents=_certificates(),
             writable=(task.folder,),
             network=task.network,
             limits=ProcessLimits(file_bytes=task.most_bytes, processes=512),
@@ -141,6 +142,16 @@ def _variables(folder: Path) -> Mapping[str, str]:
         "UV_HTTP_RETRIES": str(RETRIES),
         "UV_CONCURRENT_DOWNLOADS": "8",
     }
+
+
+def _certificates() -> dict[Path, bytes]:
+    """The certificates that the operator trusts, which may lie in a private directory. A file that
+    cannot be read is left to uv to report."""
+    path = Path(os.environ.get("SSL_CERT_FILE") or "/")
+    try:
+        return {path: path.read_bytes()}
+    except OSError:
+        return {}
 
 
 async def _read(descriptor: int) -> str:

@@ -1,6 +1,7 @@
 """Environments are resolved and built from a local index, confined, once, and read-only."""
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import shutil
@@ -17,6 +18,8 @@ from infra.sandbox.environments import environments as under_test
 from infra.sandbox.environments.environments import Environments
 from infra.sandbox.environments.interpreters import find_pythons
 from infra.sandbox.environments.removal import make_room
+from infra.sandbox.environments.uv_process import UvTask, prepared_folder, run_confined
+from infra.sandbox.interpreter import Interpreter
 from infra.sandbox.levels.probe import choose_level
 from infra.settings.packages import PackageSettings
 from schemas.errors import Refused, TransientError
@@ -114,6 +117,22 @@ async def test_an_environment_is_built_once(
     other.close()
     assert builds == [ref.key]
     assert not left.exists()
+
+
+async def test_a_cancelled_wait_for_a_build_keeps_no_lock(
+    environments: Environments, settings: PackageSettings
+) -> None:
+    resolved = await environments.resolve(asking("two"))
+    ref, pins = ref_of(resolved), resolved.pins.encode()
+    held = os.open(settings.directory / f"{ref.key}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    waiting = asyncio.ensure_future(environments.get(ref, pins))
+    await asyncio.sleep(0.3)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    os.close(held)
+    async with asyncio.timeout(20):
+        await environments.get(ref, pins)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +261,34 @@ async def test_a_lock_that_does_not_fit_is_refused(
     assert says in str(refused.value)
 
 
+async def test_a_lock_for_another_platform_says_so_when_it_is_installed(
+    environments: Environments, index: LocalIndex
+) -> None:
+    index.add_wheel("two", "3.0", tag="cp311-cp311-win_amd64")
+    lock = LOCK.replace("HASH", "0" * 64).replace('version = "1.0"', 'version = "3.0"')
+    lock = lock.replace("two-1.0-py3-none-any", "two-3.0-cp311-cp311-win_amd64")
+    resolved = await environments.resolve(asking("two>=1", lock=lock))
+    with pytest.raises(Refused, match=r"two.*3\.0.*(wheel|platform)"):
+        await environments.get(ref_of(resolved), resolved.pins.encode())
+
+
+async def test_certificates_of_the_operator_are_seen_from_a_private_directory(
+    environments: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "private" / "ca.pem"
+    file.parent.mkdir(mode=0o700)
+    file.write_text("a certificate")
+    file.chmod(0o600)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    environments._prepare()
+    folder = prepared_folder(environments._directory, "look")
+    python = Interpreter(Path("/usr/bin/python3"), ())
+    task = UvTask("a look", folder, python, 1 << 20, network=False)
+    assert "a certificate" in await run_confined(
+        environments._level, ["/usr/bin/cat", str(file)], task
+    )
+
+
 async def test_settings_of_this_machine_do_not_leak_in(
     environments: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,3 +308,16 @@ async def test_unused_environments_are_removed_first(
     assert not first.exists()
     assert second.exists()
     assert under_test.platform()
+
+
+def test_what_killed_processes_left_is_removed(settings: PackageSettings) -> None:
+    settings.directory.mkdir()
+    removed, old, new = (
+        settings.directory / name for name in ("a.removed", "old.partial", "new.partial")
+    )
+    for path in (removed, old, new):
+        path.mkdir()
+        (path / "file").write_text("x")
+    os.utime(old, (0, 0))
+    assert make_room(settings.directory, 1 << 30) == 0
+    assert [path.exists() for path in (removed, old, new)] == [False, False, True]
