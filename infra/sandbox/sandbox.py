@@ -103,6 +103,7 @@ class LocalUserCode(CallingUserCode):
             ignore=shutil.ignore_patterns("__pycache__"),
         )
         self._warm: OrderedDict[HostKey, ConfinedProcess] = OrderedDict()
+        self._environment_of: dict[ConfinedProcess, EnvironmentRef | None] = {}
         self._starting: dict[HostKey, asyncio.Lock] = {}
         self._trees: dict[str, Path] = {}
         self._deaths: dict[str, int] = {}
@@ -196,13 +197,13 @@ class LocalUserCode(CallingUserCode):
             raise UserCodeError(
                 FailureCategory.VALIDATION, f"the snapshot does not hold {rollout.entrypoint}"
             )
-        python = await self._python(rollout.environment)
         secrets = {name: value.reveal() for name, value in host.owner.secrets.items()}
         env = {**rollout.env, **secrets}
         gateway = None
-        if host.role != "grader" and self._sockets is not None:
-            gateway = await self._sockets.open_socket(host.owner.run, network=rollout.network)
+        python = await self._python(rollout.environment)
         try:
+            if host.role != "grader" and self._sockets is not None:
+                gateway = await self._sockets.open_socket(host.owner.run, network=rollout.network)
             process, _ = await self._begin(
                 host.role,
                 tree,
@@ -214,12 +215,19 @@ class LocalUserCode(CallingUserCode):
             )
         except BaseException:
             await self._close_socket(gateway)
+            self._release(rollout.environment)
             raise
+        self._environment_of[process] = rollout.environment
         return process
 
     async def _end(self, process: ConfinedProcess) -> None:
         await process.aclose()
+        self._release(self._environment_of.pop(process, None))
         await self._close_socket(process.gateway)
+
+    def _release(self, environment: EnvironmentRef | None) -> None:
+        if environment is not None:
+            self._environments.release(environment.key)
 
     async def _close_socket(self, gateway: Path | None) -> None:
         if gateway is not None and self._sockets is not None:
@@ -281,10 +289,13 @@ class LocalUserCode(CallingUserCode):
         assert path is not None  # noqa: S101 - the caller looked
         try:
             python = await self._python(environment)
-            process, found = await self._begin("discover", tree, path, {}, python=python)
+            try:
+                process, found = await self._begin("discover", tree, path, {}, python=python)
+                await process.aclose()
+            finally:
+                self._release(environment)
         except UserCodeError as error:
             return DiscoveredRollout(entrypoint=entrypoint, error=error.message)
-        await process.aclose()
         return DiscoveredRollout.model_validate(
             {"entrypoint": entrypoint, "environment": environment, **found.model_dump()}
         )

@@ -13,6 +13,7 @@ import os
 import shutil
 import sysconfig
 import time
+from collections import Counter
 from pathlib import Path
 
 from infra.ports.packages import DeclaredPackages, ResolvedPackages, environment_key
@@ -62,6 +63,7 @@ class Environments:
         self._directory = settings.directory
         self._building: dict[str, asyncio.Lock] = {}
         self._used: dict[str, EnvironmentUse] = {}
+        self._users: Counter[str] = Counter()
 
     async def resolve(self, declared: DeclaredPackages) -> ResolvedPackages:
         """Return the exact versions of the packages of a rollout. Raises Refused, with the file and the
@@ -90,8 +92,9 @@ class Environments:
         )
 
     async def get(self, ref: EnvironmentRef, pins: bytes) -> Interpreter:
-        """Return the Python of an environment, which is built if this machine does not have it. Raises
-        Refused when that is impossible here, and TransientError when the index is away."""
+        """Return the Python of an environment, which is built if this machine does not have it. It stays
+        until `release`, which is called once for each return of this. Raises Refused when that is
+        impossible here, and TransientError when the index is away."""
         if environment_key(pins, ref.python, ref.platform) != ref.key:
             raise Refused(
                 "the packages of this rollout do not have the hash that its commit was given"
@@ -105,19 +108,33 @@ class Environments:
         found = await asyncio.to_thread(python_of, ref.python, self._settings.pythons)
         base = await asyncio.to_thread(reachable_python, found, self._directory)
         place = self._directory / ref.key
-        async with self._building.setdefault(ref.key, asyncio.Lock()):
-            if ref.key not in self._used:
-                self._used[ref.key] = await asyncio.to_thread(EnvironmentUse, place)
-            if not place.is_dir():
-                await self._build_once(ref.key, pins.decode(), base)
+        self._users[ref.key] += 1
+        try:
+            async with self._building.setdefault(ref.key, asyncio.Lock()):
+                if ref.key not in self._used:
+                    self._used[ref.key] = await asyncio.to_thread(EnvironmentUse, place)
+                if not place.is_dir():
+                    await self._build_once(ref.key, pins.decode(), base)
+        except BaseException:
+            self.release(ref.key)
+            raise
         self._used[ref.key].touch()
         return Interpreter(place / "bin" / "python", (place, *base.files))
+
+    def release(self, key: str) -> None:
+        """End one use of an environment. It may be removed when it has none."""
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            if (use := self._used.pop(key, None)) is not None:
+                use.close()
 
     def close(self) -> None:
         """Let unused environments be removed."""
         for use in self._used.values():
             use.close()
         self._used.clear()
+        self._users.clear()
 
     async def _build_once(self, key: str, pins: str, base: Interpreter) -> None:
         check_pins(pins, "the lock of a rollout")

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from infra.ports.packages import DeclaredPackages, ResolvedPackages
-from infra.sandbox.environments import environments as under_test
 from infra.sandbox.environments.environments import Environments
 from infra.sandbox.environments.interpreters import find_pythons
 from infra.sandbox.environments.removal import make_room
@@ -298,16 +297,18 @@ async def test_settings_of_this_machine_do_not_leak_in(
     assert (await environments.resolve(asking("two"))).count == 1
 
 
-async def test_unused_environments_are_removed_first(
+async def test_environments_in_use_stay_and_unused_ones_are_removed(
     environments: Environments, settings: PackageSettings
 ) -> None:
-    first = (await built(environments, "two<2")).parents[1]
-    environments.close()
-    second = (await built(environments, "two>=2")).parents[1]
+    first, second = [(await built(environments, asked)).parents[1] for asked in ("two<2", "two>=2")]
+    await built(environments, "two<2")
+    environments.release(first.name)
+    environments.release(second.name)
+    assert make_room(settings.directory, 0) == 1
+    assert [first.exists(), second.exists()] == [True, False]
+    environments.release(first.name)
     assert make_room(settings.directory, 0) == 1
     assert not first.exists()
-    assert second.exists()
-    assert under_test.platform()
 
 
 def test_what_killed_processes_left_is_removed(settings: PackageSettings) -> None:
