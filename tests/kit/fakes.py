@@ -149,7 +149,12 @@ class FakeUserCode:
         environments: Mapping[str, EnvironmentRef] = MappingProxyType({}),
     ) -> tuple[DiscoveredRollout, ...]:
         self.discovered.append(tuple(entrypoints))
-        return tuple(DiscoveredRollout(entrypoint=e, error="e" * 9999) for e in entrypoints)
+        return tuple(
+            DiscoveredRollout(
+                entrypoint=e, environment=environments.get(e.rollout), error="e" * 9999
+            )
+            for e in entrypoints
+        )
 
     async def run_workflow(
         self,

@@ -22,7 +22,7 @@ from schemas.events import (
 )
 from schemas.ids import eval_stream
 from schemas.sampling import Grade, ModelRef, ProviderRef
-from schemas.specs import DiscoveredRollout, Entrypoint, GroupSpec, SampleEntry
+from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef, GroupSpec, SampleEntry
 from tests.kit.decider import Given, given
 from tests.kit.specs import ref, template
 
@@ -65,13 +65,19 @@ def requested(
     )
 
 
+CHOSEN = EnvironmentRef(key="e" * 64, lock=ref("pins"), python="3.12", platform="linux-x86_64")
 SYNCED = WorkspaceSynced(
     workspace="w1",
     push=UUID(int=1),
     commit="c" * 40,
     snapshot=ref("tree"),
     rollouts=(
-        DiscoveredRollout(entrypoint=Entrypoint(rollout="say"), workflow="Say", grader="Count"),
+        DiscoveredRollout(
+            entrypoint=Entrypoint(rollout="say"),
+            workflow="Say",
+            grader="Count",
+            environment=CHOSEN,
+        ),
     ),
     requester=eval_stream("e1"),
 )
@@ -137,6 +143,7 @@ def test_it_waits_for_its_workspace_and_asks_for_the_first_chunk() -> None:
     assert [slot.row for slot in asked.slots] == [0, 1]
     assert asked.template.rollout is not None
     assert asked.template.rollout.network == ("a.example.com:443",)
+    assert asked.template.rollout.environment == CHOSEN
     said.after().when(SYNCED).then_nothing()
 
 

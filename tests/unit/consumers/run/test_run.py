@@ -26,7 +26,7 @@ from schemas.events import (
 )
 from schemas.learner import RULES
 from schemas.sampling import SampleFailure
-from schemas.specs import Entrypoint
+from schemas.specs import Entrypoint, EnvironmentRef
 from tests.kit.decider import given
 from tests.kit.specs import ref, version
 from tests.unit.consumers.runs import (
@@ -52,6 +52,15 @@ def test_a_run_waits_for_its_workspace_and_starts_with_all_that_others_need() ->
     assert started.template.rollout is not None
     assert started.template.rollout.workflow == "Say"
     given(CONSUMER, requested(), started).when(synced()).then_nothing()
+
+
+def test_a_run_and_its_replays_have_the_packages_that_were_chosen_at_sync() -> None:
+    chosen = EnvironmentRef(key="e" * 64, lock=ref("pins"), python="3.12", platform="linux-x86_64")
+    (started,) = given(CONSUMER, requested()).when(synced(environment=chosen)).events
+    assert isinstance(started, RunStarted)
+    assert started.template is not None
+    assert started.template.rollout is not None
+    assert started.template.rollout.environment == chosen
 
 
 def test_the_addresses_of_a_run_are_those_of_its_code() -> None:

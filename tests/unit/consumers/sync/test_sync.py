@@ -172,6 +172,18 @@ async def test_performing_looks_into_the_entry_points_that_were_named(tmp_path: 
 NEEDS = '[project]\nname = "x"\nversion = "0"\ndependencies = ["numpy>=2", "headrace"]\n'
 
 
+async def test_the_chosen_packages_of_a_rollout_are_stored_with_its_commit(tmp_path: Path) -> None:
+    wants = NEEDS.replace("numpy>=2", "httpx")
+    repositories = FakeRepositories(tree("rollouts/a/main.py", "rollouts/b/main.py", a=wants))
+    ports = bench(tmp_path, repositories=repositories, user=FakeUserCode()).ports
+    outcome = await perform_fetch(FETCH, ports)
+    a, b = outcome.rollouts
+    assert a.environment is not None
+    assert a.environment.python == "3.11"
+    assert await ports.artifacts.get(a.environment.lock) == b""
+    assert b.environment is None
+
+
 async def test_a_rollout_with_dependencies_is_refused_by_name_and_its_neighbours_are_not(
     tmp_path: Path,
 ) -> None:
