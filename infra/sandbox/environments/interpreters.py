@@ -86,7 +86,7 @@ def find_pythons(named: tuple[Path, ...]) -> tuple[FoundPython, ...]:
     without packages, then the others from the newest on."""
     default = ask(find_interpreter().path)
     by_minor: dict[str, FoundPython] = {}
-    for candidate in (*named, *_candidates()):
+    for candidate in (*_named(named), *_candidates()):
         python = ask(candidate)
         if python is not None and OLDEST <= python.version[:2] <= NEWEST:
             by_minor.setdefault(python.minor, python)
@@ -115,6 +115,16 @@ def ask(path: Path) -> FoundPython | None:
         return None
     real = Path(executable).resolve()
     return FoundPython(real, (version[0], version[1], version[2]), Path(prefix).resolve())
+
+
+def _named(named: Sequence[Path]) -> Iterator[Path]:
+    """The Pythons that the operator names: programs, or directories that hold them."""
+    for path in named:
+        if path.is_dir():
+            for pattern in ("python3.1[0-9]", "bin/python3.1[0-9]", "*/bin/python3.1[0-9]"):
+                yield from sorted(path.glob(pattern), reverse=True)
+        else:
+            yield path
 
 
 def _candidates() -> Iterator[Path]:

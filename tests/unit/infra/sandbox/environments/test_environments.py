@@ -190,6 +190,16 @@ async def test_a_python_that_nobody_has_is_refused_with_those_that_exist(
         await environments.resolve(asking("one", python=">=3.99"))
 
 
+def test_directories_of_pythons_can_be_named(tmp_path: Path) -> None:
+    program = tmp_path / "pythons" / "a" / "bin" / "python3.14"
+    program.parent.mkdir(parents=True)
+    said = '[[3, 14, 9], "/opt/a", "cpython", "/opt/a/bin/python3.14"]'
+    program.write_text(f"#!/bin/sh\necho '{said}'\n")
+    program.chmod(0o755)
+    found = {python.text: python for python in find_pythons((tmp_path / "pythons",))}
+    assert found["3.14.9"].prefix == Path("/opt/a")
+
+
 async def test_pins_with_another_hash_are_refused(environments: Environments) -> None:
     resolved = await environments.resolve(asking("one"))
     with pytest.raises(Refused, match="hash"):

@@ -19,6 +19,7 @@ from infra.settings.packages import PackageSettings
 from schemas.errors import UserCodeError
 from schemas.sampling import ArtifactRef, Message, SampleRecord
 from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
+from tests.kit.runsc import runsc
 from tests.kit.sockets import DeadSockets
 from tests.unit.infra.sandbox.environments.local_index import LocalIndex, serve_index
 
@@ -106,10 +107,17 @@ def store() -> Store:
     return Store()
 
 
-@pytest.fixture(params=["bwrap", "process-trusted"])
+@pytest.fixture(
+    params=["bwrap", "process-trusted", pytest.param("gvisor", marks=pytest.mark.gvisor)]
+)
 async def user(
-    request: pytest.FixtureRequest, index: LocalIndex, store: Store
+    request: pytest.FixtureRequest,
+    index: LocalIndex,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[SandboxClient]:
+    if request.param == "gvisor":
+        monkeypatch.setenv("HEADRACE_RUNSC", str(runsc()))
     sockets = DeadSockets()
     made = SandboxClient(ChildService(request.param), fetch=store.get, sockets=sockets)
     yield made
