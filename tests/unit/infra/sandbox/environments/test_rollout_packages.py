@@ -1,6 +1,7 @@
 """User code runs with the packages of its rollout, behind the sandbox service, as a worker starts it."""
 
 import io
+import os
 import shutil
 import tarfile
 import tempfile
@@ -11,8 +12,10 @@ import pytest
 
 from consumers.sync.discovery import discover_rollouts
 from infra.blobs.artifacts import reference
-from infra.ports.services import SandboxOwner
+from infra.ports.services import SandboxOwner, UserCode
 from infra.sandbox.environments.interpreters import find_pythons
+from infra.sandbox.environments.removal import make_room
+from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.service.child import ChildService
 from infra.sandbox.service.client import SandboxClient
 from infra.settings.packages import PackageSettings
@@ -125,8 +128,12 @@ async def user(
     sockets.close()
 
 
-def snapshot(requires: str) -> bytes:
-    files = {**FILES, "rollouts/say/pyproject.toml": PYPROJECT.replace("REQUIRES", requires)}
+def snapshot(requires: str, *, main: str = MAIN) -> bytes:
+    files = {
+        **FILES,
+        "rollouts/say/agent/main.py": main,
+        "rollouts/say/pyproject.toml": PYPROJECT.replace("REQUIRES", requires),
+    }
     with io.BytesIO() as buffer:
         with tarfile.open(fileobj=buffer, mode="w") as tar:
             for name, text in files.items():
@@ -165,7 +172,7 @@ async def rollout_in(user: SandboxClient, store: Store, requires: str = ">=3.11"
     )
 
 
-async def say(user: SandboxClient, rollout: RolloutRef, what: str) -> str:
+async def say(user: UserCode, rollout: RolloutRef, what: str) -> str:
     result = await user.run_workflow(
         rollout,
         owner=OWNER,
@@ -208,3 +215,33 @@ async def test_every_python_of_this_machine_can_be_asked_for(
     python = find_pythons(PackageSettings.load({}).pythons)[-1]
     rollout = await rollout_in(user, store, f"=={python.text}")
     assert (await say(user, rollout, "hello")).endswith(f" {python.minor}")
+
+
+async def test_an_environment_is_in_use_while_a_process_has_it(
+    index: LocalIndex, store: Store
+) -> None:
+    local = LocalUserCode("bwrap", fetch=store.get)
+    tree = snapshot(">=3.11")
+    broken = snapshot(">=3.11", main="import one\nraise ValueError")
+    directory = PackageSettings.load(os.environ).directory
+    for each in (tree, broken):
+        (found,) = await discover_rollouts(
+            each, (SAY,), user=local, artifacts=store, owner="workspace"
+        )
+    assert "ValueError" in (found.error or "")
+    (place,) = directory.glob("?" * 64)
+    rollout = RolloutRef(
+        snapshot=await store.put(tree, run="workspace"),
+        commit="0" * 40,
+        entrypoint=SAY,
+        workflow="Do",
+        grader=None,
+        environment=found.environment,
+    )
+    await say(local, rollout, "hello")
+    assert make_room(directory, 0) == 0
+    for process in tuple(local._warm.values()):
+        await local._end(process)
+    assert make_room(directory, 0) == 1
+    assert not place.exists()
+    await local.aclose()
