@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -332,3 +333,36 @@ def test_what_killed_processes_left_is_removed(settings: PackageSettings) -> Non
     os.utime(old, (0, 0))
     assert make_room(settings.directory, 1 << 30) == 0
     assert [path.exists() for path in (removed, old, new)] == [False, False, True]
+
+
+BUILDER = """
+import asyncio, sys
+from pathlib import Path
+from infra.sandbox.environments.environments import Environments
+from infra.sandbox.levels.probe import choose_level
+from infra.settings.packages import PackageSettings
+from schemas.specs import EnvironmentRef
+
+directory, index, ref, pins = sys.argv[1:]
+settings = PackageSettings(directory=Path(directory), index=index)
+made = Environments(choose_level("bwrap"), settings)
+asyncio.run(made.get(EnvironmentRef.model_validate_json(ref), pins.encode()))
+"""
+
+
+async def test_a_killed_builder_leaves_nothing_that_is_used(
+    environments: Environments, settings: PackageSettings
+) -> None:
+    resolved = await environments.resolve(asking("one"))
+    ref, pins = ref_of(resolved), resolved.pins.encode()
+    arguments = (str(settings.directory), str(settings.index), ref.model_dump_json(), resolved.pins)
+    builder = await asyncio.create_subprocess_exec(sys.executable, "-c", BUILDER, *arguments)
+    async with asyncio.timeout(60):
+        while not list(settings.directory.glob(f"{ref.key}-*.partial/env")):
+            assert builder.returncode is None
+            await asyncio.sleep(0.005)
+    builder.kill()
+    await builder.wait()
+    assert not (settings.directory / ref.key).exists()
+    await environments.get(ref, pins)
+    assert not list(settings.directory.glob("*.partial"))
