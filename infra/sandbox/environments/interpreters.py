@@ -86,7 +86,7 @@ def find_pythons(named: tuple[Path, ...]) -> tuple[FoundPython, ...]:
     without packages, then the others from the newest on."""
     default = ask(find_interpreter().path)
     by_minor: dict[str, FoundPython] = {}
-    for candidate in (*_named(named), *_candidates()):
+    for candidate in (*_programs_of(named), *_candidates()):
         python = ask(candidate)
         if python is not None and OLDEST <= python.version[:2] <= NEWEST:
             by_minor.setdefault(python.minor, python)
@@ -117,7 +117,7 @@ def ask(path: Path) -> FoundPython | None:
     return FoundPython(real, (version[0], version[1], version[2]), Path(prefix).resolve())
 
 
-def _named(named: Sequence[Path]) -> Iterator[Path]:
+def _programs_of(named: Sequence[Path]) -> Iterator[Path]:
     """The Pythons that the operator names: programs, or directories that hold them."""
     for path in named:
         if path.is_dir():
