@@ -18,19 +18,22 @@ import secrets
 import signal
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from infra.gateway.server import HttpGateway
+from infra.ports.packages import DeclaredPackages
 from infra.ports.services import SandboxOwner
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import user_group
+from infra.settings.packages import PackageSettings
 from schemas.errors import TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Message, SampleRecord
-from schemas.specs import Entrypoint, RolloutRef
+from schemas.specs import Entrypoint, EnvironmentRef, RolloutRef
 from tests.escapes.attacks.attack import ATTACKS, Attack
-from tests.escapes.outside import Outside
+from tests.escapes.outside import ENVIRONMENTS, Outside
 from tests.kit.http_victim import Quick
 from tests.kit.specs import group_spec, template
 
@@ -139,7 +142,12 @@ class Corpus:
         self._rollout = attacking_rollout(
             ArtifactRef(sha256=digest, size=len(self._tree), uri="test:tree")
         )
-        self._user = LocalUserCode(level, fetch=self._fetch, sockets=self._gateway)
+        directory = Path(tempfile.gettempdir()) / ENVIRONMENTS
+        packages = PackageSettings(directory=directory)
+        self._user = LocalUserCode(
+            level, fetch=self._fetch, sockets=self._gateway, packages=packages
+        )
+        self._pins = b""
         self.effects: dict[str, list[str]] = {}
         self.found: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
@@ -148,6 +156,7 @@ class Corpus:
         """Run attacks, one after the other, and look for effects after each of them."""
         await self._gateway.start()
         await self._gateway.open_socket("r1")
+        await self._make_environment()
         await self._innocent()
         self._outside.watch_code()
         for attack in attacks:
@@ -177,6 +186,20 @@ class Corpus:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)  # what would act at the end of its process has acted
         self._add("the end", self._outside.changes())
+
+    async def _make_environment(self) -> None:
+        """Give the attacking rollout an environment, which its neighbours share."""
+        declared = DeclaredPackages(path="pyproject.toml", requires_python=">=3.11")
+        resolved = await self._user.resolve(declared)
+        self._pins = resolved.pins.encode()
+        digest = hashlib.sha256(self._pins).hexdigest()
+        environment = EnvironmentRef(
+            key=resolved.key,
+            lock=ArtifactRef(sha256=digest, size=len(self._pins), uri="test:pins"),
+            python=resolved.python,
+            platform=resolved.platform,
+        )
+        self._rollout = self._rollout.model_copy(update={"environment": environment})
 
     async def _attempt(self, attack: Attack) -> None:
         before, began = _memory(), time.monotonic()
@@ -274,8 +297,8 @@ class Corpus:
         if effects:
             self.effects.setdefault(name, []).extend(effects)
 
-    async def _fetch(self, _: ArtifactRef) -> bytes:
-        return self._tree
+    async def _fetch(self, ref: ArtifactRef) -> bytes:
+        return self._pins if ref.uri == "test:pins" else self._tree
 
 
 def _memory() -> int:

