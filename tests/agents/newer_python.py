@@ -1,14 +1,24 @@
-"""Finds a Python for packages that need a newer one than ours may be, and makes environments with it."""
+"""Finds a Python for packages that need a newer one than ours may be, and environments with it."""
 
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kit.package_environment import shared_environment
+
+PACKAGES = {
+    "osmosis": "osmosis-ai[server,strands,openai-agents]==0.3.8",
+    "older_osmosis": "osmosis-ai[server,strands,openai-agents]==0.2.31",
+    "verifiers": "verifiers==0.4.0",
+    "older_verifiers": "verifiers==0.1.14",
+}
+OSMOSIS = ("certifi>=2024", "litellm<1.106")
+OVERRIDES = {"osmosis": OSMOSIS, "older_osmosis": OSMOSIS}
 CHECK = "import sys; sys.exit(sys.version_info[:2] not in ((3, 12), (3, 13)))"
 
 
@@ -35,19 +45,8 @@ def _candidates() -> Iterator[str]:
         yield from (str(path) for path in sorted(root.glob("3.1[23]*/**/bin/python"))[:8])
 
 
-def make_environment(
-    place: Path, packages: Sequence[str], *, overrides: Sequence[str] = ()
-) -> Path:
-    """Install packages into a new environment below `place`. Returns its Python."""
-    uv = str(Path(sys.executable).with_name("uv"))
-    subprocess.run([uv, "venv", "-q", "--python", find_newer_python(), place / "venv"], check=True)
-    python = place / "venv" / "bin" / "python"
-    (place / "overrides.txt").write_text("\n".join(overrides))
-    subprocess.run(
-        [
-            *(uv, "pip", "install", "-q", "--compile-bytecode", "--python", str(python)),
-            *("--override", str(place / "overrides.txt"), *packages),
-        ],
-        check=True,
+def packaged(name: str) -> Path:
+    """Return the Python of an environment with a package of PACKAGES."""
+    return shared_environment(
+        [PACKAGES[name]], interpreter=find_newer_python(), overrides=OVERRIDES.get(name, ())
     )
-    return python

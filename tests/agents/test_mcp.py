@@ -11,21 +11,16 @@ import pytest
 
 from infra.local.free_port import free_port
 from tests.agents.mcp_workspace import PROGRAM, write_workspace
+from tests.kit.package_environment import shared_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.agents, pytest.mark.processes]
 
 
 @pytest.fixture(scope="module", params=["mcp>=2,<3", "mcp>=1.20,<2"])
-def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(request: pytest.FixtureRequest) -> Path:
     """The Python of an environment with one of the packages."""
-    place = tmp_path_factory.mktemp("environment")
-    uv = str(Path(sys.executable).with_name("uv"))
-    subprocess.run([uv, "venv", "-q", "--python", sys.executable, place / "venv"], check=True)
-    python = place / "venv" / "bin" / "python"
-    install = [uv, "pip", "install", "-q", "--python", str(python), request.param]
-    subprocess.run(install, check=True)
-    return python
+    return shared_environment([request.param], interpreter=sys.executable)
 
 
 def run(python: Path, workspace: Path, program: str) -> subprocess.CompletedProcess[str]:

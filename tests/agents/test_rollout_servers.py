@@ -14,7 +14,7 @@ import pytest
 from infra.gateway.server import HttpGateway
 from schemas.sampling import Message, SampleRequest, Turn, sequences_of
 from tests.agents import rollout_programs as programs
-from tests.agents.newer_python import make_environment
+from tests.agents.newer_python import packaged
 from tests.kit.scripted_policy import ScriptedPolicy, said
 from tests.kit.sockets import relayed
 from tests.kit.specs import group_spec, template
@@ -22,7 +22,6 @@ from tests.kit.specs import group_spec, template
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.agents, pytest.mark.processes]
 
-OSMOSIS = ("certifi>=2024", "litellm<1.106")
 CALL = said(multiply='{"a": 6, "b": 7}')
 ANSWER = said("It is #### 42")
 SAMPLES = 4
@@ -36,30 +35,6 @@ class Calculator(ScriptedPolicy):
         right = ANSWER if request.key.sample % 2 == 0 else said("It is #### 41")
         self.script = [CALL if is_first else right] * (len(self.asked) + 1)
         return await super().sample(request)
-
-
-@pytest.fixture(scope="module")
-def osmosis(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("osmosis")
-    packages = ["osmosis-ai[server,strands,openai-agents]==0.3.8"]
-    return make_environment(place, packages, overrides=OSMOSIS)
-
-
-@pytest.fixture(scope="module")
-def older_osmosis(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("older")
-    packages = ["osmosis-ai[server,strands,openai-agents]==0.2.31"]
-    return make_environment(place, packages, overrides=OSMOSIS)
-
-
-@pytest.fixture(scope="module")
-def verifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_environment(tmp_path_factory.mktemp("verifiers"), ["verifiers==0.4.0"])
-
-
-@pytest.fixture(scope="module")
-def older_verifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_environment(tmp_path_factory.mktemp("older"), ["verifiers==0.1.14"])
 
 
 @dataclass
@@ -148,15 +123,13 @@ TASK = {"task": json.dumps({"prompt": "6 * 7?", "answer": 42.0})}
     ids=["strands", "openai-agents", "older-strands", "older-openai-agents", "v1", "v0"],
 )
 async def test_a_program_makes_its_samples_and_grades_them(
-    request: pytest.FixtureRequest,
     tmp_path: Path,
     environment: str,
     main: str,
     dialect: str,
     metadata: object,
 ) -> None:
-    python: Path = request.getfixturevalue(environment)
-    made = await make(python, main, tmp_path, metadata)
+    made = await make(packaged(environment), main, tmp_path, metadata)
     assert (made.dialect, made.rewards) == (dialect, [1.0, 0.0] * (SAMPLES // 2))
     assert made.tools == {"multiply"}
     for turns, conversation in zip(made.turns, made.conversations, strict=True):

@@ -25,7 +25,7 @@ from infra.sandbox.user_process import UserProcess
 from schemas.events import PolicyUpdated
 from schemas.sampling import ArtifactRef, SampleRequest, Turn
 from tests.agents import rollout_programs as programs
-from tests.agents.newer_python import make_environment
+from tests.agents.newer_python import packaged
 from tests.agents.test_training import (
     ASK,
     GROUPS,
@@ -49,12 +49,11 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-OSMOSIS = ("certifi>=2024", "litellm<1.106")
-PACKAGES = {
-    "osmosis": "osmosis-ai[server,strands,openai-agents]==0.3.8",
-    "older": "osmosis-ai[server,strands,openai-agents]==0.2.31",
-    "v1": "verifiers==0.4.0",
-    "v0": "verifiers==0.1.14",
+KINDS = {
+    "osmosis": "osmosis",
+    "older": "older_osmosis",
+    "v1": "verifiers",
+    "v0": "older_verifiers",
 }
 CHANGES = {
     "multiply": "add",
@@ -99,21 +98,13 @@ class OwnLevel(ProcessLevel):
 
 
 class Environments:
-    """The Pythons of the environments, made when they are needed. `python` is the one in use."""
+    """`python` is the Python of the environment in use."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._made: dict[str, Path] = {}
-        self.python = Path(sys.executable)
+    python = Path(sys.executable)
 
-    def use(self, name: str) -> None:
+    def use(self, kind: str) -> None:
         """Run user code in this environment from now on."""
-        if name not in self._made:
-            overrides = OSMOSIS if name in ("osmosis", "older") else ()
-            place = self._root / name
-            place.mkdir()
-            self._made[name] = make_environment(place, [PACKAGES[name]], overrides=overrides)
-        self.python = self._made[name]
+        self.python = packaged(KINDS[kind])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -132,7 +123,7 @@ async def served(
     numbered.write_text((json.dumps({**row, "metadata": {"task": 0}}) + "\n") * 4)
     files = {f"rollouts/say/{name}.py": changed(main) for name, main in MAINS.items()}
     workspace = make_workspace(root / "workspace", files)
-    environments = Environments(root)
+    environments = Environments()
     turns: list[tuple[object, Turn]] = []
     sample = TorchSampler.sample
     started: list[InMemory] = []
