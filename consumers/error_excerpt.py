@@ -14,10 +14,10 @@ ROOM_BYTES = 6000
 LONGEST_BYTES = 400
 
 
-def excerpt(message: str, *, num_samples: int = 1) -> str:
+def excerpt(message: str, *, num_samples: int = 1, longest: int = LONGEST_BYTES) -> str:
     """Return the part of `message` that fits into an event about `num_samples` samples, with printable
-    characters only."""
-    limit = max(24, min(LONGEST_BYTES, ROOM_BYTES // num_samples))
+    characters only and at most `longest` bytes."""
+    limit = max(24, min(longest, ROOM_BYTES // num_samples))
     text = plain(message[: 2 * limit].strip())
     if sum(map(_size, text)) <= limit:
         return text

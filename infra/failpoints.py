@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.effects import (
+    DiscoverRollouts,
     Effect,
     ExaminePush,
     FetchCommit,
@@ -57,7 +58,7 @@ NAMED = (
 )
 
 CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
-    "sync": (FetchCommit, ListRefs),
+    "sync": (FetchCommit, DiscoverRollouts, ListRefs),
     "run": (),
     "rollout": (GenerateGroup, GenerateSample),
     "grade": (GradeGroup,),

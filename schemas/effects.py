@@ -68,15 +68,13 @@ class Effect(BaseModel):
         return EffectId(derive_id(HEADRACE, f"{self.type}/{self.key}"))
 
 
-class FetchCommit(Effect):
-    """Fetch a commit, store its snapshot, and discover what its entry points define."""
+class _OfPush(Effect):
+    """A part of the answer to a push. `requester` is the stream that waits for it, if there is one."""
 
-    type: ClassVar[str] = "FetchCommit"
     lane: ClassVar[Lane] = Lane.CONTROL
     workspace: str
     push: UUID
     commit: CommitSpec
-    entrypoints: tuple[Entrypoint, ...]
     requester: str | None = None
 
     @property
@@ -86,6 +84,24 @@ class FetchCommit(Effect):
     @property
     def run_id(self) -> str:
         return self.requester.partition("-")[2] if self.requester else self.workspace
+
+
+class FetchCommit(_OfPush):
+    """Fetch a commit, store its snapshot, and choose the packages of its rollouts. If there are none,
+    discover what its entry points define."""
+
+    type: ClassVar[str] = "FetchCommit"
+    entrypoints: tuple[Entrypoint, ...]
+
+
+class DiscoverRollouts(_OfPush):
+    """Install the chosen packages of a commit, and discover what its entry points define. `rollouts`
+    have their packages, or the reason why they cannot have them."""
+
+    type: ClassVar[str] = "DiscoverRollouts"
+    sha: str
+    snapshot: ArtifactRef
+    rollouts: tuple[DiscoveredRollout, ...]
 
 
 class ListRefs(Effect):
@@ -294,6 +310,7 @@ class VerifyRun(Effect):
 
 ALL_EFFECTS: tuple[type[Effect], ...] = (
     FetchCommit,
+    DiscoverRollouts,
     ListRefs,
     ExaminePush,
     SubmitRun,
@@ -325,9 +342,19 @@ class Failed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class CommitFetched(Outcome):
+    """A commit with what is known about its rollouts. If one of them `needs_packages`, their entry
+    points were not examined yet."""
+
     effect: FetchCommit
     commit: str
     snapshot: ArtifactRef
+    rollouts: tuple[DiscoveredRollout, ...]
+    needs_packages: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsDiscovered(Outcome):
+    effect: DiscoverRollouts
     rollouts: tuple[DiscoveredRollout, ...]
 
 

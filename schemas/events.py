@@ -138,6 +138,17 @@ class RepositoryPushed(_WorkspaceEvent):
     requester: StreamName | None = None
 
 
+class PackagesChosen(_WorkspaceEvent):
+    """The exact packages of rollouts of a commit were chosen. They are installed next. `rollouts` are
+    those that have packages."""
+
+    type: ClassVar[str] = "rl.workspace.packages-chosen"
+    push: UUID
+    commit: str
+    rollouts: tuple[DiscoveredRollout, ...]
+    requester: StreamName | None = None
+
+
 class WorkspaceSynced(_WorkspaceEvent):
     """A commit was fetched, its snapshot was stored, and its entry points were examined."""
 
@@ -1139,6 +1150,7 @@ class MessageRedriven(Event):
 
 ALL_EVENTS: tuple[type[Event], ...] = (
     RepositoryPushed,
+    PackagesChosen,
     WorkspaceSynced,
     WorkspaceRejected,
     WorkspaceConnected,

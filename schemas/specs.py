@@ -203,12 +203,14 @@ def _is_empty(value: object) -> bool:
 
 class EnvironmentRef(Value):
     """The locked packages of a rollout: a lock file (`uv.lock` or the pins of a resolution), the version
-    of Python, and the platform. `key` is the hash of all three. Equal keys share one environment."""
+    of Python, and the platform. `key` is the hash of all three. Equal keys share one environment.
+    `packages` is how many there are."""
 
     key: Sha256
     lock: ArtifactRef
     python: str
     platform: str
+    packages: int = 0
 
 
 class DiscoveredRollout(Value):

@@ -35,6 +35,7 @@ from schemas.events import (
     EvaluationStarted,
     Event,
     GroupGraded,
+    PackagesChosen,
     PolicyInitialized,
     RepositoryPushed,
     RunApproved,
@@ -89,6 +90,14 @@ def workspace_synced(event: WorkspaceSynced, at: datetime) -> tuple[Write, ...]:
         return ()
     rollouts = json.dumps([rollout.model_dump() for rollout in event.rollouts])
     return (ChangeWorkspace(event.workspace, at, "synced", event.commit, rollouts, ""),)
+
+
+@rows.register
+def packages_chosen(event: PackagesChosen, at: datetime) -> tuple[Write, ...]:
+    if event.requester is not None:
+        return ()
+    rollouts = json.dumps([rollout.model_dump() for rollout in event.rollouts])
+    return (ChangeWorkspace(event.workspace, at, "installing", event.commit, rollouts),)
 
 
 @rows.register

@@ -23,6 +23,7 @@ from schemas.events import (
     GroupsSettled,
     MessageDeadLettered,
     MessageRedriven,
+    PackagesChosen,
     PolicyFailed,
     PolicyInitialized,
     RunApproved,
@@ -81,7 +82,7 @@ def narrate(recorded: Recorded) -> tuple[PutLog, ...]:
 def _about(event: Event) -> str:
     """Return the run or evaluation whose log gets the lines. A workspace's answer to a run belongs to
     the run."""
-    if isinstance(event, WorkspaceSynced | WorkspaceRejected) and event.requester:
+    if isinstance(event, PackagesChosen | WorkspaceSynced | WorkspaceRejected) and event.requester:
         return _owner(event.requester)
     if isinstance(event, EvaluationRequested):
         return event.evaluation
@@ -104,6 +105,16 @@ def workspace_synced(event: WorkspaceSynced) -> Iterator[Line]:
     for rollout in event.rollouts:
         if rollout.error:
             yield "error", None, rollout.error
+
+
+@lines.register
+def packages_chosen(event: PackagesChosen) -> Iterator[Line]:
+    for rollout in event.rollouts:
+        if (chosen := rollout.environment) is not None:
+            name, number = rollout.entrypoint.rollout, chosen.packages
+            what = "1 package" if number == 1 else f"{number} packages"
+            text = f"Installing {what} of rollout {name} for Python {chosen.python}"
+            yield "info", None, text
 
 
 @lines.register

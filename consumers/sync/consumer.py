@@ -1,9 +1,10 @@
 """Fetches commits of a workspace's repository, and follows its refs.
-Reads: RepositoryPushed, PushReceived, RefsCheckRequested.  Emits: WorkspaceSynced, WorkspaceRejected,
-RefsRequested, RefsMoved, RefsListed.  Stream: workspace.
+Reads: RepositoryPushed, PushReceived, RefsCheckRequested.  Emits: PackagesChosen, WorkspaceSynced,
+WorkspaceRejected, RefsRequested, RefsMoved, RefsListed.  Stream: workspace.
 Does: fetches, stores a snapshot, discovers entry points, lists refs (lane: control).
 Waits for: nothing.
-Safe to repeat because: one FetchCommit per push, one ListRefs per round, and an answer counts once.
+Safe to repeat because: one FetchCommit and one DiscoverRollouts per push, one ListRefs per round, and an
+answer counts once.
 
 A push is only a hint. The ref is resolved when the effect runs, so a late delivery never moves a head
 back. `refs.py` holds how hints lead to listings, and listings to moves. Repositories are not trusted. No
@@ -12,6 +13,9 @@ commit is checked out, and only its entry points run, in a sandbox.
 The push of a run examines only the run's own entry point, so that the run does not wait for other
 rollouts. If the run followed the default branch to a new commit, the workspace makes a push of its own,
 which finds all rollouts there. It does the same when a push moved the default branch.
+
+If rollouts have packages, their exact versions are recorded before they are installed. So the log shows
+what is being installed, and a sync that is repeated installs the same.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,7 +24,7 @@ from uuid import UUID
 
 from consumers.error_excerpt import excerpt
 from consumers.sync import snapshot as snapshot_of
-from consumers.sync.discovery import discover_rollouts
+from consumers.sync.discovery import choose_packages, examine_rollouts
 from consumers.sync.refs import (
     FollowedRefs,
     RefsEvent,
@@ -32,8 +36,17 @@ from consumers.sync.refs import (
 )
 from infra.ports.ports import Ports
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
-from schemas.effects import CommitFetched, Failed, FetchCommit, ListRefs, RefListing
+from schemas.effects import (
+    CommitFetched,
+    DiscoverRollouts,
+    Failed,
+    FetchCommit,
+    ListRefs,
+    RefListing,
+    RolloutsDiscovered,
+)
 from schemas.events import (
+    PackagesChosen,
     PushReceived,
     RefsCheckRequested,
     RefsListed,
@@ -46,15 +59,26 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import HEADRACE, ConsumerName, StreamName, derive_id, workspace_stream
+from schemas.sampling import ArtifactRef
 from schemas.specs import CommitSpec, DiscoveredRollout
 
 ANSWERED_KEPT = 256
 """How many answered pushes are remembered; older ones lie below the watermark and are consumed."""
 
-WorkspaceEvent = RepositoryPushed | WorkspaceSynced | WorkspaceRejected | RefsEvent
+LONGEST_ERROR = 1500
+"""Bytes of the error of one rollout that are recorded. What a resolver says takes several lines."""
+
+WorkspaceEvent = RepositoryPushed | PackagesChosen | WorkspaceSynced | WorkspaceRejected | RefsEvent
 WorkspaceMessage = (
-    RepositoryPushed | PushReceived | RefsCheckRequested | CommitFetched | RefListing | Failed
+    RepositoryPushed
+    | PushReceived
+    | RefsCheckRequested
+    | CommitFetched
+    | RolloutsDiscovered
+    | RefListing
+    | Failed
 )
+WorkspaceEffect = FetchCommit | DiscoverRollouts | ListRefs
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +103,8 @@ def evolve(state: WorkspaceState, event: WorkspaceEvent) -> WorkspaceState:
             if isinstance(event, WorkspaceRejected) or event.requester is not None:
                 return new
             return replace(new, looked=event.push, commit=event.commit)
+        case PackagesChosen():
+            return state
         case (
             RefsRequested()
             | RefsMoved()
@@ -112,16 +138,14 @@ def handle(state: WorkspaceState, message: WorkspaceMessage, meta: Meta) -> Deci
             )
             return Decision(effects=(fetch,))
         case CommitFetched(effect=effect) if effect.push not in state.answered:
-            synced = WorkspaceSynced(
-                workspace=effect.workspace,
-                push=effect.push,
-                commit=message.commit,
-                snapshot=message.snapshot,
-                rollouts=message.rollouts,
-                requester=_requester(effect),
-            )
-            return Decision(events=(synced,), effects=_look(state, effect, message.commit))
-        case Failed(effect=FetchCommit() as effect) if effect.push not in state.answered:
+            if message.needs_packages:
+                return _install_packages(message)
+            return _answer(state, effect, message.commit, message.snapshot, message.rollouts)
+        case RolloutsDiscovered(effect=effect) if effect.push not in state.answered:
+            return _answer(state, effect, effect.sha, effect.snapshot, message.rollouts)
+        case Failed(effect=FetchCommit() | DiscoverRollouts() as effect) if (
+            effect.push not in state.answered
+        ):
             rejected = WorkspaceRejected(
                 workspace=effect.workspace,
                 push=effect.push,
@@ -146,7 +170,49 @@ def _record_listing(state: WorkspaceState, listing: RefListing) -> Decision:
     return replace(decision, effects=(*decision.effects, look))
 
 
-def _look(state: WorkspaceState, effect: FetchCommit, commit: str) -> tuple[FetchCommit, ...]:
+def _install_packages(fetched: CommitFetched) -> Decision:
+    """Record the packages that were chosen, and request the rest of the sync."""
+    effect = fetched.effect
+    chosen = PackagesChosen(
+        workspace=effect.workspace,
+        push=effect.push,
+        commit=fetched.commit,
+        rollouts=tuple(one for one in fetched.rollouts if one.environment is not None),
+        requester=_requester(effect),
+    )
+    discover = DiscoverRollouts(
+        workspace=effect.workspace,
+        push=effect.push,
+        commit=effect.commit,
+        requester=effect.requester,
+        sha=fetched.commit,
+        snapshot=fetched.snapshot,
+        rollouts=fetched.rollouts,
+    )
+    return Decision(events=(chosen,), effects=(discover,))
+
+
+def _answer(
+    state: WorkspaceState,
+    effect: FetchCommit | DiscoverRollouts,
+    commit: str,
+    snapshot: ArtifactRef,
+    rollouts: tuple[DiscoveredRollout, ...],
+) -> Decision:
+    synced = WorkspaceSynced(
+        workspace=effect.workspace,
+        push=effect.push,
+        commit=commit,
+        snapshot=snapshot,
+        rollouts=rollouts,
+        requester=_requester(effect),
+    )
+    return Decision(events=(synced,), effects=_look(state, effect, commit))
+
+
+def _look(
+    state: WorkspaceState, effect: FetchCommit | DiscoverRollouts, commit: str
+) -> tuple[FetchCommit, ...]:
     """Return the workspace's own fetch of a commit that a run was the first to see. Several runs that
     see the same commit cause only one fetch."""
     spec = effect.commit
@@ -160,7 +226,7 @@ def _look(state: WorkspaceState, effect: FetchCommit, commit: str) -> tuple[Fetc
     return () if push in state.answered else (look,)
 
 
-def _requester(effect: FetchCommit) -> StreamName | None:
+def _requester(effect: FetchCommit | DiscoverRollouts) -> StreamName | None:
     return StreamName(effect.requester) if effect.requester else None
 
 
@@ -173,9 +239,11 @@ def routes(message: WorkspaceMessage) -> tuple[StreamName, ...]:
             return ()
 
 
-async def perform(effect: FetchCommit | ListRefs, ports: Ports) -> CommitFetched | RefListing:
-    """List the refs of a repository, or fetch one of its commits. Raises Refused when the repository or
-    the commit cannot be used."""
+async def perform(
+    effect: WorkspaceEffect, ports: Ports
+) -> CommitFetched | RolloutsDiscovered | RefListing:
+    """List the refs of a repository, fetch one of its commits, or examine its rollouts. Raises Refused
+    when the repository or the commit cannot be used."""
     match effect:
         case ListRefs():
             found = await ports.require("repositories").list_refs(effect.workspace, effect.url)
@@ -187,53 +255,68 @@ async def perform(effect: FetchCommit | ListRefs, ports: Ports) -> CommitFetched
             )
         case FetchCommit():
             return await perform_fetch(effect, ports)
+        case DiscoverRollouts():
+            tree = await ports.artifacts.get(effect.snapshot)
+            rollouts = await examine_rollouts(tree, effect.rollouts, user=ports.require("user"))
+            return RolloutsDiscovered(effect=effect, rollouts=_presentable(rollouts))
         case _:
             assert_never(effect)
 
 
 async def perform_fetch(effect: FetchCommit, ports: Ports) -> CommitFetched:
-    """Fetch the commit, store its snapshot and discover its entry points. Returns all three. Raises
-    Refused when the commit or its tree cannot be used."""
+    """Fetch the commit, store its snapshot, and choose the packages of its rollouts. If they need none,
+    discover its entry points too. Raises Refused when the commit or its tree cannot be used."""
     repositories = ports.require("repositories")
     sha = await repositories.fetch(effect.workspace, effect.commit)
     tree = await repositories.snapshot(effect.workspace, sha)
     entrypoints = effect.entrypoints or await snapshot_of.find_entrypoints(tree)
     sha256 = await snapshot_of.hash_snapshot(tree)
     snapshot = await ports.artifacts.put(tree, run=effect.workspace, blob=True, sha256=sha256)
-    found = await discover_rollouts(
-        tree,
-        entrypoints,
-        user=ports.require("user"),
-        artifacts=ports.artifacts,
-        owner=effect.workspace,
+    user = ports.require("user")
+    found = await choose_packages(
+        tree, entrypoints, user=user, artifacts=ports.artifacts, owner=effect.workspace
     )
+    needs_packages = any(one.environment is not None for one in found)
+    if not needs_packages:
+        found = await examine_rollouts(tree, found, user=user)
     return CommitFetched(
         effect=effect,
         commit=sha,
         snapshot=snapshot,
-        rollouts=tuple(_presentable(rollout, len(found)) for rollout in found),
+        rollouts=_presentable(found),
+        needs_packages=needs_packages,
     )
 
 
-def _presentable(rollout: DiscoveredRollout, num_rollouts: int) -> DiscoveredRollout:
-    if rollout.error is None:
-        return rollout
-    return rollout.model_copy(update={"error": excerpt(rollout.error, num_samples=num_rollouts)})
-
-
-CONSUMER: Consumer[WorkspaceState, WorkspaceEvent, WorkspaceMessage, FetchCommit | ListRefs] = (
-    Consumer(
-        name=ConsumerName("sync"),
-        category="workspace",
-        reads=(RepositoryPushed, PushReceived, RefsCheckRequested),
-        emits=(WorkspaceSynced, WorkspaceRejected, RefsRequested, RefsMoved, RefsListed),
-        effects=(FetchCommit, ListRefs),
-        initial=WorkspaceState(),
-        evolve=evolve,
-        handle=handle,
-        routes=routes,
-        perform=perform,
-        fold_version=3,
-        snapshots=WorkspaceState,
+def _presentable(found: tuple[DiscoveredRollout, ...]) -> tuple[DiscoveredRollout, ...]:
+    """The rollouts with the parts of their errors that fit into one event."""
+    errors = (
+        one.error and excerpt(one.error, num_samples=len(found), longest=LONGEST_ERROR)
+        for one in found
     )
+    return tuple(
+        one.model_copy(update={"error": error}) for one, error in zip(found, errors, strict=True)
+    )
+
+
+CONSUMER: Consumer[WorkspaceState, WorkspaceEvent, WorkspaceMessage, WorkspaceEffect] = Consumer(
+    name=ConsumerName("sync"),
+    category="workspace",
+    reads=(RepositoryPushed, PushReceived, RefsCheckRequested),
+    emits=(
+        PackagesChosen,
+        WorkspaceSynced,
+        WorkspaceRejected,
+        RefsRequested,
+        RefsMoved,
+        RefsListed,
+    ),
+    effects=(FetchCommit, DiscoverRollouts, ListRefs),
+    initial=WorkspaceState(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    perform=perform,
+    fold_version=3,
+    snapshots=WorkspaceState,
 )

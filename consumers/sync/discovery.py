@@ -25,6 +25,20 @@ async def discover_rollouts(
 ) -> tuple[DiscoveredRollout, ...]:
     """Return the definitions of entry points, or why they cannot be used. The pins of their packages are
     stored as artifacts of `owner`."""
+    chosen = await choose_packages(tree, entrypoints, user=user, artifacts=artifacts, owner=owner)
+    return await examine_rollouts(tree, chosen, user=user)
+
+
+async def choose_packages(
+    tree: bytes,
+    entrypoints: Sequence[Entrypoint],
+    *,
+    user: UserCode,
+    artifacts: Artifacts,
+    owner: str,
+) -> tuple[DiscoveredRollout, ...]:
+    """Return the packages of entry points, or why they cannot have them. Nothing is known about their
+    definitions yet."""
     declared, refused = await asyncio.to_thread(declared_in, tree, entrypoints)
     environments: dict[str, EnvironmentRef] = {}
     for rollout, packages in declared.items():
@@ -34,14 +48,27 @@ async def discover_rollouts(
             )
         except Refused as error:
             refused[rollout] = error.message
-    usable = tuple(entry for entry in entrypoints if entry.rollout not in refused)
-    found = await user.discover(tree, usable, environments=environments) if usable else ()
-    wrong = (
-        DiscoveredRollout(entrypoint=entry, error=refused[entry.rollout])
+    return tuple(
+        DiscoveredRollout(
+            entrypoint=entry,
+            environment=environments.get(entry.rollout),
+            error=refused.get(entry.rollout),
+        )
         for entry in entrypoints
-        if entry.rollout in refused
     )
-    return (*found, *wrong)
+
+
+async def examine_rollouts(
+    tree: bytes, chosen: Sequence[DiscoveredRollout], *, user: UserCode
+) -> tuple[DiscoveredRollout, ...]:
+    """Install the chosen packages, and return the definitions of entry points, or why they cannot be
+    used."""
+    usable = tuple(one.entrypoint for one in chosen if one.error is None)
+    environments = {
+        one.entrypoint.rollout: one.environment for one in chosen if one.environment is not None
+    }
+    found = await user.discover(tree, usable, environments=environments) if usable else ()
+    return (*found, *(one for one in chosen if one.error is not None))
 
 
 async def lock_packages(
@@ -51,7 +78,11 @@ async def lock_packages(
     resolved = await user.resolve(packages)
     lock = await artifacts.put(resolved.pins.encode(), run=owner)
     return EnvironmentRef(
-        key=resolved.key, lock=lock, python=resolved.python, platform=resolved.platform
+        key=resolved.key,
+        lock=lock,
+        python=resolved.python,
+        platform=resolved.platform,
+        packages=resolved.count,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 What = Literal[
     "letter", "gate", "disk", "git", "store", "retry", "lease", "capacity", "horizon", "broker",
-    "workers", "effect", "decision", "approval",
+    "workers", "effect", "decision", "approval", "packages",
 ]  # fmt: skip
 
 UNSEEN_S = 10.0
@@ -173,6 +173,8 @@ def _cause(type_: str, error: str) -> What:
         return "disk"
     if type_ == "FetchCommit":
         return "git"
+    if type_ == "DiscoverRollouts":
+        return "packages"
     return "store" if any(word in said for word in STORE) else "retry"
 
 

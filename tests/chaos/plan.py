@@ -69,6 +69,10 @@ OF_JUDGES = ("judge.",)
 VALIDATED = {"max_steps": 6, "validation_dataset": "numbers", "state_interval": 2}
 EVALUATED = {"eval_interval": 3}
 
+OF_PACKAGES = ("sync.perform.DiscoverRollouts.",)
+"""Points that no run of a rollout without packages passes: tests/crash/test_package_kills.py kills
+there."""
+
 CONFIGS: dict[Shape, Config] = {
     "workflow": run_config(advanced=VALIDATED, checkpoints=EVALUATED),
     "graded": run_config(
@@ -142,7 +146,7 @@ def batches(points: Sequence[str]) -> list[tuple[Shape, list[str]]]:
 
 def points(stack: str) -> tuple[str, ...]:
     """The failpoints that a run on this stack passes."""
-    elsewhere = (*OF_ENDED_RUNS, *OF_PUSHES, *OF_JUDGES)
+    elsewhere = (*OF_ENDED_RUNS, *OF_PUSHES, *OF_JUDGES, *OF_PACKAGES)
     absent = elsewhere if stack == "real" else (*elsewhere, *WITH_KAFKA)
     return tuple(name for name in names() if not name.startswith(absent))
 

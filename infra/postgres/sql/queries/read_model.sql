@@ -393,7 +393,8 @@ select
            extract(epoch from e.due_at - clock_timestamp())::float8 as due_s
          from effects e left join workers w on w.id = e.worker
          where ($1::text is null and not e.shut) or (e.run_id = $1 or
-           (e.lane = 'control' and e.type = 'FetchCommit' and e.data ->> 'requester' = $2))
+           (e.lane = 'control' and e.type in ('FetchCommit', 'DiscoverRollouts')
+           and e.data ->> 'requester' = $2))
          order by e.due_at limit 200) e) as effects,
   (select json_agg(json_build_object('id', w.id, 'host', w.host, 'pid', w.pid, 'lanes', w.lanes,
      'lease_s', extract(epoch from w.expires_at - clock_timestamp())::float8,

@@ -13,8 +13,8 @@ from producers.cli.repository import address_of
 
 workspace = group("workspace", "Git repositories with rollouts: register, list, examine, create.")
 
-SYNC_S = 20.0
-WAITING = ("pending", "syncing")
+SYNC_S, INSTALL_S = 20.0, 600.0
+WAITING = ("pending", "syncing", "installing")
 ALWAYS_SHOWN = ("id", "url", "status", "commit_sha", "error")
 SHOWN = (*ALWAYS_SHOWN, "provider", "default_branch", "refs_at", "refs_error", "push_error")
 
@@ -38,11 +38,17 @@ def add(path_or_url: str, *, name: str | None, as_json: bool) -> None:
 
 
 def await_first_sync(client: Client, found: Document) -> Document:
-    """Return the workspace after its first sync, or as it is when that takes longer than 20 s."""
+    """Return the workspace after its first sync, or as it is when that takes longer than 20 s. While
+    packages are installed it takes up to 10 minutes."""
     deadline = time.monotonic() + SYNC_S
     while found.get("status") in WAITING and time.monotonic() < deadline:
         time.sleep(0.2)
+        before = found.get("status")
         found = client.get(f"/workspaces/{path_segment(str(found['id']))}")["workspace"]
+        if found.get("status") == "installing" != before:
+            deadline = time.monotonic() + INSTALL_S
+            for rollout in found.get("rollouts") or ():
+                say(f"installing the packages of {_entrypoint(rollout)}: {_packages(rollout)}")
     return found
 
 
@@ -86,12 +92,22 @@ def _show(found: Document) -> None:
             r.get("workflow"),
             r.get("grader"),
             ", ".join(r.get("rewards") or ()) or None,
+            _packages(r),
             r.get("error"),
         )
         for r in found.get("rollouts") or ()
     ]
     if rows:
-        print_table("Rollouts", ("entry point", "workflow", "grader", "rewards", "error"), rows)
+        names = ("entry point", "workflow", "grader", "rewards", "packages", "error")
+        print_table("Rollouts", names, rows)
+
+
+def _packages(rollout: Document) -> str | None:
+    """The number of packages of a rollout, with their Python."""
+    chosen = rollout.get("environment")
+    if not isinstance(chosen, dict):
+        return None
+    return f"{chosen.get('packages')} (Python {chosen.get('python')})"
 
 
 def _entrypoint(rollout: Document) -> str:

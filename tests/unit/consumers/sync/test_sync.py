@@ -13,14 +13,21 @@ from consumers.sync.consumer import (
     CONSUMER,
     WorkspaceState,
     evolve,
+    perform,
     perform_fetch,
 )
 from consumers.sync.snapshot import MAX_ENTRYPOINTS, find_entrypoints_in
-from schemas.effects import CommitFetched, Failed, FetchCommit
+from schemas.effects import (
+    CommitFetched,
+    DiscoverRollouts,
+    Failed,
+    FetchCommit,
+    RolloutsDiscovered,
+)
 from schemas.errors import FailureCategory, Refused
-from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
+from schemas.events import PackagesChosen, RepositoryPushed, WorkspaceRejected, WorkspaceSynced
 from schemas.ids import HEADRACE, StreamName
-from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint
+from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint, EnvironmentRef
 from tests.kit.decider import given
 from tests.kit.fakes import FakeRepositories, FakeUserCode, bench
 from tests.kit.specs import ref
@@ -49,6 +56,48 @@ REJECTED = WorkspaceRejected(
     message="no branch main; push it first",
     requester=StreamName("run-r1"),
 )
+
+
+CHOSEN = EnvironmentRef(
+    key="ab" * 32, lock=ref("pins"), python="3.12", platform="linux-x86_64", packages=41
+)
+PENDING = DiscoveredRollout(entrypoint=Entrypoint(rollout="say"), environment=CHOSEN)
+BROKEN = DiscoveredRollout(entrypoint=Entrypoint(rollout="bad"), error="no such package")
+INSTALLING = replace(FETCHED, rollouts=(PENDING, BROKEN), needs_packages=True)
+PACKAGES = PackagesChosen(
+    workspace="w1",
+    push=PUSH,
+    commit="c" * 40,
+    rollouts=(PENDING,),
+    requester=StreamName("run-r1"),
+)
+DISCOVER = DiscoverRollouts(
+    workspace="w1",
+    push=PUSH,
+    commit=COMMIT,
+    requester="run-r1",
+    sha="c" * 40,
+    snapshot=ref("tree"),
+    rollouts=(PENDING, BROKEN),
+)
+
+
+def test_chosen_packages_are_recorded_before_they_are_installed() -> None:
+    given(CONSUMER, PUSHED).when(INSTALLING, stream=STREAM).then(
+        events=[PACKAGES], effects=[DISCOVER]
+    )
+    found = FOUND.model_copy(update={"environment": CHOSEN})
+    discovered = RolloutsDiscovered(DISCOVER, (found, BROKEN))
+    synced = SYNCED.model_copy(update={"rollouts": (found, BROKEN)})
+    after = given(CONSUMER, PUSHED, PACKAGES)
+    after.when(discovered, stream=STREAM).then(events=[synced])
+    given(CONSUMER, PUSHED, PACKAGES, SYNCED).when(discovered, stream=STREAM).then_nothing()
+
+
+def test_packages_that_cannot_be_installed_are_a_rejection_that_quotes_the_reason() -> None:
+    failed = Failed(DISCOVER, FailureCategory.VALIDATION, "no branch main; push it first")
+    given(CONSUMER, PUSHED, PACKAGES).when(failed, stream=STREAM).then(events=[REJECTED])
+    given(CONSUMER, PUSHED, REJECTED).when(failed, stream=STREAM).then_nothing()
 
 
 def test_a_push_asks_for_its_commit() -> None:
@@ -182,6 +231,14 @@ async def test_the_chosen_packages_of_a_rollout_are_stored_with_its_commit(tmp_p
     assert a.environment.python == "3.11"
     assert await ports.artifacts.get(a.environment.lock) == b""
     assert b.environment is None
+    assert outcome.needs_packages
+    discover = DISCOVER.model_copy(
+        update={"snapshot": outcome.snapshot, "rollouts": outcome.rollouts}
+    )
+    found = await perform(discover, ports)
+    assert isinstance(found, RolloutsDiscovered)
+    assert [one.environment for one in found.rollouts] == [a.environment, None]
+    assert all(one.error for one in found.rollouts)
 
 
 async def test_a_rollout_with_dependencies_is_refused_by_name_and_its_neighbours_are_not(

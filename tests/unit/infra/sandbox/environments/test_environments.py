@@ -25,7 +25,7 @@ from infra.settings.packages import PackageSettings
 from schemas.errors import Refused, TransientError
 from schemas.sampling import ArtifactRef
 from schemas.specs import EnvironmentRef
-from tests.unit.infra.sandbox.environments.local_index import LocalIndex, serve_index
+from tests.kit.package_index import LocalIndex, serve_index
 
 PATH = "rollouts/x/pyproject.toml"
 

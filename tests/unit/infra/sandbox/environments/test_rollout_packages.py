@@ -22,9 +22,9 @@ from infra.settings.packages import PackageSettings
 from schemas.errors import UserCodeError
 from schemas.sampling import ArtifactRef, Message, SampleRecord
 from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
+from tests.kit.package_index import LocalIndex, serve_index
 from tests.kit.runsc import runsc
 from tests.kit.sockets import DeadSockets
-from tests.unit.infra.sandbox.environments.local_index import LocalIndex, serve_index
 
 pytestmark = pytest.mark.processes
 

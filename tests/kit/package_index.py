@@ -5,23 +5,38 @@ import contextlib
 import hashlib
 import threading
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+def _ignore(path: str) -> None:
+    """Do nothing."""
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def __init__(self, *arguments: Any, index: "LocalIndex", directory: str) -> None:
+        self._index = index
+        super().__init__(*arguments, directory=directory)
+
+    def do_GET(self) -> None:
+        self._index.on_request(self.path)
+        super().do_GET()
+
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
 
 
 class LocalIndex:
-    """An index below a directory. Projects are added at any time."""
+    """An index below a directory. Projects are added at any time. `on_request` is called with the path
+    of each file before it is sent."""
 
-    def __init__(self, root: Path, url: str) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self.url = f"{url}/simple"
+        self.url = ""
+        self.on_request: Callable[[str], None] = _ignore
 
     def add_wheel(
         self,
@@ -76,11 +91,14 @@ class LocalIndex:
 def serve_index(root: Path) -> Iterator[LocalIndex]:
     """Serve an index until the block ends."""
     (root / "simple").mkdir(parents=True)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(root)))
+    index = LocalIndex(root)
+    handler = partial(_Handler, index=index, directory=str(root))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    index.url = f"http://127.0.0.1:{server.server_port}/simple"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield LocalIndex(root, f"http://127.0.0.1:{server.server_port}")
+        yield index
     finally:
         server.shutdown()
         server.server_close()
