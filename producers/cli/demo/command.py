@@ -237,12 +237,14 @@ def _print_result(result: Document, platform: "DemoTarget | None") -> None:
         ]
         print_fields("With kills", pairs)
     say("Try next:")
-    for line in next_commands(platform.prefix if platform else None):
+    trained = result["checkpoints"][-1]["ref"]
+    for line in next_commands(platform.prefix if platform else None, trained):
         say(f"  {line}")
 
 
-def next_commands(prefix: str | None) -> tuple[str, str, str]:
-    """Three commands to try next. `prefix` is None when nothing was kept."""
+def next_commands(prefix: str | None, trained: str) -> tuple[str, str, str]:
+    """Three commands to try next. `prefix` is None when nothing was kept, and `trained` is the last
+    checkpoint, like `RUN@100`."""
     if prefix is None:
         return (
             "headrace demo                   # the same, and keep all state to examine",
@@ -251,6 +253,6 @@ def next_commands(prefix: str | None) -> tuple[str, str, str]:
         )
     return (
         f"{prefix} headrace up --detach",
-        f"{prefix} headrace train samples arithmetic-grpo --step 1",
-        f"{prefix} headrace checkpoint chat arithmetic-grpo@last --message 'What is 47 + 38?'",
+        f"{prefix} headrace train samples {trained.rpartition('@')[0]} --step 1",
+        f"{prefix} headrace checkpoint chat {trained} --message 'What is 47 + 38?'",
     )

@@ -41,10 +41,11 @@ def test_a_promise_that_was_kept_passes() -> None:
 
 
 def test_three_commands_to_go_on_with() -> None:
-    assert len(next_commands(None)) == len(next_commands("HEADRACE_HOME=x")) == 3
-    assert all(
-        line.startswith("HEADRACE_HOME=x headrace") for line in next_commands("HEADRACE_HOME=x")
-    )
+    lines = next_commands("HEADRACE_HOME=x", "arithmetic-grpo-5a1@100")
+    assert len(next_commands(None, "arithmetic-grpo@100")) == len(lines) == 3
+    assert all(line.startswith("HEADRACE_HOME=x headrace") for line in lines)
+    assert " train samples arithmetic-grpo-5a1 " in lines[1]
+    assert " checkpoint chat arithmetic-grpo-5a1@100 " in lines[2]
 
 
 def test_a_directory_in_use_is_not_taken(headrace: Run, tmp_path: Path) -> None:
