@@ -28,6 +28,9 @@ MOST_PRINTED = 64 << 10
 HALF = MOST_PRINTED // 2
 GAP = "\n[... {} bytes are left out ...]\n"
 MOST_TRACEBACK = 16 << 10
+MOST_OF_TOOLS = 8 << 10
+"""Characters of the tracebacks of tools. The rest is left for the error of the attempt itself."""
+
 MOST_FILES = 32
 MOST_FILE_BYTES = 8 << 20
 MOST_ENTRIES = 1000
@@ -38,9 +41,10 @@ UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class AttemptOutput:
-    """The output of one attempt. `is_cut` is true if something was left out."""
+    """The output of one attempt at an entry point. `is_cut` is true if something was left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, entry: Path | None = None) -> None:
+        self._entry = entry
         self._head = bytearray()
         self._tail = bytearray()
         self._num_dropped = 0
@@ -61,9 +65,14 @@ class AttemptOutput:
         if len(self._tail) > 2 * HALF:
             self._trim()
 
-    def fail(self, error: BaseException, entry: Path) -> None:
+    def fail_tool(self, error: BaseException) -> None:
+        """Keep the traceback of an error that a tool raised. The attempt goes on."""
+        if self._entry is not None:
+            self.fail(error, self._entry, most=MOST_OF_TOOLS)
+
+    def fail(self, error: BaseException, entry: Path, *, most: int = MOST_TRACEBACK) -> None:
         """Keep the traceback of an error, as far as it is the workspace's own code."""
-        room = MOST_TRACEBACK - sum(map(len, self._tracebacks))
+        room = most - sum(map(len, self._tracebacks))
         text = own_traceback(error, entry)
         if text in self._tracebacks:
             return
@@ -161,6 +170,18 @@ def fail_running(error: BaseException, entry: Path) -> None:
     output = running.get()
     if output is not None:
         output.fail(error, entry)
+
+
+def fail_tool_running(error: BaseException) -> None:
+    """Keep the traceback of an error that a tool raised, in the output of the running attempt."""
+    if (output := running.get()) is not None:
+        output.fail_tool(error)
+
+
+def note_running(text: str) -> None:
+    """Write a line of ours into the output of the running attempt."""
+    if (output := running.get()) is not None:
+        output.write(f"[headrace] {text}\n".encode(errors="replace"))
 
 
 class _Printer(io.RawIOBase):

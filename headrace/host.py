@@ -116,10 +116,11 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(incoming, "rb")
     )
     module = discovery.load(entrypoint)
-    Watch(loop, channel, entrypoint)
     workflow = role == "workflow"
     call = await workflow_call(module, port=port) if workflow else grader_call(module, entrypoint)
     channel.send({"ready": True})
+    # Not before: the import of the package mcp blocks the loop, and the parent expects `ready` first.
+    Watch(loop, channel, entrypoint)
     running: set[asyncio.Task[None]] = set()
     while True:
         try:
@@ -128,7 +129,7 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
         except asyncio.IncompleteReadError:
             return
         current.set(str(message["id"]))
-        attempt_output.running.set(AttemptOutput())
+        attempt_output.running.set(AttemptOutput(entrypoint))
         task = loop.create_task(answer(call, message, channel, entrypoint))
         running.add(task)
         task.add_done_callback(running.discard)
@@ -140,7 +141,7 @@ async def answer(
     """Run one call under its deadline, and send the result with what user code left behind. An error of
     user code is a result too."""
     deadline: float = message["deadline_s"]
-    output = attempt_output.running.get() or AttemptOutput()
+    output = attempt_output.running.get() or AttemptOutput(entry)
     limit = asyncio.timeout(deadline)
     try:
         async with limit:

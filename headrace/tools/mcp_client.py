@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.attempt_output import note_running
 from headrace.tools.argument_types import Schema
 from headrace.tools.function_tool import CALL_TIMEOUT_S, LONGEST_RESULT, NAME
 from headrace.tools.mcp_config import McpServer
@@ -55,6 +56,7 @@ class McpConnection:
         self._session: Any = None
         self._task: asyncio.Task[None] | None = None
         self._is_doubtful = False
+        self._was_open = False
         self._stderr = StderrTail()
 
     @property
@@ -103,6 +105,7 @@ class McpConnection:
                 return await _unless_ended(ask(session), task)
             except _Lost as error:
                 last = error
+                note_running(f"MCP server {self.name} ended during a call: {self._why(error)}")
                 await self._drop(session)
         raise McpServerUnusable(f"MCP server {self.name} ended during the call: {self._why(last)}")
 
@@ -110,9 +113,13 @@ class McpConnection:
         """Return the session and the task that keeps it open."""
         async with self._opening:
             if self._task is not None and self._is_doubtful and not await self._answers():
+                note_running(f"MCP server {self.name} hangs, so it is ended")
                 await self.close()
             if self._task is None or self._task.done():
                 await self._start()
+                if self._was_open:
+                    note_running(f"MCP server {self.name} was started again")
+                self._was_open = True
             self._is_doubtful = False
             assert self._task is not None  # noqa: S101 - it was started
             return self._session, self._task

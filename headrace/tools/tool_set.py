@@ -1,7 +1,7 @@
 """The tools of a workflow, and the calls that a model makes of them.
 
 A call is data: whatever is wrong with it, and whatever the tool does, becomes the text of its answer. It
-never fails the sample.
+never fails the sample. The traceback of a tool that raises is kept with the sample, for its author.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.attempt_output import fail_tool_running
 from headrace.tools.argument_types import ArgumentMismatch
 from headrace.tools.function_tool import FunctionTool, OfferedTool, function_tool, marked_tool
 from headrace.tools.results import ToolError, error_text, result_text
@@ -138,6 +139,7 @@ class ToolSet:
         except CallTimeout as error:
             return error_text(str(error))
         except Exception as error:
+            fail_tool_running(error)
             return error_text(f"{found.name} raised {_describe(error)}")
 
 

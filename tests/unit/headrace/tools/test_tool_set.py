@@ -4,12 +4,15 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.attempt_output import MOST_OF_TOOLS, AttemptOutput, running
+from headrace.discovery import load
 from headrace.tools import tool_set, worker_threads
 from headrace.tools.function_tool import LONGEST_RESULT, tool
 from headrace.tools.results import LONGEST_ERROR, result_text
@@ -288,3 +291,47 @@ def test_no_form_of_calls_raises(calls: object) -> None:
 @given(value=st.text(), most=st.integers(1, 60))
 def test_a_text_is_never_longer_than_its_bound(value: str, most: int) -> None:
     assert len(result_text(value, most=most)) <= most
+
+
+RAISING = """
+import json
+from headrace.tools import ToolError, tool
+
+@tool
+def parse(text: str) -> str:
+    return json.loads(text)
+
+@tool
+def fail(why: str) -> str:
+    raise ValueError(why)
+
+@tool
+async def refuse() -> str:
+    raise ToolError("only for the model")
+"""
+
+
+async def test_the_traceback_of_a_tool_is_kept_and_the_model_gets_the_text_alone(
+    tmp_path: Path,
+) -> None:
+    main = tmp_path / "rollouts" / "say" / "main.py"
+    main.parent.mkdir(parents=True)
+    main.write_text(RAISING)
+    module = load(main)
+    output = AttemptOutput(main)
+    running.set(output)
+    offered = [module.parse, module.refuse]
+    said = await texts(offered, ("parse", '{"text": "{"}'), ("refuse", "{}"))
+    assert said[0].startswith("error: parse raised JSONDecodeError: Expecting property name")
+    assert "main.py" not in said[0]
+    kept = str((output.document() or {})["traceback"])
+    assert 'File "rollouts/say/main.py", line 7, in parse' in kept
+    assert "json/decoder" not in kept, "frames of libraries are left out"
+    assert "only for the model" not in kept
+    for number in range(99):
+        await texts([module.fail], ("fail", f'{{"why": "{number}{"x" * 200}"}}'))
+    document = output.document() or {}
+    assert len(document["traceback"]) <= MOST_OF_TOOLS + 200
+    assert document["is_cut"]
+    output.fail(ValueError("the end of the attempt"), main)
+    assert str((output.document() or {})["traceback"]).endswith("the end of the attempt")
