@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ Json = dict[str, Any]
 """A message. Its keys are known to the sender and the receiver, which are both ours."""
 
 PR_SET_DUMPABLE = 4
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGE_BYTES, KEPT_BYTES = 4 << 20, 16 << 20
+"""Larger objects get memory of their own, and as much free memory is kept."""
+
 MOST_REWARDS = 128
 LONGEST_NAME = 100
 BEAT_S = 0.25
@@ -53,19 +58,48 @@ def hide() -> None:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def keep_freed_memory() -> None:
+    """Keep the memory of small objects for the next ones. Otherwise each read of a socket or a pipe maps
+    and unmaps a buffer of 256 KiB, which is most of what an attempt costs at level `gvisor`."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # not every C library has it
+        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
 class Channel:
-    """Sends messages to the parent, one at a time, from any thread."""
+    """Sends messages to the parent, one at a time, from any thread. Answers of attempts that end in the
+    same turn of the event loop share one write, because on a kernel of its own (level `gvisor`) a system
+    call costs about as much as the rest of what the SDK does for an attempt."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
+        self._posted: deque[bytes] = deque()
 
     def send(self, message: Json) -> None:
-        data = json.dumps(message, ensure_ascii=False).encode(errors="replace")
+        """Send a message now, after those that are posted."""
+        self.flush(_encode(message))
+
+    def post(self, message: Json) -> None:
+        """Send a message at the end of this turn of the running loop, together with others. Only the
+        loop's own thread may post."""
+        if not self._posted:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._posted.append(_encode(message))
+
+    def flush(self, last: bytes = b"") -> None:
+        """Send the messages that are posted, and `last`."""
         with self._lock:
-            view = memoryview(struct.pack(">I", len(data)) + data)
+            parts = [self._posted.popleft() for _ in range(len(self._posted))]
+            view = memoryview(b"".join((*parts, last)))
             while view:
                 view = view[os.write(self._descriptor, view) :]
+
+
+def _encode(message: Json) -> bytes:
+    data = json.dumps(message, ensure_ascii=False).encode(errors="replace")
+    return struct.pack(">I", len(data)) + data
 
 
 class Watch:
@@ -93,6 +127,7 @@ class Watch:
         beat = threading.Event()
         while not beat.wait(BEAT_S):
             if not self._turned:
+                self._channel.flush()  # the loop is stuck, and cannot do it
                 task = asyncio.current_task(self._loop)
                 holder, output = self._owners.get(id(task), (None, None))
                 place = own_stack(self._thread, self._entry) if output is not None else None
@@ -153,7 +188,7 @@ async def answer(
             result = {"category": "raised", "error": blame(error, entry)}
         output.fail(error, entry)
     left = output.document()
-    channel.send({"id": message["id"], **result, **({"output": left} if left else {})})
+    channel.post({"id": message["id"], **result, **({"output": left} if left else {})})
 
 
 async def workflow_call(
@@ -302,6 +337,7 @@ def discover(entrypoint: Path) -> Json:
 def main() -> None:
     role, incoming, outgoing, entrypoint = sys.argv[1:5]
     hide()
+    keep_freed_memory()
     attempt_output.capture()
     channel = Channel(int(outgoing))
     path = Path(entrypoint)
