@@ -18,6 +18,9 @@ from schemas.errors import InvalidConfig
 VERSION = "v0.0.0-20250205023644-9414b50a5633"
 """The version that is tested."""
 
+BUILD = 2
+"""Counts the ways in which `make gvisor` has built this version."""
+
 PLACES = "/usr/local/bin:/usr/bin:/bin"
 PROBE_S = 30.0
 
@@ -30,7 +33,7 @@ def built_runsc() -> Path:
             own = f"{pwd.getpwuid(os.geteuid()).pw_dir}/.cache"
         except KeyError:  # a container's user may have no entry
             own = "/nonexistent"
-    return Path(own) / "headrace" / f"runsc-{VERSION}"
+    return Path(own) / "headrace" / f"runsc-{VERSION}-{BUILD}"
 
 
 @cache
