@@ -4,17 +4,22 @@ platform.
 4 prompts x 8 samples, 32 new tokens, 3.7M parameters, LoRA r16, and the same engine on both sides, in
 one process, alternating A B B A. Prints medians, their ratio, where the time goes, and how much a step
 writes to the disk. With `--stack` the platform runs on PostgreSQL, Kafka and an S3 store instead of the
-embedded default.
+embedded default. With `--sandbox bwrap gvisor` the user's workflow runs at these levels, which take
+turns, each on a platform of its own. The processor time is that between the first step and the last,
+with user code and without the database.
 """
 
 import argparse
 import asyncio
 import os
-import resource
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
+
+import numpy as np
+import psutil
 
 from bench.inside import Inside, inside
 from infra.ports.event_log import Recorded
@@ -146,15 +151,18 @@ def hops(events: Sequence[Recorded]) -> dict[str, float]:
 
 async def platform(
     box: Inside, rollout: str, *, steps: int, tokens: int
-) -> tuple[list[float], dict[str, float], float, float]:
-    """Seconds per step, the hops, commits per step, fsyncs per step."""
+) -> tuple[list[float], tuple[float, float], dict[str, float], float, float]:
+    """Seconds per step, when the first and the last ended, the hops, commits per step, fsyncs per
+    step."""
     dataset = await box.dataset(PROMPTS)
     commits, syncs = box.runtime.commits, await _fsyncs(box)
     events = await box.run(config(rollout, steps=steps, tokens=tokens), MODEL, dataset)
     done = events[-1].event
     assert done.type == "rl.run.finished", done
+    settled = [r.time.timestamp() for r in events if r.event.type == "rl.step.settled"]
     return (
         step_seconds(events),
+        (settled[0], settled[-1]),
         hops(events),
         (box.runtime.commits - commits) / steps,
         (await _fsyncs(box) - syncs) / steps,
@@ -175,6 +183,7 @@ async def _fsyncs(box: Inside) -> float:
     return float(wal or 0) + FSYNCS[0]
 
 
+CLOCK_S = 0.25
 FSYNCS = [0]
 _fsync = os.fsync
 
@@ -184,55 +193,103 @@ def _counted(descriptor: int) -> None:
     _fsync(descriptor)
 
 
-async def main(steps: int, tokens: int, *, stack: bool) -> None:
+class CpuClock:
+    """Knows how much processor time this process and all below it had used at a time, also those that
+    ended."""
+
+    def __init__(self) -> None:
+        self._read: list[tuple[float, float]] = []
+
+    async def run(self) -> None:
+        """Read the clock until this task is cancelled."""
+        while True:
+            self.read()
+            await asyncio.sleep(CLOCK_S)
+
+    def read(self) -> None:
+        own = psutil.Process()
+        total = 0.0
+        for process in (own, *own.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:4])
+        self._read.append((time.time(), total))
+
+    def between(self, start: float, end: float) -> float:
+        """The processor seconds between two times."""
+        return float(np.interp(end, *zip(*self._read, strict=True))) - float(
+            np.interp(start, *zip(*self._read, strict=True))
+        )
+
+
+async def main(steps: int, tokens: int, *, stack: bool, levels: Sequence[str]) -> None:
     os.fsync = _counted
-    columns = ["bare", "graded", "say", "say", "graded", "bare"]
+    says = [f"say at {level}" for level in levels] or ["say"]
+    half = ["bare", "graded", *says]
     seconds: dict[str, list[float]] = {}
     shown: dict[str, tuple[dict[str, float], float, float]] = {}
     cpu: dict[str, float] = {}
-    async with inside(FILES, stack=stack) as box:
+    async with AsyncExitStack() as opened:
+        boxes: dict[str, Inside] = {}
+        for side, level in zip(says, levels or [None], strict=True):
+            if level is not None:
+                os.environ["HEADRACE_SANDBOX"] = level
+            boxes[side] = await opened.enter_async_context(inside(FILES, stack=stack))
+        boxes["graded"] = boxes[says[0]]
 
         async def fetch(_: object) -> bytes:
             raise RuntimeError("the bare loop hands its weights over by pointer")
 
         engine = Engine(fetch=fetch)
+        clock = CpuClock()
+        reading = asyncio.ensure_future(clock.run())
         await bare(engine, steps=3, tokens=tokens)
-        await platform(box, "graded", steps=3, tokens=tokens)
-        for side in columns:
-            before = resource.getrusage(resource.RUSAGE_SELF)
+        for side in says:
+            await platform(boxes[side], "graded", steps=3, tokens=tokens)
+        for side in half + half[::-1]:
+            clock.read()
             if side == "bare":
+                start = time.time()
                 times = await bare(engine, steps=steps, tokens=tokens)
+                marks = (start, time.time())
             else:
-                times, parts, commits, fsyncs = await platform(
-                    box, side, steps=steps, tokens=tokens
+                rollout = "graded" if side == "graded" else "say"
+                times, marks, parts, commits, fsyncs = await platform(
+                    boxes[side], rollout, steps=steps, tokens=tokens
                 )
                 shown[side] = (parts, commits, fsyncs)
-            after = resource.getrusage(resource.RUSAGE_SELF)
-            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            cpu[side] = cpu.get(side, 0.0) + used / steps / 2
+            clock.read()
+            num_steps = steps if side == "bare" else steps - 1
+            cpu[side] = cpu.get(side, 0.0) + clock.between(*marks) / num_steps / 2
             seconds.setdefault(side, []).extend(times[1:])
+        reading.cancel()
         await engine.aclose()
-    base = statistics.median(seconds["bare"])
     print(
         f"B2 platform tax: {GROUPS} x {SAMPLES} samples, {tokens} new tokens, {steps} steps a side, on "
         + ("PostgreSQL, Kafka and S3," if stack else "the embedded default,")
     )
     threads = os.environ.get("OMP_NUM_THREADS")
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, OMP_NUM_THREADS={threads}")
-    print(f"{'side':34}{'s/step':>9}{'ratio':>8}{'CPU s/step':>12}{'commits':>9}{'fsyncs':>8}")
-    names = {
-        "bare": "bare loop",
-        "graded": "platform, no user workflow",
-        "say": "platform, user workflow",
-    }
-    for side, name in names.items():
+    show(seconds, cpu, shown)
+
+
+def show(
+    seconds: dict[str, list[float]],
+    cpu: dict[str, float],
+    shown: dict[str, tuple[dict[str, float], float, float]],
+) -> None:
+    """Print a row for each side, and below it the parts of its step."""
+    base = statistics.median(seconds["bare"])
+    print(f"{'side':42}{'s/step':>9}{'ratio':>8}{'CPU s/step':>12}{'commits':>9}{'fsyncs':>8}")
+    names = {"bare": "bare loop", "graded": "platform, no user workflow"}
+    for side in seconds:
         median = statistics.median(seconds[side])
         parts, commits, fsyncs = shown.get(side, ({}, 0.0, 0.0))
+        name = names.get(side, side.replace("say", "platform, user workflow"))
         print(
-            f"{name:34}{median:9.3f}{median / base:8.2f}{cpu[side]:12.3f}{commits:9.1f}{fsyncs:8.1f}"
+            f"{name:42}{median:9.3f}{median / base:8.2f}{cpu[side]:12.3f}{commits:9.1f}{fsyncs:8.1f}"
         )
         for part, value in parts.items():
-            print(f"    {part:30}{value:9.1f} ms")
+            print(f"    {part:38}{value:9.1f} ms")
 
 
 if __name__ == "__main__":
@@ -240,5 +297,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--stack", action="store_true", help="on the real components")
+    parser.add_argument(
+        "--sandbox", nargs="+", default=[], metavar="LEVEL", help="levels of the user's workflow"
+    )
     given = parser.parse_args()
-    asyncio.run(main(given.steps, given.tokens, stack=given.stack))
+    asyncio.run(main(given.steps, given.tokens, stack=given.stack, levels=tuple(given.sandbox)))
