@@ -92,8 +92,16 @@ def _children(value: object) -> Iterator[object]:
 
 
 def _is_recursive(schema: Mapping[str, object]) -> bool:
-    """Whether a $ref of the schema leads back to itself."""
+    """Whether a $ref of the schema leads back to itself. Its time grows linearly with the schema, times
+    DEEPEST_SCHEMA at most."""
     finished: set[str] = set()
+    inside: dict[int, set[str]] = {}
+
+    def references_in(target: object) -> set[str]:
+        """Many references may name one target, which is searched once."""
+        if id(target) not in inside:
+            inside[id(target)] = _references(target)
+        return inside[id(target)]
 
     def leads_back(reference: str, path: frozenset[str]) -> bool:
         if reference in path or len(path) > DEEPEST_SCHEMA:
@@ -101,11 +109,11 @@ def _is_recursive(schema: Mapping[str, object]) -> bool:
         if reference in finished:
             return False
         target = _target(schema, reference)
-        found = any(leads_back(inner, path | {reference}) for inner in _references(target))
+        found = any(leads_back(inner, path | {reference}) for inner in references_in(target))
         finished.add(reference)
         return found
 
-    return any(leads_back(reference, frozenset()) for reference in _references(schema))
+    return any(leads_back(reference, frozenset()) for reference in references_in(schema))
 
 
 def _references(value: object) -> set[str]:

@@ -1,5 +1,6 @@
 """Definitions of tools: what is refused, and why."""
 
+import time
 from typing import Any
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_definition_that_is_used_twice_is_not_recursive() -> None:
     }
     assert "integer" in tool_spec("t", name="add", description="x", schema=schema).parameters
     assert tool_spec("t", name="add", description=None, schema=nested(10)).description == ""
+
+
+def test_many_references_to_one_large_definition_cost_no_time() -> None:
+    """Searching the definition for each of them held the worker for seconds."""
+    large = {str(number): 0 for number in range(2500)}
+    schema = {"large": large, "all": [{"$ref": f"#{number}/large"} for number in range(1300)]}
+    began = time.process_time()
+    assert tool_spec("t", name="add", description=None, schema=schema).name == "add"
+    assert time.process_time() - began < 1
 
 
 def test_the_tools_of_a_request_are_bounded() -> None:
