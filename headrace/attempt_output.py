@@ -7,6 +7,7 @@ file descriptors 1 and 2 belong to the process and not to an attempt.
 """
 
 import base64
+import contextlib
 import functools
 import io
 import os
@@ -82,7 +83,7 @@ class AttemptOutput:
 
     def collect(self, directory: Path) -> None:
         """Keep the regular files below a directory, in the order of their names. Links are not
-        followed."""
+        followed. User code may have removed the directory, or made parts of it unreadable."""
         room = MOST_FILE_BYTES
         for path in self._regular_files(directory):
             try:
@@ -104,7 +105,7 @@ class AttemptOutput:
                 yield place
                 continue
             inner: list[Path] = []
-            with os.scandir(place) as entries:
+            with contextlib.suppress(OSError), os.scandir(place) as entries:
                 for entry in entries:
                     num_seen += 1
                     if num_seen > MOST_ENTRIES:

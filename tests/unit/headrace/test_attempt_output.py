@@ -114,6 +114,12 @@ def test_files_are_kept_by_plain_names_and_links_are_not_followed(tmp_path: Path
     }
 
 
+def test_a_directory_that_user_code_removed_leaves_nothing(tmp_path: Path) -> None:
+    output = AttemptOutput()
+    output.collect(tmp_path / "removed")
+    assert output.document() is None
+
+
 def test_files_are_bounded_in_number_and_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
