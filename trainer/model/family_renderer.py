@@ -6,7 +6,6 @@ chosen by the public name of the model, which must be one that the package lists
 model carry the name in their tokenizer. Other fine-tunes may have another template, so they keep it.
 """
 
-import json
 import logging
 import re
 from collections.abc import Sequence
@@ -18,7 +17,14 @@ from transformers import PreTrainedTokenizerBase
 
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import Message, SampleRequest, ToolSpec, Turn
-from trainer.model.tool_calls import FoundCall, as_message, template_message, template_tool
+from schemas.text import well_formed
+from trainer.model.tool_calls import (
+    FoundCall,
+    arguments_text,
+    as_message,
+    template_message,
+    template_tool,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +114,9 @@ class FamilyRenderer:
         calls, rest = [], [str(found.content or "")]
         for call in found.tool_calls if tools else ():
             if call.name and call.status in ("ok", "unknown_tool"):
-                calls.append(FoundCall(str(call.name), _arguments(call.arguments)))
+                name = well_formed(str(call.name))
+                arguments = {} if call.arguments is None else call.arguments
+                calls.append(FoundCall(name, arguments_text(arguments)))
             else:
                 rest.append(str(call.raw))
         return as_message("".join(rest), calls, reasoning=found.reasoning_content)
@@ -161,7 +169,3 @@ def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
     return [template_tool(tool) for tool in tools] or None
-
-
-def _arguments(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)

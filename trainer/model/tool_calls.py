@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from schemas.sampling import Message, ToolCall, ToolSpec
+from schemas.text import well_formed
 
 CallForm = Literal["marked", "tagged"]
 """`marked`: `<|tool|>name{arguments}`, where the mark is one token. `tagged`: `<tool_call>{"name": ...,
@@ -83,8 +84,15 @@ def _tagged_call(text: str) -> FoundCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return FoundCall(value["name"][:LONGEST_NAME], written)
+    return FoundCall(well_formed(value["name"][:LONGEST_NAME]), arguments_text(arguments))
+
+
+def arguments_text(arguments: object) -> str:
+    """The JSON text of the arguments that a model wrote, or the text in their place. A model may write
+    an escape of a lone surrogate."""
+    if isinstance(arguments, str):
+        return well_formed(arguments)
+    return well_formed(json.dumps(arguments, ensure_ascii=False))
 
 
 def as_message(content: str, calls: Sequence[FoundCall], *, reasoning: str | None) -> Message:
@@ -134,6 +142,8 @@ def template_tool(tool: ToolSpec) -> dict[str, Any]:
 def _as_object(text: str) -> object:
     try:
         value: object = json.loads(text)
+        if "\\u" in text:
+            value = json.loads(well_formed(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.errors import TransientError
 from schemas.sampling import Message, ProviderRef, ToolCall, ToolSpec, Usage
+from schemas.text import well_formed
 
 MOST_CALLS = 128
 """The most tool calls of one answer that are kept."""
@@ -101,17 +102,19 @@ def _text(content: object) -> str:
     """Text, or the text parts of a list."""
     if isinstance(content, list):
         parts = (part.get("text") for part in content if isinstance(part, dict))
-        return "".join(part for part in parts if isinstance(part, str))
-    return content if isinstance(content, str) else ""
+        return well_formed("".join(part for part in parts if isinstance(part, str)))
+    return well_formed(content) if isinstance(content, str) else ""
 
 
 def _tool_call(call: Mapping[str, Any], number: int) -> ToolCall:
     function = call["function"]
     arguments = function.get("arguments")
     return ToolCall(
-        id=str(call.get("id") or f"call_{number}")[:LONGEST_NAME],
-        name=str(function["name"])[:LONGEST_NAME],
-        arguments=arguments if isinstance(arguments, str) else json.dumps(arguments or {}),
+        id=well_formed(str(call.get("id") or f"call_{number}")[:LONGEST_NAME]),
+        name=well_formed(str(function["name"])[:LONGEST_NAME]),
+        arguments=well_formed(
+            arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from producers.core.datasets.strict_json import loads
 from schemas.sampling import Message, ToolCall, ToolSpec
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -56,7 +57,7 @@ def _parse_list(value: object) -> Sequence[object]:
     """A list, or its JSON text (as in CSV)."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = loads(value)
         except (ValueError, RecursionError) as error:
             raise BadMessages("is not a list of messages in JSON") from error
     if not isinstance(value, list):
@@ -70,7 +71,7 @@ def parse_tools(value: object) -> tuple[ToolSpec, ...]:
         return ()
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = loads(value)
         except (ValueError, RecursionError) as error:
             raise BadMessages("is not a list of tools in JSON") from error
     if not isinstance(value, list) or len(value) > MOST_TOOLS:

@@ -10,14 +10,14 @@ four rows. The file is untrusted, so it is read one bounded line at a time.
 
 import csv
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 from producers.core.datasets.mapping import mapping_problems, rename_columns
 from producers.core.datasets.messages import BadMessages, parse_conversation, parse_tools
+from producers.core.datasets.strict_json import loads
 from schemas.datasets import DatasetRow
 from schemas.errors import Issue
 from schemas.sampling import Message
@@ -375,25 +375,6 @@ READERS: Mapping[str, Callable[[IO[bytes]], Iterator[tuple[int, Values]]]] = {
     "jsonl": read_jsonl,
     "csv": read_csv,
 }
-
-
-def loads(text: str) -> object:
-    """Parse JSON. It rejects NaN and Infinity, which are not JSON, and lone surrogates, which UTF-8
-    does not have. Raises ValueError, RecursionError."""
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not JSON")
-
-    def number(digits: str) -> float:
-        value = float(digits)
-        if not math.isfinite(value):
-            raise ValueError(f"{digits} is too large")
-        return value
-
-    value: object = json.loads(text, parse_constant=refuse, parse_float=number)
-    if "\\u" in text:
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
 
 
 def _quote(value: object) -> str:

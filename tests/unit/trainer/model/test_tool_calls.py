@@ -12,7 +12,14 @@ from schemas.sampling import Message, SampleRequest, ToolCall, ToolSpec, Turn, s
 from tests.unit.trainer.support import TINY, request
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
-from trainer.model.tool_calls import split_marked, split_reasoning, split_tagged
+from trainer.model.tool_calls import (
+    FoundCall,
+    as_message,
+    split_marked,
+    split_reasoning,
+    split_tagged,
+    template_message,
+)
 
 ADD = ToolSpec(
     name="add",
@@ -96,6 +103,16 @@ def test_a_template_of_a_model_gets_arguments_as_an_object(tagged: Chat) -> None
 def test_tagged_calls(text: str, content: str, names: list[str]) -> None:
     found, calls = split_tagged(text)
     assert (found, [call.name for call in calls]) == (content, names)
+
+
+def test_a_call_with_a_lone_surrogate_can_be_stored_and_rendered() -> None:
+    text = '<tool_call>{"name": "a\\ud800", "arguments": {"x": "\\udfff"}}</tool_call>'
+    content, calls = split_tagged(text)
+    message = as_message(content, calls, reasoning=None)
+    assert b'"a?"' in message.model_dump_json().encode()
+    raw = as_message("", [FoundCall("a", '{"x": "\\udfff"}')], reasoning=None)
+    for each in (message, raw):
+        json.dumps(template_message(each, is_ours=False), ensure_ascii=False).encode()
 
 
 def test_there_are_at_most_128_calls() -> None:

@@ -94,6 +94,14 @@ async def test_tools_and_their_calls_go_there_and_back() -> None:
     assert fake.keys == ["", ""]
 
 
+async def test_an_answer_with_lone_surrogates_can_be_stored() -> None:
+    call = {"id": "\ud800", "function": {"name": "\ud800", "arguments": "\udfff"}}
+    async with provider(lambda n, body: completion("a\ud800", calls=[call])) as fake:
+        answer = await ask(fake)
+    assert answer.message.content == "a?"
+    assert b"ud800" not in answer.message.model_dump_json().encode()
+
+
 async def test_it_is_asked_again_while_it_limits_the_rate_or_is_away() -> None:
     def reply(number: int, body: object) -> Reply:
         if number == 0:

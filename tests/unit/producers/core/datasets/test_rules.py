@@ -134,6 +134,7 @@ def test_a_conversation_in_csv_is_json_text(tmp_path: Path) -> None:
         ({"messages": called([CALL])["messages"][:2]}, "ends with a call of a tool"),
         (talk("1?", "one", tools=[{"type": "function"}]), "[0] must be a tool with function.name"),
         (talk("1?", "one", tools="add"), "is not a list of tools in JSON"),
+        (talk("1?", "one", tools='[{"name": "\\ud800"}]'), "is not a list of tools in JSON"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content that is a str"),
         ({"messages": [], "user_prompt": "q"}, "keep one of the two forms"),
     ],

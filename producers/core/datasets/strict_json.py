@@ -1,0 +1,24 @@
+"""JSON as datasets may write it."""
+
+import json
+import math
+from typing import NoReturn
+
+
+def loads(text: str) -> object:
+    """Parse JSON. It rejects NaN and Infinity, which are not JSON, and lone surrogates, which UTF-8
+    does not have. Raises ValueError, RecursionError."""
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise ValueError(f"{digits} is too large")
+        return value
+
+    value: object = json.loads(text, parse_constant=refuse, parse_float=number)
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
