@@ -181,7 +181,7 @@ async def answer(
     try:
         async with limit:
             result = await call(message)
-    except BaseException as error:
+    except BaseException as error:  # user code raises whatever it likes, SystemExit too
         if limit.expired() and isinstance(error, TimeoutError):
             result = {"category": "timeout", "error": f"not finished after {deadline:g} s"}
         else:
@@ -263,15 +263,22 @@ async def weighted_reward(
         try:
             value = functions[name](sample.text, message["label"], extra_info=message["metadata"])
             parts[name] = await value if asyncio.iscoroutine(value) else value
-        except Exception as error:
+        except Exception as error:  # user code raises whatever it likes
             attempt_output.fail_running(error, entry)
             return {**without_reward(sample, blame(error, entry)), "raised": True}
     problems = [p for name, value in parts.items() if (p := problem(value, f"@reward {name}"))]
     if problems:
         return without_reward(sample, problems[0])
     numbers = {name: float(value) for name, value in parts.items()}
-    total = math.fsum(float(str(w["weight"])) * numbers[str(w["name"])] for w in message["rewards"])
-    return {"index": sample.index, "reward": total, "parts": numbers, "error": None}
+    weighed = [float(str(w["weight"])) * numbers[str(w["name"])] for w in message["rewards"]]
+    return grader_reward(sample, _sum_of(weighed), numbers, who="the sum of the reward functions")
+
+
+def _sum_of(numbers: list[float]) -> float:
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):  # it is too large, or the sum of two infinities
+        return math.nan
 
 
 def without_reward(sample: Sample, why: str) -> Json:
@@ -279,9 +286,11 @@ def without_reward(sample: Sample, why: str) -> Json:
     return {"index": sample.index, "reward": None, "parts": {}, "error": why}
 
 
-def grader_reward(sample: Sample, value: Any, parts: dict[str, float]) -> Json:
-    """Return the grade of one sample with the reward that the grader set."""
-    wrong = problem(value, "the grader")
+def grader_reward(
+    sample: Sample, value: Any, parts: dict[str, float], *, who: str = "the grader"
+) -> Json:
+    """Return the grade of one sample with the reward that `who` returned."""
+    wrong = problem(value, who)
     reward = None if wrong else float(value)
     return {"index": sample.index, "reward": reward, "parts": parts, "error": wrong}
 
@@ -292,7 +301,7 @@ def problem(value: object, who: str) -> str | None:
         return f"{who} returned no reward for this sample; return one for every sample"
     if not isinstance(value, (int, float)):
         kind = type(value).__name__
-        return f"{who} returned {kind} {str(value)[:80]!r}; return a number as the reward"
+        return f"{who} returned {kind} {_excerpt(value)!r}; return a number as the reward"
     try:
         finite = math.isfinite(value)
     except OverflowError:
@@ -300,8 +309,15 @@ def problem(value: object, who: str) -> str | None:
     return (
         None
         if finite
-        else f"{who} returned {str(value)[:80]}; return a finite number as the reward"
+        else f"{who} returned {_excerpt(value)}; return a finite number as the reward"
     )
+
+
+def _excerpt(value: object) -> str:
+    try:
+        return str(value)[:80]
+    except Exception:  # a number of thousands of digits, or a `__str__` of user code
+        return "a value that cannot be shown"
 
 
 def discover(entrypoint: Path) -> Json:

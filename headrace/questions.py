@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.attempt_output import fail_running
 from headrace.blame import blame
 from headrace.grading import Sample
 from headrace.rubrics import description_of
@@ -65,7 +66,8 @@ async def _with_questions(
         try:
             text = function(sample.text, message["label"], extra_info=message["metadata"])
             text = await text if asyncio.iscoroutine(text) else text
-        except Exception as error:
+        except Exception as error:  # user code raises whatever it likes
+            fail_running(error, entry)
             return {**grade, "reward": None, "error": blame(error, entry), "raised": True}
         if text is None:
             continue

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headrace import rubric
+from headrace.attempt_output import AttemptOutput, running
 from headrace.discovery import load
 from headrace.grading import Sample
 from headrace.questions import LONGEST_QUESTION, add_questions, described_rubrics, rubrics_of
@@ -82,6 +83,13 @@ async def test_a_function_that_fails_fails_its_sample(entry: Path, text: str, sa
     assert grade["reward"] is None
 
 
+async def test_the_traceback_of_a_function_that_raises_is_kept(entry: Path) -> None:
+    output = AttemptOutput()
+    running.set(output)
+    await questions(entry, "raise", "brief")
+    assert "main.py" in str((output.document() or {})["traceback"])
+
+
 async def test_a_sample_without_a_reward_is_not_asked_about(entry: Path) -> None:
     failed: list[Any] = [{"index": 0, "reward": None, "parts": {}, "error": "no reward"}]
     message: Any = {"label": None, "metadata": {}, "rubrics": ["brief"]}
@@ -98,6 +106,9 @@ async def test_a_sample_without_a_reward_is_not_asked_about(entry: Path) -> None
         {"criteria": "x", "model": ""},
         {"criteria": "x", "model": "m", "scale": (1, 1)},
         {"criteria": "x", "model": "m", "scale": (0, float("inf"))},
+        {"criteria": "x", "model": "m", "usd_per_million": (float("nan"), 1)},
+        {"criteria": "x", "model": "m", "usd_per_million": (-1, 1)},
+        {"criteria": "x", "model": "m", "usd_per_million": (1,)},
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(arguments: dict[str, Any]) -> None:

@@ -1,0 +1,51 @@
+"""Rewards of functions become one number for each sample, or a reason why there is none."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.grading import Sample
+from headrace.host import grader_reward, weighted_reward
+
+SAMPLE = Sample(name="sample_0", index=0, text="4", messages=[])
+
+
+class Unreadable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def reward_of(*values: object, weight: float = 1.0) -> Any:
+    def returns(value: object) -> Callable[..., object]:
+        return lambda *args, **kwargs: value
+
+    functions = {f"f{number}": returns(value) for number, value in enumerate(values)}
+    rewards = [{"name": name, "weight": weight} for name in functions]
+    message = {"rewards": rewards, "label": "4", "metadata": {}}
+    return await weighted_reward(SAMPLE, message, functions, Path("rollouts/a/main.py"))
+
+
+async def test_the_sum_has_the_weights() -> None:
+    grade = await reward_of(1.0, 0.5, weight=2.0)
+    assert (grade["reward"], grade["parts"]) == (3.0, {"f0": 1.0, "f1": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("values", "weight"), [((1.7e308, 1.7e308), 1.0), ((1e308,), 1e10), ((1e308, -1e308), 1e10)]
+)
+async def test_a_sum_that_is_too_large_fails_its_sample_alone(
+    values: tuple[float, ...], weight: float
+) -> None:
+    grade = await reward_of(*values, weight=weight)
+    assert grade["reward"] is None
+    assert "return a finite number" in grade["error"]
+
+
+@pytest.mark.parametrize(
+    "value", [pytest.param(10**5000, id="digits"), pytest.param(Unreadable(), id="text")]
+)
+async def test_a_reward_that_cannot_be_shown_fails_its_sample_alone(value: object) -> None:
+    assert "cannot be shown" in (await reward_of(value))["error"]
+    assert "cannot be shown" in grader_reward(SAMPLE, value, {})["error"]
