@@ -46,6 +46,11 @@ def rubric(
     low, high = (float(bound) for bound in scale)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"the scale of a rubric must be two numbers, the lower first, got {scale}")
+    prices = None if usd_per_million is None else [float(price) for price in usd_per_million]
+    if prices is not None and (len(prices) != 2 or not all(0 <= p < math.inf for p in prices)):
+        raise ValueError(
+            f"the usd_per_million of a rubric must be two prices of at least 0, got {usd_per_million}"
+        )
     described = {
         "text": criteria,
         "model": model,
@@ -53,7 +58,7 @@ def rubric(
         "high": high,
         "base_url": base_url,
         "api_key_secret": api_key_secret,
-        "usd_per_million": usd_per_million and [float(price) for price in usd_per_million],
+        "usd_per_million": prices,
     }
 
     def mark(function: F) -> F:

@@ -38,6 +38,8 @@ FileName = Annotated[
 ]
 """A relative path of plain characters. None of its parts begins with a dot."""
 
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
 
 class ProtocolError(Exception):
     """A process sent something that it may not send; the error text says what."""
@@ -71,7 +73,7 @@ class DiscoveredRubric(_HostMessage):
     high: Annotated[float, Field(allow_inf_nan=False)]
     base_url: Annotated[str, Field(max_length=500)] | None = None
     api_key_secret: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)] | None = None
-    usd_per_million: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    usd_per_million: Annotated[list[Price], Field(min_length=2, max_length=2)] | None = None
 
 
 class Discovered(_HostMessage):

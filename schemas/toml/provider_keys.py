@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
 from schemas.errors import Issue
+from schemas.toml.rubric_keys import SAYS_PRICE, price_problem
 
 MODEL = "experiment.model_path"
 KEYS = (
@@ -15,9 +16,6 @@ KEYS = (
     "provider_timeout_s",
 )
 """The keys in `[advanced]` that only a provider's model reads."""
-
-OWN_PRICES = ("openrouter/",)
-"""Providers that say what an answer costs."""
 
 
 def provider_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
@@ -45,8 +43,10 @@ def provider_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
             "advanced.deterministic",
             "cannot be promised for a provider's model; leave it out",
         )
+    if problem := price_problem(advanced.usd_per_million):
+        yield Issue("advanced.usd_per_million", problem)
     name = path.removeprefix(PROVIDER_PREFIX)
-    has_price = advanced.usd_per_million is not None or name.startswith(OWN_PRICES)
+    has_price = advanced.usd_per_million is not None or name.startswith(SAYS_PRICE)
     if advanced.max_usd is not None and not has_price:
         yield Issue(
             "advanced.max_usd",

@@ -49,8 +49,16 @@ def _value_issues(key: str, rubric: RubricSpec) -> Iterator[Issue]:
         )
     if not math.isfinite(rubric.weight):
         yield Issue(f"{key}.weight", f"must be a finite number, got {rubric.weight}")
-    if rubric.usd_per_million is not None and min(rubric.usd_per_million) < 0:
-        yield Issue(f"{key}.usd_per_million", "must not be below 0; give prices in US dollars")
+    if problem := price_problem(rubric.usd_per_million):
+        yield Issue(f"{key}.usd_per_million", problem)
+
+
+def price_problem(usd_per_million: tuple[float, float] | None) -> str | None:
+    """Return what is wrong with the price of a model, or None. With prices below 0, what was spent would
+    never reach a bound."""
+    if min(usd_per_million or (0,)) >= 0:
+        return None
+    return f"must be two prices in US dollars of at least 0, got {usd_per_million}"
 
 
 def _has_price(rubric: RubricSpec) -> bool:

@@ -32,6 +32,7 @@ def test_an_evaluation_may_name_a_providers_model_with_its_bounds() -> None:
         ("scratch:qwen3-tiny", {"max_usd": 1.0}, "advanced.max_usd"),
         ("provider:openai/m", {"max_usd": 1.0}, "advanced.max_usd"),
         ("provider:openai/m", {"deterministic": True}, "advanced.deterministic"),
+        ("provider:m", {"usd_per_million": [1.0, -1.0]}, "advanced.usd_per_million"),
     ],
 )
 def test_other_combinations_are_refused_by_key(

@@ -146,7 +146,7 @@ LOCAL = {"text": "Polite?", "model": "small", "base_url": "http://127.0.0.1:9/v1
         (
             {"rubrics": [{**RUBRIC, "usd_per_million": [-1, 0]}]},
             "rubrics[0].usd_per_million",
-            "must not be below 0",
+            "must be two prices in US dollars of at least 0",
         ),
         ({"judge_max_calls": 5}, "judge_max_calls", "has no meaning without rubrics"),
         ({"rubrics": [{**RUBRIC, "text": "x" * 4000}] * 5}, "rubrics", "use at most 16384 in all"),
