@@ -1,6 +1,7 @@
 """The snapshot of a workspace as its files are now, with changes that are not committed."""
 
 import io
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -43,6 +44,6 @@ def _files(workspace: Path) -> list[str]:
     except OSError:
         listed = None
     if listed is not None and listed.returncode == 0:
-        return [name.decode() for name in listed.stdout.split(b"\0") if name]
+        return [os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
     found = (path.relative_to(workspace) for path in workspace.rglob("*"))
     return [str(path) for path in found if not NEVER & set(path.parts)]

@@ -1,8 +1,8 @@
 """The rollouts of the workspace around the current directory, and their configs, as files."""
 
+import contextlib
 import difflib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,14 +86,14 @@ def config_of(workspace: Path, name: str) -> Path | None:
     return None
 
 
-def newest_change(workspace: Path) -> float:
-    """When a file of the workspace changed last, as a number that grows or shrinks with any change."""
-    return sum(status.st_mtime + status.st_size for status in _statuses(workspace))
-
-
-def _statuses(workspace: Path) -> Iterator[os.stat_result]:
+def file_states(workspace: Path) -> frozenset[tuple[str, int, int]]:
+    """The files of a workspace that are watched, each with the time of its last change and its size. A
+    file that cannot be read, such as the dangling link of an editor's lock, is left out."""
+    found = set()
     for directory, folders, files in os.walk(workspace):
         folders[:] = [name for name in folders if name not in SKIPPED]
-        for name in files:
-            if Path(name).suffix in WATCHED:
-                yield (Path(directory) / name).stat()
+        for path in (Path(directory) / name for name in files if Path(name).suffix in WATCHED):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                found.add((str(path), status.st_mtime_ns, status.st_size))
+    return frozenset(found)

@@ -12,10 +12,12 @@ from producers.cli.display.conversation import show_messages, show_output, show_
 from producers.cli.display.output import Document, print_failure, print_json, say
 from producers.cli.errors import Failure, Interrupted
 from producers.cli.rollouts.tryout_process import run_tryout
-from producers.cli.rollouts.workspace_files import Rollout, find_rollout, newest_change
+from producers.cli.rollouts.workspace_files import Rollout, file_states, find_rollout
 from schemas.errors import Refused
 
 POLL_S = 0.5
+"""How often the files are looked at. The standard library cannot wait for a change of them, and a look
+takes a few milliseconds."""
 
 
 @command(None, "test", example="headrace rollout test sums --rows 2")
@@ -135,10 +137,10 @@ def _watch(
     rollout: Rollout, request: dict[str, object], config: Path | None, *, as_json: bool
 ) -> None:
     """Try again after each change, until Ctrl-C."""
-    seen = -1.0
+    seen = None
     try:
         while True:
-            now = newest_change(rollout.workspace)
+            now = file_states(rollout.workspace)
             if now == seen:
                 time.sleep(POLL_S)
                 continue

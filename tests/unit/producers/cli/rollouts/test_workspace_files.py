@@ -8,7 +8,7 @@ import pytest
 from producers.cli.errors import Failure
 from producers.cli.main import main
 from producers.cli.rollouts.templates import make_rollout
-from producers.cli.rollouts.workspace_files import find_rollout, newest_change
+from producers.cli.rollouts.workspace_files import file_states, find_rollout
 
 
 @pytest.fixture
@@ -43,13 +43,20 @@ def test_outside_of_a_workspace_the_error_says_how_to_make_one(
 
 
 def test_a_change_of_any_file_is_seen(workspace: Path) -> None:
-    before = newest_change(workspace)
-    assert newest_change(workspace) == before
+    before = file_states(workspace)
+    assert file_states(workspace) == before
     (workspace / "rollouts" / "mine" / "helper.py").write_text("x = 1\n")
-    changed = newest_change(workspace)
+    changed = file_states(workspace)
     assert changed != before
     (workspace / "rollouts" / "mine" / "helper.py").unlink()
-    assert newest_change(workspace) == before
+    assert file_states(workspace) == before
+
+
+def test_the_lock_of_an_editor_does_not_end_the_watch(workspace: Path) -> None:
+    """Emacs locks a file with a link that names no file."""
+    before = file_states(workspace)
+    (workspace / "rollouts" / "mine" / ".#main.py").symlink_to("me@host.123")
+    assert file_states(workspace) == before
 
 
 def test_rollouts_are_made_and_listed(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
