@@ -109,6 +109,13 @@ def pids(started: Platform, target: str) -> list[int]:
     return workers if target == "worker" else [pid for w in workers for pid in _below(w)]
 
 
+def user_pids(started: Platform, words: str) -> list[int]:
+    """The processes of user code whose command line has these words, the innermost ones first. The
+    program that confines them has the words too."""
+    found = [pid for pid in pids(started, "user") if words in _said(pid)]
+    return sorted(found, reverse=True)
+
+
 def kill(found: Processes | Platform, target: str, draw: random.Random) -> str | None:
     """`kill -9` of one process of the target; what died, or None when there was none."""
     processes = found if isinstance(found, Processes) else Processes([found])
