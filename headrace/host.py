@@ -103,12 +103,14 @@ def _encode(message: Json) -> bytes:
 
 
 class Watch:
-    """Tells the parent which call blocks the event loop when the loop makes no progress."""
+    """Tells the parent which call blocks the event loop when the loop makes no progress. It rests while
+    no call runs, because many idle processes are kept warm."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, channel: Channel, entry: Path) -> None:
         self._loop = loop
         self._channel = channel
         self._turned = True
+        self._busy = threading.Event()
         self._entry = entry
         self._thread = threading.get_ident()
         self._owners: dict[int, tuple[str | None, AttemptOutput | None]] = {}
@@ -125,7 +127,7 @@ class Watch:
 
     def _run(self) -> None:
         beat = threading.Event()
-        while not beat.wait(BEAT_S):
+        while self._busy.wait() and not beat.wait(BEAT_S):
             if not self._turned:
                 self._channel.flush()  # the loop is stuck, and cannot do it
                 task = asyncio.current_task(self._loop)
@@ -138,6 +140,13 @@ class Watch:
 
     def _turn(self) -> None:
         self._turned = True
+
+    def watch(self, running: "set[asyncio.Task[None]]") -> None:
+        """Watch while there are running calls."""
+        if running:
+            self._busy.set()
+        else:
+            self._busy.clear()
 
 
 async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) -> None:
@@ -155,8 +164,13 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
     call = await workflow_call(module, port=port) if workflow else grader_call(module, entrypoint)
     channel.send({"ready": True})
     # Not before: the import of the package mcp blocks the loop, and the parent expects `ready` first.
-    Watch(loop, channel, entrypoint)
+    watch = Watch(loop, channel, entrypoint)
     running: set[asyncio.Task[None]] = set()
+
+    def end(task: "asyncio.Task[None]") -> None:
+        running.discard(task)
+        watch.watch(running)
+
     while True:
         try:
             size = struct.unpack(">I", await reader.readexactly(4))[0]
@@ -167,7 +181,8 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
         attempt_output.running.set(AttemptOutput(entrypoint))
         task = loop.create_task(answer(call, message, channel, entrypoint))
         running.add(task)
-        task.add_done_callback(running.discard)
+        watch.watch(running)
+        task.add_done_callback(end)
 
 
 async def answer(

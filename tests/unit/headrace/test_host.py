@@ -1,11 +1,15 @@
-"""The host takes the buffers of its reads from memory that it keeps."""
+"""The host takes the buffers of its reads from memory that it keeps, and rests without calls."""
 
+import asyncio
 import ctypes
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from headrace import host
 from tests.kit.platform import ROOT
 
 BUFFERS = 64
@@ -48,3 +52,26 @@ def test_a_buffer_of_a_read_is_not_mapped() -> None:
 @needs_glibc
 def test_twin_otherwise_it_is() -> None:
     assert mappings("") > BUFFERS / 2
+
+
+async def test_a_process_without_calls_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, woken = asyncio.get_running_loop(), asyncio.Event()
+    wake = loop.call_soon_threadsafe
+
+    def woken_by_the_watch(turn: Callable[[], object]) -> asyncio.Handle:
+        wake(woken.set)
+        return wake(turn)
+
+    monkeypatch.setattr(host, "BEAT_S", 0.01)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", woken_by_the_watch)
+    watch = host.Watch(loop, host.Channel(-1), Path("main.py"))
+    await asyncio.sleep(0.2)
+    assert not woken.is_set()
+
+    running = {loop.create_task(asyncio.sleep(60))}
+    watch.watch(running)
+    await asyncio.wait_for(woken.wait(), 60)
+    watch.watch(set())
+    running.pop().cancel()
+    await asyncio.sleep(0.1)  # its last beat
+    loop.set_task_factory(None)
