@@ -5,6 +5,7 @@ from what it does (`key`), so that requesting it twice is the same as requesting
 exists only between `perform` and `handle`. Whatever must last becomes an event.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -54,14 +55,14 @@ class Effect(BaseModel):
     lane: ClassVar[Lane]
 
     @property
+    @abstractmethod
     def key(self) -> str:
         """A unique name of the work. The id is derived from it."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def run_id(self) -> str:
         """The run, evaluation or workspace for which it works."""
-        raise NotImplementedError
 
     @property
     def id(self) -> EffectId:

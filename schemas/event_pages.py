@@ -1,12 +1,13 @@
 """The event catalogue as documents: `python -m schemas.event_pages docs` writes events.md and
 asyncapi.json.
 
-Both are derived from `schemas/events.py` alone. tests/golden/test_documents.py fails when they are out
+Both are derived from `schemas/events/` alone. tests/golden/test_documents.py fails when they are out
 of date.
 """
 
 import inspect
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def events_markdown() -> str:
 def _lines() -> Iterator[str]:
     yield "# Events"
     yield ""
-    yield "This page is generated from `schemas/events.py` by `python -m schemas.event_pages docs`."
+    yield "This page is generated from `schemas/events/` by `python -m schemas.event_pages docs`."
     yield "It lists the events in the order in which they occur in a run. *Gate* says whether workers"
     yield "may claim the run's effects after the event. Most events do not change it."
     for event in ALL_EVENTS:
@@ -56,7 +57,7 @@ def _type_name(annotation: object) -> str:
         "schemas.ids.",
     ):
         text = text.replace(noise, "")
-    return text.replace("schemas.events.", "").replace("|", "or")
+    return re.sub(r"schemas\.events\.\w+\.", "", text).replace("|", "or")
 
 
 def asyncapi() -> Json:

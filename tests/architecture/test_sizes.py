@@ -6,9 +6,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
 
-CATALOGUES = {"schemas/events.py"}
-"""One list in reading order; splitting it would only hide where things are."""
-
 LONGEST = 500
 MEDIAN = 150
 
@@ -25,7 +22,7 @@ def sizes() -> dict[str, int]:
 
 def test_no_module_is_over_500_lines() -> None:
     long = {name: size for name, size in sizes().items() if size > LONGEST}
-    assert not set(long) - CATALOGUES, long
+    assert not long
 
 
 def test_the_median_module_is_under_150_lines() -> None:
@@ -37,6 +34,9 @@ def test_nothing_is_called_utils_or_common() -> None:
     assert not names & {"utils", "util", "common", "helpers", "misc"}
 
 
+CATALOGUE = "schemas/events/__init__.py"
+"""It lists all events, from the modules beside it."""
+
 REFUSES_OLD_PYTHON = ("schemas/__init__.py", "producers/__init__.py", "consumers/__init__.py")
 """Modules that an entry point imports before any library."""
 
@@ -44,6 +44,8 @@ REFUSES_OLD_PYTHON = ("schemas/__init__.py", "producers/__init__.py", "consumers
 def test_init_modules_are_empty_but_the_sdk_s_and_the_check_of_python() -> None:
     for root in ROOTS:
         for path in (ROOT / root).rglob("__init__.py"):
+            if str(path.relative_to(ROOT)) == CATALOGUE:
+                continue
             if str(path.relative_to(ROOT)) in REFUSES_OLD_PYTHON:
                 assert len(path.read_text().splitlines()) < 12
             elif path.relative_to(ROOT).parts[0] != "headrace":

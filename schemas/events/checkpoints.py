@@ -1,0 +1,65 @@
+"""Events of checkpoints."""
+
+from typing import ClassVar
+
+from schemas.events.event import RUN_TOPIC, Event
+from schemas.events.runs import BaseRunEvent, BaseStepEvent
+from schemas.ids import StreamName, checkpoint_stream
+from schemas.sampling import ArtifactRef, Sha256
+from schemas.specs import CheckpointSpec
+
+
+class CheckpointRequested(BaseRunEvent):
+    """The run asks for the checkpoint of a settled step: at the configured interval, at a stop, or at
+    the end."""
+
+    type: ClassVar[str] = "rl.checkpoint.requested"
+    spec: CheckpointSpec
+    reward: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.spec.step}"
+
+
+class CheckpointSaved(Event):
+    """A checkpoint's manifest is written. Readers can verify every byte of the checkpoint with it."""
+
+    type: ClassVar[str] = "rl.checkpoint.saved"
+    topic: ClassVar[str] = RUN_TOPIC
+    spec: CheckpointSpec
+    manifest: ArtifactRef
+    reward: float | None = None
+
+    @property
+    def stream(self) -> StreamName:
+        return checkpoint_stream(self.spec.run)
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.run
+
+
+class CheckpointFailed(Event):
+    """A checkpoint could not be stored. The run fails and names its last good checkpoint."""
+
+    type: ClassVar[str] = "rl.checkpoint.failed"
+    topic: ClassVar[str] = RUN_TOPIC
+    run: str
+    step: int
+    message: str
+
+    @property
+    def stream(self) -> StreamName:
+        return checkpoint_stream(self.run)
+
+    @property
+    def run_id(self) -> str:
+        return self.run
+
+
+class CheckpointSettled(BaseStepEvent):
+    """The run has processed a saved checkpoint."""
+
+    type: ClassVar[str] = "rl.checkpoint.settled"
+    manifest_sha256: Sha256

@@ -1,0 +1,51 @@
+"""Events of datasets."""
+
+from typing import ClassVar
+
+from schemas.events.event import WORKSPACE_TOPIC, Event
+from schemas.ids import StreamName, dataset_stream
+from schemas.sampling import ArtifactRef
+from schemas.specs import DatasetRef
+
+
+class DatasetRegistered(Event):
+    """A dataset was uploaded, validated and stored. `columns` are the names after mapping. `mapping`
+    holds the renamed columns: the file's name of each and the name under which it is read.
+    `characters` holds the characters of prompts and labels, sorted, the first 512. `workspace` is the
+    only one that may use the dataset; None means all."""
+
+    type: ClassVar[str] = "rl.dataset.registered"
+    topic: ClassVar[str] = WORKSPACE_TOPIC
+    dataset: DatasetRef
+    columns: tuple[str, ...]
+    file_name: str
+    file_size: int
+    original: ArtifactRef
+    mapping: dict[str, str] = {}
+    characters: str = ""
+    workspace: str | None = None
+
+    @property
+    def stream(self) -> StreamName:
+        return dataset_stream(self.dataset.dataset)
+
+    @property
+    def run_id(self) -> str:
+        return self.dataset.dataset
+
+
+class DatasetDeleted(Event):
+    """A user deleted a dataset. Its registration is removed from the log, and its name can be used
+    again."""
+
+    type: ClassVar[str] = "rl.dataset.deleted"
+    topic: ClassVar[str] = WORKSPACE_TOPIC
+    dataset: str
+
+    @property
+    def stream(self) -> StreamName:
+        return dataset_stream(self.dataset)
+
+    @property
+    def run_id(self) -> str:
+        return self.dataset

@@ -1,0 +1,217 @@
+"""Events of a run as a whole: how it begins, what users ask of it, and how it ends."""
+
+from datetime import datetime
+from typing import ClassVar, Literal
+
+from schemas.config import RunConfig
+from schemas.events.event import RUN_TOPIC, Event, Gate
+from schemas.ids import StreamName, run_stream
+from schemas.sampling import ArtifactRef, ModelRef, Sha256
+from schemas.specs import DatasetRef, GroupTemplate, Plan, PushOrigin, StateRef, TrainSpec
+
+
+class BaseRunEvent(Event):
+    """An event of a run."""
+
+    topic: ClassVar[str] = RUN_TOPIC
+    run: str
+
+    @property
+    def stream(self) -> StreamName:
+        return run_stream(self.run)
+
+    @property
+    def run_id(self) -> str:
+        return self.run
+
+
+class BaseStepEvent(BaseRunEvent):
+    """An event that occurs at most once per step."""
+
+    step: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.step}"
+
+
+class RunRequested(BaseRunEvent):
+    """A validated request for a run. `workspace` is None when the run needs no user code. `date` is
+    the day of the request. Chat templates that ask for the current date get it, unless the config
+    names another day. `warnings` lists what is allowed and probably not intended. `origin` is the
+    push that started the run, or None. `submitter` owns the personal secrets that the run may use; a
+    run that a push started has none. `belongs_to` is the workspace of the token that submitted a run
+    without user code."""
+
+    type: ClassVar[str] = "rl.run.requested"
+    run_name: str
+    config: RunConfig
+    model: ModelRef
+    dataset: DatasetRef
+    validation: DatasetRef | None = None
+    workspace: str | None = None
+    from_state: StateRef | None = None
+    date: str | None = None
+    warnings: tuple[str, ...] = ()
+    origin: PushOrigin | None = None
+    submitter: str | None = None
+    belongs_to: str | None = None
+
+    @property
+    def owner_workspace(self) -> str | None:
+        """The workspace whose tokens may see the run; None when only tokens of all workspaces may."""
+        return self.workspace or self.belongs_to
+
+    @property
+    def needs_approval(self) -> bool:
+        """Whether the run waits for RunApproved."""
+        return self.origin is not None and self.origin.require_approval
+
+    @property
+    def today(self) -> str | None:
+        """The current date as the run's chat templates see it."""
+        return self.config.advanced.date or self.date
+
+
+class RunApproved(BaseRunEvent):
+    """A person approved a run that waited for it."""
+
+    type: ClassVar[str] = "rl.run.approved"
+
+
+class _RunEndEvent(BaseRunEvent):
+    """A run ended. `origin` is the push that started it, or None."""
+
+    origin: PushOrigin | None = None
+
+
+class RunRejected(_RunEndEvent):
+    """The run cannot start, because its commit or entry point lacks something that its config needs."""
+
+    type: ClassVar[str] = "rl.run.rejected"
+    gate: ClassVar[Gate | None] = "closed"
+    message: str
+
+
+class RunStarted(BaseRunEvent):
+    """The plan of the run is fixed. `template` is what all of its training groups share, except for
+    the policy."""
+
+    type: ClassVar[str] = "rl.run.started"
+    gate: ClassVar[Gate | None] = "open"
+    plan: Plan
+    spec: TrainSpec
+    template: GroupTemplate | None = None
+    validation: GroupTemplate | None = None
+    commit: str | None = None
+
+
+class RunPauseRequested(BaseRunEvent):
+    """A user asked the run to pause at the next step boundary."""
+
+    type: ClassVar[str] = "rl.run.pause-requested"
+
+
+class RunPaused(BaseRunEvent):
+    """The run is paused at a step boundary, and its workers are free."""
+
+    type: ClassVar[str] = "rl.run.paused"
+    gate: ClassVar[Gate | None] = "paused"
+    step: int
+    reason: str | None = None
+
+
+class RunResumeRequested(BaseRunEvent):
+    """A user asked a paused run to continue."""
+
+    type: ClassVar[str] = "rl.run.resume-requested"
+
+
+class RunResumed(BaseRunEvent):
+    """The run continues from where it paused."""
+
+    type: ClassVar[str] = "rl.run.resumed"
+    gate: ClassVar[Gate | None] = "open"
+    step: int
+
+
+class RunStopRequested(BaseRunEvent):
+    """A user asked the run to stop at the next step boundary, with a final checkpoint."""
+
+    type: ClassVar[str] = "rl.run.stop-requested"
+
+
+class RunStopped(_RunEndEvent):
+    """A user stopped the run. Its final checkpoint is saved."""
+
+    type: ClassVar[str] = "rl.run.stopped"
+    gate: ClassVar[Gate | None] = "closed"
+    step: int
+
+
+class RunFailed(_RunEndEvent):
+    """The run cannot continue. `kind` is `error` when its code, data or learning failed, and `crash`
+    when its processes died."""
+
+    type: ClassVar[str] = "rl.run.failed"
+    gate: ClassVar[Gate | None] = "closed"
+    kind: Literal["error", "crash"]
+    message: str
+
+
+class RunFinished(_RunEndEvent):
+    """All steps are taken, all checkpoints are saved and all validations are settled. `held_out` is the
+    mean reward of the first and of the last validation, if there were two."""
+
+    type: ClassVar[str] = "rl.run.finished"
+    gate: ClassVar[Gate | None] = "closed"
+    step: int
+    reward: float | None = None
+    held_out: tuple[float, float] | None = None
+
+
+class RunRenamed(BaseRunEvent):
+    """A user gave a run another name. Names are labels: ids and everything that was recorded stay the
+    same."""
+
+    type: ClassVar[str] = "rl.run.renamed"
+    run_name: str
+
+
+class RunArchived(BaseRunEvent):
+    """An ended run's events and artifacts were moved into `archive`, a file in the blob store. Only
+    the run's request and its checkpoints stay in the log. The other fields record the state in
+    which the run ended, so that it can still be listed."""
+
+    type: ClassVar[str] = "rl.run.archived"
+    gate: ClassVar[Gate | None] = "closed"
+    archive: ArtifactRef
+    num_events: int
+    num_artifacts: int
+    run_name: str
+    status: str
+    phase: str
+    commit: str | None = None
+    current_step: int | None = None
+    total_steps: int | None = None
+    reward: float | None = None
+    error: str | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+class RunRestored(BaseRunEvent):
+    """An archived run's events and artifacts were restored from its archive. The archive file is no
+    longer needed."""
+
+    type: ClassVar[str] = "rl.run.restored"
+    archive_sha256: Sha256
+    num_events: int
+
+
+class RunDeleted(BaseRunEvent):
+    """A user deleted an ended run. Nothing else of it stays in the log, and its name can be used
+    again."""
+
+    type: ClassVar[str] = "rl.run.deleted"
+    gate: ClassVar[Gate | None] = "closed"

@@ -1,0 +1,109 @@
+"""Events of the steps of a run, and of the policy that they update."""
+
+from typing import ClassVar, Literal
+from uuid import UUID
+
+from schemas.events.event import RUN_TOPIC, Event
+from schemas.events.runs import BaseStepEvent
+from schemas.ids import StreamName, policy_stream
+from schemas.sampling import ArtifactRef
+from schemas.specs import BatchGroup, StateRef, TrainSpec
+
+
+class _PolicyEvent(Event):
+    topic: ClassVar[str] = RUN_TOPIC
+    run: str
+
+    @property
+    def stream(self) -> StreamName:
+        return policy_stream(self.run)
+
+    @property
+    def run_id(self) -> str:
+        return self.run
+
+
+class PolicyInitialized(_PolicyEvent):
+    """Version 0 of the run's policy exists and is stored durably. `metrics` holds what was measured of
+    it."""
+
+    type: ClassVar[str] = "rl.policy.initialized"
+    spec: TrainSpec
+    state: StateRef
+    versions: dict[str, str]
+    files: dict[str, ArtifactRef] = {}
+    weights_name: str = "adapter_model.safetensors"
+    metrics: dict[str, float] = {}
+
+
+class PolicyFailed(_PolicyEvent):
+    """The learner could not build the policy or take a step with it. The run cannot continue."""
+
+    type: ClassVar[str] = "rl.policy.failed"
+    step: int
+    kind: Literal["error", "crash"]
+    message: str
+
+
+class BatchAssembled(BaseStepEvent):
+    """The batch of a step is fixed: groups in the order of their slots (RL), or positions in the
+    shuffled dataset (SFT, `rows`). `durable` means that the version that this step makes must be
+    stored completely."""
+
+    type: ClassVar[str] = "rl.batch.assembled"
+    groups: tuple[BatchGroup, ...] = ()
+    rows: tuple[int, ...] = ()
+    metrics: dict[str, float] = {}
+    durable: bool = False
+
+
+class PolicyUpdated(_PolicyEvent):
+    """The learner took the optimizer step of one batch, so policy version `step` exists. `pinned`
+    means that the version is stored completely for a checkpoint, so its optimizer state is never
+    deleted."""
+
+    type: ClassVar[str] = "rl.policy.updated"
+    step: int
+    state: StateRef
+    batch: UUID
+    metrics: dict[str, float]
+    plan: tuple[int, ...]
+    versions: dict[str, str]
+    pinned: bool = False
+
+
+class StepSkipped(BaseStepEvent):
+    """A step did not change the weights. Either no group could be used, and version `step` is an alias
+    of the version before, or the loss or a gradient was not finite. In the second case `batch` is the
+    id of the step's BatchAssembled, so that it can be examined."""
+
+    type: ClassVar[str] = "rl.step.skipped"
+    reason: str
+    batch: UUID | None = None
+
+
+class StepSettled(BaseStepEvent):
+    """The run has processed a step. The event records its version, its reward, all of its metrics, and
+    what the manifest of its checkpoint needs. Step 0 is the start, with version 0 and the
+    checkpoint files that stay the same for the whole run. `at` is the time in Unix seconds, from
+    which the next step's time is measured."""
+
+    type: ClassVar[str] = "rl.step.settled"
+    state: StateRef
+    metrics: dict[str, float]
+    skipped: bool = False
+    batch: UUID | None = None
+    plan: tuple[int, ...] = ()
+    versions: dict[str, str] = {}
+    files: dict[str, ArtifactRef] = {}
+    weights_name: str | None = None
+    at: float | None = None
+
+
+class RunWarned(BaseStepEvent):
+    """Something happened that a user should examine. The run continues. When `about` is `sampler`,
+    sampling servers were fenced; this is reported once per message."""
+
+    type: ClassVar[str] = "rl.run.warned"
+    message: str
+    about: Literal["run", "sampler"] = "run"
