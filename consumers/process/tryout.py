@@ -25,6 +25,7 @@ from infra.http.providers.judges import ProviderJudges
 from infra.memory.blobs import MemoryBlobs
 from infra.memory.event_log import MemoryLog, World
 from infra.memory.judgements import MemoryJudgements
+from infra.memory.provider_usage import MemoryProviderUsage
 from infra.ports.clock import SystemClock
 from infra.ports.ports import Ports
 from infra.ports.secrets import SecretStore
@@ -283,4 +284,4 @@ async def _open_sampler(
         engine = opened.sampler
     providers = ProviderClient(None)  # the person who tries a rollout is the operator here
     stack.push_async_callback(providers.aclose)
-    return RoutedSampler(engine, ProviderSampler(providers, find_key))
+    return RoutedSampler(engine, ProviderSampler(providers, find_key, MemoryProviderUsage()))

@@ -39,6 +39,7 @@ from infra.readmodel.worker_chats import WorkerChats
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
 from infra.runtime.judgements import PostgresJudgements
+from infra.runtime.provider_usage import PostgresProviderUsage
 from infra.runtime.runtime import Runtime
 from infra.sandbox.service.client import SandboxClient
 from infra.sandbox.service.ways import service_of
@@ -212,7 +213,8 @@ async def _open_ports(
     if sampler is not None and secrets is not None:
         providers = ProviderClient(settings.network)
         stack.push_async_callback(providers.aclose)
-        sampler = RoutedSampler(sampler, ProviderSampler(providers, stored_keys(secrets)))
+        usage = PostgresProviderUsage(backend.database)
+        sampler = RoutedSampler(sampler, ProviderSampler(providers, stored_keys(secrets), usage))
     if sampler is not None:
         chats = WorkerChats(backend.database)
         gateway = HttpGateway(

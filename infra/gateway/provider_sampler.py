@@ -1,13 +1,13 @@
 """A sampler whose answers come from a provider's model. They have messages and usage, and no token ids.
 
 The key comes from the workspace's secrets when a request is sent, and never enters a sandbox. Requests
-and money are counted for each evaluation, in this process.
+and money are counted for each evaluation, over all workers.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from infra.http.providers.client import ProviderClient, ProviderRefusal
+from infra.ports.provider_usage import ProviderUsage
 from infra.ports.secrets import SecretStore
 from schemas.errors import FailureCategory, InvalidConfig, UserCodeError
 from schemas.sampling import ProviderRef, Sampler, SampleRequest, Turn
@@ -22,49 +22,21 @@ TOO_LONG = ("context_length", "context length", "maximum context", "too many tok
 """Words of a provider's refusal of a prompt that is too long."""
 
 
-@dataclass(slots=True)
-class Spending:
-    """The requests of one owner, and the money that their answers cost."""
-
-    calls: int = 0
-    usd: float = 0.0
-
-    def begin(self, provider: ProviderRef) -> None:
-        """Count a request. Raises UserCodeError when the owner may not send it."""
-        if self.calls >= provider.max_calls:
-            raise UserCodeError(
-                FailureCategory.BUDGET,
-                f"{provider.name} was asked {self.calls} times, which is all that advanced.max_calls "
-                "allows; raise it",
-            )
-        if provider.max_usd is not None and self.usd >= provider.max_usd:
-            raise UserCodeError(
-                FailureCategory.BUDGET,
-                f"the answers of {provider.name} cost {self.usd:.4f} US dollars, and "
-                f"advanced.max_usd is {provider.max_usd:g}; raise it",
-            )
-        self.calls += 1
-
-
 class ProviderSampler:
     """`schemas.sampling.Sampler` for models of kind `provider`."""
 
-    def __init__(self, client: ProviderClient, find_key: FindKey) -> None:
+    def __init__(self, client: ProviderClient, find_key: FindKey, usage: ProviderUsage) -> None:
         self._client = client
         self._find_key = find_key
-        self._spending: dict[str, Spending] = {}
-
-    def spending(self, owner: str) -> Spending:
-        """The requests and the money of an owner, so far and in this process."""
-        return self._spending.setdefault(owner, Spending())
+        self._usage = usage
 
     async def sample(self, request: SampleRequest) -> Turn:
         """Ask for one answer. Raises UserCodeError when the provider refuses it or a bound is reached,
         and TransientError when the provider does not answer."""
         provider = _provider(request)
-        spending = self.spending(provider.owner)
         key = await self._find_key(provider)
-        spending.begin(provider)
+        if (why := await self._usage.begin(provider)) is not None:
+            raise UserCodeError(FailureCategory.BUDGET, why)
         try:
             answer = await self._client.complete(
                 provider,
@@ -77,7 +49,8 @@ class ProviderSampler:
             is_long = any(words in error.message.lower() for words in TOO_LONG)
             category = FailureCategory.PROMPT_TOO_LONG if is_long else FailureCategory.VALIDATION
             raise UserCodeError(category, error.message) from error
-        spending.usd += answer.usage.usd or 0.0
+        if answer.usage.usd:
+            await self._usage.spend(provider.owner, answer.usage.usd)
         return Turn(
             prompt_ids=(),
             completion_ids=(),

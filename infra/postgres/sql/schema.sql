@@ -850,6 +850,13 @@ create table judge_usage (
     usd    double precision not null default 0
 );
 
+-- What an evaluation has used of a provider's model, so that its workers share one bound.
+create table provider_usage (
+    owner text primary key,
+    calls bigint not null default 0,
+    usd   double precision not null default 0
+);
+
 
 -- == The installation =====================================================================================
 
@@ -903,6 +910,7 @@ create function forget_judgements() returns trigger language plpgsql as $$
 begin
     delete from judgements j where j.owner = new.owner;
     delete from judge_usage u where u.owner = new.owner;
+    delete from provider_usage u where u.owner = new.owner;
     return null;
 end $$;
 create trigger forget_judgements after insert or update on removals

@@ -13,6 +13,7 @@ from infra.gateway.provider_sampler import ProviderSampler, RoutedSampler, store
 from infra.gateway.server import HttpGateway
 from infra.http.providers.client import ProviderClient
 from infra.http.providers.endpoints import provider_ref
+from infra.memory.provider_usage import MemoryProviderUsage
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import Message, ModelRef, ProviderRef, SampleRequest
 from schemas.secrets.secret_value import SecretValue
@@ -51,7 +52,7 @@ def sample_request(model: ModelRef | None = None) -> SampleRequest:
 @asynccontextmanager
 async def sampler_of() -> AsyncIterator[ProviderSampler]:
     client = ProviderClient(None, first_pause_s=0.001)
-    yield ProviderSampler(client, find_key)
+    yield ProviderSampler(client, find_key, MemoryProviderUsage())
     await client.aclose()
 
 
