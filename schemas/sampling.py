@@ -8,6 +8,7 @@ itself chose token t, and 0 for prompt, tool and observation tokens. `logprobs[t
 policy's log-probability of token t after temperature (0.0 where the mask is 0).
 """
 
+from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
@@ -270,6 +271,21 @@ class Sampler(Protocol):
         """Load everything that this request is sampled from (the base model, the weights, a server
         that has them), however long that takes. Raises TransientError. Other errors are left for
         `sample` to raise."""
+        ...
+
+
+Tell = Callable[[str], None]
+"""Takes the next piece of the text of an answer. It returns at once and raises nothing."""
+
+
+@runtime_checkable
+class StreamingSampler(Protocol):
+    """A sampler that can tell the text of an answer while it is sampled."""
+
+    async def stream(self, request: SampleRequest, tell: Tell) -> Turn:
+        """Sample one completion, exactly as `sample` does, and call `tell` with pieces of its text. The
+        pieces together are the beginning of the answer's content, and never part of a tool call.
+        Raises what `sample` raises."""
         ...
 
 

@@ -24,19 +24,20 @@ JSON, EVENTS = b"application/json", b"text/event-stream"
 
 
 class Pieces:
-    """The pieces of text that were sampled and are not sent yet."""
+    """The text that was sampled and is not sent yet. Pieces that wait for a slow client are joined, so
+    they take no more memory than the answer, which is kept anyway."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, str]] = []
+        self._waiting: dict[int, str] = {}
         self.arrived = asyncio.Event()
 
     def add(self, choice: int, piece: str) -> None:
-        self._waiting.append((choice, piece))
+        self._waiting[choice] = self._waiting.get(choice, "") + piece
         self.arrived.set()
 
-    def take(self) -> list[tuple[int, str]]:
-        """Return and forget the pieces that have arrived."""
-        waiting, self._waiting = self._waiting, []
+    def take(self) -> dict[int, str]:
+        """Return and forget the text that has arrived, by choice."""
+        waiting, self._waiting = self._waiting, {}
         self.arrived.clear()
         return waiting
 
@@ -89,7 +90,7 @@ class EventStream:
                 if leaving.done() and not sampling.done():
                     raise _disconnect_error()
                 if arriving.done():
-                    for choice, piece in pieces.take():
+                    for choice, piece in pieces.take().items():
                         await self._write(self._stream.text(choice, piece))
                     arriving = asyncio.ensure_future(pieces.arrived.wait())
                 elif not sampling.done():

@@ -26,3 +26,12 @@ def unsupported(parameter: str, why: str) -> GatewayError:
 def invalid(parameter: str, why: str) -> GatewayError:
     """Return the refusal of a value that is not valid."""
     return GatewayError(400, "invalid_request", f"{parameter}: {why}", parameter=parameter)
+
+
+def no_token_count() -> GatewayError:
+    """Return the refusal to count the tokens of a prompt."""
+    return GatewayError(
+        404,
+        "not_found",
+        "the model of this sample does not count tokens; read the usage of an answer",
+    )

@@ -6,11 +6,20 @@ and money are counted for each evaluation, over all workers.
 
 from collections.abc import Awaitable, Callable
 
+from infra.gateway.errors import no_token_count
 from infra.http.providers.client import ProviderClient, ProviderRefusal
 from infra.ports.provider_usage import ProviderUsage
 from infra.ports.secrets import SecretStore
 from schemas.errors import FailureCategory, InvalidConfig, UserCodeError
-from schemas.sampling import ProviderRef, Sampler, SampleRequest, Turn
+from schemas.sampling import (
+    ProviderRef,
+    Sampler,
+    SampleRequest,
+    StreamingSampler,
+    Tell,
+    TokenCounter,
+    Turn,
+)
 from schemas.secrets.rules import how_to_set
 from schemas.secrets.secret_value import SecretValue
 
@@ -76,6 +85,22 @@ class RoutedSampler:
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises what the chosen sampler raises."""
         return await self._sampler(request).sample(request)
+
+    async def stream(self, request: SampleRequest, tell: Tell) -> Turn:
+        """Sample one completion, and tell its text meanwhile if the chosen sampler can. Raises what it
+        raises."""
+        sampler = self._sampler(request)
+        if isinstance(sampler, StreamingSampler):
+            return await sampler.stream(request, tell)
+        return await sampler.sample(request)
+
+    async def count_prompt_tokens(self, request: SampleRequest) -> int:
+        """Return how many tokens the prompt of a request has. Raises GatewayError (404) if the chosen
+        sampler does not know."""
+        sampler = self._sampler(request)
+        if not isinstance(sampler, TokenCounter):
+            raise no_token_count()
+        return await sampler.count_prompt_tokens(request)
 
     async def prepare(self, request: SampleRequest) -> None:
         """Load what this request is sampled from."""

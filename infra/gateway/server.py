@@ -10,6 +10,7 @@ A unix socket belongs to one run. Through it, only samples of that run are reach
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 
 from infra.gateway.bodies import LargeBodyTurns, Receive, RequestBody, Scope
 from infra.gateway.delivery import EventStream, Pieces, json_headers, reply, sample_while_connected
-from infra.gateway.errors import GatewayError
+from infra.gateway.errors import GatewayError, no_token_count
 from infra.gateway.sandbox_protocol import SandboxProtocol
 from infra.gateway.sessions import GatewaySession, ModelCall, new_key
 from infra.gateway.tunnels import Tunnels
@@ -31,7 +32,14 @@ from infra.http.token_bucket import TokenBucket
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
-from schemas.sampling import Sampler, SampleRequest, TokenCounter, Turn
+from schemas.sampling import (
+    Sampler,
+    SampleRequest,
+    StreamingSampler,
+    Tell,
+    TokenCounter,
+    Turn,
+)
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec
 
@@ -196,12 +204,13 @@ class HttpGateway:
             error.is_final = not await scope["state"]["refusals"].take()
             raise
         number = asked[0][0].number
-        pieces = Pieces()
-        work = self._sample_choices(session, asked)
         if request.streams:
+            pieces = Pieces()
+            work = self._sample_choices(session, asked, pieces)
             stream = EventStream(send, request.stream(number=number))
             await stream.deliver(work, pieces, body.wait_for_disconnect)
             return
+        work = self._sample_choices(session, asked)
         turns = await sample_while_connected(work, body.wait_for_disconnect)
         await reply(send, 200, request.answer(turns, number=number))
 
@@ -219,16 +228,23 @@ class HttpGateway:
     async def _count(self, session: GatewaySession, wanted: ModelRequest) -> int:
         """Count the tokens of a prompt. Raises GatewayError."""
         if not isinstance(self._sampler, TokenCounter):
-            raise GatewayError(404, "not_found", "the model of this sample does not count tokens")
+            raise no_token_count()
         counting = self._sampler.count_prompt_tokens(session.preview(wanted))
         return await _in_time(session, _as_gateway_errors(counting))
 
     async def _sample_choices(
-        self, session: GatewaySession, asked: Sequence[tuple[ModelCall, SampleRequest]]
+        self,
+        session: GatewaySession,
+        asked: Sequence[tuple[ModelCall, SampleRequest]],
+        pieces: Pieces | None = None,
     ) -> Sequence[Turn]:
-        """Sample the choices of a request together, and record them all, or none."""
+        """Sample the choices of a request together, and record them all, or none. Their text is put into
+        `pieces` as it is sampled."""
         try:
-            samples = [self._sample(wanted) for _, wanted in asked]
+            samples = [
+                self._sample(wanted, partial(pieces.add, choice) if pieces else None)
+                for choice, (_, wanted) in enumerate(asked)
+            ]
             turns = await _in_time(session, gather_all(samples))
         except BaseException as error:
             for call, _ in asked:
@@ -253,8 +269,11 @@ class HttpGateway:
             )
         return session
 
-    async def _sample(self, request: SampleRequest) -> Turn:
-        return await _as_gateway_errors(self._sampler.sample(request))
+    async def _sample(self, request: SampleRequest, tell: Tell | None = None) -> Turn:
+        sampler = self._sampler
+        if tell is not None and isinstance(sampler, StreamingSampler):
+            return await _as_gateway_errors(sampler.stream(request, tell))
+        return await _as_gateway_errors(sampler.sample(request))
 
     async def _internal(self, scope: Scope, body: RequestBody) -> bytes:
         if scope["method"] != "POST" or scope["path"] != INTERNAL:

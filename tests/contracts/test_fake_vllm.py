@@ -123,6 +123,32 @@ async def test_samples_of_a_server_that_dies_are_sampled_again_elsewhere(
     assert num_sampled(other) == len(requests)
 
 
+async def test_a_stream_has_the_tokens_of_the_whole_answer(
+    world: World, fakes: tuple[FakeVllm, FakeVllm]
+) -> None:
+    """Also when its server breaks off on the way and another one samples the rest."""
+    asked = request(policy=await world.policy(1), max_new_tokens=16)
+    calm = await world.sampler.sample(asked)
+    victim = max(fakes, key=num_sampled)
+    for victim.breaks_after in (None, 5):
+        pieces: list[str] = []
+        assert await world.sampler.stream(asked, pieces.append) == calm
+        assert len(pieces) > 1
+        assert calm.text.startswith("".join(pieces))
+    assert victim.breaks_after is None
+
+
+@pytest.mark.parametrize("line", ['data: {"error": {"message": "x"}}', "data: no", "data: {}"])
+async def test_a_stream_that_is_not_one_of_vllm_is_refused(line: str) -> None:
+    server = VllmServer("http://nowhere")
+    with pytest.raises((Refused, ServerGone), match=r"failed|does not stream like vLLM"):
+        server._parse_line(line)
+    assert server._parse_line(": comment") == server._parse_line("data: [DONE]")
+    with pytest.raises(Refused, match="without token ids"):
+        server._parse_line('data: {"choices": [{"token_ids": [1]}]}')
+    await server.aclose()
+
+
 async def test_a_server_that_comes_back_gets_the_version_before_it_samples(
     world: World, fakes: tuple[FakeVllm, FakeVllm], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ import uvicorn
 from safetensors.torch import load_file
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trainer.forward.transformers_pass import Fallback
@@ -35,7 +35,8 @@ one Transformers module."""
 @dataclass
 class FakeVllm:
     """`fallback` holds what it serves. The switches: `raw`: logprobs without the temperature; `deaf`: it
-    says that it loaded an adapter, and goes on with the base; `hold`: completions wait for this."""
+    says that it loaded an adapter, and goes on with the base; `hold`: completions wait for this;
+    `breaks_after`: the next stream breaks off after so many tokens."""
 
     fallback: Fallback
     max_model_len: int = 128
@@ -43,6 +44,7 @@ class FakeVllm:
     raw: bool = False
     deaf: bool = False
     hold: asyncio.Event | None = None
+    breaks_after: int | None = None
     adapters: dict[str, str] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
@@ -136,6 +138,9 @@ class FakeVllm:
         if self.hold is not None:
             await self.hold.wait()
         ids, logprobs, finish, text = await asyncio.to_thread(self.sample, body)
+        if body["stream"]:
+            lines = self.lines(ids, logprobs, finish)
+            return StreamingResponse(lines, media_type="text/event-stream")
         choice = {
             "index": 0,
             "text": text,
@@ -145,6 +150,22 @@ class FakeVllm:
             "logprobs": {"token_logprobs": logprobs},
         }
         return JSONResponse({"object": "text_completion", "choices": [choice]})
+
+    async def lines(self, ids: list[int], logprobs: list[float], finish: str) -> AsyncIterator[str]:
+        """The events of a stream: one token each, as far as `breaks_after` lets it come."""
+        for number, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+            if number == self.breaks_after:
+                self.breaks_after = None
+                await self.die()
+            choice = {
+                "index": 0,
+                "text": self.text([token]),
+                "finish_reason": finish if number == len(ids) - 1 else None,
+                "token_ids": [token],
+                "logprobs": {"token_logprobs": [logprob]},
+            }
+            yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+        yield "data: [DONE]\n\n"
 
     def sample(self, body: dict[str, Any]) -> tuple[list[int], list[float], str, str]:
         """A completion: its ids, logprobs, finish reason and text."""

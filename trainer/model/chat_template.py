@@ -23,11 +23,18 @@ from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import UNDATED, Day, Message, SampleRequest, ToolSpec, Turn
 from trainer.model.char_tokenizer import CHAT_TEMPLATE, OUR_TEMPLATES
 from trainer.model.family_renderer import FamilyRenderer, find_renderer
+from trainer.model.settled_text import (
+    after_reasoning,
+    before_marks,
+    before_tagged_call,
+    whole_characters,
+)
 from trainer.model.template_process import shared_process
 from trainer.model.text_parts import ids_of_parts, prepends
 from trainer.model.token_bytes import TokenBytes
 from trainer.model.tool_calls import (
     END_THINK,
+    MARK,
     THINK,
     as_message,
     call_form,
@@ -171,6 +178,29 @@ class Chat:
         if reasoning is None and not tools:
             return None
         return as_message(content, calls, reasoning=reasoning)
+
+    def settled_text(
+        self,
+        ids: Sequence[int],
+        *,
+        prompt_ids: Sequence[int],
+        tools: Sequence[ToolSpec],
+        stop: Sequence[str],
+    ) -> str:
+        """The beginning of the content of an answer that has these ids so far, as far as its next ids
+        cannot change it (`trainer/model/settled_text.py`)."""
+        if self._family is not None:
+            content = self._family.settled_content(ids, prompt_ids=prompt_ids, tools=tools)
+            return before_marks(whole_characters(content), stop)
+        text = before_marks(whole_characters(self.decode(ids)), stop)
+        form = call_form(self._template, is_ours=self._is_ours) if tools else None
+        if form == "marked":
+            whole = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+            shown = before_marks(whole, (MARK,))
+            return text if shown == whole else before_marks(self._without_marks(shown), stop)
+        if END_THINK in self._template:
+            text = after_reasoning(text, is_open=self._has_open_reasoning(prompt_ids))
+        return before_tagged_call(text) if form == "tagged" else text
 
     def _without_end(self, text: str) -> str:
         """The text of a turn without the token that ends it."""

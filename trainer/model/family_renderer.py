@@ -18,7 +18,10 @@ from transformers import PreTrainedTokenizerBase
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import Message, SampleRequest, ToolSpec, Turn
 from schemas.text import well_formed
+from trainer.model.settled_text import before_marks
 from trainer.model.tool_calls import (
+    TAG,
+    THINK,
     FoundCall,
     arguments_text,
     as_message,
@@ -40,6 +43,10 @@ DATES = {
     "gpt-oss": ("conversation_start_date", "%Y-%m-%d"),
 }
 """The option by which a family gets the current date, and its format. No other family writes a date."""
+
+IN_CHANNELS = frozenset({"gpt-oss", "inkling", "gemma4"})
+"""Families whose answers have several channels. The end of an answer decides which text is its content,
+so nothing of it is sent before."""
 
 
 class Renderer(Protocol):
@@ -83,17 +90,20 @@ def find_renderer(tokenizer: PreTrainedTokenizerBase, day: datetime) -> "FamilyR
     option, form = DATES.get(MODEL_RENDERER_MAP[name], (None, ""))
     options = {option: day.strftime(form)} if option else None
     try:
-        return FamilyRenderer(create_renderer(tokenizer, chat_template_kwargs=options))
+        renderer = create_renderer(tokenizer, chat_template_kwargs=options)
+        return FamilyRenderer(renderer, is_streamed=MODEL_RENDERER_MAP[name] not in IN_CHANNELS)
     except Exception as error:  # the renderer of gpt-oss downloads its vocabulary
         logger.warning("%s keeps its chat template, because its renderer failed: %r", name, error)
         return None
 
 
 class FamilyRenderer:
-    """A renderer with our types."""
+    """A renderer with our types. `is_streamed`: the content of an answer can be told before its
+    end."""
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(self, renderer: Renderer, *, is_streamed: bool = True) -> None:
         self._renderer = renderer
+        self._is_streamed = is_streamed
         self._rendered = lru_cache(KEPT)(self._render)
 
     def prompt_ids(self, request: SampleRequest) -> list[int]:
@@ -107,19 +117,35 @@ class FamilyRenderer:
     def answer(
         self, ids: Sequence[int], *, prompt_ids: Sequence[int], tools: Sequence[ToolSpec]
     ) -> Message:
-        """The message that sampled ids are. A call that is not well-formed stays in the content."""
+        """The message that sampled ids are. A call that is not well-formed stays in the content, and so
+        do all calls if no tools were offered."""
         found = self._renderer.parse_response(
             list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids)
         )
         calls, rest = [], [str(found.content or "")]
-        for call in found.tool_calls if tools else ():
-            if call.name and call.status in ("ok", "unknown_tool"):
+        for call in found.tool_calls:
+            if tools and call.name and call.status in ("ok", "unknown_tool"):
                 name = well_formed(str(call.name))
                 arguments = {} if call.arguments is None else call.arguments
                 calls.append(FoundCall(name, arguments_text(arguments)))
             else:
                 rest.append(str(call.raw))
         return as_message("".join(rest), calls, reasoning=found.reasoning_content)
+
+    def settled_content(
+        self, ids: Sequence[int], *, prompt_ids: Sequence[int], tools: Sequence[ToolSpec]
+    ) -> str:
+        """The beginning of the content of an answer that has these ids so far, as far as its next ids
+        cannot change it. With tools it ends before everything that may begin a call: `<` in any place,
+        or a bracket at the beginning."""
+        if not self._is_streamed:
+            return ""
+        found = self._renderer.parse_response(
+            list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids)
+        )
+        content = str(found.content or "").rstrip()
+        shown = content.partition("<")[0] if tools else before_marks(content, (THINK, TAG))
+        return "" if shown[:1] in {"{", "["} or shown[:1].isspace() else shown.rstrip()
 
     def _render(
         self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]

@@ -92,6 +92,15 @@ class Completion:
         self.text = self.stops.cut(self.completion_ids)
         return self.text is not None
 
+    def settled_text(self) -> str:
+        """The beginning of the answer's content that its next tokens cannot change."""
+        return self.chat.settled_text(
+            self.completion_ids,
+            prompt_ids=self.prompt_ids,
+            tools=self.tools,
+            stop=self.params.stop,
+        )
+
     def to_turn(self) -> Turn:
         """The prompt and the completion as one turn. Raises UserCodeError when the policy has
         diverged."""

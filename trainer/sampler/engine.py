@@ -13,13 +13,14 @@ from dataclasses import replace
 import torch
 
 from schemas.errors import Refused, TransientError
-from schemas.sampling import SampleRequest, SamplingParams, Turn
+from schemas.sampling import SampleRequest, SamplingParams, Tell, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
 from trainer.policy import LoadedModel
 from trainer.sampler.batcher import Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
+from trainer.sampler.told_text import ToldText
 from trainer.weight_cache import WeightCache
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class TorchSampler:
     def __init__(self, cache: WeightCache) -> None:
         self._cache = cache
         self._batcher = Batcher()
+        self._listening: dict[int, tuple[Completion, ToldText]] = {}
         self._arrivals: deque[tuple[Completion, asyncio.Future[None]]] = deque()
         self._pump: asyncio.Task[None] | None = None
         self._chats: LruCache[Chat] = LruCache(4)
@@ -48,6 +50,18 @@ class TorchSampler:
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not
         fit, Refused for what training must not do, TransientError when the engine has closed."""
+        return await self._wait_for_turn(await self._new_row(request))
+
+    async def stream(self, request: SampleRequest, tell: Tell) -> Turn:
+        """Sample one completion, and tell its text after each step. Raises what `sample` raises."""
+        row = await self._new_row(request)
+        self._listening[id(row)] = (row, ToldText(tell))
+        try:
+            return await self._wait_for_turn(row)
+        finally:
+            del self._listening[id(row)]
+
+    async def _new_row(self, request: SampleRequest) -> Completion:
         if request.params.top_p < 1 and request.key.purpose == "train":
             raise Refused(TOP_P)
         loaded = await self._cache.load_model(request.model)
@@ -60,7 +74,7 @@ class TorchSampler:
             request, version, self._chat(request, loaded), context=loaded.base.context
         )
         self._last = row
-        return await self._wait_for_turn(row)
+        return row
 
     async def count_prompt_tokens(self, request: SampleRequest) -> int:
         """Return how many tokens the prompt of a request has."""
@@ -131,13 +145,14 @@ class TorchSampler:
 
     async def _decode_turn(self, waiting: "Waiting") -> None:
         """Hand over the new rows, decode for a turn, and wake the callers whose rows are over. If
-        decoding fails, all waiting callers fail, and the next ones find an empty batcher."""
+        decoding fails, all waiting callers fail, and the next ones find an empty batcher. While someone
+        listens, a turn is one step."""
         arrived = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
         waiting |= {id(row): (row, future) for row, future in arrived}
         rows = [row for row, _ in arrived]
         try:
             over = await self._cache.device.run(
-                self._batcher.advance, rows, lambda: bool(self._arrivals)
+                self._batcher.advance, rows, lambda: bool(self._arrivals or self._listening)
             )
         except torch.OutOfMemoryError as error:
             self._batcher = Batcher()
@@ -150,6 +165,8 @@ class TorchSampler:
             self._batcher = Batcher()
             _fail(waiting, TransientError(f"sampling failed: {error!r}; it will be tried again"))
             return
+        for row, told in self._listening.values():
+            told.update(row)
         for row in over:
             _, future = waiting.pop(id(row))
             if not future.done():

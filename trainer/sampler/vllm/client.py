@@ -6,8 +6,9 @@ request that does not set them. So a request here sets every parameter, and only
 temperature and top_p may change the distribution of a token.
 """
 
+import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class CompletionRequest:
     stop: Sequence[str] = ()
     stop_ids: Sequence[int] | None = ()
 
-    def body(self, model: str) -> dict[str, object]:
+    def body(self, model: str, *, stream: bool = False) -> dict[str, object]:
         return {
             "model": model,
             "prompt": list(self.prompt_ids),
@@ -81,7 +82,7 @@ class CompletionRequest:
             "frequency_penalty": 0.0,
             "n": 1,
             "echo": False,
-            "stream": False,
+            "stream": stream,
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": True,
@@ -95,6 +96,9 @@ class SampledTokens:
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+
+
+NO_TOKENS = SampledTokens((), ())
 
 
 class VllmServer:
@@ -137,17 +141,65 @@ class VllmServer:
         )
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise UnknownAdapter(f"{self.url} has no model {model}: {_error_message(answer)}")
-        choice = self._parse_choice(self._check_status(answer))
-        ids, logprobs = (
-            choice.get("token_ids"),
-            (choice.get("logprobs") or {}).get("token_logprobs"),
-        )
-        if not ids or not logprobs or len(ids) != len(logprobs):
+        found = _tokens_of(self._parse_choice(self._check_status(answer)))
+        if found is None or not found.ids:
+            raise self._no_ids_error()
+        return found
+
+    async def stream(
+        self, model: str, ask: CompletionRequest, arrived: Callable[[SampledTokens], None]
+    ) -> SampledTokens:
+        """Sample one completion, and call `arrived` with its tokens as the server sends them. Raises
+        what `complete` raises."""
+        timeout = httpx.Timeout(COMPLETION_S, connect=CONNECT_S, pool=None)
+        body = ask.body(model, stream=True)
+        ids: list[int] = []
+        logprobs: list[float] = []
+        try:
+            async with self._http.stream(
+                "POST", "/v1/completions", json=body, timeout=timeout
+            ) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                if answer.status_code == httpx.codes.NOT_FOUND:
+                    said = _error_message(answer)
+                    raise UnknownAdapter(f"{self.url} has no model {model}: {said}")
+                async for line in self._check_status(answer).aiter_lines():
+                    tokens = self._parse_line(line)
+                    ids += tokens.ids
+                    logprobs += tokens.logprobs
+                    if tokens.ids:
+                        arrived(tokens)
+        except httpx.TransportError as error:
+            raise ServerGone(f"the sampler {self.url} does not answer: {error!r}") from error
+        if not ids:
+            raise self._no_ids_error()
+        return SampledTokens(tuple(ids), tuple(logprobs))
+
+    def _parse_line(self, line: str) -> SampledTokens:
+        """The tokens of one line of a stream, which may have none."""
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or data == "[DONE]":
+            return NO_TOKENS
+        try:
+            event = json.loads(data)
+            if "error" in event:
+                raise ServerGone(f"the sampler {self.url} failed: {str(event['error'])[:300]}")
+            choices = [_tokens_of(choice) for choice in event["choices"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refused(
-                f"the sampler {self.url} answers without token ids and their logprobs: start a vLLM "
-                "that supports return_token_ids (0.10.2 or newer)"
-            )
-        return SampledTokens(tuple(map(int, ids)), tuple(map(float, logprobs)))
+                f"{self.url} does not stream like vLLM's OpenAI server: {data[:200]!r}. Check "
+                "HEADRACE_SAMPLER"
+            ) from error
+        if None in choices:
+            raise self._no_ids_error()
+        return next((tokens for tokens in choices if tokens), NO_TOKENS)
+
+    def _no_ids_error(self) -> Refused:
+        return Refused(
+            f"the sampler {self.url} answers without token ids and their logprobs: start a vLLM "
+            "that supports return_token_ids (0.10.2 or newer)"
+        )
 
     async def load(self, name: str, folder: Path) -> None:
         """Load the adapter in `folder` under `name`. The server must see the folder under the same path.
@@ -211,6 +263,15 @@ class VllmServer:
             f"{self.url} does not answer like vLLM's OpenAI server: {answer.text[:200]!r}. Check "
             "HEADRACE_SAMPLER"
         )
+
+
+def _tokens_of(choice: Mapping[str, Any]) -> SampledTokens | None:
+    """The tokens of a choice, or of a part of it; None if it has ids without logprobs or the reverse."""
+    ids = choice.get("token_ids") or ()
+    logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+    if len(ids) != len(logprobs):
+        return None
+    return SampledTokens(tuple(map(int, ids)), tuple(map(float, logprobs)))
 
 
 def _error_message(answer: httpx.Response) -> str:

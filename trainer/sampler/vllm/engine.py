@@ -7,11 +7,15 @@ draws. So when a server dies and another server samples again, the sample is the
 of the servers' kernels.
 """
 
+from dataclasses import replace
+from functools import partial
+
 from schemas.errors import Refused, TransientError
-from schemas.sampling import DrawKey, SampleRequest, Turn
+from schemas.sampling import DrawKey, SampleRequest, Tell, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
+from trainer.sampler.told_text import ToldText
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone, UnknownAdapter
 from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServers
 from trainer.weight_cache import WeightCache
@@ -35,7 +39,13 @@ class VllmSampler:
         prompt does not fit, Refused when vLLM cannot serve the request, CorruptData when all servers are
         fenced, and TransientError when no server answers."""
         _refuse_unsupported(request)
-        return await self._sample_anywhere(request, await self._target_of(request))
+        return await self._sample_anywhere(request, await self._target_of(request), None)
+
+    async def stream(self, request: SampleRequest, tell: Tell) -> Turn:
+        """Sample one completion, and tell its text as the server sends tokens. Raises what `sample`
+        raises."""
+        _refuse_unsupported(request)
+        return await self._sample_anywhere(request, await self._target_of(request), ToldText(tell))
 
     async def count_prompt_tokens(self, request: SampleRequest) -> int:
         """Return how many tokens the prompt of a request has."""
@@ -65,7 +75,9 @@ class VllmSampler:
         version = Version(key, "", loaded, trained, request.lora_alpha)
         return TargetVersion(version, chat, weights.sha256 if weights else None)
 
-    async def _sample_anywhere(self, request: SampleRequest, target: TargetVersion) -> Turn:
+    async def _sample_anywhere(
+        self, request: SampleRequest, target: TargetVersion, told: ToldText | None
+    ) -> Turn:
         """Try servers until one answers, at most TRIES times. A server that breaks off is left out until
         it answers again. Raises TransientError when all tries failed."""
         affinity = affinity_of(request.key)
@@ -73,7 +85,7 @@ class VllmSampler:
         for _ in range(TRIES):
             async with self.fleet.serving(target, affinity=affinity) as replica:
                 try:
-                    return await self._sample_on(request, target, replica)
+                    return await self._sample_on(request, target, replica, told)
                 except ServerGone as error:
                     self.fleet.mark_lost(replica, error)
                     last = error
@@ -83,7 +95,11 @@ class VllmSampler:
         raise TransientError(f"{TRIES} tries to sample failed; the last: {last}") from last
 
     async def _sample_on(
-        self, request: SampleRequest, target: TargetVersion, replica: Replica
+        self,
+        request: SampleRequest,
+        target: TargetVersion,
+        replica: Replica,
+        told: ToldText | None,
     ) -> Turn:
         assert replica.card is not None  # noqa: S101 - it is serving
         context = min(target.version.loaded.base.context, replica.card.max_model_len)
@@ -97,7 +113,13 @@ class VllmSampler:
             stop=request.params.stop,
             stop_ids=sorted(row.stop_ids),
         )
-        answer = await replica.server.complete(replica.model(target), completion_request)
+        model = replica.model(target)
+        if told is None:
+            answer = await replica.server.complete(model, completion_request)
+        else:
+            shown = replace(row, completion_ids=[], logprobs=[])
+            arrived = partial(_tell_tokens, shown, told)
+            answer = await replica.server.stream(model, completion_request, arrived)
         turn = _to_turn(row, answer, replica.server.url)
         alarm = "; ".join(self.fleet.warnings)
         return turn.model_copy(update={"alarm": alarm}) if alarm else turn
@@ -111,6 +133,14 @@ class VllmSampler:
 def affinity_of(key: DrawKey) -> str:
     """The key that keeps the samples of a group on one server."""
     return f"{key.purpose}/{key.step}/{key.slot}/{key.replacement}"
+
+
+def _tell_tokens(row: Completion, told: ToldText, tokens: SampledTokens) -> None:
+    """Tell the text of tokens that have arrived. Whether they are valid is checked at the end."""
+    for token, logprob in zip(tokens.ids, tokens.logprobs, strict=False):
+        if not row.is_over:
+            row.append(token, logprob)
+    told.update(row)
 
 
 def _to_turn(row: Completion, answer: SampledTokens, url: str) -> Turn:

@@ -7,25 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from schemas.sampling import Message, ToolCall, ToolSpec, Turn, sequences_of
+from tests.unit.trainer.model.family_tokenizers import SPECIAL, family_chat, family_tokenizer
 from tests.unit.trainer.support import request
 from trainer.model.chat_template import Chat
 from trainer.model.family_renderer import find_renderer, record_name
 
-SPECIAL = {
-    "Qwen/Qwen3-4B": (
-        *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
-        *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-    ),
-    "meta-llama/Llama-3.2-1B-Instruct": (
-        *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
-        *("<|eot_id|>", "<|eom_id|>", "<|python_tag|>", "<|finetune_right_pad_id|>"),
-    ),
-}
-ENDS = {"Qwen/Qwen3-4B": "<|im_end|>", "meta-llama/Llama-3.2-1B-Instruct": "<|eot_id|>"}
 ADD = ToolSpec(
     name="add",
     description="Adds.",
@@ -35,42 +24,18 @@ TODAY = datetime(2026, 2, 3, tzinfo=UTC)
 USER = Message(role="user", content="1+2?")
 
 
-def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with the special tokens of a family, and its name."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    framing = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
-    backend.add_tokens(
-        [AddedToken(t, special=t not in framing, normalized=False) for t in SPECIAL[name]]
-    )
-    backend.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t in SPECIAL[name] if t not in framing]
-    )
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=ENDS[name])
-    made.name_or_path = name
-    made.chat_template = "{{ raise_exception('the renderer writes this conversation') }}"
-    return made
-
-
-def chat_of(name: str) -> Chat:
-    tokenizer = tokenizer_of(name)
-    return Chat(tokenizer, frozenset(tokenizer.encode(ENDS[name])))
-
-
-CHATS = {name: chat_of(name) for name in SPECIAL}
+CHATS = {name: family_chat(name) for name in SPECIAL}
 
 
 @pytest.mark.parametrize("name", ["/models/mine", "scratch", "acme/unknown", "acme/a/b"])
 def test_other_models_keep_their_own_template(name: str) -> None:
-    tokenizer = tokenizer_of("Qwen/Qwen3-4B")
+    tokenizer = family_tokenizer("Qwen/Qwen3-4B")
     tokenizer.name_or_path = name
     assert find_renderer(tokenizer, TODAY) is None
 
 
 def test_a_checkpoint_carries_the_name_of_its_base(tmp_path: Path) -> None:
-    tokenizer = tokenizer_of("Qwen/Qwen3-4B")
+    tokenizer = family_tokenizer("Qwen/Qwen3-4B")
     tokenizer.name_or_path = "/models/mine"
     record_name(tokenizer, "Qwen/Qwen3-4B")
     for folder in (tmp_path / "first", tmp_path / "second"):
@@ -80,13 +45,13 @@ def test_a_checkpoint_carries_the_name_of_its_base(tmp_path: Path) -> None:
 
 
 def test_a_renderer_that_cannot_be_made_leaves_the_template() -> None:
-    tokenizer = tokenizer_of("Qwen/Qwen3-4B")
+    tokenizer = family_tokenizer("Qwen/Qwen3-4B")
     tokenizer.name_or_path = "meta-llama/Llama-3.2-1B-Instruct"
     assert find_renderer(tokenizer, TODAY) is None
 
 
 def test_a_prompt_has_the_day_of_the_run() -> None:
-    tokenizer = tokenizer_of("meta-llama/Llama-3.2-1B-Instruct")
+    tokenizer = family_tokenizer("meta-llama/Llama-3.2-1B-Instruct")
     for date, written in (("2026-02-03", "03 Feb 2026"), (None, "26 Jul 2024")):
         chat = Chat(tokenizer, frozenset(tokenizer.encode("<|eot_id|>")), date=date)
         asked = request("").model_copy(update={"messages": (USER,)})
@@ -97,7 +62,7 @@ def turn_of(chat: Chat, ids: list[int], *, after: tuple[Turn, tuple[Message, ...
     asked = request("").model_copy(update={"messages": (USER,), "tools": (ADD,)})
     if after is not None:
         last, messages = after
-        before = messages[: messages.index(last.message)]
+        before = messages[:-2]
         asked = asked.model_copy(
             update={"messages": messages, "history": (last,), "history_messages": before}
         )
@@ -155,3 +120,11 @@ def test_what_was_sampled_is_in_the_next_prompt(name: str, texts: list[str], sai
     trained = [t for row in rows for t, m in zip(row.tokens, row.loss_mask, strict=True) if m]
     assert trained == [i for turn in turns for i in turn.completion_ids]
     assert len(rows) == 1 or name.startswith("Qwen")
+
+
+def test_an_answer_that_looks_like_a_call_is_text_without_tools() -> None:
+    """Llama calls tools by plain JSON, which is also what a user may ask for."""
+    chat, written = CHATS["meta-llama/Llama-3.2-1B-Instruct"], '{"name": "add", "parameters": {}}'
+    ids = chat.encode(written)
+    answers = [chat.answer(ids, written, prompt_ids=[], tools=tools) for tools in ((), (ADD,))]
+    assert [(a.content, len(a.tool_calls)) for a in answers if a] == [(written, 0), ("", 1)]

@@ -1,0 +1,106 @@
+"""What a client is told while an answer is sampled is the beginning of that answer, and never a call."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.sampling import ToolSpec
+from tests.unit.trainer.model.family_tokenizers import SPECIAL, family_chat
+from tests.unit.trainer.support import TINY
+from trainer.model.base import build_base
+from trainer.model.chat_template import Chat
+from trainer.model.settled_text import after_reasoning, before_marks, before_tagged_call
+
+ADD = ToolSpec(name="add")
+TAGGED = "{{ messages[0].content }}<tool_call></tool_call>"
+THINKING = f"{TAGGED}<think></think>"
+OURS, LLAMA, QWEN = "ours", *sorted(SPECIAL, reverse=True)
+KINDS = (OURS, TAGGED, THINKING, LLAMA, QWEN)
+CHATS: dict[str, Chat] = {}
+
+
+def chat_of(kind: str) -> Chat:
+    """The chat of our own template, of another template, or of a family."""
+    if kind not in CHATS:
+        base = build_base(TINY, {}, device=torch.device("cpu"))
+        if kind != OURS:
+            base.tokenizer.chat_template = kind
+        CHATS[kind] = family_chat(kind) if kind in SPECIAL else Chat(base.tokenizer, base.stop_ids)
+    return CHATS[kind]
+
+
+PARTS = st.one_of(
+    st.text(max_size=6),
+    st.sampled_from(
+        [
+            *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool", "</thi", " ", "\n\n"),
+            *(
+                '{"name": "add", "arguments": {}}',
+                "<|tool|>",
+                "<|tool|>add{}",
+                "<|to",
+                "STOP",
+                "ST",
+            ),
+            *("é", "\N{GRINNING FACE}", "\N{REPLACEMENT CHARACTER}"),
+        ]
+    ),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(PARTS, max_size=6), tools=st.booleans(), stops=st.booleans())
+def test_what_is_told_is_the_beginning_of_the_content(
+    kind: str, *, parts: list[str], tools: bool, stops: bool
+) -> None:
+    chat, offered = chat_of(kind), (ADD,) if tools else ()
+    ids = chat.encode("".join(parts))
+    text, stop = chat.decode(ids), ("STOP",) if stops else ()
+    cut = text.partition("STOP")[0] if stops else text
+    answer = chat.answer(ids, cut, prompt_ids=[], tools=offered)
+    content = cut if answer is None else answer.content
+    told = ""
+    for size in range(1, len(ids) + 1):
+        if stops and "STOP" in chat.decode(ids[:size]):
+            break
+        now = chat.settled_text(ids[:size], prompt_ids=[], tools=offered, stop=stop)
+        assert now.startswith(told)
+        assert content.startswith(now)
+        if kind != OURS and answer and answer.tool_calls:
+            assert "<tool_call>" not in now
+        told = now
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_text_is_told_at_once(kind: str) -> None:
+    chat = chat_of(kind)
+    for tools in ((), (ADD,)):
+        ids = chat.encode("one two")
+        assert chat.settled_text(ids, prompt_ids=[], tools=tools, stop=("x",)) == "one two"
+
+
+@pytest.mark.parametrize("kind", [TAGGED, THINKING, QWEN])
+def test_no_part_of_a_tagged_call_is_told(kind: str) -> None:
+    """Twin: without the marks the tag itself is told."""
+    chat = chat_of(kind)
+    ids = chat.encode('so <tool_call>{"name": "add"}')
+    told = {
+        chat.settled_text(ids[:size], prompt_ids=[], tools=(ADD,), stop=())
+        for size in range(len(ids) + 1)
+    }
+    assert told == {"", "s", "so"}
+    assert before_marks("a<tool", ()) == "a<tool"
+
+
+def test_marks() -> None:
+    assert before_marks("ab", ("bc",)) == "a"
+    assert before_marks("abcd", ("bc", "a")) == ""
+    assert before_tagged_call(" x") == ""
+    assert before_tagged_call("x <tool_c") == "x"
+    assert before_tagged_call("x <b") == "x <b"
+    assert after_reasoning("hm", is_open=True) == ""
+    assert after_reasoning("<thi", is_open=False) == ""
+    assert after_reasoning("<think>a</think>\nb", is_open=False) == "b"
+    assert after_reasoning("<them>", is_open=False) == "<them>"
