@@ -59,7 +59,7 @@ def load(path: Path) -> types.ModuleType:
         raise
     except SyntaxError as error:
         raise _syntax_error(error, path) from error
-    except BaseException as error:
+    except BaseException as error:  # user code raises whatever it likes, SystemExit too
         message = (
             f"{_place(error, path)}: {type(error).__name__}: {error}{import_hint(error, path)}"
         )

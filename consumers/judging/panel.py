@@ -141,7 +141,7 @@ class Panel:
                 judgement = await self._ask(question)
                 hit("judge.answered")
                 kept = await self._record.record(self._owner, question.key, judgement)
-            except Exception as error:
+            except Exception as error:  # `judge` raises it, once the open requests are recorded
                 self._failed = self._failed or error
                 return None
             hit("judge.recorded")

@@ -147,7 +147,7 @@ async def _apply_gates(runtime: Runtime) -> None:
     again."""
     try:
         await runtime.apply_gates()
-    except Exception:
+    except Exception:  # as said above
         logger.exception("the gates could not be applied")
 
 

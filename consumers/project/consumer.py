@@ -159,7 +159,7 @@ def writes_of(recorded: Recorded) -> tuple[Write, ...]:
     payload. The event is then recorded as skipped, and the events around it are still projected."""
     try:
         return project(recorded)
-    except Exception as error:
+    except Exception as error:  # as said above
         return (_skip(recorded, error),)
 
 

@@ -32,7 +32,7 @@ from schemas.sampling import (
     Turn,
     sequences_of,
 )
-from schemas.specs import GroupSpec, SampleEntry
+from schemas.specs import GroupSpec, RolloutRef, SampleEntry
 
 NEVER_ASKED = SampleFailure(
     category=FailureCategory.VALIDATION,
@@ -94,8 +94,7 @@ def _single_turn_record(
 async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinished:
     """Run the workflow once against a session of its own. Raises TransientError when the engine or
     the sandbox is gone."""
-    rollout = effect.spec.template.rollout
-    assert rollout is not None, effect.spec.group  # noqa: S101 - without one it is GenerateGroup
+    rollout = _rollout_of(effect)
     row = (await ports.datasets.rows(effect.spec.template.dataset))[effect.spec.row]
     await _await_sampler(ports.require("sampler"), _request(effect.spec, effect.index, row))
     try:
@@ -128,6 +127,14 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     return await _finish(effect, record, ports, left)
 
 
+def _rollout_of(effect: GenerateSample) -> RolloutRef:
+    """Raises CorruptData for a group without a rollout, because GenerateGroup makes those."""
+    rollout = effect.spec.template.rollout
+    if rollout is None:
+        raise CorruptData(f"group {effect.spec.group} has no rollout to make its samples")
+    return rollout
+
+
 async def _finish(
     effect: GenerateSample, record: SampleRecord, ports: Ports, left: UserOutput | None = None
 ) -> SampleFinished:
@@ -155,9 +162,7 @@ async def _run_workflow(
 ) -> tuple[tuple[Message, ...] | SampleFailure | None, UserOutput | None]:
     """Return the messages that the workflow returned (None if it returned none), or how it failed. Also
     return what it left behind."""
-    spec = effect.spec
-    rollout = spec.template.rollout
-    assert rollout is not None, spec.group  # noqa: S101 - the caller looked
+    spec, rollout = effect.spec, _rollout_of(effect)
     try:
         result = await ports.require("user").run_workflow(
             rollout,
@@ -179,9 +184,7 @@ async def _have_served(
 ) -> tuple[Grade | SampleFailure, UserOutput | None]:
     """Return the grade that the rollout server gave to its attempt, or how the attempt failed. Also
     return what it left behind."""
-    spec = effect.spec
-    rollout = spec.template.rollout
-    assert rollout is not None, spec.group  # noqa: S101 - the caller looked
+    spec, rollout = effect.spec, _rollout_of(effect)
     try:
         result = await ports.require("user").run_served(
             rollout,

@@ -55,28 +55,37 @@ class ReportingRollouts:
         self._is_single = is_single
         self._expected: dict[str, _Expected] = {}
         self._controller: asyncio.Server | None = None
+        self._starting = asyncio.Lock()
 
     async def make(self, attempt: ServedAttempt) -> ServerGrade:
         """Make one attempt and return its grade. Raises AttemptFailed, and ServerAway when the server is
         gone."""
-        if self._controller is None:
-            self._controller = await asyncio.start_server(
-                self._serve, "127.0.0.1", 0, limit=MOST_HEADERS
-            )
+        reports = await self._reports_url()
         loop = asyncio.get_running_loop()
         rollout = new_rollout_id(attempt.name)
         expected = _Expected(attempt.api_key, {name: loop.create_future() for name in REPORTS})
         self._expected[rollout] = expected
         try:
-            await self._admit(attempt, rollout)
+            await self._admit(attempt, rollout, f"{reports}{rollout}")
             return await self._grade(attempt, expected)
-        except BaseException:
+        except BaseException:  # a cancellation, too
             await self._cancel(rollout)
             raise
         finally:
             del self._expected[rollout]
             for report in expected.reports.values():
                 report.cancel()
+
+    async def _reports_url(self) -> str:
+        """Return the URL of the controller, behind which an id of a rollout follows. It is started at
+        its first use."""
+        async with self._starting:
+            if self._controller is None:
+                self._controller = await asyncio.start_server(
+                    self._serve, "127.0.0.1", 0, limit=MOST_HEADERS
+                )
+        port: int = self._controller.sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}{PREFIX}"
 
     async def _grade(self, attempt: ServedAttempt, expected: _Expected) -> ServerGrade:
         """Wait for both reports. A server of these generations may not obey its deadlines."""
@@ -92,9 +101,9 @@ class ReportingRollouts:
             grade_of(graded.get("sample")) if self._is_single else mean_grade(graded.get("samples"))
         )
 
-    async def _admit(self, attempt: ServedAttempt, rollout: str) -> None:
+    async def _admit(self, attempt: ServedAttempt, rollout: str, reports: str) -> None:
         away_since: float | None = None
-        body = self._request(attempt, rollout)
+        body = self._request(attempt, rollout, reports)
         while True:
             try:
                 reply = await self._server.request(
@@ -116,10 +125,7 @@ class ReportingRollouts:
                 reply.retry_after_s(FULL_PAUSE_S if reply.status == 429 else PAUSE_S)
             )
 
-    def _request(self, attempt: ServedAttempt, rollout: str) -> Json:
-        assert self._controller is not None  # noqa: S101 - make has started it
-        port: int = self._controller.sockets[0].getsockname()[1]
-        reports = f"http://127.0.0.1:{port}{PREFIX}{rollout}"
+    def _request(self, attempt: ServedAttempt, rollout: str, reports: str) -> Json:
         request: Json = {
             "rollout_id": rollout,
             "initial_messages": attempt.messages,

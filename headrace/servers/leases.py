@@ -62,7 +62,7 @@ class LeasedRollouts:
         lease = await self._admit(attempt)
         try:
             return await self._result(lease)
-        except BaseException:
+        except BaseException:  # a cancellation, too
             await self._cancel(lease.rollout)
             raise
 

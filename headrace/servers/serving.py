@@ -52,7 +52,10 @@ class RolloutServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
-        with contextlib.suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError):
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError),
+        ):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             method, path, *_ = head[0].split(" ")
             headers = {
@@ -68,7 +71,6 @@ class RolloutServer:
                 length = f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
                 writer.write((first + length).encode() + data)
                 await writer.drain()
-        writer.close()
 
     async def _answer(self, asked: str, headers: dict[str, str], body: bytes) -> tuple[int, Json]:
         match asked.split("/"):
@@ -109,7 +111,7 @@ class RolloutServer:
             served.result = _failure("timeout", f"not finished after {limit:g} s")
         except RolloutFailed as error:
             served.result = _failure("agent_error", str(error))
-        except Exception as error:
+        except Exception as error:  # an environment raises whatever it likes
             served.result = _failure("agent_error", f"{type(error).__name__}: {error}")
         served.ended.set()
 

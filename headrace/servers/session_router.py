@@ -41,7 +41,10 @@ class SessionRouter:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one request on, and its answer back. The connection ends with the answer."""
-        with contextlib.suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError):
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError),
+        ):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {
                 name.strip().lower(): value.strip()
@@ -54,7 +57,6 @@ class SessionRouter:
             else:
                 await self._forward(head[0], headers, body, writer, route)
             await writer.drain()
-        writer.close()
 
     async def _forward(
         self,

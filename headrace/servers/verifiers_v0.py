@@ -54,7 +54,7 @@ class OlderEnvironment:
         try:
             output = await self._env.run_rollout(self._input(request), client, "policy", {})
         finally:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # the reward stays, however its client ends
                 await client.close()
         if output.get("error"):
             raise RolloutFailed(f"the environment failed: {output['error']}")

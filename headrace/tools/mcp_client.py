@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from headrace.attempt_output import note_running
 from headrace.tools.argument_types import Schema
@@ -115,33 +116,34 @@ class McpConnection:
             if self._task is not None and self._is_doubtful and not await self._answers():
                 note_running(f"MCP server {self.name} hangs, so it is ended")
                 await self.close()
-            if self._task is None or self._task.done():
-                await self._start()
+            task = self._task
+            if task is None or task.done():
+                task = await self._start()
                 if self._was_open:
                     note_running(f"MCP server {self.name} was started again")
                 self._was_open = True
             self._is_doubtful = False
-            assert self._task is not None  # noqa: S101 - it was started
-            return self._session, self._task
+            return self._session, task
 
     async def _answers(self) -> bool:
         """Whether the server answers a ping in time."""
         try:
             async with asyncio.timeout(PING_S):
                 await self._session.send_ping()
-        except Exception:
+        except Exception:  # the package of the environment raises errors of its own
             return False
         return True
 
-    async def _start(self) -> None:
-        """Open the connection. Raises McpServerUnusable after TRIES attempts."""
+    async def _start(self) -> "asyncio.Task[None]":
+        """Open the connection, and return the task that keeps it open. Raises McpServerUnusable after
+        TRIES attempts."""
         for _ in range(TRIES):
             opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._serve(opened))
+            self._task = task = asyncio.create_task(self._serve(opened))
             try:
                 async with asyncio.timeout(START_S):
                     self._session = await opened
-                return
+                return task
             except TimeoutError:
                 await self.close()
                 why = f"it did not answer within {START_S:g} s"
@@ -149,7 +151,7 @@ class McpConnection:
             except (McpServerUnusable, asyncio.CancelledError):
                 self._forget()
                 raise
-            except Exception as error:
+            except Exception as error:  # of the package, of its transport, or of the system
                 await self.close()
                 last = error
         raise McpServerUnusable(self._not_started(self._why(last)))
@@ -171,7 +173,7 @@ class McpConnection:
                 if not opened.done():
                     opened.set_result(session)
                 await asyncio.Event().wait()
-        except BaseException as error:
+        except BaseException as error:  # `open` must get any error, a group of them too
             if not opened.done():
                 cause = _first_cause(error)
                 opened.set_exception(cause if isinstance(cause, Exception) else _Lost("it ended"))
@@ -246,7 +248,7 @@ async def _unless_ended(asked: Coroutine[Any, Any, T], task: "asyncio.Task[None]
         return call.result()
     except _Lost:
         raise
-    except Exception as error:
+    except Exception as error:  # the package of the environment raises errors of its own
         if task.done() or is_lost(error):
             raise _Lost(str(error) or type(error).__name__) from error
         raise
@@ -292,7 +294,7 @@ async def _connect_when_up(
     mcp: Any, url: str, stack: AsyncExitStack, process: asyncio.subprocess.Process
 ) -> Any:
     """Connect to a server that is being started, as soon as something listens at its address."""
-    parts = importlib.import_module("urllib.parse").urlsplit(url)
+    parts = urlsplit(url)
     while process.returncode is None:
         try:
             _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)

@@ -13,7 +13,8 @@ MARGIN = 4
 
 
 class ToolError(RuntimeError):
-    """An error that is meant for the model: it gets the text alone. A tool may raise it."""
+    """A tool raises this to tell the model what went wrong. The model gets only the text of the error,
+    without the name of its class."""
 
 
 def result_text(value: object, *, most: int) -> str:

@@ -35,7 +35,7 @@ def call_signature(function: Callable[..., object], *, is_method: bool = False) 
     name = getattr(function, "__name__", "tool")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-    except Exception as error:
+    except Exception as error:  # hints are evaluated, so they raise whatever they like
         raise TypeError(f"the type hints of {name} cannot be read: {error}") from error
     description, texts = read_docstring(inspect.getdoc(function) or "")
     known: dict[str, ArgumentType] = {}

@@ -108,7 +108,7 @@ class ToolSet:
                 await make(number)
 
         apart = [n for n, call in enumerate(calls) if self._is_async(call)]
-        ordered = [n for n in range(len(calls)) if n not in apart]
+        ordered = [n for n, call in enumerate(calls) if not self._is_async(call)]
         if len(apart) + bool(ordered) == 1:
             await make_in_order(apart or ordered)
         else:
@@ -138,7 +138,7 @@ class ToolSet:
             return error_text(f"{found.name}: {error}")
         except CallTimeout as error:
             return error_text(str(error))
-        except Exception as error:
+        except Exception as error:  # a tool raises whatever it likes
             fail_tool_running(error)
             return error_text(f"{found.name} raised {_describe(error)}")
 
@@ -147,9 +147,11 @@ async def _call(tool: OfferedTool, arguments: dict[str, object], context: object
     value = await tool.call(arguments, context)
     try:
         return result_text(value, most=tool.max_characters)
-    except Exception as error:
+    except Exception as error:  # methods of the value raise whatever they like
         kind = type(value).__name__
-        return error_text(f"the result of {tool.name} is {kind}, which is not JSON: {error}")
+        return error_text(
+            f"the result of {tool.name} is {kind}, which is not JSON: {_describe(error)}"
+        )
 
 
 class CallTimeout(TimeoutError):
@@ -176,13 +178,14 @@ async def _contain(call: Callable[[], object]) -> str:
     """Await a call. Turn an error that is not an Exception into one, as it would end the event loop."""
     try:
         answer: str = await call()  # type: ignore[misc]  # it is a coroutine function
-    except Exception:
-        raise
-    except BaseException as error:
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool, too
         task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        is_cancelled = task is not None and task.cancelling() > 0
+        if isinstance(error, Exception) or (
+            isinstance(error, asyncio.CancelledError) and is_cancelled
+        ):
             raise
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise RuntimeError(_describe(error)) from error
     return answer
 
 

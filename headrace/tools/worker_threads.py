@@ -54,7 +54,7 @@ async def call_in_thread(function: Callable[[], object]) -> object:
     _count(1)
     try:
         threading.Thread(target=run, name="tool", daemon=True).start()
-    except BaseException:
+    except BaseException:  # whatever it is, no thread runs
         _count(-1)
         raise
     return await future

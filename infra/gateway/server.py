@@ -246,7 +246,7 @@ class HttpGateway:
                 for choice, (_, wanted) in enumerate(asked)
             ]
             turns = await _in_time(session, gather_all(samples))
-        except BaseException as error:
+        except BaseException as error:  # a disconnected client cancels this
             for call, _ in asked:
                 session.refuse(call)
             # A failure of the platform says nothing about the sample, which will run again.

@@ -89,7 +89,7 @@ class LeaseKeeper:
     def _run(self) -> None:
         try:
             asyncio.run(self._keep())
-        except Exception as error:
+        except Exception as error:  # the thread must say that the lease is lost
             self._failed = error
             self._lose()
         finally:

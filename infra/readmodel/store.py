@@ -180,7 +180,7 @@ class ReadModel:
                 if not await _move(connection, before, after):
                     return False
                 await _write(connection, writes)
-        except Exception as error:
+        except Exception as error:  # drivers raise errors of their own
             if not is_data_error(error):
                 raise
             raise RowsRefused(f"the database cannot hold it: {error}") from error

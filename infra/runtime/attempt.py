@@ -89,7 +89,7 @@ async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) ->
         return _failure(claimed, FailureCategory.INTERNAL, str(error))
     except ReplayDiverged as error:
         return _failure(claimed, FailureCategory.REPLAY_DIVERGED, str(error))
-    except Exception as error:
+    except Exception as error:  # a consumer may have any bug
         return _retry_or_fail(claimed, error)
     return Attempt(claimed, outcome)
 

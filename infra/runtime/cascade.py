@@ -266,7 +266,7 @@ def _is_for(reader: AnyConsumer, event: Event) -> bool:
     delivers the event to this reader alone."""
     try:
         return bool(reader.routes(event))
-    except Exception:
+    except Exception:  # a consumer may have any bug
         logger.exception("%s cannot route %s", reader.name, event.type)
         return False
 
@@ -276,14 +276,14 @@ def _fold_events(
 ) -> FoldedState[Any]:
     try:
         return fold(delivery.consumer, folded, [new.event for new in events])
-    except Exception as error:
+    except Exception as error:  # a consumer may have any bug
         raise DecisionError(delivery, f"evolve: {type(error).__name__}: {error}") from error
 
 
 def _call_handle(delivery: Delivery, state: object, meta: Meta) -> Decision:
     try:
         return delivery.consumer.handle(state, delivery.message, meta)
-    except Exception as error:
+    except Exception as error:  # a consumer may have any bug
         raise DecisionError(delivery, f"{type(error).__name__}: {error}") from error
 
 

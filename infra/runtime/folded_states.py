@@ -148,7 +148,7 @@ def _fold_tail(
 ) -> FoldedState[S]:
     try:
         return fold(consumer, start, tail)
-    except Exception as error:
+    except Exception as error:  # `evolve` has a bug, or the log does
         raise UnfoldableStream(stream, error) from error
 
 

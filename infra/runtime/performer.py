@@ -109,7 +109,7 @@ class Performer:
         try:
             attempt = await self._make_attempt(claimed)
             go_on()
-        except Exception as error:
+        except Exception as error:  # nobody awaits this task
             logger.exception("%s could not be performed", claimed.effect.type)
             attempt = Attempt(
                 claimed, None, retry_in_s=SLOW_POLL_S, error=describe_error(error), counted=False
@@ -153,7 +153,7 @@ class Performer:
                 )
         except DatabaseUnavailable:
             self._claims.distrust()
-        except Exception:
+        except Exception:  # nobody awaits this task
             logger.exception("%s could not be given back", attempt.claimed.effect.type)
             await asyncio.sleep(SLOW_POLL_S)
             self._claims.distrust()

@@ -51,7 +51,7 @@ class Quarantine:
             wanted = message is not None and consumer.routes(message.event)
         except DatabaseUnavailable:
             raise
-        except Exception as error:
+        except Exception as error:  # a consumer may have any bug
             await dead_letter_message(
                 self._log,
                 consumer.name,

@@ -41,7 +41,7 @@ def main(room_bytes: int, cpu_s: int, most_chars: int) -> None:
             answer: Json = {"text": text} if len(text) <= most_chars else {"over": "length"}
         except MemoryError:
             answer = {"over": "memory"}
-        except Exception as error:
+        except Exception as error:  # a template raises whatever it likes
             answer = {"error": f"{error}"[:2000] or type(error).__name__}
         send(outgoing, answer)
         del answer

@@ -259,7 +259,7 @@ class SandboxClient(CallingUserCode):
             return wanted.data
         try:
             return await self._fetch(wanted.ref)
-        except Exception as error:
+        except Exception as error:  # the call that needs it raises it
             wanted.error = error
             raise
 

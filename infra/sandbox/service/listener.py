@@ -79,7 +79,7 @@ class SandboxListener:
                 snapshots=self._snapshots,
                 make_sockets=CarriedSockets,
             ).serve()
-        except Exception:
+        except Exception:  # one client must not end the others
             logger.exception("serving a client failed")
         finally:
             del self._clients[task]

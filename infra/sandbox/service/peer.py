@@ -180,7 +180,7 @@ class Peer:
             answer = await self._answers[kind](payload)
         except ProtocolError as error:
             self.drop(str(error))
-        except Exception as error:
+        except Exception as error:  # the other side gets any error
             failure = failure_of(error)
             if failure.kind == "failed":
                 logger.exception("a request of kind %s failed", kind.name)
@@ -202,7 +202,7 @@ class Peer:
             await self._carriers[kind](stream, payload)
         except ProtocolError as error:
             self.drop(str(error))
-        except Exception as error:
+        except Exception as error:  # one stream must not end the others
             logger.warning("a stream of kind %s ended: %s", kind.name, type(error).__name__)
             stream.reset()
 

@@ -1,5 +1,6 @@
 """The process that tries a rollout on this machine (`producers/tryout`), as the command line sees it."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -32,8 +33,9 @@ def run_tryout(request: Mapping[str, object]) -> Iterator[Document]:
         try:
             assert process.stdin is not None  # noqa: S101 - it is a pipe
             assert process.stdout is not None  # noqa: S101 - it is a pipe
-            process.stdin.write(json.dumps(request))
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # its log says why it has ended already
+                process.stdin.write(json.dumps(request))
+                process.stdin.close()
             for line in process.stdout:
                 document: Document = json.loads(line)
                 if "failure" in document:

@@ -21,5 +21,5 @@ def evaluated_rows(config: EvalConfig, num_rows: int) -> tuple[int, ...]:
     count = num_evaluated_rows(config, num_rows)
     if config.evaluation.limit is not None:
         return tuple(range(count))
-    drawn = random.Random(config.advanced.seed).sample(range(num_rows), count)  # noqa: S311 - the same rows for a seed
+    drawn = random.Random(config.advanced.seed).sample(range(num_rows), count)  # noqa: S311 - one seed draws the same rows
     return tuple(sorted(drawn))

@@ -124,11 +124,10 @@ def _line(sample: Document) -> str:
     return f"row {sample['row']}, attempt {sample['sample']}: {result}"
 
 
-def markdown(report: Mapping[str, object]) -> str:
+def markdown(report: Document) -> str:
     """The report as a page. Text of user code is escaped and cut."""
-    metrics, rows = report["metrics"], report["rows"]
-    assert isinstance(metrics, dict)  # noqa: S101 - our own process wrote it
-    assert isinstance(rows, list)  # noqa: S101 - our own process wrote it
+    metrics: Document = report["metrics"]
+    rows: list[Document] = report["rows"]
     about = ("model", "dataset", "rollout", "attempts", "pass_threshold", "seed")
     lines = [
         f"# Evaluation of {_cell(report['model'])}",
