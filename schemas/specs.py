@@ -247,14 +247,18 @@ class RewardSpec(Value):
 
 
 class RolloutRef(Value):
-    """User code to run: the workspace snapshot (a tar) and what to use from its entry point. `secrets`
-    are the names of the secrets that it gets, `network` the host:port pairs that it may connect to.
-    `pushed` is true if a push started it, so its author may be unknown. The secrets are those of
-    `workspace`, and the personal ones of `submitter`, who is None if a push started it. `environment`
-    has the packages of the rollout (None: it needs the standard library only). `max_turns` and
-    `max_sample_tokens` limit each sample (None: the run sets no limit). A rollout of kind
-    `server` has neither workflow nor grader of ours: it makes attempts and grades them itself.
-    `rubrics` are scored by judges, outside of user code, within the budget `judge`."""
+    """User code to run: the snapshot of a workspace (a tar), and what a run uses of its entry point.
+
+    A rollout of kind `server` makes attempts and grades them itself, so it has neither workflow nor
+    grader of ours. `environment` has the packages of the rollout (None: it needs the standard library
+    only), and `network` the host:port pairs that it may connect to. `max_turns` and `max_sample_tokens`
+    limit each sample (None: the run sets no limit). Judges score `rubrics` outside of user code, within
+    the budget `judge`.
+
+    It gets the secrets that `secrets` names: those of `workspace`, and the personal ones of the person
+    `submitter`. If a push started the run, `pushed` is true and `submitter` is None, because the author
+    of the code may be unknown.
+    """
 
     snapshot: ArtifactRef
     commit: str

@@ -33,6 +33,10 @@ MOST_BYTES = 16 << 20
 MOST_IN_FLIGHT = 32
 """How many requests one server gets at the same time."""
 
+MOST_SERVERS = 64
+"""How many servers keep their connections. Configs name servers, so there may be any number of them.
+Those that were used longest ago are closed first, and never while they have a request."""
+
 CONNECT_S = 15.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 SHOWN = 300
@@ -80,6 +84,7 @@ class _Server:
     def __init__(self, client: httpx.AsyncClient) -> None:
         self.client = client
         self.room = asyncio.Semaphore(MOST_IN_FLIGHT)
+        self.num_requests = 0
         self.not_before = 0.0
         self._dropped: dict[str, set[str]] = {}
 
@@ -159,8 +164,10 @@ class ProviderClient:
         server = self._server(provider.base_url)
         left_s = provider.timeout_s if deadline_s is None else deadline_s
         call = _Call(self._first_pause_s)
+        server.num_requests += 1
         try:
             async with asyncio.timeout(left_s):
+                await self._close_idle()
                 while True:
                     wanted = server.options_for(provider.model, options)
                     body = request_body(provider, messages, tools=tools, options=wanted)
@@ -179,6 +186,15 @@ class ProviderClient:
                 f"{provider.name} did not answer within {left_s:g} s{last}; try again later",
                 is_waiting=call.is_waiting,
             ) from None
+        finally:
+            server.num_requests -= 1
+
+    async def _close_idle(self) -> None:
+        """Close servers without a request, until MOST_SERVERS are left."""
+        idle = [url for url, server in self._servers.items() if not server.num_requests]
+        extra = idle[: max(0, len(self._servers) - MOST_SERVERS)]
+        for server in [self._servers.pop(url) for url in extra]:
+            await server.client.aclose()
 
     async def _attempt(
         self,
@@ -194,7 +210,7 @@ class ProviderClient:
             answer = await self._send(server, provider, body, key=key, call=call)
         except (httpx.HTTPError, TransientError, OSError) as error:
             call.is_waiting = isinstance(error, (*UNREACHABLE, TransientError))
-            call.last = _hide(plain(str(error))[:SHOWN] or type(error).__name__, key)
+            call.last = _hide(plain(str(error)), key)[:SHOWN] or type(error).__name__
             return None
         call.is_waiting = answer.status in ASKS_TO_WAIT
         call.last = f"it answered {answer.status}{_message(answer, key)}"
@@ -251,7 +267,8 @@ class ProviderClient:
                 cookies=no_cookies(),
             )
             self._servers[base_url] = _Server(client)
-        return self._servers[base_url]
+        server = self._servers[base_url] = self._servers.pop(base_url)  # the last one that was used
+        return server
 
     def _allowed_addresses(self, base_url: str, address: NetworkAddress) -> AllowedAddresses:
         if self._network is None:
@@ -314,8 +331,8 @@ def _hide(text: str, key: SecretValue | None) -> str:
         return text
     value = key.reveal()
     words = (
-        "***" if value in word or ("*" in word and word[:3] == value[:3]) else word
-        for word in text.split(" ")
+        "***" if "*" in word and word[:3] == value[:3] else word
+        for word in text.replace(value, "***").split(" ")
     )
     return " ".join(words)
 

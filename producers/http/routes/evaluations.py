@@ -25,6 +25,7 @@ from producers.http.responses import ApiResponse, flag, number, page_of, page_re
 from producers.http.routes.runs import log_page, request_from, services, warnings_of
 from producers.http.routes.samples import (
     judgements_json,
+    read_batch,
     read_judgements,
     read_rows,
     sample_detail,
@@ -34,7 +35,7 @@ from producers.http.routes.samples import (
 from producers.http.routing import ScopedRoute
 from schemas.datasets import DatasetRow
 from schemas.errors import Conflict, TransientError
-from schemas.sampling import ArtifactRef, Judgement, SampleBatch, SampleRecord
+from schemas.sampling import Judgement, SampleRecord
 from schemas.specs import DatasetRef
 
 ENDED = ("finished", "failed", "stopped")
@@ -116,8 +117,7 @@ async def _samples(
     records: dict[tuple[str, int], SampleRecord] = {}
     judged: dict[str, tuple[Judgement, ...]] = {}
     for group in groups.values():
-        ref = ArtifactRef.model_validate_json(group.artifact)
-        batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
+        batch = await read_batch(request, group)
         judged[group.group] = await read_judgements(request, group)
         records |= {(group.group, record.index): record for record in batch.samples}
     listed: list[Mapping[str, object]] = []

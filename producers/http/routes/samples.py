@@ -52,13 +52,18 @@ async def sample_page(
     rows = await read_rows(request, dataset, groups)
     samples: list[Mapping[str, object]] = []
     for group in groups:
-        ref = ArtifactRef.model_validate_json(group.artifact)
-        batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
+        batch = await read_batch(request, group)
         judged = await read_judgements(request, group)
         for position, sample in enumerate(_samples(group, batch, rows, judged), group.first):
             if page.offset <= position < page.offset + page.limit:
                 samples.append(sample)
     return page_response("samples", samples, total, page)
+
+
+async def read_batch(request: Request, group: GroupRow | EvaluationGroup) -> SampleBatch:
+    """The samples of a group."""
+    ref = ArtifactRef.model_validate_json(group.artifact)
+    return SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
 
 
 async def read_judgements(
@@ -201,8 +206,7 @@ async def _find_sample(request: Request, owner: str) -> tuple[GroupRow, SampleBa
     )
     for group in groups:
         if group.group == group_id:
-            ref = ArtifactRef.model_validate_json(group.artifact)
-            batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
+            batch = await read_batch(request, group)
             for record in batch.samples:
                 if record.index == index:
                     return group, batch, record

@@ -102,6 +102,33 @@ async def test_an_answer_with_lone_surrogates_can_be_stored() -> None:
     assert b"ud800" not in answer.message.model_dump_json().encode()
 
 
+async def test_only_so_many_servers_keep_their_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The addresses come from configs, and each one had a client for as long as the worker lived."""
+    monkeypatch.setattr("infra.http.providers.client.MOST_SERVERS", 2)
+    async with provider(lambda n, body: completion("2")) as fake:
+        client = ProviderClient(None)
+        refs = [provider_ref("small", base_url=f"{fake.base_url}/{n}") for n in range(5)]
+        for ref in (*refs, *refs):
+            assert (await client.complete(ref, PROMPT, key=None)).message.content == "2"
+            assert len(client._servers) <= 2
+        together = await asyncio.gather(*(client.complete(r, PROMPT, key=None) for r in refs))
+        assert {answer.message.content for answer in together} == {"2"}
+        await client.aclose()
+
+
+async def test_a_key_with_a_space_is_hidden_too() -> None:
+    key = SecretValue("very secret")
+    async with provider(lambda n, body: refusal(401, "wrong key very secret.")) as fake:
+        client = ProviderClient(None)
+        ref = provider_ref("small", base_url=fake.base_url, secret="MY_KEY")
+        with pytest.raises(ProviderRefusal) as refused:
+            await client.complete(ref, PROMPT, key=key)
+        await client.aclose()
+    assert "secret." not in str(refused.value)
+
+
 async def test_it_is_asked_again_while_it_limits_the_rate_or_is_away() -> None:
     def reply(number: int, body: object) -> Reply:
         if number == 0:
