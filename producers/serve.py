@@ -47,7 +47,7 @@ from schemas.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
-LIMITS = ConnectionLimits(head_s=10, body_s=60, body_rate=16 << 10)
+LIMITS = ConnectionLimits(head_s=10, body_s=60, body_rate=16 << 10, dropped=16 << 20)
 """Limits of connections to the API. Request bodies may be large files over slow connections."""
 
 
@@ -94,7 +94,7 @@ async def _serve(
     projector = Projector(backend.log, services.readmodel, wakeups=backend.notifier)
     await services.archives.tidy()
     app = create_app(services)
-    server = _server(app, settings)
+    server = _server(app, services)
     await server.listen()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -156,8 +156,11 @@ def _services(
     )
 
 
-def _server(app: Starlette, settings: Settings) -> HttpServer:
-    return HttpServer(app, host=settings.host, port=settings.port, limits=LIMITS)
+def _server(app: Starlette, services: Services) -> HttpServer:
+    settings, strangers = services.settings, services.strangers
+    return HttpServer(
+        app, host=settings.host, port=settings.port, limits=LIMITS, strangers=strangers
+    )
 
 
 def main() -> int:

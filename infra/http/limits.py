@@ -17,10 +17,15 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from infra.http.lingering import LingeringTransport
+
 logger = logging.getLogger(__name__)
 
 LARGEST_HEAD = 64 << 10
 EVICTED_S = 5.0
+MOST_LINGERING = 32
+"""How many connections of a server may send the rest of a refused body at the same time."""
+
 NO_PROGRESS = 256 << 10
 """How many bytes of chunk sizes and trailers may arrive without a byte of the body."""
 
@@ -33,13 +38,15 @@ class ConnectionLimits:
     `body_s` is the time for its body, plus one second per `body_rate` bytes received; time in which the
     server does not read does not count. `write_s` is how long a client may read nothing of an answer.
     `connections` is the maximum number of open connections; None means half of the files that this
-    process may open, at most 4096."""
+    process may open, at most 4096. When a request is answered before its body was read, up to `dropped`
+    bytes of the body are read and dropped before the connection is closed."""
 
     head_s: float = 10.0
     body_s: float = 30.0
     body_rate: int = 64 << 10
     write_s: float = 120.0
     connections: int | None = None
+    dropped: int = 0
 
     def max_connections(self) -> int:
         """How many connections may be open at the same time."""
@@ -65,6 +72,7 @@ class OpenConnections:
         self.limits = limits
         self.most = limits.max_connections()
         self.num = 0
+        self.num_lingering = 0
         self._all: set[LimitedProtocol] = set()
         self._waiting: dict[Phase, dict[LimitedProtocol, None]] = {Phase.FIRST: {}, Phase.IDLE: {}}
         self._left = asyncio.Event()
@@ -134,9 +142,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._barren_bytes = 0
         self._body_by = 0.0
         self._gone = False
+        self._lingering: LingeringTransport | None = None
+        self._has_lingered = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        if self._limits.dropped:
+            self._lingering = LingeringTransport(transport, self._most_dropped)
+            self.transport = self._lingering  # type: ignore[assignment]  # it has all its methods
         self._registry.enter(self)
         self._arm(self._limits.head_s, self._head_overdue)
 
@@ -147,6 +160,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._gone:
             self._gone = True
             self._registry.leave(self, self._phase)
+        if self._lingering is not None and self._lingering.is_lingering:
+            self._lingering.forget()
+        if self._has_lingered:
+            self._registry.num_lingering -= 1
         super().connection_lost(exc)
 
     def abort(self) -> None:
@@ -166,6 +183,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            if self._lingering is not None and self._lingering.is_lingering:
+                self._lingering.drop(data)
             return
         if self._phase in (Phase.FIRST, Phase.IDLE) and self._timer is None:
             self._arm(self._limits.head_s, self._head_overdue)
@@ -218,6 +237,17 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+    def _most_dropped(self) -> int:
+        """How many bytes of the rest of this request's body are read and dropped."""
+        if self._gone or self._phase is not Phase.BODY:
+            return 0
+        if self._registry.num_lingering >= MOST_LINGERING:
+            return 0
+        self._disarm()
+        self._registry.num_lingering += 1
+        self._has_lingered = True
+        return self._limits.dropped
 
     def _move(self, phase: Phase) -> None:
         if not self._gone:

@@ -1,8 +1,9 @@
 """uvicorn's HTTP server behind a listener of our own, for the gateway and for the API.
 
 At the limit of open files, asyncio's listener logs one line per entry of its backlog and then tries
-again. This listener has a small backlog and accepts one connection at a time. At the limit it closes
-connections that only wait, and pauses if there are none.
+again. This listener accepts one connection at a time. At the limit it closes connections that only
+wait, and pauses if there are none. Connections of addresses that were refused too often are closed
+before anything else is done for them.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import errno
 import logging
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,7 @@ from typing import Any
 import uvicorn
 
 from infra.http.limits import ConnectionLimits, LimitedProtocol, OpenConnections
+from infra.http.strangers import Strangers
 from infra.http.token_bucket import TokenBucket
 from infra.rate_limited_log import RateLimit
 from schemas.errors import InvalidConfig
@@ -27,11 +30,15 @@ from schemas.errors import InvalidConfig
 logger = logging.getLogger(__name__)
 logger.addFilter(RateLimit())
 
-BACKLOG = 128
+BACKLOG = 1024
 UNIX_BACKLOG = 32
 ACCEPTED_PER_S, ACCEPTED_AT_ONCE = 250, 2048
 """How fast a unix socket accepts connections. Accepting takes time from all other sockets."""
 
+TURNED_AWAY_AT_ONCE = 128
+"""How many connections are turned away before others have a turn."""
+
+RESET = struct.pack("ii", 1, 0)
 LONGEST_PATH = 107
 """The longest path of a unix socket, in bytes."""
 REST_S = 0.5
@@ -71,7 +78,9 @@ class HttpServer:
         limits: ConnectionLimits,
         keep_alive_s: float = 5,
         graceful_s: int = 3,
+        strangers: Strangers | None = None,
     ) -> None:
+        """`strangers` says which addresses are turned away."""
         self._host, self._port = host, port
         self._config = uvicorn.Config(
             app,
@@ -87,6 +96,7 @@ class HttpServer:
         )
         self._server = _Server(self._config)
         self._limits = limits
+        self._strangers = strangers
         self._sockets: list[socket.socket] = []
         self._unix: dict[Path, _Listener] = {}
         logging.getLogger("uvicorn.error").addFilter(_UVICORN)
@@ -191,13 +201,13 @@ class HttpServer:
         self._server.should_exit = True
 
     async def _accept(self, listener: _Listener) -> None:
-        loop, connections = asyncio.get_running_loop(), listener.connections
+        connections = listener.connections
         while True:
             await connections.wait_for_room()
             if listener.pace is not None:
                 await listener.pace.take()
             try:
-                accepted, _ = await loop.sock_accept(listener.socket)
+                accepted = await self._next(listener.socket)
             except OSError as error:
                 logger.warning("a connection cannot be accepted: %s", error.strerror or error)
                 closed = error.errno in OUT_OF_FILES and connections.make_room()
@@ -208,6 +218,22 @@ class HttpServer:
                 with contextlib.suppress(OSError):
                     accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._take(accepted, listener)
+
+    async def _next(self, listener: socket.socket) -> socket.socket:
+        """The next connection that is not turned away."""
+        loop = asyncio.get_running_loop()
+        if self._strangers is None:
+            return (await loop.sock_accept(listener))[0]
+        while True:
+            for _ in range(TURNED_AWAY_AT_ONCE):
+                try:
+                    accepted, address = listener.accept()
+                except BlockingIOError:
+                    accepted, address = await loop.sock_accept(listener)
+                if listener.family == socket.AF_UNIX or not self._strangers.must_leave(address[0]):
+                    return accepted
+                _turn_away(accepted)
+            await asyncio.sleep(0)
 
     async def _take(self, accepted: socket.socket, listener: _Listener) -> None:
         try:
@@ -224,6 +250,13 @@ class HttpServer:
     def _close(self) -> None:
         for listener in self._sockets:
             listener.close()
+
+
+def _turn_away(accepted: socket.socket) -> None:
+    """Reset a connection, so that nothing of it stays."""
+    with contextlib.suppress(OSError):
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    accepted.close()
 
 
 class _Server(uvicorn.Server):

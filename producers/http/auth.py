@@ -100,11 +100,24 @@ class Guard:
             return
         else:
             found = await self._find_actor(scope, headers, address)
+        self._count(found, scope)
         if isinstance(found, Response):
             self._record(scope, scope["path"], found.status_code, None, address)
             await found(scope, receive, send)
             return
         await self._serve_actor(found, scope, receive, send)
+
+    def _count(self, found: Actor | Response, scope: Scope) -> None:
+        """Count a refused request, or one with a valid token, for the address of its connection. The
+        addresses of trusted proxies are not counted, because behind them is everybody."""
+        client = scope.get("client")
+        if client is None or self._addresses.is_proxy(client[0]):
+            return
+        if isinstance(found, Response):
+            if found.status_code in (401, 421):
+                self._services.strangers.refuse(client[0])
+        elif not scope["path"].startswith(SIGNED_PATHS):
+            self._services.strangers.welcome(client[0])
 
     async def _serve_actor(self, actor: Actor, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application answer on behalf of an actor, and record its status."""

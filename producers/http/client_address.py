@@ -37,6 +37,10 @@ class ClientAddresses:
                 return address
         return address
 
+    def is_proxy(self, address: str) -> bool:
+        """Whether this is the address of a trusted proxy."""
+        return bool(self._trusted) and self._is_trusted(address)
+
     def _is_trusted(self, text: str) -> bool:
         try:
             address = ip_address(text)

@@ -9,6 +9,7 @@ from infra.access.recent_tokens import RecentTokens
 from infra.access.tokens import Tokens
 from infra.blobs.installed import InstalledBlobs
 from infra.git.forges.api import ForgeApis
+from infra.http.strangers import Strangers
 from infra.maintenance.archive import Archives
 from infra.ports.clock import Clock
 from infra.ports.effects import Effects
@@ -54,6 +55,7 @@ class Services:
     settings: Settings
     clock: Clock
     slow_poll_s: float = field(default=0.25)
+    strangers: Strangers = field(default_factory=Strangers)
 
     @cached_property
     def tokens(self) -> Tokens:

@@ -39,6 +39,11 @@ class ControlProcess:
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     @property
+    def cpu_s(self) -> float:
+        """The processor seconds that it has used."""
+        return float(sum(psutil.Process(self.process.pid).cpu_times()[:2]))
+
+    @property
     def num_log_lines(self) -> int:
         return len(self.log.read_bytes().splitlines())
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 from ipaddress import ip_network
 from typing import Any
 
+import httpx
 import pytest
 from starlette.datastructures import Headers
 
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
+from infra.http.strangers import REFUSED_AT_ONCE
 from producers.http.app import create_app
 from producers.http.client_address import ClientAddresses
 from tests.kit.application import TOKEN, Application
@@ -144,3 +146,26 @@ async def test_the_token_of_metrics_reads_metrics_only(app: Application) -> None
     assert (await app.api.get("/metrics", headers=headers)).status_code == 200
     for path in ("/api/v1/runs", "/api/v1/status", "/api/v1/tokens"):
         assert (await app.api.get(path, headers=headers)).status_code == 403
+
+
+async def refuse_many(app: Application) -> None:
+    for _ in range(int(REFUSED_AT_ONCE) + 50):
+        answer = await app.api.get("/api/v1/runs", headers={"Authorization": "Bearer no"})
+        assert answer.status_code == 401
+
+
+async def test_refused_requests_are_counted_until_one_has_a_valid_token(app: Application) -> None:
+    strangers = app.services.strangers
+    await refuse_many(app)
+    assert strangers.must_leave("127.0.0.1")
+    assert (await app.api.get("/api/v1/runs")).status_code == 200
+    assert not strangers.must_leave("127.0.0.1")
+
+
+async def test_those_that_a_trusted_proxy_passes_on_are_not_counted(app: Application) -> None:
+    settings = replace(app.services.settings, trusted_proxies=(ip_network("127.0.0.0/8"),))
+    services = replace(app.services, settings=settings)
+    transport = httpx.ASGITransport(create_app(services))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as api:
+        await refuse_many(replace(app, api=api))
+    assert not services.strangers.must_leave("127.0.0.1")
