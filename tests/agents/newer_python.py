@@ -1,10 +1,11 @@
 """Finds a Python for packages that need a newer one than ours may be, and environments with it."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ PACKAGES = {
 }
 OSMOSIS = ("certifi>=2024", "litellm<1.106")
 OVERRIDES = {"osmosis": OSMOSIS, "older_osmosis": OSMOSIS}
+LEFT_OUT = {"older_verifiers": ("wget; python_version < '3'",)}
+"""Packages without a wheel, which are not needed here."""
+
 CHECK = "import sys; sys.exit(sys.version_info[:2] not in ((3, 12), (3, 13)))"
 
 
@@ -43,6 +47,22 @@ def _candidates() -> Iterator[str]:
             yield found
     for root in (Path.home() / ".pyenv" / "versions", Path("/opt/hostedtoolcache/Python")):
         yield from (str(path) for path in sorted(root.glob("3.1[23]*/**/bin/python"))[:8])
+
+
+def project_of(
+    packages: Sequence[str], *, requires: str = "", overrides: Sequence[str] = ()
+) -> str:
+    """The `pyproject.toml` of a rollout with these packages."""
+    lines = ["[project]", 'name = "tested"', 'version = "0"']
+    lines += [f'requires-python = "{requires}"'] if requires else []
+    lines += [f"dependencies = {json.dumps(packages)}", "[tool.uv]"]
+    return "\n".join([*lines, f"override-dependencies = {json.dumps(overrides)}", ""])
+
+
+def served_project(name: str) -> str:
+    """The `pyproject.toml` of a rollout with a package of PACKAGES."""
+    overrides = [*OVERRIDES.get(name, ()), *LEFT_OUT.get(name, ())]
+    return project_of([PACKAGES[name]], requires=">=3.12,<3.14", overrides=overrides)
 
 
 def packaged(name: str) -> Path:

@@ -1,31 +1,19 @@
 """Programs of `osmosis-ai` and environments of `verifiers` train: two steps of GRPO with a tool call, on
 a model that a short supervised run has taught to call the tool.
 
-They run as processes of this user, because the sandbox's own tests cover that. Everything else is the
-product, also the host of rollout servers.
+They run in the sandbox, with the packages that the `pyproject.toml` of their rollout names.
 """
 
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from infra.gateway.server import HttpGateway
-from infra.ports.services import UserCode
-from infra.sandbox import process
-from infra.sandbox.interpreter import Interpreter
-from infra.sandbox.levels.level import GATEWAY_VARIABLE, ConfinedCommand
-from infra.sandbox.levels.process import ProcessLevel
-from infra.sandbox.sandbox import LocalUserCode
-from infra.sandbox.user_process import UserProcess
 from schemas.events import PolicyUpdated
-from schemas.sampling import ArtifactRef, SampleRequest, Turn
+from schemas.sampling import SampleRequest, Turn
 from tests.agents import rollout_programs as programs
-from tests.agents.newer_python import packaged
+from tests.agents.newer_python import served_project
 from tests.agents.test_training import (
     ASK,
     GROUPS,
@@ -38,7 +26,7 @@ from tests.agents.test_training import (
     spans_of,
     supervised,
 )
-from tests.kit.in_memory import InMemory, in_memory
+from tests.kit.in_memory import in_memory
 from tests.kit.platform import make_workspace
 from trainer.sampler.engine import TorchSampler
 
@@ -83,34 +71,10 @@ def changed(main: str) -> str:
     return main
 
 
-class OwnLevel(ProcessLevel):
-    """User code as this user, because the packages are where only this user can read."""
-
-    async def start(self, command: ConfinedCommand) -> UserProcess:
-        gateway = {GATEWAY_VARIABLE: str(command.gateway)} if command.gateway else {}
-        return UserProcess(
-            command.argv,
-            env={**command.env, **gateway},
-            cwd=command.cwd,
-            pass_fds=command.pass_fds,
-            uid=os.getuid(),
-        )
-
-
-class Environments:
-    """`python` is the Python of the environment in use."""
-
-    python = Path(sys.executable)
-
-    def use(self, kind: str) -> None:
-        """Run user code in this environment from now on."""
-        self.python = packaged(KINDS[kind])
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(
+async def trained(
     tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[tuple[Trained, Environments]]:
+) -> AsyncIterator[Trained]:
     root = tmp_path_factory.mktemp("served")
     sft, rl = root / "sft.jsonl", root / "rl.jsonl"
     sft.write_text("".join(demonstrations()))
@@ -121,31 +85,23 @@ async def served(
     tasks.write_text((json.dumps({**row, "metadata": {"task": task}}) + "\n") * 4)
     numbered = root / "numbered.jsonl"
     numbered.write_text((json.dumps({**row, "metadata": {"task": 0}}) + "\n") * 4)
-    files = {f"rollouts/say/{name}.py": changed(main) for name, main in MAINS.items()}
+    files = {
+        f"rollouts/{name.partition('_')[0]}/{name}.py": changed(main)
+        for name, main in MAINS.items()
+    }
+    files |= {f"rollouts/{kind}/pyproject.toml": served_project(KINDS[kind]) for kind in KINDS}
     workspace = make_workspace(root / "workspace", files)
-    environments = Environments()
     turns: list[tuple[object, Turn]] = []
     sample = TorchSampler.sample
-    started: list[InMemory] = []
 
     async def recorded(self: TorchSampler, request: SampleRequest) -> Turn:
         turn = await sample(self, request)
         turns.append((request.key, turn))
         return turn
 
-    async def fetch(ref: ArtifactRef) -> bytes:
-        return await started[0].artifacts.get(ref)
-
-    def user_code(gateway: HttpGateway) -> UserCode:
-        user = LocalUserCode("process-trusted", fetch=fetch, sockets=gateway)
-        user._level = OwnLevel()
-        return user
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TorchSampler, "sample", recorded)
-        patch.setattr(process, "find_interpreter", lambda: Interpreter(environments.python, ()))
-        async with in_memory(root / "home", user_code=user_code) as platform:
-            started.append(platform)
+        async with in_memory(root / "home") as platform:
             for name, file in (
                 ("demonstrations", sft),
                 ("questions", rl),
@@ -155,18 +111,15 @@ async def served(
                 await platform.upload(name, file)
             await platform.workspaces.add(str(workspace), name="w")
             model = await platform.run_to_end(supervised(), workspace=None, key="sft")
-            yield Trained(platform, f"{model}@last", turns), environments  # type: ignore[arg-type]  # keys
+            yield Trained(platform, f"{model}@last", turns)  # type: ignore[arg-type]  # keys
 
 
 @pytest.mark.parametrize("name", MAINS)
-async def test_a_program_trains_two_steps_on_what_was_sampled(
-    name: str, served: tuple[Trained, Environments]
-) -> None:
-    trained, environments = served
+async def test_a_program_trains_two_steps_on_what_was_sampled(name: str, trained: Trained) -> None:
     platform, kind = trained.platform, name.partition("_")[0]
-    environments.use(kind)
     trained.turns.clear()
     config = of(name, trained.model)
+    config["experiment"]["rollout"] = kind
     config["experiment"]["dataset"] = {"v1": "tasks", "v0": "numbered"}.get(kind, "questions")
     config["training"] |= {"agent_workflow_timeout_s": 300, "max_prompt_length": 900}
     run = await platform.run_to_end(config, workspace="w", key=name)

@@ -1,39 +1,29 @@
 """The unmodified clients and frameworks train: two steps of GRPO with a tool call, on a model that a
 short supervised run has taught to call the tool. What is trained is what was sampled, token for token.
 
-The clients run as processes of this user and not in a sandbox, because the sandbox's own tests cover
-that. Everything else is the product: consumers, gateway, engine and learner.
+Everything is the product: the packages are those of the rollout's `pyproject.toml`, and the clients run
+in the sandbox.
 """
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from types import MappingProxyType
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from infra.gateway.server import HttpGateway
-from infra.ports.packages import DeclaredPackages, ResolvedPackages
-from infra.ports.services import GraderResult, SandboxOwner, ServedResult, WorkflowResult
-from schemas.errors import FailureCategory, UserCodeError
 from schemas.events import PolicyUpdated, SampleGenerated
 from schemas.sampling import (
     DrawKey,
-    Grade,
-    Message,
     SampleBatch,
     SampleRecord,
     SampleRequest,
     Turn,
 )
-from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef, RolloutRef
-from tests.agents.client_process import NAMES, ClientProcess, client_process
+from tests.agents.client_process import CLIENTS, NAMES, PACKAGES
+from tests.agents.newer_python import project_of
 from tests.kit.in_memory import InMemory, in_memory
 from tests.kit.platform import make_workspace, run_config
-from tests.kit.sockets import relayed
 from trainer.sampler.engine import TorchSampler
 
 pytestmark = [
@@ -74,92 +64,31 @@ def demonstrations() -> Iterator[str]:
         yield json.dumps({"messages": talk, "tools": [TOOL]}) + "\n"
 
 
-class Clients:
-    """`infra.ports.services.UserCode` whose workflows are the attempts of a client, chosen by the name
-    of the rollout's entry point."""
+WORKFLOW = """
+from headrace import AgentWorkflow, Grader
+from {name} import run
 
-    def __init__(self, gateway: HttpGateway) -> None:
-        self._gateway = gateway
-        self._stack = AsyncExitStack()
-        self._clients: dict[str, ClientProcess] = {}
-        self._hosts: dict[str, str] = {}
-        self._starting = asyncio.Lock()
-        self.errors: list[str] = []
 
-    async def resolve(self, declared: DeclaredPackages) -> ResolvedPackages:
-        raise NotImplementedError(f"{declared.path} asks for packages")
+class Client(AgentWorkflow):
+    async def run(self, ctx):
+        await run(ctx.base_url, ctx.api_key, ctx.prompt[-1]["content"])
 
-    async def discover(
-        self,
-        snapshot: bytes,
-        entrypoints: Sequence[Entrypoint],
-        *,
-        environments: Mapping[str, EnvironmentRef] = MappingProxyType({}),
-    ) -> tuple[DiscoveredRollout, ...]:
-        return tuple(
-            DiscoveredRollout(entrypoint=each, workflow="Client", grader="Correct")
-            for each in entrypoints
-        )
 
-    async def run_workflow(
-        self,
-        rollout: RolloutRef,
-        *,
-        owner: SandboxOwner,
-        sample: str,
-        prompt: Sequence[Message],
-        metadata: Mapping[str, object],
-        base_path: str,
-        api_key: str,
-    ) -> WorkflowResult:
-        name = rollout.entrypoint.path.removesuffix(".py")
-        async with self._starting:
-            if name not in self._clients:
-                self._clients[name] = await self._stack.enter_async_context(client_process(name))
-            if owner.run not in self._hosts:
-                socket = await self._gateway.open_socket(owner.run)
-                self._hosts[owner.run] = await self._stack.enter_async_context(relayed(socket))
-        url = f"{self._hosts[owner.run]}{base_path}"
-        answer = await self._clients[name].run(url, api_key, prompt[-1].content)
-        if "error" in answer:
-            self.errors.append(answer["error"])
-            raise UserCodeError(FailureCategory.AGENT, answer["error"])
-        return WorkflowResult(None)
+class Correct(Grader):
+    \"\"\"An answer is right when it is the label. A call earns a little, so that rewards differ.\"\"\"
 
-    async def run_served(
-        self,
-        rollout: RolloutRef,
-        *,
-        owner: SandboxOwner,
-        sample: str,
-        prompt: Sequence[Message],
-        label: str | None,
-        metadata: Mapping[str, object],
-        base_path: str,
-        api_key: str,
-    ) -> ServedResult:
-        raise AssertionError(f"{rollout.entrypoint} is not a rollout server")
+    async def grade(self, ctx):
+        for name, sample in ctx.samples.items():
+            ctx.set_sample_reward(name, (sample.text == ctx.label) + 0.01 * len(sample.text))
+"""
 
-    async def grade(
-        self,
-        rollout: RolloutRef,
-        *,
-        owner: SandboxOwner,
-        group: str,
-        label: str | None,
-        metadata: Mapping[str, object],
-        samples: Sequence[SampleRecord],
-    ) -> GraderResult:
-        """An answer is right when it is the label. A call earns a little, so that rewards differ."""
-        return GraderResult(
-            tuple(
-                Grade(index=each.index, reward=(each.text == label) + 0.01 * len(each.text))
-                for each in samples
-            )
-        )
 
-    async def aclose(self) -> None:
-        await self._stack.aclose()
+def client_files() -> dict[str, str]:
+    """The rollout of the clients, with an entry point for each."""
+    files = {f"{name}.py": (CLIENTS / f"{name}.py").read_text() for name in NAMES}
+    files |= {f"train_{name}.py": WORKFLOW.format(name=name) for name in NAMES}
+    files["pyproject.toml"] = project_of(PACKAGES)
+    return {f"rollouts/clients/{path}": text for path, text in files.items()}
 
 
 class Trained:
@@ -178,9 +107,7 @@ async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
     sft, rl = root / "sft.jsonl", root / "rl.jsonl"
     sft.write_text("".join(demonstrations()))
     rl.write_text((json.dumps({"user_prompt": ASK, "ground_truth": "3"}) + "\n") * 4)
-    workspace = make_workspace(
-        root / "workspace", {f"rollouts/say/{name}.py": "# a client\n" for name in NAMES}
-    )
+    workspace = make_workspace(root / "workspace", client_files())
     turns: list[tuple[DrawKey, Turn]] = []
     sample = TorchSampler.sample
 
@@ -191,7 +118,7 @@ async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TorchSampler, "sample", recorded)
-        async with in_memory(root / "home", user_code=Clients) as platform:
+        async with in_memory(root / "home") as platform:
             await platform.upload("demonstrations", sft)
             await platform.upload("questions", rl)
             await platform.workspaces.add(str(workspace), name="w")
@@ -250,7 +177,9 @@ async def test_a_framework_trains_two_steps_on_what_was_sampled(
 ) -> None:
     platform = trained.platform
     trained.turns.clear()
-    run = await platform.run_to_end(of(name, trained.model), workspace="w", key=name)
+    config = of(f"train_{name}", trained.model)
+    config["experiment"]["rollout"] = "clients"
+    run = await platform.run_to_end(config, workspace="w", key=name)
     records = await records_of(platform, run)
     assert len(records) == STEPS * GROUPS * SAMPLES
     failed = [record.failure for _, record in records if record.failure]

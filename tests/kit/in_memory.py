@@ -2,7 +2,7 @@
 in-memory adapters of database, bus and blobs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,11 +105,10 @@ async def in_memory(
     latency_seed: int | None = None,
     vllm: tuple[str, ...] = (),
     environ: Mapping[str, str] | None = None,
-    user_code: Callable[[HttpGateway], UserCode] | None = None,
 ) -> AsyncIterator[InMemory]:
     """A platform that works until the block ends. `latency_seed`: the seed of how much longer samples
     and steps take; None: no longer. `vllm`: the servers that sample, if any. `environ`: more
-    settings. `user_code`: makes what runs user code, in the place of the sandbox."""
+    settings."""
     from trainer.engine import Engine
     from trainer.sampler.vllm.fleet import VllmServers
 
@@ -132,14 +131,8 @@ async def in_memory(
         gateway = HttpGateway(sampler, group=user_group())
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
-        user: UserCode
-        if user_code is not None:
-            user = user_code(gateway)
-        else:
-            user = sandbox = SandboxClient(
-                service_of(settings), fetch=artifacts.get, sockets=gateway
-            )
-            await sandbox.start()
+        user = SandboxClient(service_of(settings), fetch=artifacts.get, sockets=gateway)
+        await user.start()
         stack.push_async_callback(user.aclose)
         consumers = tuple(load(name) for name in REGISTRY)
         runtime = Runtime(

@@ -29,6 +29,9 @@ ASK = (
 )
 ASK_S = 10.0
 PLACES = ("/usr/local/bin", "/usr/bin", "/opt/python/bin")
+TOOLS = Path("/opt/hostedtoolcache/Python")
+"""Where machines of continuous integration have their Pythons."""
+
 LEFT_OUT = shutil.ignore_patterns(
     "__pycache__", "site-packages", "test", "idlelib", "*.a", "share", "ensurepip", "turtledemo"
 )
@@ -136,6 +139,7 @@ def _candidates() -> Iterator[Path]:
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - it never raises
     for root in (home / ".pyenv/versions", home / ".local/share/uv/python"):
         yield from sorted(root.glob("*3.1[0-9]*/bin/python3"), reverse=True)
+    yield from sorted(TOOLS.glob("3.1[0-9]*/*/bin/python3"), reverse=True)
 
 
 def reachable_python(python: FoundPython, directory: Path) -> Interpreter:
