@@ -14,9 +14,12 @@ import shutil
 import sysconfig
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from infra.ports.packages import DeclaredPackages, ResolvedPackages, environment_key
+from infra.sandbox.environments.index_relay import IndexRelay
 from infra.sandbox.environments.interpreters import choose_python, python_of, reachable_python
 from infra.sandbox.environments.removal import EnvironmentUse, make_room, remove_partials
 from infra.sandbox.environments.resolution import (
@@ -36,6 +39,7 @@ from infra.sandbox.environments.uv_process import (
 )
 from infra.sandbox.interpreter import Interpreter
 from infra.sandbox.levels.level import Level
+from infra.sandbox.user_process import user_group
 from infra.settings.packages import INDEX, PackageSettings
 from schemas.errors import Refused, TransientError
 from schemas.specs import EnvironmentRef
@@ -54,8 +58,7 @@ RESOLVE_BYTES, RESOLVE_S = 1 << 30, 300.0
 
 
 class Environments:
-    """Resolves packages and builds environments below the directory of `settings`, at a level that has a
-    network for uv."""
+    """Resolves packages and builds environments below the directory of `settings`."""
 
     def __init__(self, level: Level, settings: PackageSettings) -> None:
         self._level = level
@@ -75,16 +78,17 @@ class Environments:
         )
         python = await asyncio.to_thread(reachable_python, found, self._directory)
         folder = prepared_folder(self._directory, "resolve")
-        task = UvTask(declared.path, folder, python, RESOLVE_BYTES, within_s=RESOLVE_S)
         try:
             arguments = write_inputs(declared, folder)
             index = index_options(self._settings.index)
             own = ("--python", str(python.path))
             uv = str(find_uv(self._directory))
-            await run_confined(self._level, [uv, *arguments, *own, *index], task)
+            async with self._way_out(declared.path) as relay:
+                task = UvTask(declared.path, folder, python, RESOLVE_BYTES, relay, RESOLVE_S)
+                await run_confined(self._level, [uv, *arguments, *own, *index], task)
             pins = read_pins(folder, declared.path)
         except UvFailed as failed:
-            raise self._refusal(str(failed), declared.path) from failed
+            raise self._refusal(failed, declared.path) from failed
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return ResolvedPackages(
@@ -159,8 +163,8 @@ class Environments:
             await asyncio.to_thread(seal_tree, made)
             made.rename(self._directory / key)
         except UvFailed as failed:
-            error = self._refusal(str(failed), what)
-            raise (TransientError(error.message) if _is_away(str(failed)) else error) from failed
+            error = self._refusal(failed, what)
+            raise (TransientError(error.message) if _is_away(failed) else error) from failed
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         took = time.monotonic() - began
@@ -172,7 +176,7 @@ class Environments:
         uv, env = str(find_uv(self._directory)), folder / "env"
         (folder / "pins.txt").write_text(pins)
         most = self._settings.largest_bytes
-        alone = UvTask(what, folder, base, most, network=False)
+        alone = UvTask(what, folder, base, most)
         await run_confined(
             self._level,
             [uv, "venv", "--quiet", "--relocatable", "--python", str(base.path), str(env)],
@@ -185,7 +189,8 @@ class Environments:
             *index_options(self._settings.index),
         )
         if count_pins(pins):
-            await run_confined(self._level, install, UvTask(what, folder, base, most))
+            async with self._way_out(what) as relay:
+                await run_confined(self._level, install, UvTask(what, folder, base, most, relay))
             compiling = (python, "-I", "-S", "-m", "compileall", "-q", str(env / "lib"))
             try:
                 await run_confined(self._level, compiling, alone)
@@ -193,15 +198,31 @@ class Environments:
                 logger.debug("not all files of an environment could be compiled: %s", failed)
         await asyncio.to_thread(shutil.rmtree, folder / "cache", ignore_errors=True)
 
+    @asynccontextmanager
+    async def _way_out(self, what: str) -> AsyncIterator[Path]:
+        """The socket of a relay to the index. Raises UvFailed with the words of the relay, if it could
+        not connect, and Refused when it may not."""
+        relay = IndexRelay(self._settings.index, environ=os.environ)
+        async with relay.listen(group=user_group()) as socket:
+            try:
+                yield socket
+            except UvFailed as failed:
+                if relay.refused is not None:
+                    text = f"{what}: the packages cannot be installed: {relay.refused}"
+                    raise Refused(text) from failed
+                if relay.away is not None:
+                    raise UvFailed(f"{relay.away}. {failed}", is_away=True) from failed
+                raise
+
     def _prepare(self) -> None:
         if not self._directory.is_dir():
             self._directory.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             self._directory.mkdir(exist_ok=True)
             self._directory.chmod(0o755)
 
-    def _refusal(self, said: str, path: str) -> Refused:
-        shown = said[:LONGEST_SAID]
-        if _is_away(said):
+    def _refusal(self, failed: UvFailed, path: str) -> Refused:
+        shown = str(failed)[:LONGEST_SAID]
+        if _is_away(failed):
             index = self._settings.index or "the index of uv"
             return Refused(
                 f"{path}: the packages cannot be installed, because {index} cannot be reached; try "
@@ -215,9 +236,9 @@ def platform() -> str:
     return sysconfig.get_platform()
 
 
-def _is_away(said: str) -> bool:
-    lower = said.lower()
-    return any(sign in lower for sign in AWAY)
+def _is_away(failed: UvFailed) -> bool:
+    lower = str(failed).lower()
+    return failed.is_away or any(sign in lower for sign in AWAY)
 
 
 async def _open_locked(path: Path) -> int:

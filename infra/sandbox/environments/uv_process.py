@@ -1,7 +1,8 @@
 """Runs uv as the user of user code, confined and with limits.
 
 It sees its own program, one Python and a working directory, and it has no secret. It reads no
-configuration of this machine. It gets the index, and requirements that name no other place.
+configuration of this machine. Its only way out is the socket of an IndexRelay, to which a relay beside
+it passes what it sends.
 """
 
 import asyncio
@@ -11,8 +12,10 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from headrace import relay
 from infra.sandbox.environments.sizes import measure_tree
 from infra.sandbox.interpreter import Interpreter, is_reachable
 from infra.sandbox.levels.level import ConfinedCommand, Level, ProcessLimits
@@ -23,8 +26,18 @@ MOST_FILES = 300_000
 LOOK_S = 0.5
 RETRIES = 3
 KEPT_OUTPUT = 64 << 10
-PASSED = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
-"""The variables of the operator by which uv reaches the index."""
+PASSED = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+"""The variables of the operator by which uv trusts the index."""
+
+PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
+"""The variables of the operator by which the index is reached."""
+
+BESIDE = """
+import subprocess, sys
+use_as_proxy(start(gateway_socket()))
+sys.exit(subprocess.call(sys.argv[1:]))
+"""
+"""Runs a command beside a relay, whose code comes before this."""
 
 CHAIN = 'umask 002; "$@" && : > "$DONE"'
 """Leaves a file when a command succeeded, because a confined process reports no exit code. The next
@@ -34,19 +47,25 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class UvFailed(Exception):
-    """uv ended with an error. The text is what it said."""
+    """uv ended with an error. The text is what it said. `is_away` means that the index was not
+    reached."""
+
+    def __init__(self, text: str, *, is_away: bool = False) -> None:
+        super().__init__(text)
+        self.is_away = is_away
 
 
 @dataclass(frozen=True, slots=True)
 class UvTask:
     """One command: its working directory, the only place where it may write, the Python that it gets,
-    and the most bytes that it may leave in the directory. `what` is for messages."""
+    and the most bytes that it may leave in the directory. `relay` is the socket of an IndexRelay, if it
+    may reach the index. `what` is for messages."""
 
     what: str
     folder: Path
     python: Interpreter
     most_bytes: int
-    network: bool = True
+    relay: Path | None = None
     within_s: float = WITHIN_S
 
 
@@ -56,6 +75,8 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
     done = task.folder / "done"
     done.unlink(missing_ok=True)
     programs = [path for path in map(Path, argv[:1]) if not path.is_relative_to(task.folder)]
+    if task.relay is not None:
+        argv = [str(task.python.path), "-I", "-S", "-c", _beside(), *argv]
     process = await level.start(
         ConfinedCommand(
             ["/bin/sh", "-c", CHAIN, "sh", *argv],
@@ -64,7 +85,7 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
             readable=(*programs, *task.python.files),
             contents=_certificates(),
             writable=(task.folder,),
-            network=task.network,
+            gateway=task.relay,
             limits=ProcessLimits(file_bytes=task.most_bytes, processes=512),
         )
     )
@@ -89,6 +110,13 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
     if not done.exists():
         raise UvFailed(ESCAPES.sub("", output).replace(f"{task.folder}/", "").strip())
     return output
+
+
+@cache
+def _beside() -> str:
+    """The program that runs a command beside a relay. It is a text, because the place of our code may be
+    private."""
+    return Path(relay.__file__).read_text() + BESIDE
 
 
 def prepared_folder(directory: Path, name: str) -> Path:
@@ -136,6 +164,8 @@ def _variables(folder: Path) -> Mapping[str, str]:
         "HOME": str(folder),
         "TMPDIR": str(folder),
         "UV_CACHE_DIR": str(folder / "cache"),
+        "NO_PROXY": "",
+        "no_proxy": "",
         "UV_NO_CONFIG": "1",
         "UV_PYTHON_DOWNLOADS": "never",
         "UV_NO_PROGRESS": "1",

@@ -14,7 +14,9 @@ import tempfile
 from pathlib import Path
 
 import infra
+from infra.sandbox.environments.index_relay import without_login
 from infra.sandbox.environments.uv_process import PASSED as OF_UV
+from infra.sandbox.environments.uv_process import PROXIES
 from infra.sandbox.service.listener import READ_AHEAD
 from infra.settings import packages
 
@@ -96,4 +98,11 @@ def environment(level: str) -> dict[str, str]:
         "TMPDIR": tempfile.gettempdir(),
         "HEADRACE_SANDBOX": level,
         **{name: os.environ[name] for name in PASSED if name in os.environ},
+        **_proxies(),
     }
+
+
+def _proxies() -> dict[str, str]:
+    """The proxies by which packages are reached. A login of one is a secret, so it stays here."""
+    names = [spelling for name in PROXIES for spelling in (name, name.lower())]
+    return {name: without_login(os.environ[name]) for name in names if name in os.environ}

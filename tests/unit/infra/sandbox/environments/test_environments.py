@@ -293,7 +293,7 @@ async def test_certificates_of_the_operator_are_seen_from_a_private_directory(
     environments._prepare()
     folder = prepared_folder(environments._directory, "look")
     python = Interpreter(Path("/usr/bin/python3"), ())
-    task = UvTask("a look", folder, python, 1 << 20, network=False)
+    task = UvTask("a look", folder, python, 1 << 20)
     assert "a certificate" in await run_confined(
         environments._level, ["/usr/bin/cat", str(file)], task
     )

@@ -1,0 +1,128 @@
+"""uv reaches the hosts of the index and public addresses, and nothing else."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from infra.sandbox.environments.index_relay import IndexRelay, proxies_of, without_login
+from infra.sandbox.service.child import environment
+from schemas.errors import Refused
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A server on loopback that keeps what it receives, and answers "there"."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nthere")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], heads
+
+
+async def ask(path: Path, request: str) -> str:
+    """What the relay says to a request."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(f"{request}\r\n\r\n".encode())
+    async with asyncio.timeout(30):
+        said = await reader.read()
+    writer.close()
+    return said.decode()
+
+
+async def internal(host: str, port: int) -> Sequence[str]:
+    """A resolver that has internal addresses for all names but those of the index."""
+    return ["10.0.0.7"]
+
+
+async def nowhere(host: str, port: int) -> Sequence[str]:
+    raise socket.gaierror("no such name")
+
+
+async def test_the_host_of_the_index_is_reached_wherever_it_is() -> None:
+    async with listening() as (port, heads):
+        relay = IndexRelay(f"http://127.0.0.1:{port}/simple", environ={})
+        async with relay.listen(group=None) as path:
+            said = await ask(
+                path, f"GET http://127.0.0.1:{port}/simple/one/?a=b HTTP/1.1\r\nProxy-X: 1"
+            )
+        assert said.endswith("there")
+    assert heads == [b"GET /simple/one/?a=b HTTP/1.1\r\nConnection: close\r\n\r\n"]
+    assert (relay.refused, relay.away) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "shown"),
+    [
+        ("CONNECT 127.0.0.1:{port} HTTP/1.1", "127.0.0.1"),
+        ("CONNECT 169.254.169.254:80 HTTP/1.1", "169.254.169.254"),
+        ("CONNECT [::1]:{port} HTTP/1.1", "::1"),
+        ("CONNECT files.example.com:443 HTTP/1.1", "10.0.0.7"),
+        ("GET http://localhost:{port}/x.whl HTTP/1.1", "10.0.0.7"),
+        ("CONNECT [::ffff:127.0.0.1]:{port} HTTP/1.1", "127.0.0.1"),
+    ],
+)
+async def test_files_at_internal_addresses_are_not_reached(request_line: str, shown: str) -> None:
+    async with listening() as (port, heads):
+        relay = IndexRelay("https://index.example.com/simple", environ={}, resolve=internal)
+        async with relay.listen(group=None) as path:
+            said = await ask(path, request_line.format(port=port))
+    assert said.startswith("HTTP/1.1 403 ")
+    assert heads == []
+    assert shown in str(relay.refused)
+    assert "HEADRACE_PACKAGE_INDEX" in str(relay.refused)
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    ["x", "CONNECT nothing HTTP/1.1", "GET ftp://a/b HTTP/1.1", "GET /x HTTP/1.1", "a" * 70_000],
+)
+async def test_what_is_no_request_of_a_proxy_is_refused(request_line: str) -> None:
+    relay = IndexRelay(None, environ={}, resolve=nowhere)
+    async with relay.listen(group=None) as path:
+        assert (await ask(path, request_line)).startswith("HTTP/1.1 400 ")
+
+
+async def test_an_index_that_is_away_is_named() -> None:
+    relay = IndexRelay("https://index.example.com/simple", environ={}, resolve=nowhere)
+    async with relay.listen(group=None) as path:
+        said = await ask(path, "CONNECT index.example.com:443 HTTP/1.1")
+    assert said.startswith("HTTP/1.1 502 ")
+    assert "index.example.com does not resolve" in str(relay.away)
+
+
+async def test_the_operators_proxy_is_used_but_not_for_internal_addresses() -> None:
+    async with listening() as (port, heads):
+        environ = {"HTTPS_PROXY": f"http://127.0.0.1:{port}", "NO_PROXY": "near.example.com"}
+        relay = IndexRelay("https://index.example.com/simple", environ=environ, resolve=nowhere)
+        async with relay.listen(group=None) as path:
+            said = await ask(path, "CONNECT index.example.com:443 HTTP/1.1")
+            assert said.startswith("HTTP/1.1 200 Connection established")
+            near = await ask(path, "CONNECT near.example.com:443 HTTP/1.1")
+            assert near.startswith("HTTP/1.1 502 ")
+            refused = await ask(path, "CONNECT 10.0.0.7:443 HTTP/1.1")
+            assert refused.startswith("HTTP/1.1 403 ")
+    (head,) = heads
+    assert head.startswith(b"CONNECT index.example.com:443 HTTP/1.1\r\n")
+
+
+def test_a_proxy_with_a_login_is_refused_and_the_login_goes_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy.example.com:3128")
+    given = environment("bwrap")
+    assert "secret" not in str(given)
+    with pytest.raises(Refused, match="HTTPS_PROXY has a login"):
+        proxies_of(given)
+    with pytest.raises(Refused, match="not the address of an HTTP proxy"):
+        proxies_of({"all_proxy": "socks5://proxy.example.com:1080"})
+    assert without_login("http://proxy.example.com:3128") == "http://proxy.example.com:3128"
