@@ -34,8 +34,9 @@ async def run(known_bug: KnownBug, request: pytest.FixtureRequest) -> None:
 async def test_a_test_kills_it(
     known_bug: KnownBug, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CI", raising=False)  # there pytest spells out every byte
     await run(known_bug, request)
+    # Pytest would explain how megabytes of weights differ, which took 200 s of one bug.
+    monkeypatch.setattr("_pytest.assertion.util._reprcompare", None)
     with put_in(known_bug), pytest.raises((AssertionError, pytest.fail.Exception)):
         await run(known_bug, request)
 
