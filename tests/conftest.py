@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.kit.gitea import gitea
 from tests.kit.kafka import kafka, kafka_address, kafka_node
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 # How long an example takes says more about the machine than about the law.
-settings.register_profile("headrace", deadline=None)
+settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headrace")
 
 

@@ -66,6 +66,6 @@ def test_a_last_sentence_decides(text: str, letter: str) -> None:
     "text", ["answer " * 150_000, "answer" + " " * (1 << 20), "(" * (1 << 20), "A " * (1 << 19)]
 )
 def test_hostile_answers_take_no_time(text: str) -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     multiple_choice(text, "B")
-    assert time.perf_counter() - begun < 0.5
+    assert time.process_time() - begun < 0.5

@@ -152,9 +152,9 @@ def test_recursion_is_bounded() -> None:
     ],
 )
 def test_hostile_answers_take_no_time(text: str) -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert json_schema(text, json.dumps(PERSON)) == 0.0
-    assert time.perf_counter() - begun < 0.5
+    assert time.process_time() - begun < 0.5
 
 
 def test_the_package_decides_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,6 @@ def test_a_row_without_ground_truth_is_an_error() -> None:
 
 
 def test_a_large_answer_takes_no_time() -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert normalized_match("a! " * 300_000, "b") == 0.0
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2

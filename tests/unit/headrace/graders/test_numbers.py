@@ -93,6 +93,6 @@ def test_a_ground_truth_without_a_number_is_an_error() -> None:
     ],
 )
 def test_hostile_answers_take_no_time(text: str) -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     gsm8k(text, "18")
-    assert time.perf_counter() - begun < 0.5
+    assert time.process_time() - begun < 0.5

@@ -61,14 +61,14 @@ class Host:
 
     async def answer(self) -> dict[str, Any]:
         """The next message that it sends."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not self.sent:
                 await asyncio.sleep(0.001)
         return self.sent.pop(0)
 
     async def over(self) -> list[dict[str, Any]]:
         """Wait until it ends. Returns what it has sent."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await self.serving
         return self.sent
 
@@ -117,7 +117,7 @@ async def test_a_cancelled_call_is_answered_by_nothing() -> None:
     host.call("a")
     await begun.wait()
     host.call("a", cancel=True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await cancelled.wait()
     assert host.sent == []
     host.serving.cancel()

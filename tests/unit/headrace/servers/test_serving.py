@@ -25,7 +25,7 @@ async def serving(make: Callable[[Any], Awaitable[float]]) -> AsyncIterator[Loop
     port = free_port()
     task = asyncio.ensure_future(RolloutServer(make, capacity=3).serve(port))
     client = Loopback(port)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not await _listens(client):
             await asyncio.sleep(0.001)
     try:
@@ -91,7 +91,7 @@ async def test_a_cancelled_rollout_ends() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await LeasedRollouts(server).make(ATTEMPT)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await ended.wait()
 
 

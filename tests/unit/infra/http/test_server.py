@@ -42,7 +42,7 @@ async def test_a_connection_with_the_descriptor_of_a_closed_socket_is_read(tmp_p
     received = Received()
     transport, _ = await loop.connect_accepted_socket(lambda: received, near)
     far.send(b"hello")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await received.data == b"hello"
     assert errors == []
     transport.close()

@@ -75,17 +75,17 @@ def test_what_is_not_a_glob_is_refused(pattern: str, says: str) -> None:
 
 
 def test_a_hostile_pattern_is_not_slow() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert not is_selected("a" * 4000, ("*a" * 90 + "b",))
     assert not is_selected("a/" * 1000 + "a", ("**/a/" * 39 + "b",))
-    assert time.perf_counter() - began < 1.0, "the time of a match must not explode"
+    assert time.process_time() - began < 1.0, "the time of a match must not explode"
 
 
 def test_the_twin_a_plain_regular_expression_is_slow() -> None:
     """Fails to be slow only if the pattern above is not hostile."""
-    began = time.perf_counter()
+    began = time.process_time()
     assert re.fullmatch(".*a" * 5 + "b", "a" * 100) is None
-    assert time.perf_counter() - began > 0.05
+    assert time.process_time() - began > 0.05
 
 
 PARTS = st.lists(st.sampled_from(["**", "*", "a", "b", "a*", "?", "[ab]"]), min_size=1, max_size=6)

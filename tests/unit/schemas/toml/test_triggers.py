@@ -173,9 +173,9 @@ def test_a_config_outside_of_the_repository_is_refused(path: str) -> None:
     ],
 )
 def test_hostile_files_are_refused_quickly(content: str | bytes, says: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert says in message(content)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_a_large_file_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
