@@ -28,6 +28,7 @@ from infra.git.mirrors import GitRepositories
 from infra.git.smart_http import SmartHttp
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
+from infra.local.child import AWAY
 from infra.maintenance.archive import Archives
 from infra.postgres.connections import Connections
 from infra.postgres.keys.sealed import Sealer
@@ -43,7 +44,7 @@ from producers.core.retention import archive_periodically
 from producers.core.run_submissions import RunSubmissions
 from producers.http.app import create_app
 from producers.http.services import Services
-from schemas.errors import InvalidConfig
+from schemas.errors import InvalidConfig, TransientError
 
 logger = logging.getLogger(__name__)
 
@@ -164,8 +165,8 @@ def _server(app: Starlette, services: Services) -> HttpServer:
 
 
 def main() -> int:
-    """Run the control process. Returns its exit code: 0 after a stop, 1 when its settings are
-    refused."""
+    """Run the control process. Returns its exit code: 0 after a stop, 1 when its settings are refused,
+    and 75 when the database, or something else that it needs, does not answer."""
     hide_memory()
     try:
         settings = Settings.load(os.environ)
@@ -175,6 +176,9 @@ def main() -> int:
     except (BadSetting, InvalidConfig) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except TransientError as error:
+        sys.stderr.write(f"{error}\n")
+        return AWAY
     finally:
         telemetry.close()
 

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Sequence
 
 from consumers.registry import CONTROL_ONLY, REGISTRY, lanes_of, load
+from infra.local.child import AWAY
 from infra.sandbox.service.self_protection import hide_memory
 from infra.settings.settings import BadSetting
 from schemas.effects import Lane
-from schemas.errors import InvalidConfig
+from schemas.errors import InvalidConfig, TransientError
 
 RELAY = "relay"
 HOSTABLE = (*(name for name in REGISTRY if name not in CONTROL_ONLY), RELAY)
@@ -33,7 +34,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Host the named consumers. Exit codes: 0 done or stopped, 1 refused, 2 usage, 3 lease lost."""
+    """Host the named consumers. Exit codes: 0 done or stopped, 1 refused, 2 usage, 3 lease lost, and 75
+    when the database, or something else that it needs, does not answer."""
     options = arguments(sys.argv[1:] if argv is None else argv)
     if unknown := set(options.names) - {*REGISTRY, RELAY}:
         sys.stderr.write(
@@ -61,3 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InvalidConfig, BadSetting) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except TransientError as error:
+        sys.stderr.write(f"{error}\n")
+        return AWAY

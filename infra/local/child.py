@@ -26,6 +26,13 @@ STEADY_S = 1.0
 """A child that lived this many seconds is not in a crash loop, so its next restart is immediate
 again."""
 LARGEST_LOG_BYTES = 64 << 20
+AWAY = 75
+"""Exit code of a process that cannot work because the database, or something else that it needs, does
+not answer (EX_TEMPFAIL of sysexits.h)."""
+
+FIRST_WAIT_S = 1.0
+SETTLED_S = 60.0
+"""A child that lived this many seconds had found what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,7 @@ class Child:
         self._started_at = 0.0
         self._deaths = 0
         self._due_at = 0.0
+        self._waits = 0
 
     @property
     def state(self) -> ChildState:
@@ -114,6 +122,11 @@ class Child:
             return None
         self._process = None
         lived_s = self._clock() - self._started_at
+        if code == AWAY:
+            self._waits = 1 if lived_s >= SETTLED_S else self._waits + 1
+            self._due_at = self._clock() + wait_s(self._waits)
+            return code
+        self._waits = 0
         self._deaths = 0 if lived_s >= STEADY_S else self._deaths + 1
         self._due_at = self._clock() + pause_s(self._deaths)
         return code
@@ -142,6 +155,11 @@ def pause_s(deaths: int) -> float:
     if deaths <= 1:
         return 0.0
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(deaths - 2, 16)))
+
+
+def wait_s(waits: int) -> float:
+    """Seconds to wait before a start after `waits` starts in a row that found something away."""
+    return float(min(LONGEST_PAUSE_S, FIRST_WAIT_S * 2 ** min(waits - 1, 16)))
 
 
 def rotate_log(log: Path) -> None:

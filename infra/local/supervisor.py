@@ -24,7 +24,7 @@ from pathlib import Path
 
 from infra.adapters import check_blobs
 from infra.local import embedded_postgres, home
-from infra.local.child import Child, ChildSpec, rotate_log
+from infra.local.child import AWAY, Child, ChildSpec, rotate_log
 from infra.local.embedded_postgres import EmbeddedPostgres
 from infra.local.forkserver import ForkServer, reap_orphans
 from infra.local.lost_leases import LeaseWatch, is_stopped, live_workers
@@ -65,6 +65,7 @@ LOGS_S, FLOODED_LOGS_S = 2.0, 0.1
 FLOOD_BYTES = 1 << 20
 """A log that grew by more than this since the last check grows fast."""
 NO_LEASE = "no lease for"
+WAITS = "waits:"
 EARLY_DEATHS = 3
 """After this many deaths of the control process before it ever answered, `headrace up` fails."""
 
@@ -272,7 +273,10 @@ class Supervisor:
             self._forks.ensure_running()
         for child in self._children:
             code = child.reap()
-            if code is not None:
+            if code == AWAY:
+                self._note_wait(child)
+                self._fail_early(child)
+            elif code is not None:
                 logger.warning("%s ended with exit code %s", child.spec.name, code)
                 self._expire(child)
                 self._fail_early(child)
@@ -298,6 +302,9 @@ class Supervisor:
         changed = False
         for worker, child in running.items():
             note = "" if child.note.startswith(NO_LEASE) else child.note
+            if note.startswith(WAITS) and live is not None and worker in live:
+                logger.info("%s works again", child.spec.name)
+                note = ""
             if worker in without and not self._watch.is_starting(worker, without[worker]):
                 note = f"{NO_LEASE} {without[worker]:.0f} s"
                 if self._watch.is_overdue(worker, without[worker]):
@@ -309,6 +316,16 @@ class Supervisor:
             changed |= note != child.note
             child.note = note
         if changed:
+            self._save_state()
+
+    def _note_wait(self, child: Child) -> None:
+        """Say once, also in the state file, that a child could not work because something is away."""
+        if not child.note.startswith(WAITS):
+            why = tail(child.log, num_bytes=300).rpartition("\n")[2]
+            child.note = f"{WAITS} {why}"
+            logger.warning(
+                "%s cannot work now and is started again until it can: %s", child.spec.name, why
+            )
             self._save_state()
 
     def _waited_pids(self, forks: ForkServer) -> set[int]:

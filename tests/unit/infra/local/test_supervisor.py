@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from infra.local import child, supervisor
-from infra.local.child import LARGEST_LOG_BYTES, Child, ChildSpec, pause_s, rotate_log
+from infra.local.child import (
+    AWAY,
+    LARGEST_LOG_BYTES,
+    Child,
+    ChildSpec,
+    pause_s,
+    rotate_log,
+)
 from infra.local.free_port import free_port
 from infra.local.supervisor import check_port, child_specs, tail
 from infra.settings.settings import Settings
@@ -61,6 +68,8 @@ supervisor._expire = expire
 
 async def live(url, workers):
     (root / "looks").open("a").write(".")
+    if not (root / "back").exists() and sys.argv[4].startswith("import pathlib"):
+        return None  # the database does not answer
     gone = (root / "lost").read_text().split() if (root / "lost").exists() else ()
     return frozenset(workers) - frozenset(gone)
 
@@ -340,6 +349,47 @@ def test_a_crash_loop_is_slowed_down_and_forgiven(tmp_path: Path) -> None:
     now[0] += 60.0
     eventually(lambda: child.reap() is not None or None, within_s=20, what="it ends")
     assert child.due_in_s() == 0.0
+
+
+def test_a_child_that_finds_something_away_is_started_less_and_less_often(tmp_path: Path) -> None:
+    """Also when each start takes longer than the deaths of a crash loop."""
+    now = [0.0]
+    away = [sys.executable, "-c", f"raise SystemExit({AWAY})"]
+    child = Child(
+        ChildSpec("c", away, os.environ, stop_s=1), log=tmp_path / "c.log", clock=lambda: now[0]
+    )
+    due: list[float | None] = []
+    for lived_s in (2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 99.0):
+        child.start()
+        now[0] += lived_s
+        eventually(lambda: child.reap() is not None or None, within_s=20, what="it ends")
+        due.append(child.due_in_s())
+    assert due == pytest.approx([1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 1.0])
+
+
+def test_a_child_that_waits_says_why_once(start: Callable[..., Started]) -> None:
+    ends = (
+        "import pathlib, sys\n"
+        "if not pathlib.Path(sys.argv[1]).with_name('back').exists():\n"
+        f"    print('no Postgres answers', flush=True)\n    raise SystemExit({AWAY})\n"
+    )
+    logs = "import logging\nlogging.basicConfig(level=logging.INFO)\n"
+    logs += "import infra.local.child\ninfra.local.child.FIRST_WAIT_S = 0.05\n"
+    started = start(worker=ends + WORKER, before=logs)
+    started.wait_ready()
+    eventually(
+        lambda: started.child("worker")["starts"] > 4 or None, within_s=30, what="it is started"
+    )
+    assert started.child("worker")["note"] == "waits: no Postgres answers"
+    assert not (started.root / "expired").exists(), "it never had a lease"
+    (started.root / "back").touch()
+    eventually(
+        lambda: started.child("worker")["note"] == "" or None, within_s=60, what="it works again"
+    )
+    started.process.terminate()
+    _, said = started.process.communicate(timeout=60)
+    assert said.count("worker cannot work now and is started again until it can: no Postgres") == 1
+    assert "worker works again" in said
 
 
 def test_a_taken_port_is_named_with_what_to_do() -> None:
