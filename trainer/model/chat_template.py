@@ -240,6 +240,8 @@ class Chat:
         if the request does not extend it, or if the template rewrites it."""
         before, last = request.history_messages, request.history[-1]
         num_before, tools = len(before), request.tools
+        if not before:  # the request continues no turn, even if it begins with the last answer
+            return None
         if len(request.messages) <= num_before or request.messages[:num_before] != before:
             return None
         reply = request.messages[num_before]

@@ -165,6 +165,8 @@ class FamilyRenderer:
     def _continuation(self, request: SampleRequest) -> list[int] | None:
         before, last = request.history_messages, request.history[-1]
         size = len(before)
+        if not before:  # the request continues no turn, even if it begins with the last answer
+            return None
         if len(request.messages) <= size or request.messages[:size] != before:
             return None
         if request.messages[size] != last.message:

@@ -128,3 +128,23 @@ def test_an_answer_that_looks_like_a_call_is_text_without_tools() -> None:
     ids = chat.encode(written)
     answers = [chat.answer(ids, written, prompt_ids=[], tools=tools) for tools in ((), (ADD,))]
     assert [(a.content, len(a.tool_calls)) for a in answers if a] == [(written, 0), ("", 1)]
+
+
+def test_a_history_whose_beginning_was_cut_is_not_continued() -> None:
+    """A framework dropped the question and kept the answer. Twin: with the question it is continued."""
+    chat = CHATS["Qwen/Qwen3-4B"]
+    (end,) = chat._stop_ids
+    turn = turn_of(chat, [*chat.encode("3"), end], after=None)
+    cut = (turn.message, Message(role="tool", content="3", tool_call_id="call_0"))
+    own = (*turn.prompt_ids, *turn.completion_ids)
+    for messages, before, is_continued in (((USER, *cut), (USER,), True), (cut, (), False)):
+        asked = request("").model_copy(
+            update={
+                "messages": messages,
+                "tools": (ADD,),
+                "history": (turn,),
+                "history_messages": before,
+            }
+        )
+        prompt = tuple(chat.prompt_ids(asked))
+        assert (prompt[: len(own)] == own) == is_continued

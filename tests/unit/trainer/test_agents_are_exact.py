@@ -1,0 +1,155 @@
+"""Conversations with tools, from the engine through the endpoint to the learner.
+
+Whatever a framework does with a history, the ids that are trained are the ids that were sampled, each
+once and nothing else, and the learner computes the logprobs that they were sampled with.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.gateway.sessions import GatewaySession
+from infra.gateway.wire.request import ModelRequest
+from schemas.sampling import Message, PolicyRef, SamplingParams, ToolSpec, Turn, sequences_of
+from schemas.sampling import Sequence as Row
+from tests.kit.specs import group_spec, template
+from tests.unit.trainer.support import TINY, Shelf, job
+from trainer.engine import Engine
+from trainer.forward.packing import Example, pack
+from trainer.policy import Policy, export, fresh_policy
+
+AGREES = 1e-6
+ALPHA = 8.0
+TEXTS = st.text(max_size=6) | st.sampled_from(["", "é\u2028", "\N{GRINNING FACE}", "<|tool|>", " "])
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["continue", "branch", "edit", "shorten", "tools", "result"]),
+        TEXTS,
+    ),
+    min_size=1,
+    max_size=5,
+)
+TOOLS = (ToolSpec(name="add", parameters='{"properties": {"a": {}}}'),)
+
+
+class World:
+    """An engine with a version whose adapter changes the model, and the learner's policy for it."""
+
+    def __init__(
+        self, runner: asyncio.Runner, engine: Engine, policy: Policy, version: PolicyRef
+    ) -> None:
+        self.runner, self.engine = runner, engine
+        self.policy, self.version = policy, version
+
+    def __repr__(self) -> str:
+        return "World()"
+
+    def turn(self, session: GatewaySession, messages: Sequence[Message], *, tools: bool) -> Turn:
+        """Sample and record an answer as the gateway does."""
+        wanted = ModelRequest(messages=tuple(messages), tools=TOOLS if tools else ())
+        [(call, request)] = session.ask(wanted)
+        return session.answer(call, self.runner.run(self.engine.sampler.sample(request)))
+
+    @torch.no_grad()
+    def largest_difference(self, rows: Sequence[Row], *, temperature: float) -> float:
+        """The largest distance of the learner's logprobs from the recorded ones."""
+        examples = [Example(i, row) for i, row in enumerate(rows)]
+        micros = pack(examples, micro_batch_tokens=4096, share=self.policy.shares_prompts)
+        return max(
+            float((self.policy.logprobs(m, temperature=temperature)[0] - m.behaviour_M).abs().max())
+            for m in micros
+        )
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with asyncio.Runner() as runner:
+        shelf = Shelf()
+        engine = Engine(fetch=shelf.fetch, threads=1)
+        loaded = runner.run(engine.learner._cache.load_model(TINY))
+        fresh, generator = fresh_policy(loaded, job()), torch.Generator().manual_seed(1)
+        tensors = {
+            name: tensor.detach() + 0.1 * torch.randn(tensor.shape, generator=generator)
+            for name, tensor in fresh.tensors.items()
+        }
+        version = PolicyRef(version=1, weights=shelf.put(export(tensors)))
+        yield World(runner, engine, Policy(loaded, tensors, ALPHA), version)
+        runner.run(engine.aclose())
+
+
+def opened(world: World, params: SamplingParams) -> GatewaySession:
+    asked = template().model_copy(
+        update={"model": TINY, "policy": world.version, "lora_alpha": ALPHA, "params": params}
+    )
+    return GatewaySession(group_spec(asked), 0, "/v1/samples/s", "key", 600.0)
+
+
+def resent(message: Message) -> Message:
+    """An answer as a framework sends it back."""
+    calls = tuple(c.model_copy(update={"id": f"new_{c.id}"}) for c in message.tool_calls)
+    return message.model_copy(update={"reasoning": None, "tool_calls": calls})
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    steps=STEPS,
+    temperature=st.sampled_from([1.0, 0.7]),
+    deterministic=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_what_was_sampled_is_what_is_trained(
+    world: World,
+    *,
+    steps: list[tuple[str, str]],
+    temperature: float,
+    deterministic: bool,
+    seed: int,
+) -> None:
+    params = SamplingParams(
+        max_new_tokens=12, temperature=temperature, deterministic=deterministic, seed=seed
+    )
+    session = opened(world, params)
+    history: list[Message] = []
+    sampled: list[Turn] = []
+    for what, text in steps:
+        if what == "branch":
+            history = history[:-2]
+        elif what == "shorten":
+            history = history[1:]
+        elif what == "edit" and history:
+            history[-1] = history[-1].model_copy(update={"content": f"edited {text}"})
+        if what == "result" and history:
+            history.append(Message(role="tool", content=text, tool_call_id="call_0"))
+        else:
+            history.append(Message(role="user", content=text))
+        sampled.append(world.turn(session, history, tools=what in ("tools", "result")))
+        history.append(resent(sampled[-1].message))
+    turns, _ = session.close()
+    assert turns == tuple(sampled)
+    rows = sequences_of(turns)
+    trained = Counter(
+        (token, logprob)
+        for row in rows
+        for token, logprob, own in zip(row.tokens, row.logprobs, row.loss_mask, strict=True)
+        if own
+    )
+    assert trained == Counter(
+        pair for turn in turns for pair in zip(turn.completion_ids, turn.logprobs, strict=True)
+    )
+    assert world.largest_difference(rows, temperature=temperature) <= AGREES
+
+
+def test_twin_ids_that_were_rendered_again_do_not_agree(world: World) -> None:
+    """Twin: a context that was not the sampled one has other logprobs."""
+    session = opened(world, SamplingParams(max_new_tokens=12))
+    turn = world.turn(session, [Message(role="user", content="1+2?")], tools=True)
+    [row] = sequences_of((turn,))
+    assert world.largest_difference([row], temperature=1.0) <= AGREES
+    ids = (row.tokens[0], row.tokens[1] + 1, *row.tokens[2:])
+    other = row.model_copy(update={"tokens": ids})
+    assert world.largest_difference([other], temperature=1.0) > 1e-4
