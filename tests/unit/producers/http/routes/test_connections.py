@@ -195,8 +195,9 @@ async def test_a_workspace_is_found_while_a_transaction_holds_the_horizon(app: A
 
 
 async def test_the_repository_is_opened_with_the_credential(
-    app: Application, forge: FakeForge
+    app: Application, forge: FakeForge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("producers.core.connecting.LISTED_S", 0.0)  # nobody lists its refs here
     known = app.services.check_repository.__self__  # type: ignore[attr-defined]  # a method of the kit
     await connect(app, forge)
     assert set(known.credentials) == {TokenCredential("git", TOKEN)}
