@@ -9,6 +9,7 @@ span names.
 import json
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ REQUEST = "{method} {path}"
 DECIDE = "{consumers} decide"
 PERFORM = "{consumer} perform {effect}"
 
-FLUSH_MS = 2000
+FLUSH_S = 2.0
 """How long a process waits for its collector when it ends."""
 
 _propagator = TraceContextTextMapPropagator()
@@ -116,11 +117,14 @@ def export(service: str) -> None:
 
 
 def close() -> None:
-    """Send the remaining spans, and wait at most FLUSH_MS for the collector."""
+    """Send the remaining spans, and wait at most FLUSH_S for the collector. OpenTelemetry has a limit
+    of its own and does not obey it, so a thread waits for a collector that is dead."""
     global _exporting
     flush = getattr(trace.get_tracer_provider(), "force_flush", None)
     if _exporting and flush is not None:
-        flush(FLUSH_MS)
+        flushing = threading.Thread(target=flush, name="flush", daemon=True)
+        flushing.start()
+        flushing.join(FLUSH_S)
     _exporting = False
 
 
