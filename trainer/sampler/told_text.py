@@ -35,9 +35,7 @@ class ToldText:
         self._next = num + max(1, num // PIECES)
         try:
             text = row.settled_text()
-        except (
-            Exception
-        ) as error:  # a renderer of others fails on unfinished ids; the end tells it all
+        except Exception as error:  # a renderer may fail on unfinished ids; the end tells it all
             logger.warning("the text of an unfinished answer cannot be told: %r", error)
             self._next = sys.maxsize
             return

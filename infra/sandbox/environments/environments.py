@@ -119,7 +119,7 @@ class Environments:
                     self._used[ref.key] = await asyncio.to_thread(EnvironmentUse, place)
                 if not place.is_dir():
                     await self._build_once(ref.key, pins.decode(), base)
-        except BaseException:
+        except BaseException:  # a cancellation, too
             self.release(ref.key)
             raise
         self._used[ref.key].touch()
@@ -130,6 +130,7 @@ class Environments:
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key]
+            self._building.pop(key, None)  # nobody holds it, or waits for it
             if (use := self._used.pop(key, None)) is not None:
                 use.close()
 

@@ -45,20 +45,31 @@ class IndexRelay:
         self._proxies = proxies_of(environ)
         self.refused: str | None = None
         self.away: str | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def listen(self, *, group: int | None) -> AsyncIterator[Path]:
-        """Serve the proxy on a unix socket that this user and `group` can reach, until the block
-        ends."""
+        """Serve the proxy on a unix socket that this user and `group` can reach, until the block ends.
+        Connections that are open then are closed, also those to a server that answers nothing."""
         directory = SocketDirectory(group=group)
         try:
             path = directory.new_path()
-            server = await asyncio.start_unix_server(self._serve, path=path, limit=LARGEST_HEAD)
+            server = await asyncio.start_unix_server(self._accept, path=path, limit=LARGEST_HEAD)
             path.chmod(0o666)  # the directory decides who can reach it
-            async with server:
+            try:
                 yield path
+            finally:
+                server.close()
+                for task in self._serving:
+                    task.cancel()
+                await asyncio.gather(*self._serving, return_exceptions=True)
         finally:
             directory.close()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -104,7 +115,12 @@ class IndexRelay:
         if method == "CONNECT":
             place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             writer.write(f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
-            answer = await reader.readuntil(b"\r\n\r\n")
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    answer = await reader.readuntil(b"\r\n\r\n")
+            except (TimeoutError, EOFError, OSError, asyncio.LimitOverrunError) as error:
+                writer.close()
+                raise RepositoryAway(f"the proxy does not answer about {place}") from error
             if b" 200 " not in answer.split(b"\r\n", 1)[0] + b" ":
                 writer.close()
                 shown = answer[:80].decode("latin-1").split("\r\n")[0]

@@ -22,19 +22,18 @@ class EnvironmentUse:
     """The use of an environment by this process, until it is closed."""
 
     def __init__(self, place: Path) -> None:
-        self._place = place
-        self._held = os.open(
-            place.with_suffix(".used"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
-        )
+        used = place.with_suffix(".used")
+        # A file, so that it is closed too when the caller was cancelled and nobody gets this object.
+        self._held = os.fdopen(os.open(used, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         fcntl.flock(self._held, fcntl.LOCK_SH)
 
     def touch(self) -> None:
         """Note that the environment is used now."""
-        os.utime(self._held)
+        os.utime(self._held.fileno())
 
     def close(self) -> None:
         """End the use."""
-        os.close(self._held)
+        self._held.close()
 
 
 def remove_partials(directory: Path, key: str) -> None:

@@ -1,6 +1,7 @@
 """uv reaches the hosts of the index and public addresses, and nothing else."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -90,6 +91,51 @@ async def test_what_is_no_request_of_a_proxy_is_refused(request_line: str) -> No
     relay = IndexRelay(None, environ={}, resolve=nowhere)
     async with relay.listen(group=None) as path:
         assert (await ask(path, request_line)).startswith("HTTP/1.1 400 ")
+
+
+async def test_a_server_that_keeps_its_connection_open_does_not_outlive_the_relay() -> None:
+    """Since Python 3.12 a server waits for its connections, so a silent index was waited for without
+    end."""
+    gone = asyncio.Event()
+
+    async def stay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        gone.set()
+
+    async with await asyncio.start_server(stay, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        before = asyncio.all_tasks()
+        relay = IndexRelay(f"http://127.0.0.1:{port}/simple", environ={})
+        async with asyncio.timeout(60), relay.listen(group=None) as path:
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write_eof()
+            assert await reader.read(1) == b"x"
+        async with asyncio.timeout(60):
+            await gone.wait()
+        assert len(asyncio.all_tasks() - before) <= 1, "only the server's own may be ending"
+        writer.close()
+
+
+async def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.sandbox.environments.index_relay.CONNECT_S", 0.2)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        relay = IndexRelay(None, environ={"HTTPS_PROXY": proxy})
+        async with relay.listen(group=None) as path:
+            assert "502" in await ask(path, "CONNECT pypi.org:443 HTTP/1.1")
+    assert relay.away == "the proxy does not answer about pypi.org:443"
 
 
 async def test_an_index_that_is_away_is_named() -> None:
