@@ -102,15 +102,56 @@ class SandboxProtocol(LimitedProtocol):
         self.transport.write(b"HTTP/1.1 200 Connection Established\r\n\r\n")
         remote.write(rest)
         remote.resume_reading()
-        self.transport.resume_reading()
+        remote.resume_writing()
+
+
+class _Valve:
+    """Reads one end of a tunnel while nothing is against it: that the other end cannot write, or that
+    the tunnels of the socket have carried too much."""
+
+    def __init__(self, end: asyncio.Transport) -> None:
+        self._end = end
+        self._is_full = False
+        self._resting: asyncio.TimerHandle | None = None
+
+    def fill(self) -> None:
+        """Stop, because the other end cannot write."""
+        self._is_full = True
+        self._end.pause_reading()
+
+    def drain(self) -> None:
+        """The other end can write again."""
+        self._is_full = False
+        self._open()
+
+    def rest(self, seconds: float) -> None:
+        """Stop for this time."""
+        if seconds > 0 and self._resting is None:
+            self._end.pause_reading()
+            self._resting = asyncio.get_running_loop().call_later(seconds, self._rested)
+
+    def close(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._open()
+
+    def _open(self) -> None:
+        if not self._is_full and self._resting is None:
+            self._end.resume_reading()
 
 
 class _Remote(asyncio.Protocol):
-    """The far end of a tunnel. Each end reads no more than the other can write."""
+    """The far end of a tunnel. Each end reads no more than the other can write, and both together no
+    more than their rate."""
 
     def __init__(self, sandbox: asyncio.Transport, tunnels: Tunnels) -> None:
         self.transport: asyncio.Transport | None = None
         self._sandbox = sandbox
+        self._from_sandbox = _Valve(sandbox)
+        self._from_remote: _Valve | None = None
         self._tunnels = tunnels
         self._loop = asyncio.get_running_loop()
         self._moved_at = self._loop.time()
@@ -120,16 +161,22 @@ class _Remote(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - of a stream socket
         self.transport = transport
-        transport.pause_reading()  # until the sandbox knows that the tunnel is open
+        self._from_remote = _Valve(transport)
+        self._from_remote.fill()  # until the sandbox knows that the tunnel is open
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._idle.cancel()
+        self._from_sandbox.close()
+        if self._from_remote is not None:
+            self._from_remote.close()
         self._tunnels.release()
         self._sandbox.close()
 
     def data_received(self, data: bytes) -> None:
         if self._may_pass(data):
             self._sandbox.write(data)
+            if self._from_remote is not None:
+                self._from_remote.rest(self._tunnels.rest_s())
 
     def eof_received(self) -> bool:
         self._num_ended += 1
@@ -138,15 +185,16 @@ class _Remote(asyncio.Protocol):
         return self._num_ended == 1
 
     def pause_writing(self) -> None:
-        self._sandbox.pause_reading()
+        self._from_sandbox.fill()
 
     def resume_writing(self) -> None:
-        self._sandbox.resume_reading()
+        self._from_sandbox.drain()
 
     def write(self, data: bytes) -> None:
         """Send what the sandbox sent."""
         if self.transport is not None and self._may_pass(data):
             self.transport.write(data)
+            self._from_sandbox.rest(self._tunnels.rest_s())
 
     def end(self) -> bool:
         """Pass on that the sandbox sends no more. Returns whether the tunnel stays open."""
@@ -156,12 +204,12 @@ class _Remote(asyncio.Protocol):
         return self._num_ended == 1
 
     def pause_reading(self) -> None:
-        if self.transport is not None:
-            self.transport.pause_reading()
+        if self._from_remote is not None:
+            self._from_remote.fill()
 
     def resume_reading(self) -> None:
-        if self.transport is not None:
-            self.transport.resume_reading()
+        if self._from_remote is not None:
+            self._from_remote.drain()
 
     def abort(self) -> None:
         if self.transport is not None:

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 
 from infra.http.dialling import MOST_ADDRESSES, Resolve, resolve
 from infra.settings.git import AllowedAddresses
@@ -19,6 +20,10 @@ MOST_TUNNELS = 64
 MOST_BYTES = 4 << 30
 """How many tunnels one socket may have at the same time, and how many bytes may pass through all of
 its tunnels, in both directions."""
+
+BYTES_PER_S, BURST_BYTES = 32 << 20, 64 << 20
+"""How many bytes per second pass through the tunnels of one socket, and how many at once after a
+pause. The process that carries them also serves the model to other runs."""
 
 CONNECT_S = 10.0
 
@@ -36,12 +41,18 @@ class Tunnels:
     """The tunnels of one socket: where they may lead, and how much they may carry."""
 
     def __init__(
-        self, addresses: Collection[NetworkAddress], *, resolve: Resolve = resolve
+        self,
+        addresses: Collection[NetworkAddress],
+        *,
+        resolve: Resolve = resolve,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._addresses = frozenset(addresses)
         self._resolve = resolve
         self._num = 0
         self._left = MOST_BYTES
+        self._clock = clock
+        self._free_at = float("-inf")
 
     async def open(self, target: str) -> socket.socket:
         """Connect to `target`, which is host:port. The caller calls `release` when it has
@@ -65,7 +76,13 @@ class Tunnels:
     def spend(self, num_bytes: int) -> bool:
         """Count bytes that pass through a tunnel. Returns whether they still may."""
         self._left -= num_bytes
+        began = max(self._free_at, self._clock() - BURST_BYTES / BYTES_PER_S)
+        self._free_at = began + num_bytes / BYTES_PER_S
         return self._left >= 0
+
+    def rest_s(self) -> float:
+        """How long no end of a tunnel may be read, because too many bytes have passed."""
+        return max(0.0, self._free_at - self._clock())
 
     def _parse(self, target: str) -> NetworkAddress:
         try:

@@ -8,10 +8,8 @@ once may have been killed from outside, so only a call that ends its process eve
 
 import asyncio
 import fcntl
-import io
 import os
 import shutil
-import tarfile
 import tempfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,10 +25,11 @@ from infra.sandbox.host_messages import CallAnswer, FirstMessage
 from infra.sandbox.interpreter import Interpreter
 from infra.sandbox.levels.probe import choose_level
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
+from infra.sandbox.trees import UnpackedTrees, unpack
 from infra.sandbox.user_process import UNPRIVILEGED
 from infra.settings.packages import PackageSettings
 from infra.settings.sandbox_level import REFUSES_PUSHES, TRUSTED
-from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
+from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef
 from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef, RolloutRef
 
@@ -103,9 +102,9 @@ class LocalUserCode(CallingUserCode):
             ignore=shutil.ignore_patterns("__pycache__"),
         )
         self._warm: OrderedDict[HostKey, ConfinedProcess] = OrderedDict()
-        self._environment_of: dict[ConfinedProcess, EnvironmentRef | None] = {}
+        self._rollouts: dict[ConfinedProcess, RolloutRef] = {}
         self._starting: dict[HostKey, asyncio.Lock] = {}
-        self._trees: dict[str, Path] = {}
+        self._trees = UnpackedTrees(self._root)
         self._deaths: dict[str, int] = {}
         self._alone = asyncio.Semaphore(ALONE)
 
@@ -192,37 +191,40 @@ class LocalUserCode(CallingUserCode):
         if rollout.pushed and self._level.name == TRUSTED:
             raise UserCodeError(FailureCategory.VALIDATION, REFUSES_PUSHES)
         tree = await self._tree(rollout.snapshot)
-        path = _entry_file(tree, rollout.entrypoint)
-        if path is None:
-            raise UserCodeError(
-                FailureCategory.VALIDATION, f"the snapshot does not hold {rollout.entrypoint}"
-            )
-        secrets = {name: value.reveal() for name, value in host.owner.secrets.items()}
-        env = {**rollout.env, **secrets}
-        gateway = None
-        python = await self._python(rollout.environment)
+        gateway, python = None, None
         try:
+            path = _entry_file(tree, rollout.entrypoint)
+            if path is None:
+                raise UserCodeError(
+                    FailureCategory.VALIDATION, f"the snapshot does not hold {rollout.entrypoint}"
+                )
+            secrets = {name: value.reveal() for name, value in host.owner.secrets.items()}
+            python = await self._python(rollout.environment)
             if host.role != "grader" and self._sockets is not None:
                 gateway = await self._sockets.open_socket(host.owner.run, network=rollout.network)
             process, _ = await self._begin(
                 host.role,
                 tree,
                 path,
-                env,
+                {**rollout.env, **secrets},
                 gateway=gateway,
                 network=rollout.network if gateway else (),
                 python=python,
             )
         except BaseException:
             await self._close_socket(gateway)
-            self._release(rollout.environment)
+            self._release(rollout.environment if python else None)
+            self._trees.release(rollout.snapshot.sha256)
             raise
-        self._environment_of[process] = rollout.environment
+        self._rollouts[process] = rollout
         return process
 
     async def _end(self, process: ConfinedProcess) -> None:
         await process.aclose()
-        self._release(self._environment_of.pop(process, None))
+        rollout = self._rollouts.pop(process, None)
+        if rollout is not None:
+            self._release(rollout.environment)
+            self._trees.release(rollout.snapshot.sha256)
         await self._close_socket(process.gateway)
 
     def _release(self, environment: EnvironmentRef | None) -> None:
@@ -265,13 +267,8 @@ class LocalUserCode(CallingUserCode):
         raise UserCodeError(FailureCategory.PROCESS, str(last)) from last
 
     async def _tree(self, snapshot: ArtifactRef) -> Path:
-        """The directory with the unpacked snapshot. Equal snapshots are unpacked only once."""
-        if snapshot.sha256 not in self._trees:
-            data = await self._fetch(snapshot)
-            tree = Path(tempfile.mkdtemp(dir=self._root))
-            await asyncio.to_thread(unpack, data, tree)
-            self._trees.setdefault(snapshot.sha256, tree)
-        return self._trees[snapshot.sha256]
+        """The directory with the unpacked snapshot, which stays until the caller releases it."""
+        return await self._trees.hold(snapshot.sha256, lambda: self._fetch(snapshot))
 
     async def _python(self, environment: EnvironmentRef | None) -> Interpreter | None:
         """The Python of an environment. Raises UserCodeError when this machine cannot have it."""
@@ -332,22 +329,6 @@ def _remove_unheld(former: Path) -> None:
         return
     finally:
         os.close(descriptor)
-
-
-def unpack(snapshot: bytes, directory: Path) -> None:
-    """Unpack a snapshot into `directory`, readable by everyone. Raises CorruptData for anything but a
-    regular file inside the directory, because Headrace itself makes snapshots and puts nothing else into
-    them."""
-    directory.chmod(0o755)
-    with tarfile.open(fileobj=io.BytesIO(snapshot)) as tar:
-        for member in tar:
-            target = directory / member.name
-            if not member.isfile() or not target.resolve().is_relative_to(directory.resolve()):
-                raise CorruptData(f"the snapshot holds {member.name!r}, which is not a plain file")
-            source = tar.extractfile(member)
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-            target.write_bytes(source.read() if source else b"")
-            target.chmod(0o755 if member.mode & 0o100 else 0o644)
 
 
 def _mains(tree: Path) -> list[Entrypoint]:

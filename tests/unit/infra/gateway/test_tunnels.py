@@ -148,6 +148,53 @@ async def test_tunnels_are_bounded(secure: Secure, monkeypatch: pytest.MonkeyPat
         again[1].close()
 
 
+def test_a_rate_has_bursts() -> None:
+    now = 1000.0
+    of_a_socket = tunnels.Tunnels((), clock=lambda: now)
+    assert of_a_socket.spend(tunnels.BURST_BYTES)
+    assert of_a_socket.rest_s() == 0
+    assert of_a_socket.spend(tunnels.BYTES_PER_S)
+    assert of_a_socket.rest_s() == pytest.approx(1)
+    now += 1
+    assert of_a_socket.rest_s() == 0
+    now += 3600
+    assert of_a_socket.spend(2 * tunnels.BURST_BYTES)
+    assert of_a_socket.rest_s() > 0
+
+
+@pytest.mark.parametrize("is_upload", [True, False])
+async def test_tunnels_have_a_rate(is_upload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, this takes a few milliseconds."""
+    size, seconds = 4 << 20, 1.0
+    monkeypatch.setattr(tunnels, "BURST_BYTES", 0)
+    monkeypatch.setattr(tunnels, "BYTES_PER_S", int(size / seconds / 2))
+    received = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_upload:
+            received.set_result(len(await reader.readexactly(size)))
+        else:
+            writer.write(b"x" * size)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with proxy(address) as url:
+        began = asyncio.get_running_loop().time()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(f"CONNECT {address} HTTP/1.1\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        if is_upload:
+            writer.write(b"x" * size)
+            assert await asyncio.wait_for(received, 60) == size
+        else:
+            assert len(await asyncio.wait_for(reader.readexactly(size), 60)) == size
+        assert asyncio.get_running_loop().time() - began > seconds
+        writer.close()
+    server.close()
+
+
 async def test_a_head_in_pieces_and_one_without_end(secure: Secure) -> None:
     async with proxy(secure.address) as url:
         port = int(url.rpartition(":")[2])
