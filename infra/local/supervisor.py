@@ -31,6 +31,7 @@ from infra.local.lost_leases import LeaseWatch, is_stopped, live_workers
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.migrate import migrate
 from infra.postgres.pool import connect
+from infra.sandbox.service.self_protection import hide_memory
 from infra.settings.secret_key import CURRENT, OLDER
 from infra.settings.settings import Settings
 from schemas.errors import Conflict, HeadraceError, Refused, TransientError
@@ -41,6 +42,10 @@ logger = logging.getLogger(__name__)
 SAMPLER = ("run", "rollout", "grade", "evaluate")
 LEARNER = ("learn", "checkpoint", "verify")
 DEVICE_CONSUMERS = (*SAMPLER, *LEARNER)
+OPENERS = frozenset({"rollout", "grade"})
+"""The consumers that open secrets, because they run user code or ask providers' models. Other workers do
+not get the key."""
+
 HOSTED: dict[str, dict[str, tuple[str, ...]]] = {
     "one": {"worker": DEVICE_CONSUMERS},
     "two": {"sampler": SAMPLER, "learner": LEARNER},
@@ -79,6 +84,7 @@ def supervise(
     TransientError when the blob store, the database or the control process cannot be used. Raises
     Refused when the control process dies EARLY_DEATHS times before it answers.
     """
+    hide_memory()
     home.prepare(settings.home)
     with home.own(settings.home):
         check_port(settings.host, settings.port)
@@ -142,7 +148,7 @@ def child_specs(
     cores = len(os.sched_getaffinity(0))
     threads = max(1, cores // 2) if settings.workers == "two" else cores
     keyless = {name: value for name, value in shared.items() if name not in (CURRENT, OLDER)}
-    device = {**shared, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads))}
+    device = {"OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads))}
     control = (*PYTHON, "producers.serve")
     hosted = HOSTED[settings.workers]
     beside = settings.vllm.server if settings.vllm else None
@@ -157,7 +163,7 @@ def child_specs(
             ChildSpec(
                 name,
                 (*PYTHON, "consumers", *consumers, "--forever"),
-                device,
+                {**(shared if OPENERS & {*consumers} else keyless), **device},
                 stop_s=15,
                 forked=(*consumers, "--forever"),
                 leased=True,
@@ -170,7 +176,8 @@ def child_specs(
 def fork_server(wanted: Sequence[ChildSpec], *, log: Path) -> ForkServer:
     """The process that device workers are forked from. It imports the libraries that they need, in the
     environment that they share."""
-    environment = next(spec.environment for spec in wanted if spec.forked is not None)
+    shared = next(spec.environment for spec in wanted if spec.forked is not None)
+    environment = {name: value for name, value in shared.items() if name not in (CURRENT, OLDER)}
     return ForkServer((*PYTHON, "consumers.process.fork_server"), environment, log=log)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from consumers.registry import lanes_of, load
 from infra.local import child, supervisor
 from infra.local.child import (
     AWAY,
@@ -23,10 +24,11 @@ from infra.local.child import (
     rotate_log,
 )
 from infra.local.free_port import free_port
-from infra.local.supervisor import check_port, child_specs, tail
+from infra.local.supervisor import HOSTED, check_port, child_specs, fork_server, tail
 from infra.settings.settings import Settings
+from schemas.effects import Lane
 from schemas.errors import Conflict
-from tests.kit.platform import PATIENCE, eventually
+from tests.kit.platform import PATIENCE, ROOT, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -53,6 +55,7 @@ while True: signal.pause()
 SUPERVISOR = """
 import os, pathlib, sys
 from infra.local import home, lost_leases, supervisor
+from consumers.registry import lanes_of, load
 from infra.local import child, supervisor
 from infra.local.child import Child, ChildSpec
 from infra.settings.settings import Settings
@@ -165,6 +168,7 @@ def test_a_dead_child_is_restarted_at_once_and_its_lease_is_ended(
 
 
 SHORT_LOGS = """
+from consumers.registry import lanes_of, load
 from infra.local import child, supervisor
 child.LARGEST_LOG_BYTES, supervisor.LOGS_S = 1 << 16, 0.02
 """
@@ -413,6 +417,49 @@ def test_a_process_that_opens_no_secrets_does_not_get_their_key(tmp_path: Path) 
     for spec in specs:
         assert (keys.items() <= spec.environment.items()) == (spec.name != "vllm")
         assert (not keys.keys() & spec.environment.keys()) == (spec.name == "vllm")
+
+
+@pytest.mark.parametrize("workers", ["one", "two", "each"])
+def test_a_worker_that_opens_no_secrets_does_not_get_their_key(
+    workers: str, tmp_path: Path
+) -> None:
+    keys = {"HEADRACE_SECRET_KEY": "ab" * 32, "HEADRACE_SECRET_KEYS_OLD": "cd" * 32}
+    environ = {"HEADRACE_HOME": str(tmp_path), "HEADRACE_WORKERS": workers, **keys}
+    _, *specs = child_specs(Settings.load(environ), environ, database_url="postgresql:///x")
+    for spec in specs:
+        lanes = lanes_of([load(name) for name in HOSTED[workers][spec.name]])
+        opens = bool({Lane.USER, Lane.GENERATE} & set(lanes))
+        assert (keys.items() <= spec.environment.items()) == opens, spec.name
+        assert (not keys.keys() & spec.environment.keys()) == (not opens), spec.name
+    forks = fork_server(specs, log=tmp_path / "log")
+    assert not keys.keys() & forks._environment.keys()
+
+
+HIDDEN = """
+import ctypes, os, sys
+from infra.local import home, supervisor
+from infra.settings.settings import Settings
+
+def is_hidden(_):
+    print("dumpable", ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))  # PR_GET_DUMPABLE
+    sys.exit()
+
+home.prepare = is_hidden
+supervisor.supervise(Settings.load(os.environ), os.environ, on_ready=lambda: None)
+"""
+
+
+def test_the_memory_of_the_supervisor_is_hidden(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN],
+        cwd=ROOT,
+        env={**os.environ, "HEADRACE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "dumpable 0"
 
 
 def test_threads_are_set_on_purpose_and_a_user_may_choose(tmp_path: Path) -> None:
