@@ -24,7 +24,7 @@ from infra.gateway.sessions import GatewaySession, ModelCall, new_key
 from infra.gateway.tunnels import Tunnels
 from infra.gateway.wire.formats import FORMATS, MODELS, format_of, models, path_of
 from infra.gateway.wire.request import ModelRequest, WireFormat, WireRequest
-from infra.http.dialling import Resolve, resolve
+from infra.http.checked_addresses import Resolve, resolve
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.http.socket_directory import SocketDirectory

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Collection
 
-from infra.http.dialling import MOST_ADDRESSES, Resolve, resolve
+from infra.http.checked_addresses import MOST_ADDRESSES, Resolve, resolve
 from infra.settings.git import AllowedAddresses
 from schemas.network import NetworkAddress, parse_address
 

@@ -8,7 +8,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from infra.git.urls import PORTS, RepositoryUrl, check_directory
-from infra.http.dialling import CheckedDialling, Resolve, resolve
+from infra.http.checked_addresses import CheckedDialling, Resolve, resolve
 from infra.settings.git import GitSettings
 from schemas.errors import InvalidConfig
 

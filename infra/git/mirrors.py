@@ -26,7 +26,7 @@ from infra.git.redirects import Redirects
 from infra.git.smart_http import SmartHttp
 from infra.git.storage import MirrorStorage
 from infra.git.urls import RepositoryUrl, check_url
-from infra.http.dialling import Resolve, resolve
+from infra.http.checked_addresses import Resolve, resolve
 from infra.ports.services import RefList
 from infra.settings.git import GitSettings
 from schemas.errors import CorruptData, NotFound, Refused, RepositoryAway

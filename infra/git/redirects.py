@@ -17,7 +17,8 @@ import httpx
 from infra.git.credentials import GitCredential, TokenCredential
 from infra.git.process import GitFailed
 from infra.git.urls import RepositoryUrl
-from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, no_cookies, resolve
+from infra.http.checked_addresses import CheckedDialling, Resolve, resolve
+from infra.http.dialling import CheckedTransport, no_cookies
 from infra.settings.git import AllowedAddresses
 from schemas.errors import InvalidConfig, Refused
 

@@ -21,7 +21,8 @@ import httpx
 
 from infra.git.credentials import GitCredential, TokenCredential
 from infra.git.refs import BRANCH, TAG, make_listing
-from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, no_cookies, resolve
+from infra.http.checked_addresses import CheckedDialling, Resolve, resolve
+from infra.http.dialling import CheckedTransport, no_cookies
 from infra.ports.services import RefList
 from infra.settings.git import AllowedAddresses
 

@@ -12,6 +12,7 @@ PYTHONS = "HEADRACE_PYTHONS"
 DIRECTORY = "HEADRACE_ENVIRONMENTS"
 KEPT = "HEADRACE_ENVIRONMENTS_MB"
 KEPT_MB, LARGEST_MB = 20_480, 5_120
+BELOW_HOME = "packages"
 VARIABLES = (INDEX, PYTHONS, DIRECTORY, KEPT)
 SYSTEM_DIRECTORY = Path("/var/lib/headrace/environments")
 
@@ -47,8 +48,10 @@ def _directory(environ: Mapping[str, str]) -> Path:
         return path
     if os.geteuid() == 0:
         return SYSTEM_DIRECTORY
+    if home := environ.get("HEADRACE_HOME"):
+        return Path(home).expanduser().absolute() / BELOW_HOME
     try:
-        return Path("~/.headrace/packages").expanduser()
+        return Path("~/.headrace").expanduser() / BELOW_HOME
     except RuntimeError as error:
         raise ValueError(
             f"{DIRECTORY} is not set, and this user has no home directory; set it to an absolute path"

@@ -18,6 +18,7 @@ from schemas.ids import WorkerId
 from tests.architecture.test_deploy import SANDBOX, compose, hosted, ours, services
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = "packages"
 CLIENTS = {"api", "sync", "rollout", "grade"}
 KEY = "0f" * 16
 OPENED = {"clone", "clone3", "unshare", "mount", "umount2", "pivot_root", "sethostname"}
@@ -44,17 +45,39 @@ def names_of_processes_with_user_code() -> set[str]:
 
 def test_the_service_has_no_credentials_and_no_network_but_that_of_its_clients() -> None:
     about = services()[SANDBOX]
-    assert set(about["environment"]) == {"HEADRACE_SANDBOX", "HEADRACE_SANDBOX_KEY"}
+    assert set(about["environment"]) == {
+        *("HEADRACE_SANDBOX", "HEADRACE_SANDBOX_KEY", "HEADRACE_PACKAGE_INDEX"),
+        *("HEADRACE_ENVIRONMENTS", "HTTPS_PROXY", "HTTP_PROXY"),
+    }
     assert about["networks"] == [SANDBOX]
     assert "ports" not in about
-    assert "volumes" not in about
+    (volume,) = about["volumes"]
+    place = volume.partition(":")[2]
+    assert about["environment"]["HEADRACE_ENVIRONMENTS"].startswith(f"{place}/")
     assert compose()["networks"][SANDBOX] == {"internal": True}
     assert about["read_only"] is True
     assert about["tmpfs"]
     assert about["pids_limit"]
     assert about["mem_limit"]
     reach = {name for name, one in services().items() if SANDBOX in one.get("networks", ())}
-    assert reach == {SANDBOX, *CLIENTS}
+    assert reach == {SANDBOX, PACKAGES, *CLIENTS}
+
+
+def test_packages_come_through_a_proxy_that_holds_nothing_and_is_published_nowhere() -> None:
+    about = services()[PACKAGES]
+    assert set(about["environment"]) == {"HEADRACE_PACKAGE_INDEX"}
+    assert "ports" not in about
+    assert "volumes" not in about
+    listens = about["command"][-1].rpartition(":")[2]
+    proxy = f"http://{PACKAGES}:{listens}"
+    given = services()[SANDBOX]["environment"]
+    assert (given["HTTPS_PROXY"], given["HTTP_PROXY"]) == (proxy, proxy)
+    assert given["HEADRACE_PACKAGE_INDEX"] == about["environment"]["HEADRACE_PACKAGE_INDEX"]
+    text = (ROOT / "deploy" / "kubernetes" / "packages.yaml").read_text()
+    documents = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    (container,) = documents["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == about["command"]
+    assert container["image"] == about["image"]
 
 
 def test_exactly_the_processes_with_user_code_are_its_clients() -> None:
@@ -109,11 +132,11 @@ def test_on_kubernetes_it_is_restricted_by_gvisor_and_its_context() -> None:
     assert {one["name"] for one in container["env"]} == {
         "HEADRACE_SANDBOX",
         "HEADRACE_SANDBOX_KEY",
+        "HEADRACE_ENVIRONMENTS",
     }
     assert container["image"] == services()[SANDBOX]["image"]
     assert container["command"] == services()[SANDBOX]["command"]
-    (volume,) = pod["volumes"]
-    assert set(volume) == {"name", "emptyDir"}
+    assert [set(volume) for volume in pod["volumes"]] == [{"name", "emptyDir"}] * 2
 
 
 def test_on_kubernetes_only_workers_reach_it_and_it_reaches_nothing() -> None:

@@ -13,7 +13,8 @@ from infra.git.forges.forge import Forge, ShownStatus
 from infra.git.forges.github import ForgeRequests, GetToken, GiteaForge, GitHubForge
 from infra.git.forges.gitlab import GitLabForge
 from infra.git.forges.transport import ForgeRefusal, Transport
-from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, no_cookies, resolve
+from infra.http.checked_addresses import CheckedDialling, Resolve, resolve
+from infra.http.dialling import CheckedTransport, no_cookies
 from infra.settings.git import AllowedAddresses
 from schemas.errors import ForgeAway, InvalidConfig
 from schemas.events import Provider

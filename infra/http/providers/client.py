@@ -16,7 +16,8 @@ from typing import Any
 
 import httpx
 
-from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, no_cookies, resolve
+from infra.http.checked_addresses import CheckedDialling, Resolve, resolve
+from infra.http.dialling import CheckedTransport, no_cookies
 from infra.http.providers.endpoints import check_base_url, is_own_server
 from infra.http.providers.wire import ProviderAnswer, parse_completion, request_body
 from infra.settings.git import AllowedAddresses

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from infra.http.dialling import CheckedDialling, Resolve, resolve
+from infra.http.checked_addresses import CheckedDialling, Resolve, resolve
 from infra.http.socket_directory import SocketDirectory
 from infra.settings.git import AllowedAddresses
 from infra.settings.packages import INDEX
@@ -22,6 +22,7 @@ from schemas.errors import InvalidConfig, Refused, RepositoryAway
 OF_DEFAULT_INDEX = frozenset({"pypi.org", "files.pythonhosted.org"})
 """The hosts of the index that uv uses if none is named. They may be mirrors with private addresses."""
 
+DEFAULT_INDEX = "https://pypi.org/simple"
 LARGEST_HEAD = 32 << 10
 CHUNK = 256 << 10
 HEAD_S, CONNECT_S = 30.0, 15.0
@@ -34,11 +35,18 @@ class IndexRelay:
     first that did not answer, each as a sentence."""
 
     def __init__(
-        self, index: str | None, *, environ: Mapping[str, str], resolve: Resolve = resolve
+        self,
+        index: str | None,
+        *,
+        environ: Mapping[str, str],
+        resolve: Resolve = resolve,
+        is_strict: bool = False,
     ) -> None:
-        """Raises InvalidConfig when the operator's own proxy cannot be used."""
+        """A strict one connects to the hosts of the index only. Raises Refused when the operator's own
+        proxy cannot be used."""
         own = urlsplit(index).hostname if index else None
         hosts = OF_DEFAULT_INDEX if own is None else frozenset({own.lower()})
+        self._only = hosts if is_strict else None
         self._dialling = CheckedDialling(
             AllowedAddresses(hosts=hosts), resolve=resolve, advice=ADVICE
         )
@@ -47,6 +55,18 @@ class IndexRelay:
         self.away: str | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
+    async def probe(self, index: str | None) -> str | None:
+        """Connect to the index once. Returns why that is impossible, or None."""
+        parts = urlsplit(index or DEFAULT_INDEX)
+        method = "CONNECT" if parts.scheme == "https" else "GET"
+        port = parts.port or PORTS[parts.scheme]
+        try:
+            _, writer, _ = await self._connect(method, str(parts.hostname), port)
+        except (InvalidConfig, RepositoryAway) as error:
+            return str(error)
+        writer.close()
+        return None
+
     @asynccontextmanager
     async def listen(self, *, group: int | None) -> AsyncIterator[Path]:
         """Serve the proxy on a unix socket that this user and `group` can reach, until the block ends.
@@ -54,7 +74,7 @@ class IndexRelay:
         directory = SocketDirectory(group=group)
         try:
             path = directory.new_path()
-            server = await asyncio.start_unix_server(self._accept, path=path, limit=LARGEST_HEAD)
+            server = await asyncio.start_unix_server(self.accept, path=path, limit=LARGEST_HEAD)
             path.chmod(0o666)  # the directory decides who can reach it
             try:
                 yield path
@@ -66,7 +86,8 @@ class IndexRelay:
         finally:
             directory.close()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection of a client."""
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -103,6 +124,8 @@ class IndexRelay:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bool]:
         """Connect to a host, by the operator's proxy if there is one for it, which the last value says.
         Raises InvalidConfig for an address that may not be dialled, and RepositoryAway."""
+        if self._only is not None and host not in self._only:
+            raise InvalidConfig(f"{host} is not a host of the index of packages; {ADVICE}")
         proxy = self._proxies.get("https" if method == "CONNECT" else "http")
         if proxy is None or _is_bypassed(host, self._proxies.get("no", "")):
             addresses = await self._dialling.addresses(host, port)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
+from infra.sandbox.environments.removal import PYTHONS
 from infra.sandbox.interpreter import Interpreter, find_interpreter, is_reachable
 from schemas.errors import Refused
 
@@ -35,7 +36,6 @@ TOOLS = Path("/opt/hostedtoolcache/Python")
 LEFT_OUT = shutil.ignore_patterns(
     "__pycache__", "site-packages", "test", "idlelib", "*.a", "share", "ensurepip", "turtledemo"
 )
-PYTHONS = "pythons"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,7 @@ def reachable_python(python: FoundPython, directory: Path) -> Interpreter:
     place = directory / PYTHONS / name
     if not place.is_dir():
         _copy(python, place)
+    os.utime(place)
     return Interpreter(place / "bin" / f"python{python.minor}", (place,))
 
 

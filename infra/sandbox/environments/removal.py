@@ -14,6 +14,9 @@ from pathlib import Path
 from infra.sandbox.environments.sizes import measure_tree
 
 KEY_LENGTH = 64
+PYTHONS = "pythons"
+"""The folder of copied Pythons."""
+
 LEFT_OVER_S = 86400.0
 """The age at which a working directory is abandoned. No command runs for so long."""
 
@@ -47,6 +50,7 @@ def make_room(directory: Path, most_bytes: int, *, keep: str | None = None) -> i
     this many bytes. Those in use and `keep` stay. What killed processes left behind is removed too.
     Returns how many environments were removed."""
     _remove_left_over(directory)
+    _remove_unused_copies(directory)
     sizes = {place: measure_tree(place)[0] for place in _environments(directory)}
     total, removed = sum(sizes.values()), 0
     for place in sorted(sizes, key=_last_use):
@@ -66,6 +70,30 @@ def _remove_left_over(directory: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > LEFT_OVER_S:
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove_unused_copies(directory: Path) -> None:
+    """Remove copies of Python and of uv that no environment needs and that were not used for a day."""
+    needed = {home for place in _environments(directory) if (home := _home_of(place)) is not None}
+    copies = [*(directory / PYTHONS).glob("cpython-*"), *directory.glob("uv-*")]
+    for copy in copies:
+        with contextlib.suppress(OSError):
+            if copy in needed or time.time() - copy.stat().st_mtime <= LEFT_OVER_S:
+                continue
+            if copy.is_dir():
+                shutil.rmtree(copy, ignore_errors=True)
+            else:
+                copy.unlink()
+
+
+def _home_of(environment: Path) -> Path | None:
+    """The installation of Python that an environment was made from."""
+    with contextlib.suppress(OSError):
+        for line in (environment / "pyvenv.cfg").read_text().splitlines():
+            name, _, value = line.partition("=")
+            if name.strip() == "home":
+                return Path(value.strip()).parent
+    return None
 
 
 def _environments(directory: Path) -> list[Path]:

@@ -150,6 +150,7 @@ def find_uv(directory: Path) -> Path:
         shutil.copyfile(program, scratch)
         Path(scratch).chmod(0o755)
         Path(scratch).rename(place)
+    os.utime(place)
     return place
 
 

@@ -37,8 +37,10 @@ class ChildService:
 
     name = "the sandbox service"
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, *, environments: Path | None = None) -> None:
+        """`environments` is the directory of packages, unless HEADRACE_ENVIRONMENTS names it."""
         self._level = level
+        self._environments = environments
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -51,7 +53,8 @@ class ChildService:
         await self.disconnect()
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _start(theirs.fileno(), self._level)
+            variables = environment(self._level, environments=self._environments)
+            self._process = _start(theirs.fileno(), variables)
         return await asyncio.open_connection(sock=ours, limit=READ_AHEAD)
 
     async def disconnect(self, *, within_s: float = 0.0) -> None:
@@ -64,7 +67,7 @@ class ChildService:
             await _ends(process, END_S)
 
 
-def _start(descriptor: int, level: str) -> "subprocess.Popen[bytes]":
+def _start(descriptor: int, variables: dict[str, str]) -> "subprocess.Popen[bytes]":
     """Start a child that has this descriptor and the standard ones."""
     return subprocess.Popen(
         [
@@ -72,7 +75,7 @@ def _start(descriptor: int, level: str) -> "subprocess.Popen[bytes]":
             *("--fd", str(descriptor), "--parent", str(os.getpid())),
         ],
         cwd=ROOT,
-        env=environment(level),
+        env=variables,
         pass_fds=(descriptor,),
         stdin=subprocess.DEVNULL,
         stdout=STDERR,
@@ -90,9 +93,11 @@ async def _ends(process: subprocess.Popen[bytes], within_s: float) -> bool:
     return True
 
 
-def environment(level: str) -> dict[str, str]:
+def environment(level: str, *, environments: Path | None = None) -> dict[str, str]:
     """The whole environment of a child."""
+    places = {packages.DIRECTORY: str(environments)} if environments is not None else {}
     return {
+        **places,
         "PATH": PATH,
         "LANG": "C.UTF-8",
         "TMPDIR": tempfile.gettempdir(),

@@ -10,5 +10,5 @@ def service_of(settings: Settings) -> Service:
     """Return the way to the service that HEADRACE_SANDBOX_URL names, or to a child of this process."""
     address = settings.sandbox_service
     if address is None:
-        return ChildService(settings.sandbox)
+        return ChildService(settings.sandbox, environments=settings.packages.directory)
     return RemoteService(address.host, address.port, address.key)

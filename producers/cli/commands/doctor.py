@@ -93,6 +93,8 @@ def run_checks(settings: "Settings") -> tuple[Check, ...]:
     )
     about: tuple[Callable[[Settings], Check], ...] = (
         _check_sandbox,
+        _check_pythons,
+        _check_index,
         _check_postgres,
         _check_kafka,
         _check_home,
@@ -190,6 +192,38 @@ def _check_sandbox(settings: "Settings") -> Check:
         return Check(name, ok=False, detail=cause, fix=fix)
     stronger = f" ({STRONGER[level]})" if level in STRONGER else ""
     return Check(name, ok=True, detail=f"{level}: {PROMISES[level]}{stronger}")
+
+
+def _check_pythons(settings: "Settings") -> Check:
+    """The Pythons that `requires-python` of a rollout can choose."""
+    from infra.sandbox.environments.interpreters import find_pythons
+
+    name = "rollout Pythons"
+    if settings.sandbox_service is not None:
+        return Check(name, None, "those of the service at HEADRACE_SANDBOX_URL")
+    try:
+        found = find_pythons(settings.packages.pythons)
+    except InvalidConfig as error:
+        return Check(name, None, str(error))
+    listed = ", ".join(f"{python.text} ({python.path})" for python in found)
+    return Check(name, bool(found), listed or "none", "install Python, or set HEADRACE_PYTHONS")
+
+
+def _check_index(settings: "Settings") -> Check:
+    """Whether the index of packages answers. Rollouts without packages do not need it."""
+    from infra.sandbox.environments.index_relay import DEFAULT_INDEX, IndexRelay
+    from schemas.errors import Refused
+
+    name, index = "package index", settings.packages.index
+    if settings.sandbox_service is not None:
+        return Check(name, None, "that of the service at HEADRACE_SANDBOX_URL")
+    try:
+        why = asyncio.run(IndexRelay(index, environ=os.environ).probe(index))
+    except Refused as error:
+        why = error.message
+    if why is None:
+        return Check(name, ok=True, detail=f"{index or DEFAULT_INDEX} answers")
+    return Check(name, None, f"rollouts with packages cannot be synced now: {why}")
 
 
 def _check_postgres(settings: "Settings") -> Check:

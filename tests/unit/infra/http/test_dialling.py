@@ -9,8 +9,9 @@ from ipaddress import ip_network
 import httpx
 import pytest
 
-from infra.http import dialling
-from infra.http.dialling import CheckedDialling, CheckedTransport, no_cookies
+from infra.http import checked_addresses
+from infra.http.checked_addresses import CheckedDialling
+from infra.http.dialling import CheckedTransport, no_cookies
 from infra.settings.git import AllowedAddresses
 from schemas.errors import InvalidConfig, RepositoryAway
 
@@ -50,7 +51,7 @@ async def listening() -> AsyncIterator[tuple[int, list[bytes]]]:
 
 @asynccontextmanager
 async def client(
-    allowed: AllowedAddresses, resolve: dialling.Resolve
+    allowed: AllowedAddresses, resolve: checked_addresses.Resolve
 ) -> AsyncIterator[httpx.AsyncClient]:
     transport = CheckedTransport(
         CheckedDialling(allowed, resolve=resolve),
@@ -129,5 +130,5 @@ async def test_a_name_that_does_not_resolve_is_an_absence() -> None:
 
 
 async def test_the_resolver_of_this_machine() -> None:
-    found = await dialling.resolve("localhost", 80)
+    found = await checked_addresses.resolve("localhost", 80)
     assert set(found) <= {"127.0.0.1", "::1"}

@@ -18,6 +18,8 @@ def test_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("HOME", "/home/someone")
     assert PackageSettings.load({}).directory == Path("/home/someone/.headrace/packages")
+    elsewhere = PackageSettings.load({"HEADRACE_HOME": "/srv/headrace"})
+    assert elsewhere.directory == Path("/srv/headrace/packages")
 
 
 def test_all_values() -> None:

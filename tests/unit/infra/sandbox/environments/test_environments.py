@@ -335,6 +335,23 @@ def test_what_killed_processes_left_is_removed(settings: PackageSettings) -> Non
     assert [path.exists() for path in (removed, old, new)] == [False, False, True]
 
 
+def test_copies_that_no_environment_needs_are_removed(settings: PackageSettings) -> None:
+    pythons = settings.directory / "pythons"
+    environment = settings.directory / ("e" * 64)
+    needed, unused, new = (pythons / f"cpython-3.{minor}.0-x" for minor in (11, 12, 13))
+    for path in (needed, unused, new, environment):
+        path.mkdir(parents=True)
+    (environment / "pyvenv.cfg").write_text(f"home = {needed}/bin\nversion = 3.11\n")
+    old_uv, new_uv = settings.directory / "uv-1-a", settings.directory / "uv-2-b"
+    for path in (old_uv, new_uv):
+        path.write_bytes(b"uv")
+    for path in (needed, unused, old_uv):
+        os.utime(path, (0, 0))
+    make_room(settings.directory, 1 << 30)
+    left = [path.exists() for path in (needed, unused, new, old_uv, new_uv)]
+    assert left == [True, False, True, False, True]
+
+
 BUILDER = """
 import asyncio, sys
 from pathlib import Path

@@ -83,6 +83,15 @@ async def test_files_at_internal_addresses_are_not_reached(request_line: str, sh
     assert "HEADRACE_PACKAGE_INDEX" in str(relay.refused)
 
 
+async def test_a_strict_one_reaches_the_hosts_of_the_index_only() -> None:
+    relay = IndexRelay("http://127.0.0.1:9/simple", environ={}, is_strict=True, resolve=nowhere)
+    async with relay.listen(group=None) as path:
+        said = await ask(path, "CONNECT public.example.com:443 HTTP/1.1")
+        assert said.startswith("HTTP/1.1 403 ")
+        said = await ask(path, "CONNECT 127.0.0.1:9 HTTP/1.1")
+        assert said.startswith("HTTP/1.1 502 ")
+
+
 @pytest.mark.parametrize(
     "request_line",
     ["x", "CONNECT nothing HTTP/1.1", "GET ftp://a/b HTTP/1.1", "GET /x HTTP/1.1", "a" * 70_000],

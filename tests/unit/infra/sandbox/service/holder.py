@@ -45,7 +45,10 @@ async def hold(mode: str) -> None:
     if "PYTHONPATH" in os.environ:  # of a Python that does not have our libraries itself
         whole = child.environment
         path = {"PYTHONPATH": os.environ["PYTHONPATH"]}
-        child.environment = lambda level: {**whole(level), **path}
+        child.environment = lambda level, *, environments=None: {
+            **whole(level, environments=environments),
+            **path,
+        }
     os.set_inheritable(os.open(__file__, os.O_RDONLY), True)
     service = ChildService(settings.sandbox)
     user = SandboxClient(service, fetch=fetch, sockets=DeadSockets())

@@ -27,6 +27,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request leaves this machine."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HEADRACE_PACKAGE_INDEX", "http://127.0.0.1:9/simple")
 
 
 @pytest.mark.usefixtures("free_port")
@@ -36,6 +37,8 @@ def test_a_machine_with_everything_is_fine_without_a_server(headrace: Run) -> No
     assert ran.document["ok"] is True
     assert check(ran, "server")["ok"] is None
     assert "python" in headrace("doctor").out
+    assert "127.0.0.1:9 cannot be reached" in str(check(ran, "package index")["detail"])
+    assert "3.1" in str(check(ran, "rollout Pythons")["detail"])
 
 
 @pytest.mark.usefixtures("free_port")
