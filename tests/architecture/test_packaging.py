@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.architecture.test_dependencies import EXACT
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -60,7 +62,10 @@ def test_the_wheel_asks_for_ranges_so_that_others_install_beside_it(wheel: Path)
     asked = [Requirement(line) for line in metadata.get_all("Requires-Dist") or ()]
     assert len(asked) > 20
     others = [one for one in asked if one.name != "headrace"]
-    assert all({s.operator for s in one.specifier} in ({">="}, {">=", "<"}) for one in others)
+    exact = {one.name for one in others if {s.operator for s in one.specifier} == {"=="}}
+    assert exact == set(EXACT), "others cannot install beside an exact version without a reason"
+    ranges = [one for one in others if one.name not in exact]
+    assert all({s.operator for s in one.specifier} in ({">="}, {">=", "<"}) for one in ranges)
     telemetry = next(one for one in asked if one.name == "opentelemetry-sdk")
     assert telemetry.specifier.contains("1.45.1")  # what strands-agents asks for
     assert telemetry.specifier.contains("1.45.2")

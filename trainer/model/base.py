@@ -85,8 +85,6 @@ def build_base(ref: ModelRef, files: Mapping[str, bytes], *, device: torch.devic
             "by save_pretrained, a hub id, a checkpoint run@step, or scratch:NAME"
         )
     model, tokenizer = _load_pretrained(ref.name, what=f"the model {ref.name}")
-    if ref.kind == "hub":
-        record_name(tokenizer, ref.name)
     return _wrap_base(model, tokenizer, public_name=ref.name, ref=ref, device=device)
 
 
@@ -222,6 +220,8 @@ def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrain
             f"{what} has no chat template, which Headrace needs: name its instruction-tuned version, or "
             "save its tokenizer with a chat_template"
         )
+    if not Path(name).is_dir():
+        record_name(tokenizer, name)
     _check_template(tokenizer, what=what)
     check_causal(model.eval(), what=what)
     return model, tokenizer

@@ -226,6 +226,20 @@ class Chat:
             return continued
         return list(self._prompt_of(request.messages, request.tools))
 
+    def family_ids(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, reply_next: bool
+    ) -> list[int] | None:
+        """The ids of a conversation as the model's family writes it, or None if no renderer knows the
+        family. Raises UserCodeError when it cannot be written."""
+        if self._family is None:
+            return None
+        return self._family.conversation_ids(messages, tools, reply_next=reply_next)
+
+    def cut_ids_after_last_turn(self, ids: Sequence[int]) -> list[int]:
+        """The ids up to and including the last one that ends a turn; all of them if none does."""
+        ends = (place + 1 for place, number in enumerate(ids) if number in self._stop_ids)
+        return list(ids[: max(ends, default=len(ids))])
+
     @cached_property
     def _family(self) -> FamilyRenderer | None:
         return find_renderer(self._tokenizer, self._day)

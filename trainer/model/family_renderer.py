@@ -3,7 +3,7 @@
 A renderer is a chat template as a program: it writes the ids of a conversation, finds reasoning and
 calls in sampled ids by the tokens that mark them, and continues sampled ids with new messages. It is
 chosen by the public name of the model, which must be one that the package lists. Checkpoints of such a
-model carry the name in their tokenizer. Other fine-tunes may have another template, so they keep it.
+model carry the name in their tokenizer. Other directories may have another template, so they keep it.
 """
 
 import logging
@@ -77,9 +77,10 @@ def record_name(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 def find_renderer(tokenizer: PreTrainedTokenizerBase, day: datetime) -> "FamilyRenderer | None":
     """The renderer of the model that this tokenizer belongs to, with `day` as its current date. None if
-    its family is not known, or if its renderer needs a file that is not available. The package is
-    imported only for models with a public name, because that takes half a second."""
-    name = str(tokenizer.init_kwargs.get(NAME_KEY) or tokenizer.name_or_path)
+    its family is not known, or if its renderer needs a file that is not available. Only a recorded name
+    counts, because the path of a directory may look like a public name. The package is imported only
+    for models with a public name, because that takes half a second."""
+    name = str(tokenizer.init_kwargs.get(NAME_KEY) or "")
     if not PUBLIC_NAME.fullmatch(name):
         return None
     from renderers.base import MODEL_RENDERER_MAP, MULTIMODAL_MODELS, create_renderer
@@ -147,13 +148,15 @@ class FamilyRenderer:
         shown = content.partition("<")[0] if tools else before_marks(content, (THINK, TAG))
         return "" if shown[:1] in {"{", "["} or shown[:1].isspace() else shown.rstrip()
 
-    def _render(
-        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]
-    ) -> tuple[int, ...]:
+    def conversation_ids(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, reply_next: bool
+    ) -> list[int]:
+        """The ids of a conversation. With `reply_next` it ends where the assistant begins. Raises
+        UserCodeError when the messages cannot be written."""
         try:
-            return tuple(
+            return list(
                 self._renderer.render_ids(
-                    _messages(messages), tools=_tools(tools), add_generation_prompt=True
+                    _messages(messages), tools=_tools(tools), add_generation_prompt=reply_next
                 )
             )
         except (ValueError, TypeError, KeyError) as error:
@@ -161,6 +164,11 @@ class FamilyRenderer:
                 FailureCategory.VALIDATION,
                 f"the model's chat format rejects these messages: {error}",
             ) from error
+
+    def _render(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]
+    ) -> tuple[int, ...]:
+        return tuple(self.conversation_ids(messages, tools, reply_next=True))
 
     def _continuation(self, request: SampleRequest) -> list[int] | None:
         before, last = request.history_messages, request.history[-1]

@@ -41,7 +41,11 @@ def training_rows(
 ) -> list[TrainingRow]:
     """The training rows of a conversation that offers `tools`. `learned`: the answers of the
     `assistant`, the `last` answer only, or `all` text that the template writes. Raises UserCodeError
-    when the template fails."""
+    when the template fails. Conversations with tools are written by the renderer of the model's family,
+    if there is one, because many templates of families write calls in forms of their own."""
+    has_tools = tools or any(message.tool_calls or message.role == "tool" for message in messages)
+    if has_tools and chat.family_ids(messages, tools, reply_next=False) is not None:
+        return _family_rows(chat, messages, tools, learned)
     if learned == "all":
         text = chat.text(messages, tools=tools, reply_next=False)
         return [_row(chat, [(chat.cut_after_last_turn(text), 1)])]
@@ -60,6 +64,38 @@ def training_rows(
         rows[-1].append((answer, 1))
         written = context + answer if goes_on else None
     return [_row(chat, parts) for parts in rows]
+
+
+def _family_rows(
+    chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSpec], learned: LossTurns
+) -> list[TrainingRow]:
+    """The same rows, of the ids that the renderer of the model's family writes."""
+    if learned == "all":
+        row = TrainingRow()
+        whole = chat.family_ids(messages, tools, reply_next=False) or []
+        row.add(chat.with_end_token(chat.cut_ids_after_last_turn(whole)), 1)
+        return [row]
+    answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    rows: list[TrainingRow] = []
+    for i in answers[-1:] if learned == "last" else answers:
+        context = chat.family_ids(messages[:i], tools, reply_next=True) or []
+        whole = chat.family_ids(messages[: i + 1], tools, reply_next=False) or []
+        if (
+            whole[: len(context)] != context
+        ):  # it begins an answer in another way than it writes one
+            context = context[: _num_shared(context, whole)]
+        answer = chat.with_end_token(chat.cut_ids_after_last_turn(whole[len(context) :]))
+        if not rows or context[: len(rows[-1].ids)] != rows[-1].ids:
+            rows.append(TrainingRow())
+        rows[-1].add(context[len(rows[-1].ids) :], 0)
+        rows[-1].add(answer, 1)
+    return rows
+
+
+def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids the two have in common at their beginning."""
+    differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))
 
 
 def _row(chat: Chat, parts: Sequence[tuple[str, Bit]]) -> TrainingRow:

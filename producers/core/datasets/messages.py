@@ -4,7 +4,7 @@ With a label column, the conversation is the prompt. It ends with a message of t
 Without a label column, the conversation is a demonstration. It ends with the assistant's answer, which
 is to be learned. That answer becomes the row's label, and all messages before it, including earlier
 answers, become its prompt. Answers may call tools, in OpenAI's form. The column `tools` has the tools
-that the conversation offers.
+that the conversation offers. Messages may have ShareGPT's form `{from, value}` instead.
 """
 
 import json
@@ -18,6 +18,18 @@ from schemas.sampling import Message, ToolCall, ToolSpec
 ROLES = ("system", "user", "assistant", "tool")
 FIELDS = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content"}
 MOST_TOOLS = 128
+
+SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
+"""`from` of ShareGPT's form -> role."""
 
 
 class BadMessages(ValueError):
@@ -94,6 +106,8 @@ def _parse_tool(index: int, value: object) -> ToolSpec:
 def _parse_message(index: int, value: object) -> Message:
     if not isinstance(value, dict):
         raise BadMessages(f"[{index}] must be an object with role and content")
+    if set(value) & {"from", "value"} and not set(value) & {"role", "content"}:
+        return _parse_sharegpt(index, value)
     given = {name: one for name, one in value.items() if one not in (None, [])}
     if unknown := sorted(set(given) - FIELDS):
         raise BadMessages(
@@ -111,6 +125,24 @@ def _parse_message(index: int, value: object) -> Message:
         raise BadMessages(
             f"[{index}] needs a role of {', '.join(ROLES)} and content that is a string"
         ) from error
+
+
+def _parse_sharegpt(index: int, value: dict[str, object]) -> Message:
+    """A message in the form `{from, value}`. The value of a call is one call, or a list of them."""
+    speaker, text = value.get("from"), value.get("value")
+    if not isinstance(speaker, str) or speaker not in SPEAKERS or not isinstance(text, str):
+        raise BadMessages(
+            f"[{index}] needs `from` as one of {', '.join(SPEAKERS)}, and a `value` that is a string"
+        )
+    role = SPEAKERS[speaker]
+    if speaker != "function_call":
+        return Message.model_validate({"role": role, "content": text})
+    try:
+        called = loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadMessages(f"[{index}] is a function_call whose value is not JSON") from error
+    calls = _parse_calls(index, called if isinstance(called, list) else [called])
+    return Message(role="assistant", content="", tool_calls=calls)
 
 
 def _parse_calls(index: int, value: object) -> tuple[ToolCall, ...]:

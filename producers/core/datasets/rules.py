@@ -34,6 +34,8 @@ INT64 = 2**63
 FORMATS = {".jsonl": "jsonl", ".csv": "csv"}
 PROMPT_COLUMNS = ("user_prompt", "ground_truth")
 LABELS = ("ground_truth", "label")
+SHAREGPT = "conversations"
+"""The column in which public datasets of ShareGPT's form have their messages."""
 
 Values = Mapping[str, object]
 
@@ -160,8 +162,9 @@ class Rules:
             missing.remove("ground_truth")
         if missing:
             found = ", ".join(values) or "none"
+            hint = "; read it with --map conversations=messages" if SHAREGPT in values else ""
             self._report.add(
-                "file", f"missing required columns: {', '.join(missing)}; it has: {found}"
+                "file", f"missing required columns: {', '.join(missing)}; it has: {found}{hint}"
             )
         return not missing
 

@@ -4,6 +4,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trainer.model.chat_template import Chat
+from trainer.model.family_renderer import record_name
 
 SPECIAL = {
     "Qwen/Qwen3-4B": (
@@ -32,7 +33,7 @@ def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
         [AddedToken(t, special=True, normalized=False) for t in SPECIAL[name] if t not in framing]
     )
     made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=ENDS[name])
-    made.name_or_path = name
+    record_name(made, name)
     made.chat_template = "{{ raise_exception('the renderer writes this conversation') }}"
     return made
 

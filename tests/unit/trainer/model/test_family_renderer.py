@@ -13,7 +13,7 @@ from schemas.sampling import Message, ToolCall, ToolSpec, Turn, sequences_of
 from tests.unit.trainer.model.family_tokenizers import SPECIAL, family_chat, family_tokenizer
 from tests.unit.trainer.support import request
 from trainer.model.chat_template import Chat
-from trainer.model.family_renderer import find_renderer, record_name
+from trainer.model.family_renderer import NAME_KEY, find_renderer, record_name
 
 ADD = ToolSpec(
     name="add",
@@ -30,13 +30,28 @@ CHATS = {name: family_chat(name) for name in SPECIAL}
 @pytest.mark.parametrize("name", ["/models/mine", "scratch", "acme/unknown", "acme/a/b"])
 def test_other_models_keep_their_own_template(name: str) -> None:
     tokenizer = family_tokenizer("Qwen/Qwen3-4B")
-    tokenizer.name_or_path = name
+    record_name(tokenizer, name)
     assert find_renderer(tokenizer, TODAY) is None
+
+
+def test_a_directory_that_is_named_like_a_model_keeps_its_own_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twin: the name of a model from the hub is recorded."""
+    monkeypatch.chdir(tmp_path)
+    name = "Qwen/Qwen3-4B"
+    plain = family_tokenizer(name)
+    del plain.init_kwargs[NAME_KEY]
+    plain.save_pretrained(name)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(name)
+    assert tokenizer.name_or_path == name
+    assert find_renderer(tokenizer, TODAY) is None
+    record_name(tokenizer, name)
+    assert find_renderer(tokenizer, TODAY) is not None
 
 
 def test_a_checkpoint_carries_the_name_of_its_base(tmp_path: Path) -> None:
     tokenizer = family_tokenizer("Qwen/Qwen3-4B")
-    tokenizer.name_or_path = "/models/mine"
     record_name(tokenizer, "Qwen/Qwen3-4B")
     for folder in (tmp_path / "first", tmp_path / "second"):
         tokenizer.save_pretrained(folder)
@@ -46,7 +61,7 @@ def test_a_checkpoint_carries_the_name_of_its_base(tmp_path: Path) -> None:
 
 def test_a_renderer_that_cannot_be_made_leaves_the_template() -> None:
     tokenizer = family_tokenizer("Qwen/Qwen3-4B")
-    tokenizer.name_or_path = "meta-llama/Llama-3.2-1B-Instruct"
+    record_name(tokenizer, "meta-llama/Llama-3.2-1B-Instruct")
     assert find_renderer(tokenizer, TODAY) is None
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.config import LossTurns
 from schemas.sampling import Message, ToolCall, ToolSpec, Turn
+from tests.unit.trainer.model.family_tokenizers import SPECIAL, family_chat
 from tests.unit.trainer.support import TINY, request
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
@@ -196,3 +197,32 @@ def test_calls_of_tools_are_learned_and_their_results_are_not(chat: Chat) -> Non
     ]
     learned = [id_ for id_, bit in zip(row.ids, row.learned, strict=True) if bit]
     assert learned == [*spans[0], *spans[1]]
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("learned", ["assistant", "last", "all"])
+def test_calls_are_learned_as_the_family_writes_them(name: str, learned: LossTurns) -> None:
+    """The chat template of these tokenizers cannot write anything."""
+    chat = family_chat(name)
+    calls = (ToolCall(id="call_0", name="add", arguments='{"a": 1}'),)
+    talk = (
+        Message(role="user", content="1+2?"),
+        Message(role="assistant", content="", tool_calls=calls),
+        Message(role="tool", content="3", tool_call_id="call_0"),
+        Message(role="assistant", content="three"),
+    )
+    tools = (ToolSpec(name="add"),)
+    rows = training_rows(chat, talk, tools=tools, learned=learned)
+    parts = [
+        str(chat._tokenizer.decode([i for i, own in zip(row.ids, row.learned, strict=True) if own]))
+        for row in rows
+    ]
+    text = "".join(parts)
+    assert "three" in text
+    assert ("add" in text) == (learned != "last")
+    assert ("1+2?" in text) == (learned == "all")
+    if learned == "all":
+        return
+    for row in rows:
+        assert row.ids[-1] in chat._stop_ids
+        assert row.learned[-1]

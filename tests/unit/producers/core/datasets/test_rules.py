@@ -325,3 +325,42 @@ def test_a_mapping_travels_in_a_path() -> None:
     assert from_query(None) == {}
     with pytest.raises(InvalidConfig, match="must be a JSON object"):
         from_query("{")
+
+
+def sharegpt(*said: tuple[str, str], **more: Any) -> dict[str, Any]:
+    return {"conversations": [{"from": one, "value": text} for one, text in said], **more}
+
+
+def test_conversations_in_the_form_of_sharegpt(tmp_path: Path) -> None:
+    call = json.dumps({"name": "add", "arguments": {"a": 1}})
+    said = [("system", "s"), ("human", "1?"), ("function_call", call)]
+    said += [("observation", "3"), ("gpt", "three")]
+    text = "\n".join(json.dumps(sharegpt(*said)) for _ in range(4))
+    path = tmp_path / "shared.jsonl"
+    path.write_text(text)
+    written: list[bytes] = []
+    report = check_file(path, "jsonl", written.append, mapping={"conversations": "messages"})
+    assert report.issues == []
+    row = DatasetRow.model_validate_json(written[0])
+    assert [m.role for m in row.prompt] == ["system", "user", "assistant", "tool"]
+    assert row.prompt[2].tool_calls[0].arguments == '{"a": 1}'
+    assert row.label == "three"
+    [issue] = check_file(path, "jsonl", written.append).issues
+    assert "--map conversations=messages" in issue.message
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        (("robot", "x"), "needs `from` as one of"),
+        (("human", 5), "needs `from` as one of"),
+        (([], "x"), "needs `from` as one of"),
+        (("function_call", "no json"), "whose value is not JSON"),
+        (("function_call", "[1]"), "must have function.name"),
+    ],
+)
+def test_a_wrong_message_in_the_form_of_sharegpt(tmp_path: Path, said: Any, says: str) -> None:
+    path = tmp_path / "shared.jsonl"
+    path.write_text("\n".join(json.dumps(sharegpt(said, ("gpt", "a"))) for _ in range(4)))
+    issues = check_file(path, "jsonl", lambda _: None, mapping={"conversations": "messages"}).issues
+    assert says in issues[0].message
