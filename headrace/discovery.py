@@ -144,10 +144,14 @@ def _only(module: types.ModuleType, base: type, method: str) -> type | None:
     classes = list(found.values())
     # A base class that leaves the method to its subclasses is abstract, and not a second candidate.
     classes = [c for c in classes if getattr(c, method) is not getattr(base, method)] or classes
+    # A class of this file comes before those that it imports, such as the one that it derives from.
+    classes = [c for c in classes if c.__module__ == module.__name__] or [
+        c for c in classes if not any(c is not d and issubclass(d, c) for d in classes)
+    ]
     path = Path(module.__file__ or "?")
     file = workspace_path(path, path)
     if len(classes) > 1:
-        named = ", ".join(f"{c.__name__} (line {_line(c)})" for c in classes)
+        named = ", ".join(_name_with_place(c, module) for c in classes)
         raise EntryPointError(
             f"{file}: there are two {base.__name__}s: {named}; keep one in this file"
         )
@@ -160,6 +164,11 @@ def _only(module: types.ModuleType, base: type, method: str) -> type | None:
             f"write `async def {method}(self, ctx)`"
         )
     return classes[0]
+
+
+def _name_with_place(cls: type, module: types.ModuleType) -> str:
+    place = "" if cls.__module__ == module.__name__ else f"{cls.__module__}, "
+    return f"{cls.__name__} ({place}line {_line(cls)})"
 
 
 def _line(thing: object) -> int:

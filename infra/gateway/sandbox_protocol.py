@@ -128,13 +128,13 @@ class _Valve:
         """Stop for this time."""
         if seconds > 0 and self._resting is None:
             self._end.pause_reading()
-            self._resting = asyncio.get_running_loop().call_later(seconds, self._rested)
+            self._resting = asyncio.get_running_loop().call_later(seconds, self._end_rest)
 
     def close(self) -> None:
         if self._resting is not None:
             self._resting.cancel()
 
-    def _rested(self) -> None:
+    def _end_rest(self) -> None:
         self._resting = None
         self._open()
 

@@ -1,5 +1,6 @@
 """The objects that an entry point may name, and the errors for one that cannot be used."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -82,6 +83,52 @@ def test_two_workflows_are_refused_with_both_lines(tmp_path: Path) -> None:
     two = r"two AgentWorkflows: Solve \(line 7\), Other \(line 21\)"
     with pytest.raises(EntryPointError, match=two):
         workflow_of(module)
+
+
+IMPORTED = """
+import sys, types
+
+shared = sys.modules["shared"] = types.ModuleType("shared")
+exec('''
+from headrace import Grader
+
+class Base(Grader):
+    async def grade(self, ctx): ...
+
+class Derived(Base):
+    async def grade(self, ctx): ...
+
+class Unrelated(Grader):
+    async def grade(self, ctx): ...
+''', shared.__dict__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "chosen"),
+    [
+        ("from shared import Base\nclass Check(Base): ...\n", "Check"),
+        ("from shared import Base, Unrelated\nclass Check(Base): ...\n", "Check"),
+        ("from shared import Base\n", "Base"),
+        ("from shared import Base, Derived\n", "Derived"),
+    ],
+)
+def test_a_class_of_the_file_comes_before_those_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, chosen: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "shared", raising=False)
+    module = load(entry(tmp_path, IMPORTED + source))
+    monkeypatch.delitem(sys.modules, "shared")
+    grader = grader_of(module)
+    assert grader is not None
+    assert grader.__name__ == chosen
+
+
+def test_two_imported_classes_are_refused_with_their_module(tmp_path: Path) -> None:
+    module = load(entry(tmp_path, IMPORTED + "from shared import Base, Unrelated\n"))
+    del sys.modules["shared"]
+    with pytest.raises(EntryPointError, match=r"two Graders: Base \(shared, line 0\), Unrelated"):
+        grader_of(module)
 
 
 def test_methods_must_be_async(tmp_path: Path) -> None:

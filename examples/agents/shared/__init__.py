@@ -1,0 +1,1 @@
+"""The parts that both agents use: the calculator, and the grader."""
