@@ -3,13 +3,9 @@
 The judge is a server on this machine that limits the rate and answers prose now and then.
 """
 
-import asyncio
 import hashlib
 import json
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,7 @@ from tests.kit.platform import (
     platform,
     run_config,
 )
-from tests.kit.provider import FakeProvider, Reply, completion, provider, refusal
+from tests.kit.provider import Reply, completion, provider_in_thread, refusal
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
 
@@ -56,22 +52,6 @@ class Judge:
         return completion(json.dumps({"explanation": "so it is", "score": score(question)}))
 
 
-@contextmanager
-def served(judge: Judge) -> Iterator[FakeProvider]:
-    """The judge in a thread of its own, while the block runs."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    held = provider(judge)
-    try:
-        yield asyncio.run_coroutine_threadsafe(held.__aenter__(), loop).result(10)
-    finally:
-        asyncio.run_coroutine_threadsafe(held.__aexit__(None, None, None), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
-
-
 def verify(running: Platform, run: str) -> Any:
     asked = running.post(f"/runs/{run}/verify", {}).json()["verification"]["id"]
 
@@ -91,7 +71,7 @@ def ready(running: Platform, workspace: Path) -> None:
 def test_kills_around_judgements_change_nothing(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "workspace")
     judge = Judge()
-    with served(judge) as fake:
+    with provider_in_thread(judge) as fake:
         address = fake.base_url.removeprefix("http://").removesuffix("/v1")
         settings = {
             "HEADRACE_FAILPOINT": ",".join(f"{point}:3" for point in POINTS),

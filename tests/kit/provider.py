@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,3 +77,19 @@ async def provider(reply: Callable[[int, Any], Reply]) -> AsyncIterator[FakeProv
         yield fake
     finally:
         server.close()
+
+
+@contextmanager
+def provider_in_thread(reply: Callable[[int, Any], Reply]) -> Iterator[FakeProvider]:
+    """The same in a thread of its own, for tests that wait without an event loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    held = provider(reply)
+    try:
+        yield asyncio.run_coroutine_threadsafe(held.__aenter__(), loop).result(10)
+    finally:
+        asyncio.run_coroutine_threadsafe(held.__aexit__(None, None, None), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
