@@ -110,7 +110,7 @@ def workspace_synced(event: WorkspaceSynced) -> Iterator[Line]:
 @lines.register
 def packages_chosen(event: PackagesChosen) -> Iterator[Line]:
     for rollout in event.rollouts:
-        if (chosen := rollout.environment) is not None:
+        if (chosen := rollout.environment) is not None and chosen.packages:
             name, number = rollout.entrypoint.rollout, chosen.packages
             what = "1 package" if number == 1 else f"{number} packages"
             text = f"Installing {what} of rollout {name} for Python {chosen.python}"

@@ -276,7 +276,7 @@ async def perform_fetch(effect: FetchCommit, ports: Ports) -> CommitFetched:
     found = await choose_packages(
         tree, entrypoints, user=user, artifacts=ports.artifacts, owner=effect.workspace
     )
-    needs_packages = any(one.environment is not None for one in found)
+    needs_packages = any(one.environment and one.environment.packages for one in found)
     if not needs_packages:
         found = await examine_rollouts(tree, found, user=user)
     return CommitFetched(

@@ -107,7 +107,7 @@ def _packages(rollout: Document) -> str | None:
     chosen = rollout.get("environment")
     if not isinstance(chosen, dict):
         return None
-    return f"{chosen.get('packages')} (Python {chosen.get('python')})"
+    return f"{chosen.get('packages') or 'none'} (Python {chosen.get('python')})"
 
 
 def _entrypoint(rollout: Document) -> str:

@@ -241,6 +241,18 @@ async def test_the_chosen_packages_of_a_rollout_are_stored_with_its_commit(tmp_p
     assert all(one.error for one in found.rollouts)
 
 
+async def test_a_rollout_that_only_chooses_its_python_is_examined_at_once(tmp_path: Path) -> None:
+    wants = NEEDS.replace('"numpy>=2", "headrace"', "") + 'requires-python = ">=3.11"\n'
+    repositories = FakeRepositories(tree("rollouts/a/main.py", a=wants))
+    user = FakeUserCode()
+    outcome = await perform_fetch(
+        FETCH, bench(tmp_path, repositories=repositories, user=user).ports
+    )
+    assert not outcome.needs_packages
+    assert user.discovered == [(Entrypoint(rollout="a"),)]
+    assert outcome.rollouts[0].environment is not None
+
+
 async def test_a_rollout_with_dependencies_is_refused_by_name_and_its_neighbours_are_not(
     tmp_path: Path,
 ) -> None:
