@@ -53,6 +53,21 @@ AWAY = (
     *("error sending request", "dns error", "connection refused", "operation timed out"),
     *("request failed after", "failed to fetch", "could not connect", "network connectivity"),
 )
+LEAVE_OUT = (
+    "name a version that has a wheel for this platform, or leave the package out by "
+    "tool.uv.override-dependencies if it is not needed"
+)
+ADVICE = {
+    "no usable wheels": LEAVE_OUT,
+    "no wheels with": LEAVE_OUT,
+    "was not found in the package registry": "correct the name, or use an index that has it",
+    "No solution found": "change the versions that do not fit together",
+}
+"""What to do about packages that cannot be chosen, by what uv says."""
+
+ADVICE_LOCKED = "run `uv lock` for this platform and Python too, or remove uv.lock"
+"""What to do about chosen packages that do not fit: only a lock of the author chooses such."""
+
 LOCK_S = 0.1
 RESOLVE_BYTES, RESOLVE_S = 1 << 30, 300.0
 
@@ -156,7 +171,7 @@ class Environments:
         logger.info("installing %d packages into the environment %s", count, key[:12])
         await asyncio.to_thread(remove_partials, self._directory, key)
         folder = prepared_folder(self._directory, key)
-        what = f"the environment with {count} packages"
+        what = f"the environment with {count} package{'s' if count != 1 else ''}"
         try:
             await self._install(folder, pins, base, what)
             made = folder / "env"
@@ -164,7 +179,7 @@ class Environments:
             await asyncio.to_thread(seal_tree, made)
             made.rename(self._directory / key)
         except UvFailed as failed:
-            error = self._refusal(failed, what)
+            error = self._refusal(failed, what, is_locked=True)
             raise (TransientError(error.message) if _is_away(failed) else error) from failed
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -221,7 +236,7 @@ class Environments:
             self._directory.mkdir(exist_ok=True)
             self._directory.chmod(0o755)
 
-    def _refusal(self, failed: UvFailed, path: str) -> Refused:
+    def _refusal(self, failed: UvFailed, path: str, *, is_locked: bool = False) -> Refused:
         shown = str(failed)[:LONGEST_SAID]
         if _is_away(failed):
             index = self._settings.index or "the index of uv"
@@ -229,7 +244,9 @@ class Environments:
                 f"{path}: the packages cannot be installed, because {index} cannot be reached; try "
                 f"again, or let the operator set {INDEX}. uv says: {shown}"
             )
-        return Refused(f"{path}: the packages cannot be installed; correct them. uv says: {shown}")
+        found = (what for sign, what in ADVICE.items() if sign in shown)
+        advice = ADVICE_LOCKED if is_locked else next(found, "correct them")
+        return Refused(f"{path}: the packages cannot be installed; {advice}. uv says: {shown}")
 
 
 def platform() -> str:

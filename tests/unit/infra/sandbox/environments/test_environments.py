@@ -110,11 +110,12 @@ async def test_an_environment_is_built_once(
         await build(self, *parts)  # type: ignore[arg-type]  # passed on as they are
 
     monkeypatch.setattr(Environments, "_build", counted)
-    other = Environments(choose_level("bwrap"), settings)
+    others = [Environments(choose_level("bwrap"), settings) for _ in range(7)]
     left = settings.directory / f"{ref.key}-killed.partial"
     left.mkdir()
-    await asyncio.gather(*(each.get(ref, pins) for each in (environments, other) * 3))
-    other.close()
+    await asyncio.gather(*(each.get(ref, pins) for each in (environments, *others) * 2))
+    for other in others:
+        other.close()
     assert builds == [ref.key]
     assert not left.exists()
 
@@ -136,16 +137,16 @@ async def test_a_cancelled_wait_for_a_build_keeps_no_lock(
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("asked", "says", "advice"),
     [
-        (("one", "two<1"), "No solution found"),
-        (("absent",), "was not found"),
-        (("only-source",), "has no usable wheels"),
-        (("elsewhere",), "wheels"),
+        (("one", "two<1"), "you require two<1", "change the versions"),
+        (("absent",), "absent was not found", "correct the name"),
+        (("only-source",), "only-source==1.0 has no usable wheels", "leave the package out by"),
+        (("elsewhere",), "no wheels with a matching platform tag", "has a wheel for this platform"),
     ],
 )
 async def test_what_cannot_be_resolved_is_said_by_uv(
-    environments: Environments, index: LocalIndex, asked: tuple[str, ...], says: str
+    environments: Environments, index: LocalIndex, asked: tuple[str, ...], says: str, advice: str
 ) -> None:
     index.add_source("only-source", "1.0")
     index.add_wheel("elsewhere", "1.0", tag="cp311-cp311-win_amd64")
@@ -153,6 +154,7 @@ async def test_what_cannot_be_resolved_is_said_by_uv(
         await environments.resolve(asking(*asked))
     assert PATH in str(refused.value)
     assert says in str(refused.value)
+    assert advice in str(refused.value)
 
 
 async def test_an_index_that_is_away_is_named(settings: PackageSettings) -> None:
@@ -178,7 +180,7 @@ async def test_an_environment_has_a_limit_of_bytes(
     small = Environments(choose_level("bwrap"), replace(settings, largest_bytes=4 << 20))
     monkeypatch.setattr("infra.sandbox.environments.uv_process.LOOK_S", 0.01)
     resolved = await small.resolve(asking("large"))
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match=r"more than 4 MiB .*use fewer or smaller packages|file"):
         await small.get(ref_of(resolved), resolved.pins.encode())
     small.close()
     assert not list(settings.directory.glob("*.partial"))
@@ -278,7 +280,9 @@ async def test_a_lock_for_another_platform_says_so_when_it_is_installed(
     lock = LOCK.replace("HASH", "0" * 64).replace('version = "1.0"', 'version = "3.0"')
     lock = lock.replace("two-1.0-py3-none-any", "two-3.0-cp311-cp311-win_amd64")
     resolved = await environments.resolve(asking("two>=1", lock=lock))
-    with pytest.raises(Refused, match=r"two.*3\.0.*(wheel|platform)"):
+    with pytest.raises(
+        Refused, match=r"(?s)run `uv lock` for this platform.*two==3\.0 has no wheels"
+    ):
         await environments.get(ref_of(resolved), resolved.pins.encode())
 
 
