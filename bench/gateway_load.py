@@ -10,7 +10,6 @@ tokens, and have another under way, are held, and the memory of the process is c
 import asyncio
 import json
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -65,22 +64,32 @@ class TimedEngine:
 
     def __init__(self) -> None:
         self.random = random.Random(0)
+        self.ids = [self.random.randrange(150_000) for _ in range(1 << 16)]
+        self.logprobs = tuple(-self.random.random() for _ in range(TOKENS))
         self.is_held = False
         self.num_open = 0
 
     async def prepare(self, request: SampleRequest) -> None:
         pass
 
+    def _some_ids(self) -> tuple[int, ...]:
+        """Ids that were drawn before, because an engine draws them on a thread of its own. Where memory
+        is measured, each turn has its own, as those of an engine."""
+        if self.is_held:
+            return tuple(self.random.randrange(150_000) for _ in range(TOKENS))
+        begin = self.random.randrange(len(self.ids) - TOKENS)
+        return tuple(self.ids[begin : begin + TOKENS])
+
     async def sample(self, request: SampleRequest) -> Turn:
         began = time.perf_counter()
         last = request.history[-1] if request.history_messages else None
         before = (*last.prompt_ids, *last.completion_ids) if last else ()
-        ids = tuple(self.random.randrange(150_000) for _ in range(TOKENS))
+        ids, new = self._some_ids(), self._some_ids()
         call = ToolCall(id="c", name="add", arguments='{"a": 17, "b": 25}')
         turn = Turn(
-            prompt_ids=(*before, *(self.random.randrange(150_000) for _ in range(TOKENS))),
+            prompt_ids=(*before, *new),
             completion_ids=ids,
-            logprobs=tuple(-self.random.random() for _ in ids),
+            logprobs=tuple(-p for p in self.logprobs) if self.is_held else self.logprobs,
             text="I add them. " * 20,
             finish_reason="stop",
             answer=Message(role="assistant", content="I add them. " * 20, tool_calls=(call,)),
@@ -107,7 +116,7 @@ async def serve() -> None:
             said: Any = {
                 "added": gateway.added,
                 "kb": _resident_kb(),
-                "cpu_s": resource.getrusage(resource.RUSAGE_SELF).ru_utime,
+                "cpu_s": time.process_time(),
             }
             gateway.added = []
         elif asked[0] == "open":

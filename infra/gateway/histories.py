@@ -10,6 +10,7 @@ edited answer, a shorter history, other tools) matches nothing, and starts a new
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
 from schemas.sampling import Message, ToolSpec
@@ -26,6 +27,9 @@ class RecordedConversation(Protocol):
 
 
 NOTHING = "{}"
+
+SHORT, KEPT = 4096, 512
+"""How many characters a text may have that is remembered, and how many of them are."""
 
 C = TypeVar("C", bound=RecordedConversation)
 
@@ -100,6 +104,12 @@ def canonical(message: Message) -> list[object]:
 
 
 def canonical_json(text: str) -> str:
+    """JSON text in one form, so that texts with equal values are equal. Short texts are remembered,
+    because each request of a sample has the same tools and calls again."""
+    return _remembered_json(text) if len(text) <= SHORT else _canonical_json(text)
+
+
+def _canonical_json(text: str) -> str:
     """JSON text without what does not change its value: white space, escapes, the order of keys, and
     `1.0` for `1`. A text that is not JSON is `{}`, because that is what some frameworks make of it."""
     try:
@@ -107,6 +117,9 @@ def canonical_json(text: str) -> str:
         return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return NOTHING
+
+
+_remembered_json = lru_cache(KEPT)(_canonical_json)
 
 
 def _number(text: str) -> float | int | str:
