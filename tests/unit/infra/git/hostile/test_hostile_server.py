@@ -58,7 +58,7 @@ while not ended.wait(0.01):
         began = time.perf_counter()
         asked = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         asked.request("GET", "/healthz")
-        assert asked.getresponse().status == 204
+        assert asked.getresponse().status in (200, 204)
         asked.close()
         worst[port] = max(worst[port], time.perf_counter() - began)
 print(*worst.values())
