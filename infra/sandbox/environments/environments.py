@@ -63,10 +63,10 @@ ADVICE = {
     "was not found in the package registry": "correct the name, or use an index that has it",
     "No solution found": "change the versions that do not fit together",
 }
-"""What to do about packages that cannot be chosen, by what uv says."""
+"""The advice about packages that cannot be chosen, by what uv says."""
 
 ADVICE_LOCKED = "run `uv lock` for this platform and Python too, or remove uv.lock"
-"""What to do about chosen packages that do not fit: only a lock of the author chooses such."""
+"""The advice about chosen packages that do not fit: only a lock of the author chooses such."""
 
 LOCK_S = 0.1
 RESOLVE_BYTES, RESOLVE_S = 1 << 30, 300.0
