@@ -70,6 +70,25 @@ async def test_an_answer_ends_before_the_first_stop_string(
     assert turns[0].pieces is None
 
 
+async def test_choices_are_draws_of_their_own_and_a_seed_changes_none(
+    ai: openai.AsyncOpenAI, session: GatewaySession
+) -> None:
+    """The draws belong to the run, so the same request draws the same, whatever seed it names."""
+    texts = []
+    for options in ({}, {"seed": 7}, {"seed": 8, "temperature": 0.1, "top_p": 0.5}):
+        session.calls.clear()
+        answer: Any = await ai.chat.completions.create(
+            model="another-models-name", messages=HELLO, n=3, **options
+        )
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        texts.append([choice.message.content for choice in answer.choices])
+    assert texts[0] == texts[1] == texts[2]
+    assert len(set(texts[0])) == 3
+    assert answer.usage.completion_tokens == sum(
+        len(call.turn.completion_ids) for call in session.calls if call.turn
+    )
+
+
 async def test_logprobs_are_of_the_tokens_of_the_text(
     ai: openai.AsyncOpenAI, session: GatewaySession
 ) -> None:
@@ -117,6 +136,7 @@ async def test_what_is_not_supported_is_refused_by_name(
         "invalid_request_error",
     )
     assert error.message.count(name) >= 1
+    assert "leave it out" in error.message or "use " in error.message or "ask for" in error.message
     assert session.calls == [], "nothing was sampled"
 
 
