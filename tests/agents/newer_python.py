@@ -16,6 +16,7 @@ PACKAGES = {
     "osmosis": "osmosis-ai[server,strands,openai-agents]==0.3.8",
     "older_osmosis": "osmosis-ai[server,strands,openai-agents]==0.2.31",
     "verifiers": "verifiers==0.4.0",
+    "openenv": "verifiers[openenv]==0.4.0",
     "older_verifiers": "verifiers==0.1.14",
 }
 OSMOSIS = ("certifi>=2024", "litellm<1.106")

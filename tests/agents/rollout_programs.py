@@ -189,3 +189,54 @@ def load_environment(first: int = 6) -> vf.Environment:
         dataset=Dataset.from_list(rows), tools=[multiply], rubric=vf.Rubric(funcs=[exact])
     )
 '''
+
+OPENENV = """
+import threading
+
+import uvicorn
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+from verifiers.v1.tasksets.openenv import OpenEnvEnv, OpenEnvTaskset
+
+__all__ = ["OpenEnvEnv", "OpenEnvTaskset"]
+
+
+class Say(Action):
+    text: str
+
+
+class Heard(Observation):
+    question: str = ""
+
+
+class Multiply(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        super().__init__()
+        self._state = State(episode_id="one", step_count=0)
+
+    def reset(self, seed=None, episode_id=None, **arguments):
+        return Heard(question="6 * 7?", done=False, reward=0.0)
+
+    def step(self, action, timeout_s=None, **arguments):
+        return Heard(question="", done=True, reward=float("42" in action.text))
+
+    @property
+    def state(self):
+        return self._state
+
+
+app = create_fastapi_app(Multiply, Say, Heard, max_concurrent_envs=64)
+server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=NUMBER, log_level="warning"))
+threading.Thread(target=server.run, daemon=True).start()
+"""
+OPENENV_SETTINGS = '[tool.headrace.environment.taskset]\nbase_url = "http://127.0.0.1:NUMBER"\n'
+OPENENV_TASK: dict[str, object] = {
+    "name": "one",
+    "prompt": None,
+    "env": None,
+    "base_url": "http://127.0.0.1:NUMBER",
+    "use_docker": False,
+    "provider_kwargs": {},
+    "reset": {},
+}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from infra.gateway.server import HttpGateway
+from infra.local.free_port import free_port
 from schemas.sampling import Message, SampleRequest, Turn, sequences_of
 from tests.agents import rollout_programs as programs
 from tests.agents.newer_python import packaged
@@ -48,12 +49,21 @@ class Made:
     tools: set[str]
 
 
-async def make(python: Path, main: str, directory: Path, metadata: object) -> Made:
+async def make(
+    python: Path,
+    main: str,
+    directory: Path,
+    metadata: object,
+    *,
+    settings: str = "",
+    policy: ScriptedPolicy | None = None,
+) -> Made:
     """Have a program make SAMPLES samples of a group."""
     entry = directory / "rollouts" / "multiply" / "main.py"
     entry.parent.mkdir(parents=True)
     entry.write_text(main)
-    policy = Calculator([])
+    (entry.parent / "pyproject.toml").write_text(settings)
+    policy = policy or Calculator([])
     gateway = HttpGateway(policy)
     await gateway.start()
     spec = group_spec(template(num_samples=SAMPLES))
@@ -145,3 +155,34 @@ async def test_a_program_makes_its_samples_and_grades_them(
         sampled = [i for i, kept in zip(row.tokens, row.loss_mask, strict=True) if kept]
         assert sampled == [i for turn in turns for i in turn.completion_ids], "each id once"
         assert row.tokens[: len(turns[0].prompt_ids)] == turns[0].prompt_ids
+
+
+class Player(ScriptedPolicy):
+    """A policy that answers at once. Every second sample is wrong."""
+
+    async def sample(self, request: SampleRequest) -> Turn:
+        right = request.key.sample % 2 == 0
+        self.script = [said(f"It is {42 if right else 41}")] * (len(self.asked) + 1)
+        return await super().sample(request)
+
+
+async def test_an_environment_of_openenv_is_played_by_the_taskset_of_verifiers(
+    tmp_path: Path,
+) -> None:
+    """The entry point also serves the environment, at an address in its sandbox."""
+    port = str(free_port())
+    task = {"task": json.dumps(programs.OPENENV_TASK).replace("NUMBER", port)}
+    made = await make(
+        packaged("openenv"),
+        programs.OPENENV.replace("NUMBER", port),
+        tmp_path,
+        task,
+        settings=programs.OPENENV_SETTINGS.replace("NUMBER", port),
+        policy=Player([]),
+    )
+    assert (made.dialect, made.rewards) == ("leases", [1.0, 0.0] * (SAMPLES // 2))
+    for turns, conversation in zip(made.turns, made.conversations, strict=True):
+        assert "6 * 7?" in conversation[0].content
+        (row,) = sequences_of(turns)
+        sampled = [i for i, kept in zip(row.tokens, row.loss_mask, strict=True) if kept]
+        assert sampled == [i for turn in turns for i in turn.completion_ids], "each id once"
