@@ -18,7 +18,7 @@ from schemas.errors import InvalidConfig
 VERSION = "v0.0.0-20250205023644-9414b50a5633"
 """The version that is tested."""
 
-BUILD = 2
+BUILD = 3
 """Counts the ways in which `make gvisor` has built this version."""
 
 PLACES = "/usr/local/bin:/usr/bin:/bin"
