@@ -15,13 +15,14 @@ import re
 import stat
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from headrace.blame import own_traceback
+from headrace.blame import own_traceback, tree_of, workspace_path
 
 MOST_PRINTED = 64 << 10
 """Bytes of printed text that are kept. The first half is the beginning and the second half the end."""
@@ -38,6 +39,7 @@ MOST_ENTRIES = 1000
 """How many entries of the artifacts directory are looked at."""
 
 LONGEST_NAME = 100
+NEVER_AWAITED = "coroutine .* was never awaited"
 UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -45,7 +47,7 @@ class AttemptOutput:
     """The output of one attempt at an entry point. `is_cut` is true if something was left out."""
 
     def __init__(self, entry: Path | None = None) -> None:
-        self._entry = entry
+        self.entry = entry
         self._head = bytearray()
         self._tail = bytearray()
         self._num_dropped = 0
@@ -68,8 +70,8 @@ class AttemptOutput:
 
     def fail_tool(self, error: BaseException) -> None:
         """Keep the traceback of an error that a tool raised. The attempt goes on."""
-        if self._entry is not None:
-            self.fail(error, self._entry, most=MOST_OF_TOOLS)
+        if self.entry is not None:
+            self.fail(error, self.entry, most=MOST_OF_TOOLS)
 
     def fail(self, error: BaseException, entry: Path, *, most: int = MOST_TRACEBACK) -> None:
         """Keep the traceback of an error, as far as it is the workspace's own code."""
@@ -217,6 +219,27 @@ def capture() -> None:
     )
     for owner, name, function in replaced:
         setattr(owner, name, function)
+    warnings.showwarning = _show_warning
+    # Otherwise only the first attempt of a process would say it.
+    warnings.filterwarnings("always", NEVER_AWAITED, RuntimeWarning)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning as Python does, with the workspace's own line or none."""
+    output = running.get()
+    entry = output.entry if output is not None else None
+    path = Path(filename)
+    is_own = entry is not None and path.is_relative_to(tree_of(entry))
+    place = f"{workspace_path(path, entry)}:{lineno}: " if entry is not None and is_own else ""
+    advice = "; write `await` before its call" if re.fullmatch(NEVER_AWAITED, str(message)) else ""
+    print(f"{place}{category.__name__}: {message}{advice}", file=file or sys.stderr)
 
 
 def _open_text(descriptor: int) -> io.TextIOWrapper:

@@ -4,14 +4,18 @@ Only frames of the workspace count. If a grader calls `json.loads` on bad text, 
 line of the grader and not a line of the standard library.
 """
 
+import errno
+import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 LONGEST = 2000
 """Characters of an error that are passed on."""
 
 MOST_CALLERS = 4
+MOST_CAUSES = 16
 
 
 def blame(error: BaseException, entry: Path) -> str:
@@ -19,8 +23,7 @@ def blame(error: BaseException, entry: Path) -> str:
     workspace's functions, innermost first. If no frame belongs to the workspace, the text names no
     line."""
     frames = own_frames(error, entry)
-    text, kind = _text(error), type(error).__name__
-    what = f"{kind}: {text}{import_hint(error, entry)}" if text else kind
+    what = describe(error, entry)
     if not frames:
         return what[:LONGEST]
     first, *callers = [
@@ -73,16 +76,49 @@ def _keep_own(shown: traceback.TracebackException, entry: Path) -> None:
         left += [each.__cause__, each.__context__, *(each.exceptions or ())]
 
 
-def import_hint(error: BaseException, entry: Path) -> str:
-    """Return a hint about the file that names a rollout's packages, to show after an import error."""
-    if not isinstance(error, ModuleNotFoundError):
-        return ""
-    file = f"{workspace_path(rollout_folder(entry), entry)}/pyproject.toml"
-    return f" (if a package has this module, add the package to project.dependencies in {file})"
+def describe(error: BaseException, entry: Path) -> str:
+    """Return the type and the text of an error, and what to do about it if that is known."""
+    text, kind = _text(error), type(error).__name__
+    return (f"{kind}: {text}" if text else kind) + hint(error, entry)
+
+
+def hint(error: BaseException, entry: Path) -> str:
+    """Return in brackets what to do about an error, or nothing if that is not known."""
+    if isinstance(error, ModuleNotFoundError):
+        file = f"{workspace_path(rollout_folder(entry), entry)}/pyproject.toml"
+        return f" (if a package has this module, add the package to project.dependencies in {file})"
+    if isinstance(error, SystemExit):
+        return " (leave out sys.exit, because it ends no program here)"
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return " (the workspace is read-only here; write the file into ctx.artifacts_dir)"
+    if any(isinstance(one, socket.gaierror) for one in _chain(error)):
+        return " (user code reaches only the hosts that advanced.network names)"
+    return ""
+
+
+def last_place(error: BaseException, entry: Path) -> str | None:
+    """Return the innermost line of the workspace in an error, or else in the errors that led to it."""
+    for one in _chain(error):
+        if frames := own_frames(one, entry):
+            first = frames[0]
+            return f"{workspace_path(Path(first.filename), entry)}:{first.lineno} in {first.name}"
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that led to it, the latest first."""
+    one: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if one is None:
+            return
+        yield one
+        one = one.__cause__ or one.__context__
 
 
 def _text(error: BaseException) -> str:
     try:
+        if isinstance(error, ImportError) and error.path:
+            return str(error).removesuffix(f" ({error.path})")  # the place in the sandbox
         return str(error)
     except BaseException:  # user code's `__str__` raises whatever it likes
         return "the text of this error cannot be read, because its `__str__` raised"

@@ -10,10 +10,11 @@ import inspect
 import linecache
 import sys
 import types
+from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from headrace.blame import import_hint, own_frames, tree_of, workspace_path
+from headrace.blame import describe, own_frames, tree_of, workspace_path
 from headrace.entry_source import find_problem
 from headrace.grading import Grader
 from headrace.rewards import is_reward
@@ -27,6 +28,8 @@ from headrace.tools.mcp_config import (
 )
 from headrace.tools.tool_set import ToolSet, UnusableTools, offered_tools
 from headrace.workflow import AgentWorkflow
+
+NEW = inspect.getattr_static(object, "__new__")
 
 
 class EntryPointError(Exception):
@@ -60,9 +63,7 @@ def load(path: Path) -> types.ModuleType:
     except SyntaxError as error:
         raise _syntax_error(error, path) from error
     except BaseException as error:  # user code raises whatever it likes, SystemExit too
-        message = (
-            f"{_place(error, path)}: {type(error).__name__}: {error}{import_hint(error, path)}"
-        )
+        message = f"{_place(error, path)}: {describe(error, path)}"
         raise EntryPointError(message) from error
     return module
 
@@ -163,12 +164,65 @@ def _only(module: types.ModuleType, base: type, method: str) -> type | None:
             f"{file}:{_line(function)}: {classes[0].__name__}.{method} must be async: "
             f"write `async def {method}(self, ctx)`"
         )
+    if problem := signature_problem(classes[0], method, path):
+        raise EntryPointError(problem)
     return classes[0]
 
 
 def _name_with_place(cls: type, module: types.ModuleType) -> str:
     place = "" if cls.__module__ == module.__name__ else f"{cls.__module__}, "
     return f"{cls.__name__} ({place}line {_line(cls)})"
+
+
+def named_place(owner: type, method: str, entry: Path) -> str:
+    """Return the name of a method with its file and line, or only its name if the workspace does not
+    contain it."""
+    place = _definition(inspect.getattr_static(owner, method, None), entry)
+    name = f"{owner.__name__}.{method}"
+    return f"{name} ({place})" if place else name
+
+
+def signature_problem(owner: type, method: str, entry: Path) -> str | None:
+    """Return why `owner().method(ctx)` cannot be called, or None if it can. Only plain functions are
+    examined."""
+    file = workspace_path(entry, entry)
+    made = inspect.getattr_static(owner, "__init__", None)
+    is_plain = type(owner) in (type, ABCMeta) and inspect.getattr_static(owner, "__new__") is NEW
+    if is_plain and (why := _refusal(made, 1)):
+        return (
+            f"{_definition(made, entry) or file}: {owner.__name__} cannot be made without arguments "
+            f"({why}); give each argument of `__init__` a default"
+        )
+    function = inspect.getattr_static(owner, method, None)
+    if why := _refusal(function, 2):
+        return (
+            f"{_definition(function, entry) or file}: {owner.__name__}.{method} cannot be called with "
+            f"a context ({why}); write `async def {method}(self, ctx)`"
+        )
+    return None
+
+
+def _refusal(function: object, num_arguments: int) -> str | None:
+    """Why a function cannot be called with so many arguments, or None if it can."""
+    if not isinstance(function, types.FunctionType):
+        return None
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+        signature.bind(*[None] * num_arguments)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # it has no signature
+        return None
+    return None
+
+
+def _definition(function: object, entry: Path) -> str | None:
+    if not isinstance(function, types.FunctionType):
+        return None
+    file = Path(function.__code__.co_filename)
+    if not file.is_relative_to(tree_of(entry)):
+        return None
+    return f"{workspace_path(file, entry)}:{function.__code__.co_firstlineno}"
 
 
 def _line(thing: object) -> int:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from headrace import attempt_output, discovery, relay
 from headrace.attempt_output import AttemptOutput
-from headrace.blame import blame, own_stack
+from headrace.blame import blame, last_place, own_stack
 from headrace.conversation import conversation
 from headrace.grading import GraderContext, Sample
 from headrace.import_paths import InvalidShared, import_paths
@@ -48,6 +48,7 @@ LARGE_BYTES, KEPT_BYTES = 4 << 20, 16 << 20
 MOST_REWARDS = 128
 LONGEST_NAME = 100
 BEAT_S = 0.25
+SLOW_IMPORT_S = 20.0
 
 current: contextvars.ContextVar[str | None] = contextvars.ContextVar("current", default=None)
 
@@ -149,7 +150,9 @@ class Watch:
             self._busy.clear()
 
 
-async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) -> None:
+async def serve(
+    role: str, incoming: int, channel: Channel, entrypoint: Path, *, loaded: threading.Event
+) -> None:
     """Answer calls until the parent closes the pipe. Only a workflow has a way to the gateway."""
     port = relay.start(relay.gateway_socket()) if role == "workflow" else 0
     if port and os.environ.get(relay.NETWORK):
@@ -162,6 +165,7 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
     module = discovery.load(entrypoint)
     workflow = role == "workflow"
     call = await workflow_call(module, port=port) if workflow else grader_call(module, entrypoint)
+    loaded.set()
     channel.send({"ready": True})
     # Not before: the import of the package mcp blocks the loop, and the parent expects `ready` first.
     watch = Watch(loop, channel, entrypoint)
@@ -198,7 +202,9 @@ async def answer(
             result = await call(message)
     except BaseException as error:  # user code raises whatever it likes, SystemExit too
         if limit.expired() and isinstance(error, TimeoutError):
-            result = {"category": "timeout", "error": f"not finished after {deadline:g} s"}
+            place = last_place(error, entry)
+            where = f"; it was at {place}" if place else ""
+            result = {"category": "timeout", "error": f"not finished after {deadline:g} s{where}"}
         else:
             result = {"category": "raised", "error": blame(error, entry)}
         output.fail(error, entry)
@@ -217,6 +223,7 @@ async def workflow_call(
             "this file has no AgentWorkflow; write a subclass of headrace.AgentWorkflow"
         )
     tools = await discovery.open_tools(module, workflow)
+    who = discovery.named_place(workflow, "run", Path(module.__file__ or "?"))
 
     async def call(message: Json) -> Json:
         attempt = workflow()
@@ -230,7 +237,8 @@ async def workflow_call(
             max_turns=message.get("max_turns") or DEFAULT_TURNS,
         )
         try:
-            return {"messages": conversation(await attempt.run(context))}
+            returned = await attempt.run(context)
+            return {"messages": conversation(returned, who=who)}
         finally:
             context.discard(into=attempt_output.running.get())
 
@@ -260,7 +268,8 @@ def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Await
             samples=samples,
         )
         await grader().grade(context)
-        grades = [grader_reward(s, context.rewards.get(s.name), {}) for s in of_samples]
+        who = discovery.named_place(grader, "grade", entry)
+        grades = [_set_reward(s, context, who=who) for s in of_samples]
         asked = await add_questions(grades, of_samples, message, rubrics=rubrics, entry=entry)
         return {"grades": asked}
 
@@ -299,6 +308,17 @@ def _sum_of(numbers: list[float]) -> float:
 def without_reward(sample: Sample, why: str) -> Json:
     """Return the grade of a sample without a reward, with the reason `why`."""
     return {"index": sample.index, "reward": None, "parts": {}, "error": why}
+
+
+def _set_reward(sample: Sample, context: GraderContext, *, who: str) -> Json:
+    value = context.rewards.get(sample.name)
+    if value is None:
+        return without_reward(
+            sample,
+            f"{who} set no reward for this sample; call ctx.set_sample_reward(name, value) for each "
+            "name in ctx.samples",
+        )
+    return grader_reward(sample, value, {}, who=who)
 
 
 def grader_reward(
@@ -365,6 +385,18 @@ def discover(entrypoint: Path) -> Json:
     return {**found, "rubrics": rubrics}
 
 
+def _tell_slow_import(entry: Path, loaded: threading.Event) -> None:
+    """Write the line that is still running to the process's output when an import takes long. The parent
+    shows the end of that output if the entry point never loads."""
+    thread = threading.get_ident()
+
+    def run() -> None:
+        if not loaded.wait(SLOW_IMPORT_S) and (place := own_stack(thread, entry)):
+            os.write(2, f"after {SLOW_IMPORT_S:g} s it still loads. {place}\n".encode())
+
+    threading.Thread(target=run, name="slow-import", daemon=True).start()
+
+
 def main() -> None:
     role, incoming, outgoing, entrypoint = sys.argv[1:5]
     hide()
@@ -379,6 +411,8 @@ def main() -> None:
         channel.send({said: str(error)[:2000]})
         os._exit(0)
     provide_alias()
+    loaded = threading.Event()
+    _tell_slow_import(path, loaded)
     if role == "discover":
         channel.send(discover(path))
         os._exit(0)
@@ -386,7 +420,7 @@ def main() -> None:
         if role == "server":
             asyncio.run(host_server(int(incoming), channel.send, path))
             os._exit(0)
-        asyncio.run(serve(role, int(incoming), channel, path))
+        asyncio.run(serve(role, int(incoming), channel, path, loaded=loaded))
     except discovery.EntryPointError as error:
         channel.send({"unusable": str(error)[:2000]})
 

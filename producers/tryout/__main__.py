@@ -39,6 +39,11 @@ async def try_rollout(request: TryoutRequest, settings: Settings) -> None:
     config = plan.parse_config(request)
     file = await asyncio.to_thread(plan.read_dataset, plan.dataset_path(request, config))
     plan.check_rows(file)
+    if request.first >= len(file.rows):
+        raise Refused(
+            f"row {request.first} is behind the last row of {file.path.name}, which is "
+            f"{len(file.rows) - 1}; give a smaller --first"
+        )
     secrets = await plan.secrets_of(config)
     snapshot = await asyncio.to_thread(snapshot_of, request.workspace)
     needs_engine = plan.needs_engine(request, config)

@@ -5,6 +5,7 @@ import base64
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,8 +28,9 @@ def captured() -> Iterator[None]:
             (sys, "stderr"),
         ):
             patch.setattr(owner, name, getattr(owner, name))
-        attempt_output.capture()
-        yield
+        with warnings.catch_warnings():
+            attempt_output.capture()
+            yield
     running.set(None)
 
 
@@ -64,6 +66,20 @@ async def test_each_attempt_gets_what_it_prints_itself() -> None:
         lines = str(document(output)["stdout"]).splitlines()
         assert len(lines) == 6
         assert all(line.startswith(f"a{number} ") for line in lines)
+
+
+def test_a_warning_names_the_line_of_the_workspace(tmp_path: Path) -> None:
+    entry = tmp_path / "rollouts" / "x" / "main.py"
+    for place, shown in ((entry, "rollouts/x/main.py:3: "), (tmp_path.parent / "library.py", "")):
+        output = AttemptOutput(entry)
+        with captured():
+            running.set(output)
+            for _ in range(2):  # the second attempt of a process sees it too
+                warnings.warn_explicit(
+                    "coroutine 'chat' was never awaited", RuntimeWarning, str(place), 3
+                )
+        said = "coroutine 'chat' was never awaited; write `await` before its call"
+        assert document(output)["stdout"] == f"{shown}RuntimeWarning: {said}\n" * 2
 
 
 def test_closing_the_streams_leaves_them_to_others() -> None:

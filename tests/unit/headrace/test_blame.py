@@ -1,12 +1,14 @@
 """An error of user code names the workspace's own line."""
 
+import errno
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace.blame import LONGEST, blame
+from headrace.blame import LONGEST, blame, last_place
 from headrace.discovery import EntryPointError, load
 
 MAIN = """
@@ -86,3 +88,26 @@ def test_an_import_that_is_not_there_names_the_file_to_add_it_to(tmp_path: Path)
     missing = ModuleNotFoundError("No module named 'numpy'")
     assert "rollouts/x/pyproject.toml" in blame(missing, entry)
     assert "pyproject.toml" not in blame(ImportError("cannot import name"), entry)
+
+
+def test_the_limits_of_the_sandbox_say_what_to_do(tmp_path: Path) -> None:
+    entry = tmp_path / "rollouts" / "x" / "main.py"
+    unwritable = OSError(errno.EROFS, "Read-only file system", "out.txt")
+    assert "write the file into ctx.artifacts_dir" in blame(unwritable, entry)
+    unreachable = ConnectionError("no connection")
+    unreachable.__cause__ = socket.gaierror(-3, "Temporary failure in name resolution")
+    assert "advanced.network" in blame(unreachable, entry)
+    assert blame(OSError(errno.ENOENT, "gone"), entry) == "FileNotFoundError: [Errno 2] gone"
+
+
+def test_the_place_of_an_error_is_that_of_its_cause(tmp_path: Path) -> None:
+    entry = tmp_path / "rollouts" / "x" / "main.py"
+    entry.parent.mkdir(parents=True)
+    entry.write_text("def wait():\n    raise RuntimeError\n")
+    module = load(entry)
+    late = TimeoutError()
+    with pytest.raises(RuntimeError) as raised:
+        module.wait()
+    late.__context__ = raised.value
+    assert last_place(late, entry) == "rollouts/x/main.py:2 in wait"
+    assert last_place(TimeoutError(), entry) is None

@@ -40,3 +40,15 @@ def test_messages_keep_their_tool_calls() -> None:
 def test_anything_else_is_refused(returned: Any, says: str) -> None:
     with pytest.raises((TypeError, ValueError), match=says):
         conversation(returned)
+
+
+async def test_a_call_without_await_is_named() -> None:
+    async def chat() -> dict[str, str]:
+        return {}
+
+    reply = chat()
+    with pytest.raises(
+        TypeError, match=r"Solve.run \(main.py:3\) returned the coroutine .*chat.*`await`"
+    ):
+        conversation([reply], who="Solve.run (main.py:3)")
+    await reply

@@ -68,7 +68,9 @@ def test_nothing_is_nothing(tmp_path: Path) -> None:
         ("x = (\n", "rollouts/say/main.py:1: SyntaxError"),
         ("\n\nimport nothing_like_this\n", "rollouts/say/main.py:3: ModuleNotFoundError"),
         ("def f():\n    raise ValueError('x')\nf()\n", "rollouts/say/main.py:2: ValueError: x"),
-        ("raise SystemExit(3)\n", "rollouts/say/main.py:1: SystemExit"),
+        ("raise SystemExit(3)\n", "rollouts/say/main.py:1: SystemExit: 3 .*leave out sys.exit"),
+        ("raise SystemExit\n", r"rollouts/say/main.py:1: SystemExit \(leave out"),
+        ("from headrace import Grade\n", "rollouts/say/main.py:1: .*from 'headrace'$"),
     ],
 )
 def test_what_does_not_load_names_file_and_line(tmp_path: Path, source: str, says: str) -> None:
@@ -138,6 +140,50 @@ def test_methods_must_be_async(tmp_path: Path) -> None:
         workflow_of(module)
     with pytest.raises(EntryPointError, match=r"Check.grade must be async"):
         grader_of(module)
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        (
+            ("run(self, ctx)", "run(self)"),
+            r"main.py:8: Solve.run cannot .* `async def run\(self, ctx\)`",
+        ),
+        (("grade(self, ctx)", "grade(self, ctx, db)"), r"main.py:14: Check.grade cannot .*'db'"),
+        (
+            (
+                "class Solve(AgentWorkflow):",
+                "class Solve(AgentWorkflow):\n    def __init__(self, db): ...",
+            ),
+            r"main.py:8: Solve cannot be made without arguments .*'db'.*default",
+        ),
+    ],
+)
+def test_methods_must_take_what_they_get(
+    tmp_path: Path, written: tuple[str, str], says: str
+) -> None:
+    module = load(entry(tmp_path, GOOD.replace(*written)))
+    with pytest.raises(EntryPointError, match=says):
+        (workflow_of(module), grader_of(module))
+
+
+def test_a_decorator_may_add_arguments(tmp_path: Path) -> None:
+    decorator = """
+import functools
+
+def with_db(method):
+    @functools.wraps(method)
+    async def run(self, ctx):
+        return await method(self, ctx, None)
+    return run
+
+class Solve"""
+    source = GOOD.replace("\nclass Solve", decorator)
+    source = source.replace(
+        "    async def run(self, ctx):\n        return None",
+        "    @with_db\n    async def run(self, ctx, db):\n        return None",
+    )
+    assert workflow_of(load(entry(tmp_path, source))) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
-"""The host takes the buffers of its reads from memory that it keeps, and rests without calls."""
+"""The host: the memory of its reads, its rest without calls, and what it says about user code."""
 
 import asyncio
 import ctypes
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headrace import host
+from headrace.discovery import load
+from headrace.grading import GraderContext, Sample
 from tests.kit.platform import ROOT
 
 BUFFERS = 64
@@ -75,3 +78,30 @@ async def test_a_process_without_calls_is_not_woken(monkeypatch: pytest.MonkeyPa
     running.pop().cancel()
     await asyncio.sleep(0.1)  # its last beat
     loop.set_task_factory(None)
+
+
+def test_an_import_that_does_not_end_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host, "SLOW_IMPORT_S", 0.01)
+    entry = tmp_path / "rollouts" / "x" / "main.py"
+    entry.parent.mkdir(parents=True)
+    entry.write_text("import time\ntime.sleep(0.5)\n")
+    host._tell_slow_import(entry, threading.Event())
+    load(entry)
+    assert 'rollouts/x/main.py", line 2, in <module>' in capfd.readouterr().err
+    loaded = threading.Event()
+    loaded.set()
+    host._tell_slow_import(entry, loaded)
+    load(entry)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_grader_that_sets_no_reward_is_named(tmp_path: Path) -> None:
+    sample = Sample(name="a", index=0, text="", messages=[])
+    context = GraderContext(label=None, metadata={}, samples={"a": sample})
+    grade = host._set_reward(sample, context, who="Check.grade (main.py:3)")
+    assert grade["reward"] is None
+    assert grade["error"].startswith("Check.grade (main.py:3) set no reward for this sample; call")
+    context.set_sample_reward("a", 0.5)
+    assert host._set_reward(sample, context, who="Check.grade")["reward"] == 0.5
