@@ -1,7 +1,8 @@
 """Which addresses the user code of a workspace may connect to: the setting `HEADRACE_NETWORK_ALLOW`.
 
-It names addresses by workspace, for example `search=api.example.com:443,10.0.0.5:8443;*=pypi.org:443`.
-The name `*` stands for all workspaces. Without the setting, user code has no network.
+It names addresses by workspace, for example
+`search=api.example.com:443,10.0.0.5:8443;*=files.example.com:443`. The name `*` stands for all
+workspaces. Without the setting, user code has no network.
 """
 
 import ipaddress

@@ -1,5 +1,6 @@
 """Where packages of rollouts come from, and how much of them is kept: `HEADRACE_PACKAGE_INDEX`,
-`HEADRACE_PYTHONS`, `HEADRACE_ENVIRONMENTS` and `HEADRACE_ENVIRONMENTS_MB`."""
+`HEADRACE_PACKAGE_HOSTS`, `HEADRACE_PYTHONS`, `HEADRACE_ENVIRONMENTS` and
+`HEADRACE_ENVIRONMENTS_MB`."""
 
 import os
 from collections.abc import Mapping
@@ -7,23 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from infra.settings.git import HOST
+
 INDEX = "HEADRACE_PACKAGE_INDEX"
+HOSTS = "HEADRACE_PACKAGE_HOSTS"
 PYTHONS = "HEADRACE_PYTHONS"
 DIRECTORY = "HEADRACE_ENVIRONMENTS"
 KEPT = "HEADRACE_ENVIRONMENTS_MB"
 KEPT_MB, LARGEST_MB = 20_480, 5_120
 BELOW_HOME = "packages"
-VARIABLES = (INDEX, PYTHONS, DIRECTORY, KEPT)
+VARIABLES = (INDEX, HOSTS, PYTHONS, DIRECTORY, KEPT)
 SYSTEM_DIRECTORY = Path("/var/lib/headrace/environments")
 
 
 @dataclass(frozen=True, slots=True)
 class PackageSettings:
-    """The index of packages (None for the one of uv), further interpreters, the directory of all
-    environments, and the most bytes of all of them and of one."""
+    """The index of packages (None for the one of uv), other hosts of its files, further interpreters,
+    the directory of all environments, and the most bytes of all of them and of one."""
 
     directory: Path
     index: str | None = None
+    hosts: frozenset[str] = frozenset()
     pythons: tuple[Path, ...] = ()
     kept_bytes: int = KEPT_MB << 20
     largest_bytes: int = LARGEST_MB << 20
@@ -34,6 +39,7 @@ class PackageSettings:
         return cls(
             directory=_directory(environ),
             index=_index(environ.get(INDEX) or ""),
+            hosts=_hosts(environ.get(HOSTS) or ""),
             pythons=tuple(Path(part) for part in (environ.get(PYTHONS) or "").split(":") if part),
             kept_bytes=_megabytes(environ.get(KEPT) or str(KEPT_MB)) << 20,
         )
@@ -68,6 +74,16 @@ def _index(value: str) -> str | None:
             "a user name or password"
         )
     return value
+
+
+def _hosts(value: str) -> frozenset[str]:
+    names = frozenset(name.strip().lower() for name in value.split(",") if name.strip())
+    for name in names:
+        if not HOST.fullmatch(name):
+            raise ValueError(
+                f"{HOSTS} holds {name[:80]!r}; it may hold names of hosts with commas between them"
+            )
+    return names
 
 
 def _megabytes(value: str) -> int:

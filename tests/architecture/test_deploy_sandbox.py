@@ -46,7 +46,12 @@ def names_of_processes_with_user_code() -> set[str]:
 def test_the_service_has_no_credentials_and_no_network_but_that_of_its_clients() -> None:
     about = services()[SANDBOX]
     assert set(about["environment"]) == {
-        *("HEADRACE_SANDBOX", "HEADRACE_SANDBOX_KEY", "HEADRACE_PACKAGE_INDEX"),
+        *(
+            "HEADRACE_SANDBOX",
+            "HEADRACE_SANDBOX_KEY",
+            "HEADRACE_PACKAGE_INDEX",
+            "HEADRACE_PACKAGE_HOSTS",
+        ),
         *("HEADRACE_ENVIRONMENTS", "HTTPS_PROXY", "HTTP_PROXY"),
     }
     assert about["networks"] == [SANDBOX]
@@ -65,7 +70,7 @@ def test_the_service_has_no_credentials_and_no_network_but_that_of_its_clients()
 
 def test_packages_come_through_a_proxy_that_holds_nothing_and_is_published_nowhere() -> None:
     about = services()[PACKAGES]
-    assert set(about["environment"]) == {"HEADRACE_PACKAGE_INDEX"}
+    assert set(about["environment"]) == {"HEADRACE_PACKAGE_INDEX", "HEADRACE_PACKAGE_HOSTS"}
     assert "ports" not in about
     assert "volumes" not in about
     listens = about["command"][-1].rpartition(":")[2]

@@ -218,7 +218,8 @@ class Environments:
     async def _way_out(self, what: str) -> AsyncIterator[Path]:
         """The socket of a relay to the index. Raises UvFailed with the words of the relay, if it could
         not connect, and Refused when it may not."""
-        relay = IndexRelay(self._settings.index, environ=os.environ)
+        settings = self._settings
+        relay = IndexRelay(settings.index, hosts=settings.hosts, environ=os.environ)
         async with relay.listen(group=user_group()) as socket:
             try:
                 yield socket

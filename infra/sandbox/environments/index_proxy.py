@@ -1,8 +1,8 @@
 """The way to the package index for a sandbox service that has no network of its own.
 
 `python -m infra.sandbox.environments.index_proxy --listen tcp://0.0.0.0:8423` connects to the hosts of
-the index that HEADRACE_PACKAGE_INDEX names, and nowhere else, because user code of level
-`process-trusted` can reach it too. The service names it in HTTPS_PROXY and HTTP_PROXY.
+the index that HEADRACE_PACKAGE_INDEX and HEADRACE_PACKAGE_HOSTS name, and nowhere else, because user
+code of level `process-trusted` can reach it too. The service names it in HTTPS_PROXY and HTTP_PROXY.
 """
 
 import argparse
@@ -26,8 +26,8 @@ def main() -> int:
     try:
         if place.scheme != "tcp" or not place.hostname or not place.port:
             raise ValueError("--listen is not an address; write it like tcp://0.0.0.0:8423")
-        index = PackageSettings.load(os.environ).index
-        relay = IndexRelay(index, environ=os.environ, is_strict=True)
+        packages = PackageSettings.load(os.environ)
+        relay = IndexRelay(packages.index, hosts=packages.hosts, environ=os.environ, is_strict=True)
     except (ValueError, Refused) as error:
         sys.stderr.write(f"{error}\n")
         return 1

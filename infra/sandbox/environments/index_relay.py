@@ -3,6 +3,9 @@
 uv has no network of its own. The index may list files at any place, and may redirect. So the proxy
 connects to the hosts of the index, and else to public addresses only, each of which is checked when it
 is dialled. An index that names the internal network reaches nothing there.
+
+If the operator names no index, it is the one of uv, whose host is the first that uv asks for. It may be
+a mirror at a private address, and other hosts at the same address are its own.
 """
 
 import asyncio
@@ -10,19 +13,16 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.http.checked_addresses import CheckedDialling, Resolve, resolve
 from infra.http.socket_directory import SocketDirectory
-from infra.settings.git import AllowedAddresses
+from infra.settings.git import AllowedAddresses, Network
 from infra.settings.packages import INDEX
 from schemas.errors import InvalidConfig, Refused, RepositoryAway
 
-OF_DEFAULT_INDEX = frozenset({"pypi.org", "files.pythonhosted.org"})
-"""The hosts of the index that uv uses if none is named. They may be mirrors with private addresses."""
-
-DEFAULT_INDEX = "https://pypi.org/simple"
 LARGEST_HEAD = 32 << 10
 CHUNK = 256 << 10
 HEAD_S, CONNECT_S = 30.0, 15.0
@@ -39,25 +39,26 @@ class IndexRelay:
         index: str | None,
         *,
         environ: Mapping[str, str],
+        hosts: frozenset[str] = frozenset(),
         resolve: Resolve = resolve,
         is_strict: bool = False,
     ) -> None:
-        """A strict one connects to the hosts of the index only. Raises Refused when the operator's own
-        proxy cannot be used."""
+        """`hosts` hold files of the index. A strict one connects to the index and to these hosts only,
+        so to nothing without an index. Raises Refused when the operator's own proxy cannot be used."""
         own = urlsplit(index).hostname if index else None
-        hosts = OF_DEFAULT_INDEX if own is None else frozenset({own.lower()})
-        self._only = hosts if is_strict else None
-        self._dialling = CheckedDialling(
-            AllowedAddresses(hosts=hosts), resolve=resolve, advice=ADVICE
-        )
+        named = hosts | frozenset({own.lower()} if own else ())
+        self._only = named if is_strict else None
+        self._resolve = resolve
+        self._dialling = self._dialling_of(AllowedAddresses(hosts=named))
+        self._is_known = is_strict or own is not None
         self._proxies = proxies_of(environ)
         self.refused: str | None = None
         self.away: str | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def probe(self, index: str | None) -> str | None:
+    async def probe(self, index: str) -> str | None:
         """Connect to the index once. Returns why that is impossible, or None."""
-        parts = urlsplit(index or DEFAULT_INDEX)
+        parts = urlsplit(index)
         method = "CONNECT" if parts.scheme == "https" else "GET"
         port = parts.port or PORTS[parts.scheme]
         try:
@@ -126,6 +127,8 @@ class IndexRelay:
         Raises InvalidConfig for an address that may not be dialled, and RepositoryAway."""
         if self._only is not None and host not in self._only:
             raise InvalidConfig(f"{host} is not a host of the index of packages; {ADVICE}")
+        if not self._is_known:
+            await self._learn(host, port)
         proxy = self._proxies.get("https" if method == "CONNECT" else "http")
         if proxy is None or _is_bypassed(host, self._proxies.get("no", "")):
             addresses = await self._dialling.addresses(host, port)
@@ -149,6 +152,21 @@ class IndexRelay:
                 shown = answer[:80].decode("latin-1").split("\r\n")[0]
                 raise RepositoryAway(f"the proxy does not connect to {place}: {shown}")
         return reader, writer, True
+
+    def _dialling_of(self, allowed: AllowedAddresses) -> CheckedDialling:
+        return CheckedDialling(allowed, resolve=self._resolve, advice=ADVICE)
+
+    async def _learn(self, host: str, port: int) -> None:
+        """Take the first host that uv asks for as that of its index."""
+        self._is_known = True
+        hosts = frozenset({host})
+        own = self._dialling_of(AllowedAddresses(hosts=hosts))
+        networks: tuple[Network, ...] = ()
+        with contextlib.suppress(
+            InvalidConfig, RepositoryAway
+        ):  # it is reported when it is dialled
+            networks = tuple(ip_network(one) for one in await own.addresses(host, port))
+        self._dialling = self._dialling_of(AllowedAddresses(hosts=hosts, networks=networks))
 
 
 def proxies_of(environ: Mapping[str, str]) -> dict[str, str]:

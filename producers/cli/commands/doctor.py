@@ -211,18 +211,20 @@ def _check_pythons(settings: "Settings") -> Check:
 
 def _check_index(settings: "Settings") -> Check:
     """Whether the index of packages answers. Rollouts without packages do not need it."""
-    from infra.sandbox.environments.index_relay import DEFAULT_INDEX, IndexRelay
+    from infra.sandbox.environments.index_relay import IndexRelay
     from schemas.errors import Refused
 
     name, index = "package index", settings.packages.index
     if settings.sandbox_service is not None:
         return Check(name, None, "that of the service at HEADRACE_SANDBOX_URL")
+    if index is None:
+        return Check(name, None, "the one of uv; HEADRACE_PACKAGE_INDEX names another one")
     try:
         why = asyncio.run(IndexRelay(index, environ=os.environ).probe(index))
     except Refused as error:
         why = error.message
     if why is None:
-        return Check(name, ok=True, detail=f"{index or DEFAULT_INDEX} answers")
+        return Check(name, ok=True, detail=f"{index} answers")
     return Check(name, None, f"rollouts with packages cannot be synced now: {why}")
 
 

@@ -123,7 +123,7 @@ async def test_a_name_may_have_an_address_that_is_named_too(secure: Secure) -> N
 
 
 async def test_an_operator_who_takes_an_address_back_closes_it(secure: Secure) -> None:
-    async with proxy(secure.address, policy="*=pypi.org:443") as url:
+    async with proxy(secure.address, policy="*=files.example.com:443") as url:
         assert "403" in await refusal(url, secure.address)
     async with proxy("169.254.169.254:80", policy="") as url:
         assert "403" in await refusal(url, "169.254.169.254:80")

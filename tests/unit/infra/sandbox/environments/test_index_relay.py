@@ -92,6 +92,46 @@ async def test_a_strict_one_reaches_the_hosts_of_the_index_only() -> None:
         assert said.startswith("HTTP/1.1 502 ")
 
 
+async def test_a_strict_one_reaches_nothing_without_an_index_and_else_the_hosts_of_its_files() -> (
+    None
+):
+    closed = IndexRelay(None, environ={}, is_strict=True, resolve=nowhere)
+    async with closed.listen(group=None) as path:
+        said = await ask(path, "CONNECT files.example.com:443 HTTP/1.1")
+        assert said.startswith("HTTP/1.1 403 ")
+    assert "name an index" in str(closed.refused)
+    relay = IndexRelay(
+        "https://index.example.com/simple",
+        hosts=frozenset({"files.example.com"}),
+        environ={},
+        is_strict=True,
+        resolve=nowhere,
+    )
+    async with relay.listen(group=None) as path:
+        said = await ask(path, "CONNECT files.example.com:443 HTTP/1.1")
+        assert said.startswith("HTTP/1.1 502 ")
+        said = await ask(path, "CONNECT other.example.com:443 HTTP/1.1")
+        assert said.startswith("HTTP/1.1 403 ")
+
+
+async def test_without_a_name_the_first_host_is_the_index_and_others_must_share_its_address() -> (
+    None
+):
+    async def split(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"] if host.endswith(".mirror.example.com") else ["10.0.0.7"]
+
+    async with listening() as (port, _):
+        relay = IndexRelay(None, environ={}, resolve=split)
+        async with relay.listen(group=None) as path:
+            for host in ("index.mirror.example.com", "files.mirror.example.com"):
+                reader, writer = await asyncio.open_unix_connection(path)
+                writer.write(f"CONNECT {host}:{port} HTTP/1.1\r\n\r\n".encode())
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+                writer.close()
+            said = await ask(path, f"CONNECT internal.example.com:{port} HTTP/1.1")
+            assert said.startswith("HTTP/1.1 403 ")
+
+
 @pytest.mark.parametrize(
     "request_line",
     ["x", "CONNECT nothing HTTP/1.1", "GET ftp://a/b HTTP/1.1", "GET /x HTTP/1.1", "a" * 70_000],
@@ -143,8 +183,8 @@ async def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyP
         proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         relay = IndexRelay(None, environ={"HTTPS_PROXY": proxy})
         async with relay.listen(group=None) as path:
-            assert "502" in await ask(path, "CONNECT pypi.org:443 HTTP/1.1")
-    assert relay.away == "the proxy does not answer about pypi.org:443"
+            assert "502" in await ask(path, "CONNECT files.example.com:443 HTTP/1.1")
+    assert relay.away == "the proxy does not answer about files.example.com:443"
 
 
 async def test_an_index_that_is_away_is_named() -> None:
