@@ -28,6 +28,7 @@ from infra.git.mirrors import GitRepositories
 from infra.git.smart_http import SmartHttp
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
+from infra.http.strangers import Strangers
 from infra.local.child import AWAY
 from infra.maintenance.archive import Archives
 from infra.postgres.connections import Connections
@@ -95,7 +96,7 @@ async def _serve(
     projector = Projector(backend.log, services.readmodel, wakeups=backend.notifier)
     await services.archives.tidy()
     app = create_app(services)
-    server = _server(app, services)
+    server = _server(app, settings, services.strangers)
     await server.listen()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -157,8 +158,7 @@ def _services(
     )
 
 
-def _server(app: Starlette, services: Services) -> HttpServer:
-    settings, strangers = services.settings, services.strangers
+def _server(app: Starlette, settings: Settings, strangers: Strangers | None = None) -> HttpServer:
     return HttpServer(
         app, host=settings.host, port=settings.port, limits=LIMITS, strangers=strangers
     )

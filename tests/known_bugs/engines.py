@@ -28,7 +28,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="top-p in training, with ratios over the whole vocabulary",
         seen="huggingface/trl#6789",
-        code="trainer.sampler.engine:TorchSampler.sample",
+        code="trainer.sampler.engine:TorchSampler._new_row",
         old="if request.params.top_p < 1 and",
         new="if request.params.top_p < 0 and",
         test=f"{UNIT}/sampler/test_sampler.py::test_top_p_is_refused_in_training_and_cuts_in_evaluation",
@@ -69,7 +69,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="requests do not name their adapter, and get whichever came first",
         seen="areal-project/AReaL#1385",
-        code="trainer.sampler.engine:TorchSampler.sample",
+        code="trainer.sampler.engine:TorchSampler._new_row",
         old='weights.sha256 if weights else ""',
         new='""',
         test=VERSIONS,
