@@ -199,6 +199,13 @@ class Usage(Value):
     usd: float | None = None
 
 
+class LikelyToken(Value):
+    """A token that could have been drawn: the bytes of its text, and its logprob."""
+
+    piece: tuple[int, ...]
+    logprob: float
+
+
 class Turn(Value):
     """One exact exchange with the engine: ids in, ids and logprobs out.
 
@@ -206,8 +213,9 @@ class Turn(Value):
     (None: the text is all of it). `alarm` describes what is wrong with servers that the engine has
     fenced, if there are any (nothing in this turn comes from them). `pieces`, if the request asked for
     them, are the UTF-8 bytes of each completion id. A piece is None for an id that is not part of the
-    text (a special token, or what a stop string cut off). An answer of a provider's model has no ids,
-    and has its `usage` instead.
+    text (a special token, or what a stop string cut off). `likeliest`, if the request asked for them,
+    are the likeliest tokens in the place of each completion id, the likeliest first. An answer of a
+    provider's model has no ids, and has its `usage` instead.
     """
 
     prompt_ids: tuple[int, ...]
@@ -219,6 +227,9 @@ class Turn(Value):
     pieces: tuple[tuple[int, ...] | None, ...] | None = None
     answer: Message | None = None
     usage: Usage | None = Field(default=None, exclude_if=_is_unset)
+    likeliest: tuple[tuple[LikelyToken, ...], ...] | None = Field(
+        default=None, exclude_if=_is_unset
+    )
 
     @property
     def message(self) -> Message:
@@ -242,7 +253,8 @@ class SampleRequest(Value):
     exact ids (prompt ids, sampled ids, new suffix ids) and never tokenises again what was sampled. The
     number of earlier requests with this prompt is part of the key of the draws. It counts those in
     `history` and, in `waiting`, the equal requests of this sample that are still open. `pieces` asks the
-    turn to say which bytes each token represents.
+    turn to say which bytes each token represents, and `likeliest` asks for that many of the likeliest
+    tokens in the place of each.
     """
 
     model: ModelRef
@@ -257,6 +269,7 @@ class SampleRequest(Value):
     history_messages: tuple[Message, ...] = ()
     waiting: int = 0
     pieces: bool = False
+    likeliest: int | None = Field(default=None, ge=1, le=20, exclude_if=_is_unset)
 
 
 class Sampler(Protocol):

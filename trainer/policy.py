@@ -22,7 +22,7 @@ from schemas.learner import RULES, LearnerJob
 from trainer.forward.decoder import Decoder
 from trainer.forward.fused_pass import can_fuse, fused_hidden
 from trainer.forward.lm_head import logits_of
-from trainer.forward.logprobs import chosen_logprobs
+from trainer.forward.logprobs import chosen_logprobs, likeliest_tokens
 from trainer.forward.ops import DIRECT, Forward
 from trainer.forward.packing import MicroBatch, packed_attend
 from trainer.forward.transformers_pass import Fallback
@@ -54,7 +54,8 @@ class Policy:
     """A version of a model. `tensors` are leaf tensors, which require gradients while a learner owns
     them. `alpha` is the adapter's `lora_alpha`. `forward` says how its passes are computed.
 
-    Shape suffixes: N all packed tokens of a micro-batch, M its actions, H hidden, V vocabulary.
+    Shape suffixes: N all packed tokens of a micro-batch, M its actions, H hidden, V vocabulary, K
+    likeliest tokens.
     """
 
     loaded: LoadedModel
@@ -139,6 +140,21 @@ class Policy:
         """The log-probability (M) of each action at `temperature`, and the entropy (M, in nats, no
         gradient) of the distribution that the action was drawn from."""
         return self._score_actions(micro, temperature=temperature, reference=reference)[:2]
+
+    @torch.no_grad()
+    def likeliest(
+        self, micro: MicroBatch, *, temperature: float, most: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids (M, K) of the `most` likeliest tokens in the place of each action, the likeliest
+        first, and their log-probabilities (M, K) at `temperature`."""
+        decoder = self.loaded.decoder
+        if decoder is None:
+            logits_M_V = self.outputs(micro)[1]
+            logprobs_M_V = F.log_softmax(logits_M_V / temperature, dim=-1)
+            found = logprobs_M_V.topk(min(most, logits_M_V.shape[-1]), dim=-1)
+            return found.indices, found.values
+        hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=False)
+        return likeliest_tokens(hidden_M_H, head_V_H, temperature=temperature, most=most)
 
     def logprobs_and_values(
         self, micro: MicroBatch, *, temperature: float

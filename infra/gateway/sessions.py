@@ -185,6 +185,7 @@ class GatewaySession:
             history=tuple(one.turn for one in history if one.turn is not None),
             history_messages=extended.messages if extended is not None else (),
             pieces=wanted.pieces,
+            likeliest=wanted.likeliest,
         )
         return ModelCall(0, messages, tools, extended, num_instructions), request
 

@@ -6,7 +6,7 @@ The logits of a step would be its largest tensor by far: with a vocabulary of 15
 600 kB per action, and their gradient takes the same again. Here only a chunk of actions has its logits
 at a time. The backward pass computes each chunk again, so only one number per action is kept.
 
-Legend: M actions, H hidden, V vocabulary, C actions of a chunk.
+Legend: M actions, H hidden, V vocabulary, C actions of a chunk, K likeliest tokens.
 """
 
 from collections.abc import Iterator
@@ -33,6 +33,21 @@ def chosen_logprobs(
     of the distribution that the target was drawn from."""
     logprob_M, entropy_M = _ChosenLogprobs.apply(hidden_M_H, head_V_H, target_M, temperature)
     return logprob_M, entropy_M
+
+
+@torch.no_grad()
+def likeliest_tokens(
+    hidden_M_H: torch.Tensor, head_V_H: torch.Tensor, *, temperature: float, most: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ids (M, K) of the `most` likeliest tokens of each row, the likeliest first, and their
+    log-probabilities (M, K) at `temperature`."""
+    found = [
+        _logits(hidden_M_H[here], head_V_H, temperature)
+        .log_softmax(dim=-1)
+        .topk(min(most, len(head_V_H)), dim=-1)
+        for here in _chunks(hidden_M_H, head_V_H)
+    ]
+    return torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
 
 
 class _ChosenLogprobs(torch.autograd.Function):

@@ -154,6 +154,10 @@ class Chat:
         """The bytes of each token of an answer, given its text (`trainer/model/token_bytes.py`)."""
         return self._token_bytes.of(ids, text)
 
+    def piece(self, token: int) -> tuple[int, ...]:
+        """The bytes of one token; of a special token those of its name."""
+        return self._token_bytes.piece(token)
+
     @cached_property
     def _token_bytes(self) -> TokenBytes:
         return TokenBytes(self._tokenizer)

@@ -34,13 +34,14 @@ class TokenBytes:
             if not self._text(ids[: num - 1]).startswith(text):
                 break
             num -= 1
-        shown = [self._piece(token) if token not in self._special else None for token in ids[:num]]
+        shown = [self.piece(token) if token not in self._special else None for token in ids[:num]]
         return (*shown, *([None] * (len(ids) - num)))
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _piece(self, token: int) -> Piece:
+    def piece(self, token: int) -> Piece:
+        """The bytes of one token; of a special token those of its name."""
         symbol = self._tokenizer.convert_ids_to_tokens(token)
         if not isinstance(symbol, str):
             return ()

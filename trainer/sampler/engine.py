@@ -20,6 +20,7 @@ from trainer.model.lora_names import Tensors
 from trainer.policy import LoadedModel
 from trainer.sampler.batcher import Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
+from trainer.sampler.likeliest import with_likeliest
 from trainer.sampler.told_text import ToldText
 from trainer.weight_cache import WeightCache
 
@@ -50,16 +51,20 @@ class TorchSampler:
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not
         fit, Refused for what training must not do, TransientError when the engine has closed."""
-        return await self._wait_for_turn(await self._new_row(request))
+        row = await self._new_row(request)
+        return await with_likeliest(
+            await self._wait_for_turn(row), row, request, self._cache.device
+        )
 
     async def stream(self, request: SampleRequest, tell: Tell) -> Turn:
         """Sample one completion, and tell its text after each step. Raises what `sample` raises."""
         row = await self._new_row(request)
         self._listening[id(row)] = (row, ToldText(tell))
         try:
-            return await self._wait_for_turn(row)
+            turn = await self._wait_for_turn(row)
         finally:
             del self._listening[id(row)]
+        return await with_likeliest(turn, row, request, self._cache.device)
 
     async def _new_row(self, request: SampleRequest) -> Completion:
         if request.params.top_p < 1 and request.key.purpose == "train":

@@ -23,7 +23,6 @@ from infra.gateway.wire.tools import check_tool_choice, check_tools, tool_spec
 from schemas.sampling import Message, ToolCall, ToolSpec, Turn, openai_tool_call
 
 REFUSED: dict[str, str] = {
-    "top_logprobs": "only the logprob of the token that was drawn is kept; leave it out",
     "functions": "OpenAI has replaced it; use tools",
     "function_call": "OpenAI has replaced it; use tool_choice",
     "logit_bias": "the policy is sampled as it is; leave it out",
@@ -48,7 +47,6 @@ NOTHING: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "top_logprobs": (0,),
 }
 
 LABELS = frozenset(
@@ -171,6 +169,7 @@ class ChatRequest(BaseModel):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     stop: Stops | None = None
     logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = False
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
@@ -255,6 +254,8 @@ def parse(body: bytes) -> ChatCompletion:
                 raise unsupported(where, "a message has no such field here; leave it out")
         if message.tool_calls and message.role != "assistant":
             raise invalid(f"messages.{number}.tool_calls", "only the assistant calls tools")
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs", "needs logprobs, which is not true; set it too")
     wanted = ModelRequest(
         messages=tuple(message.plain() for message in request.messages),
         tools=request.offered_tools(),
@@ -262,6 +263,7 @@ def parse(body: bytes) -> ChatCompletion:
         stop=tuple(request.stop or ()),
         num_choices=request.n or 1,
         pieces=bool(request.logprobs),
+        likeliest=request.top_logprobs or None,
     )
     return ChatCompletion(request, wanted, bool(request.stream))
 
@@ -363,18 +365,21 @@ def _message(message: Message) -> dict[str, object]:
 
 def _logprobs(turn: Turn) -> dict[str, object]:
     """For each token of the text: its string (a part of a character becomes a replacement character),
-    its bytes, and the logprob with which it was sampled. The token that ended the turn is left out."""
-    tokens: list[dict[str, object]] = [
-        {
-            "token": bytes(piece).decode(errors="replace"),
-            "logprob": logprob,
-            "bytes": list(piece),
-            "top_logprobs": [],
-        }
-        for piece, logprob in zip(turn.pieces or (), turn.logprobs, strict=False)
+    its bytes, the logprob with which it was sampled, and the likeliest tokens in its place. The token
+    that ended the turn is left out."""
+    pieces = turn.pieces or ()
+    likeliest = turn.likeliest or ((),) * len(pieces)
+    tokens = [
+        {**_token(piece, logprob), "top_logprobs": [_token(t.piece, t.logprob) for t in likely]}
+        for piece, logprob, likely in zip(pieces, turn.logprobs, likeliest, strict=False)
         if piece is not None
     ]
     return {"content": tokens, "refusal": None}
+
+
+def _token(piece: tuple[int, ...], logprob: float) -> dict[str, object]:
+    text = bytes(piece).decode(errors="replace")
+    return {"token": text, "logprob": logprob, "bytes": list(piece)}
 
 
 def _event(body: dict[str, object]) -> bytes:

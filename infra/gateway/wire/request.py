@@ -25,7 +25,8 @@ class ModelRequest:
 
     `instructions` are the system message, if the format has it apart from the messages. `previous` is
     the number of an earlier request of the sample (from 1), whose conversation comes before `messages`.
-    `pieces` requests the bytes of each token.
+    `pieces` requests the bytes of each token, and `likeliest` that many of the likeliest tokens in the
+    place of each.
     """
 
     messages: tuple[Message, ...]
@@ -36,6 +37,7 @@ class ModelRequest:
     stop: tuple[str, ...] = ()
     num_choices: int = 1
     pieces: bool = False
+    likeliest: int | None = None
 
     def mask(self, masks: Masks) -> "ModelRequest":
         """Return the request with the secrets masked, as it is sampled from and recorded."""

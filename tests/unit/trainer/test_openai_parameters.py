@@ -1,6 +1,7 @@
 """The unmodified `openai` package against the gateway and the built-in engine: each parameter is
 applied, or refused by name."""
 
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -113,10 +114,52 @@ async def test_a_stream_has_them_too(ai: openai.AsyncOpenAI, session: GatewaySes
     assert "".join(token.token for token in tokens) == text
 
 
+async def test_the_likeliest_tokens_are_told_and_change_nothing(
+    ai: openai.AsyncOpenAI, session: GatewaySession
+) -> None:
+    plain = await ask(ai, session, logprobs=True)
+    session.calls.clear()
+    choice = await ask(ai, session, logprobs=True, top_logprobs=20)
+    assert choice.message.content == plain.message.content
+    tokens = choice.logprobs.content
+    assert [t.logprob for t in tokens] == [t.logprob for t in plain.logprobs.content]
+    for token in tokens:
+        likely = [other.logprob for other in token.top_logprobs]
+        assert len(likely) == 20
+        assert likely == sorted(likely, reverse=True)
+        assert 0 < sum(map(math.exp, likely)) <= 1 + 1e-6
+        same = [other.logprob for other in token.top_logprobs if other.bytes == token.bytes]
+        assert not same or token.logprob in same
+    assert any(t.bytes == other.bytes for t in tokens for other in t.top_logprobs)
+
+
+async def test_the_likeliest_tokens_agree_with_what_was_drawn(
+    ai: openai.AsyncOpenAI, session: GatewaySession
+) -> None:
+    """The pass that finds them gives a drawn token the logprob that it was drawn with."""
+    await ask(ai, session, logprobs=True, top_logprobs=20)
+    (call,) = session.calls
+    assert call.turn is not None
+    assert call.turn.likeliest is not None
+    greatest = [place[0].logprob for place in call.turn.likeliest]
+    assert all(own <= top + 1e-6 for own, top in zip(call.turn.logprobs, greatest, strict=True))
+
+
+async def test_the_likeliest_tokens_need_logprobs(
+    ai: openai.AsyncOpenAI, session: GatewaySession
+) -> None:
+    for options in ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}):
+        with pytest.raises(openai.BadRequestError, match="logprobs") as raised:
+            await ask(ai, session, **options)
+        assert raised.value.param == "top_logprobs"
+    assert session.calls == []
+    none = await ask(ai, session, logprobs=True, top_logprobs=0)
+    assert all(token.top_logprobs == [] for token in none.logprobs.content)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("top_logprobs", 2),
         ("response_format", {"type": "json_object"}),
         ("tool_choice", "required"),
         ("logit_bias", {"5": 1}),

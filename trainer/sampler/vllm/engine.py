@@ -15,6 +15,7 @@ from schemas.sampling import DrawKey, SampleRequest, Tell, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
+from trainer.sampler.likeliest import with_likeliest
 from trainer.sampler.told_text import ToldText
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone, UnknownAdapter
 from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServers
@@ -121,6 +122,7 @@ class VllmSampler:
             arrived = partial(_tell_tokens, shown, told)
             answer = await replica.server.stream(model, completion_request, arrived)
         turn = _to_turn(row, answer, replica.server.url)
+        turn = await with_likeliest(turn, row, request, self._cache.device)
         alarm = "; ".join(self.fleet.warnings)
         return turn.model_copy(update={"alarm": alarm}) if alarm else turn
 
