@@ -58,11 +58,11 @@ def test(
     provider_key_env: str | None,
     watch: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Try a rollout: run its workflow and grader here, confined as in training.
 
     It needs no server. It prints each turn, tool call, reward, print and traceback. With a provider's
-    model no tokens are recorded.
+    model no tokens are recorded. The exit code is 1 when a sample failed.
     """
     if model and provider_model:
         raise Failure("USAGE", "--model and --provider-model name two models; give one of them")
@@ -82,8 +82,8 @@ def test(
         request["checkpoint"] = directory
         if watch:
             _watch(rollout, request, config, as_json=as_json)
-        else:
-            _try_once(request, as_json=as_json)
+            return 0
+        return 1 if _try_once(request, as_json=as_json) else 0
 
 
 def _checkpoint(rollout: Rollout, request: Mapping[str, object]) -> str:
@@ -100,19 +100,21 @@ def _model(model: str | None) -> str | None:
     return model
 
 
-def _try_once(request: Mapping[str, object], *, as_json: bool) -> None:
+def _try_once(request: Mapping[str, object], *, as_json: bool) -> int:
+    """Try the rows, and print their samples. Returns how many of them failed."""
     samples = []
     for sample in _samples(request, quiet=as_json):
         samples.append(sample)
         if not as_json:
             show_sample(sample)
+    failed = sum(1 for sample in samples if sample["error"])
     if as_json:
         print_json({"rows": samples})
-        return
+        return failed
     rewards = [sample["reward"] for sample in samples if sample["reward"] is not None]
     mean = f", mean reward {sum(rewards) / len(rewards):g}" if rewards else ""
-    failed = sum(1 for sample in samples if sample["error"])
     say(f"{len(samples)} tried, {failed} failed{mean}")
+    return failed
 
 
 def _samples(request: Mapping[str, object], *, quiet: bool) -> Iterator[Document]:

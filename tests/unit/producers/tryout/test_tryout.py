@@ -95,7 +95,7 @@ def test_a_rollout_is_tried_with_a_providers_model(
         "--provider-key-env",
         "MY_KEY",
     ]
-    assert main(["rollout", "test", "mine", "--rows", "2", *options, "--json"]) == 0
+    assert main(["rollout", "test", "mine", "--rows", "2", *options, "--json"]) == 1
     rows = json.loads(capsys.readouterr().out)["rows"]
     good, bad = rows
     assert (good["reward"], good["error"], good["traceback"]) == (1.0, None, None)
