@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 
 from schemas.events import PolicyUpdated
-from schemas.sampling import SampleRequest, Turn
 from tests.agents import rollout_programs as programs
 from tests.agents.newer_python import served_project
 from tests.agents.test_training import (
@@ -23,12 +22,12 @@ from tests.agents.test_training import (
     demonstrations,
     of,
     records_of,
+    sampled_turns,
     spans_of,
     supervised,
 )
 from tests.kit.in_memory import in_memory
 from tests.kit.platform import make_workspace
-from trainer.sampler.engine import TorchSampler
 
 pytestmark = [
     pytest.mark.agents,
@@ -91,16 +90,7 @@ async def trained(
     }
     files |= {f"rollouts/{kind}/pyproject.toml": served_project(KINDS[kind]) for kind in KINDS}
     workspace = make_workspace(root / "workspace", files)
-    turns: list[tuple[object, Turn]] = []
-    sample = TorchSampler.sample
-
-    async def recorded(self: TorchSampler, request: SampleRequest) -> Turn:
-        turn = await sample(self, request)
-        turns.append((request.key, turn))
-        return turn
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TorchSampler, "sample", recorded)
+    with sampled_turns() as turns:
         async with in_memory(root / "home") as platform:
             for name, file in (
                 ("demonstrations", sft),
@@ -111,7 +101,7 @@ async def trained(
                 await platform.upload(name, file)
             await platform.workspaces.add(str(workspace), name="w")
             model = await platform.run_to_end(supervised(), workspace=None, key="sft")
-            yield Trained(platform, f"{model}@last", turns)  # type: ignore[arg-type]  # keys
+            yield Trained(platform, f"{model}@last", turns)
 
 
 @pytest.mark.parametrize("name", MAINS)

@@ -7,6 +7,7 @@ in the sandbox.
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from schemas.sampling import (
     SampleBatch,
     SampleRecord,
     SampleRequest,
+    Tell,
     Turn,
 )
 from tests.agents.client_process import CLIENTS, NAMES, PACKAGES
@@ -91,6 +93,26 @@ def client_files() -> dict[str, str]:
     return {f"rollouts/clients/{path}": text for path, text in files.items()}
 
 
+@contextmanager
+def sampled_turns() -> Iterator[list[tuple[DrawKey, Turn]]]:
+    """The turns that the engine samples meanwhile, as a whole or as a stream, with their keys."""
+    turns: list[tuple[DrawKey, Turn]] = []
+    sample, stream = TorchSampler.sample, TorchSampler.stream
+
+    async def recorded(self: TorchSampler, request: SampleRequest) -> Turn:
+        turns.append((request.key, turn := await sample(self, request)))
+        return turn
+
+    async def recorded_stream(self: TorchSampler, request: SampleRequest, tell: Tell) -> Turn:
+        turns.append((request.key, turn := await stream(self, request, tell)))
+        return turn
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchSampler, "sample", recorded)
+        patch.setattr(TorchSampler, "stream", recorded_stream)
+        yield turns
+
+
 class Trained:
     """A platform, the model that the supervised run made, and the turns that the engine has sampled."""
 
@@ -108,16 +130,7 @@ async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
     sft.write_text("".join(demonstrations()))
     rl.write_text((json.dumps({"user_prompt": ASK, "ground_truth": "3"}) + "\n") * 4)
     workspace = make_workspace(root / "workspace", client_files())
-    turns: list[tuple[DrawKey, Turn]] = []
-    sample = TorchSampler.sample
-
-    async def recorded(self: TorchSampler, request: SampleRequest) -> Turn:
-        turn = await sample(self, request)
-        turns.append((request.key, turn))
-        return turn
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TorchSampler, "sample", recorded)
+    with sampled_turns() as turns:
         async with in_memory(root / "home") as platform:
             await platform.upload("demonstrations", sft)
             await platform.upload("questions", rl)
