@@ -26,6 +26,10 @@ EVICTED_S = 5.0
 MOST_LINGERING = 32
 """How many connections of a server may send the rest of a refused body at the same time."""
 
+READ_BYTES = 64 << 10
+"""How much of a connection is read at once. uvicorn keeps it until the application has answered, also if
+the client is refused then, and asyncio's 256 KiB of each of a hundred connections are 50 MiB."""
+
 NO_PROGRESS = 256 << 10
 """How many bytes of chunk sizes and trailers may arrive without a byte of the body."""
 
@@ -147,6 +151,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.max_size = READ_BYTES
         if self._limits.dropped:
             self._lingering = LingeringTransport(transport, self._most_dropped)
             self.transport = self._lingering  # type: ignore[assignment]  # it has all its methods
