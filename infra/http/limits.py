@@ -170,6 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._has_lingered:
             self._registry.num_lingering -= 1
         super().connection_lost(exc)
+        self._forget_body()
 
     def abort(self) -> None:
         """Close the connection at once and drop data that is not sent yet."""
@@ -252,7 +253,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._disarm()
         self._registry.num_lingering += 1
         self._has_lingered = True
+        self._forget_body()
         return self._limits.dropped
+
+    def _forget_body(self) -> None:
+        """Free the part of a body that nobody will read. A closed connection is a reference cycle, so
+        it would keep the part until Python looks for cycles."""
+        if self.cycle is not None:
+            self.cycle.body = bytearray()
 
     def _move(self, phase: Phase) -> None:
         if not self._gone:
