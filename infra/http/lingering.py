@@ -9,9 +9,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-DROPPED_AT_ONCE = 256 << 10
-"""How many bytes are read at once when they are dropped."""
-
 LINGER_S = 5.0
 """How long a client may go on sending after its answer."""
 
@@ -42,7 +39,6 @@ class LingeringTransport:
         self._left = self._most_bytes()
         if self._left:
             self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.abort)
-            self._transport.max_size = DROPPED_AT_ONCE  # type: ignore[attr-defined]  # asyncio's own name
             self._transport.write_eof()
             self._transport.resume_reading()
         else:

@@ -70,8 +70,8 @@ def _index(value: str) -> str | None:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
         raise ValueError(
-            f"{INDEX} does not hold the address of an index; it may hold https://host/simple, without "
-            "a user name or password"
+            f"{INDEX} does not hold the address of an index; it may hold "
+            "https://packages.example/index, without a user name or password"
         )
     return value
 

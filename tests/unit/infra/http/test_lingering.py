@@ -1,6 +1,7 @@
 """A client that still sends its body reads the answer."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from infra.http import limits as http_limits
 from infra.http import lingering
-from infra.http.limits import ConnectionLimits
+from infra.http.limits import ConnectionLimits, LimitedProtocol
 from infra.http.server import HttpServer
 
 MIB = 1 << 20
@@ -109,3 +110,26 @@ async def test_only_so_many_connections_linger(monkeypatch: pytest.MonkeyPatch) 
     async with serving(dropped=2 * BODY) as port:
         with pytest.raises(httpx.TransportError):
             await post(port)
+
+
+async def _kept_by_closed_connections() -> int:
+    """The bytes of bodies that closed connections keep until Python looks for cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(dropped=2 * BODY) as port:
+            assert await asyncio.gather(*(post(port) for _ in range(4))) == [401] * 4
+        closed = [one for one in gc.get_objects() if isinstance(one, LimitedProtocol)]
+        assert len(closed) >= 4
+        return sum(len(one.cycle.body) for one in closed if one.cycle is not None)
+    finally:
+        gc.enable()
+
+
+async def test_a_closed_connection_keeps_nothing_of_a_body() -> None:
+    assert await _kept_by_closed_connections() == 0
+
+
+async def test_twin_otherwise_it_keeps_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitedProtocol, "_forget_body", lambda _: None)
+    assert await _kept_by_closed_connections() > 0
