@@ -119,7 +119,7 @@ async def _kept_by_closed_connections() -> int:
     try:
         async with serving(dropped=2 * BODY) as port:
             assert await asyncio.gather(*(post(port) for _ in range(4))) == [401] * 4
-        closed = [one for one in gc.get_objects() if isinstance(one, LimitedProtocol)]
+        closed = [one for one in gc.get_objects() if type(one) is LimitedProtocol]
         assert len(closed) >= 4
         return sum(len(one.cycle.body) for one in closed if one.cycle is not None)
     finally:
