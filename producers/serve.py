@@ -43,6 +43,7 @@ from producers.core.mirror_collection import collect_mirrors
 from producers.core.polling import poll_alone
 from producers.core.retention import archive_periodically
 from producers.core.run_submissions import RunSubmissions
+from producers.dashboard import routes as dashboard
 from producers.http.app import create_app
 from producers.http.services import Services
 from schemas.errors import InvalidConfig, TransientError
@@ -95,7 +96,7 @@ async def _serve(
     settings = services.settings
     projector = Projector(backend.log, services.readmodel, wakeups=backend.notifier)
     await services.archives.tidy()
-    app = create_app(services)
+    app = create_app(services, pages=dashboard.ROUTES)
     server = _server(app, settings, services.strangers)
     await server.listen()
     loop = asyncio.get_running_loop()

@@ -29,7 +29,14 @@ CONTENTS = "backup.json"
 TABLES = "tables"
 BLOBS = "blobs"
 
-ELSEWHERE = ("migrations", "workers", "worker_doors", "chat_grants")
+ELSEWHERE = (
+    "migrations",
+    "workers",
+    "worker_doors",
+    "chat_grants",
+    "browser_sessions",
+    "sign_in_codes",
+)
 """Tables that are not copied: a restore applies the migrations itself, and leases do not survive it."""
 
 LISTED = """

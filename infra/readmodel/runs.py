@@ -1,6 +1,7 @@
 """The queries of the API about runs. A page costs the same, however many runs there are. For a token
 that is bound to a workspace, the runs of others do not exist."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict, cast
@@ -155,6 +156,33 @@ class Runs:
             point = PointJson(step=row["step"], value=row["value"], at=row["at"])
             found.setdefault(row["key"], []).append(point)
         return found
+
+    async def sparklines(
+        self, runs: Sequence[RunJson], key: str, *, points: int = 32
+    ) -> dict[str, list[tuple[int, float]]]:
+        """About `points` values of one metric for each run, as (step, value) by the run's id."""
+        rows = await self._pool.fetch(
+            SQL["sparklines"],
+            [run["id"] for run in runs],
+            [run["current_step"] or 0 for run in runs],
+            key,
+            points,
+        )
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            found.setdefault(row["run"], []).append((row["step"], row["value"]))
+        return found
+
+    async def metric_keys(self, run: str) -> list[str]:
+        """The names of the metrics that a run has, in alphabetical order."""
+        return [row["key"] for row in await self._pool.fetch(SQL["metric_keys"], run)]
+
+    async def curve(
+        self, run: str, key: str, *, since: datetime | None = None
+    ) -> list[tuple[int, float]]:
+        """One metric of a run as (step, value), in order of step; with `since` only the newer part."""
+        rows = await self._pool.fetch(SQL["curve"], run, key, since)
+        return [(row["step"], row["value"]) for row in rows]
 
     async def checkpoints(self, run: str) -> list[CheckpointJson]:
         """The run's checkpoints, in order of step."""

@@ -2,6 +2,7 @@
 everything else."""
 
 import logging
+from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,7 +33,7 @@ from producers.http.routes import (
     webhooks,
     workspaces,
 )
-from producers.http.routing import scoped_table
+from producers.http.routing import ScopedRoute, scoped_table
 from producers.http.services import Services
 from producers.http.tracing import Traced
 from schemas.errors import CorruptData, Refused, TransientError
@@ -59,11 +60,11 @@ RESOURCES = (
 )
 
 
-def create_app(services: Services) -> Starlette:
-    """The ASGI application, which serves every request with `services`. Raises TypeError when a route
-    names no scope."""
+def create_app(services: Services, *, pages: Sequence[ScopedRoute] = ()) -> Starlette:
+    """The ASGI application, which serves every request with `services`. `pages` are the routes of the
+    dashboard. Raises TypeError when a route names no scope."""
     routes = [route for resource in RESOURCES for route in resource.ROUTES]
-    table = [*platform.ROOT_ROUTES, *webhooks.ROOT_ROUTES, Mount("/api/v1", routes=routes)]
+    table = [*platform.ROOT_ROUTES, *webhooks.ROOT_ROUTES, Mount("/api/v1", routes=routes), *pages]
     app = Starlette(
         routes=[*scoped_table(table)],
         middleware=[Middleware(Guard, services=services), Middleware(Traced)],

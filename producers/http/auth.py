@@ -15,8 +15,19 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from infra.access.audit_buffer import AuditEntry
+from infra.access.sessions import Bearer
+from infra.access.token_format import digest
 from infra.access.tokens import ApiToken
 from infra.ports.actor import ROOT, Actor, acting_as
+from infra.postgres.errors import UNAVAILABLE_ERRORS
+from producers.http.browsers import (
+    FOREIGN_ORIGIN,
+    comes_from_here,
+    cookie_of,
+    is_for_browsers,
+    is_open_page,
+    sign_in_response,
+)
 from producers.http.client_address import ClientAddresses
 from producers.http.responses import problem, unavailable_response
 from producers.http.services import Services
@@ -29,6 +40,9 @@ SIGNED_PATHS = "/webhooks/"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 ROOT_KEPT_S = 1.0
 METRICS = "metrics"
+VISITOR = "visitor"
+"""The actor of a page that needs no session."""
+
 SETTING_TOKENS = (ROOT, METRICS)
 """The ids of tokens that are settings and not rows."""
 
@@ -144,6 +158,10 @@ class Guard:
         """The sender of a request, or the response that refuses it."""
         if scope["path"].startswith(SIGNED_PATHS):
             found: Actor | Response = Actor("webhook", "forge", frozenset(), address=address)
+        elif is_open_page(scope["path"]):
+            found = Actor(VISITOR, VISITOR, frozenset(), address=address)
+        elif "authorization" not in headers and is_for_browsers(scope["path"]):
+            found = await self._actor_of_session(scope, headers, address)
         else:
             scheme, _, text = headers.get("authorization", "").partition(" ")
             is_bearer = scheme.lower() == "bearer"
@@ -160,7 +178,7 @@ class Guard:
         given = text.encode()
         root, metrics = self._root_token(), self._services.settings.metrics_token
         if root and hmac.compare_digest(given, root.encode()):
-            return Actor(ROOT, "admin", frozenset({"admin"}), address=address)
+            return _root_actor(address)
         if metrics and hmac.compare_digest(given, metrics.encode()):
             return Actor(METRICS, "operator", frozenset({"metrics"}), address=address)
         try:
@@ -171,6 +189,35 @@ class Guard:
             return UNAUTHORIZED
         if not token.is_valid(self._services.clock.now()):
             return _invalid(token)
+        return Actor(token.id, token.owner, token.scopes, token.workspace, address)
+
+    async def _actor_of_session(
+        self, scope: Scope, headers: Headers, address: str
+    ) -> Actor | Response:
+        """The owner of the token that opened a browser's session, or the response that refuses the
+        request."""
+        try:
+            bearer = await self._services.sessions.find(cookie_of(headers))
+            found = await self._actor_of_bearer(bearer, address) if bearer else None
+        except TransientError as error:
+            return unavailable_response(str(error))
+        except UNAVAILABLE_ERRORS:
+            return unavailable_response("the database does not answer now; try again")
+        if found is None:
+            return sign_in_response(scope)
+        if not comes_from_here(scope, headers):
+            return FOREIGN_ORIGIN
+        scope.setdefault("state", {})["bearer"] = bearer
+        return found
+
+    async def _actor_of_bearer(self, bearer: Bearer, address: str) -> Actor | None:
+        root = self._root_token()
+        if bearer.token == ROOT:
+            is_root = root and hmac.compare_digest(bearer.sha256, digest(root))
+            return _root_actor(address) if is_root else None
+        token = await self._services.recent_tokens.find_digest(bearer.token, bearer.sha256)
+        if token is None or not token.is_valid(self._services.clock.now()):
+            return None
         return Actor(token.id, token.owner, token.scopes, token.workspace, address)
 
     def _root_token(self) -> str | None:
@@ -219,6 +266,10 @@ async def _answer_lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
+
+
+def _root_actor(address: str) -> Actor:
+    return Actor(ROOT, "admin", frozenset({"admin"}), address=address)
 
 
 def _invalid(token: ApiToken) -> Response:

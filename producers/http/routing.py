@@ -46,27 +46,30 @@ class ScopedRoute(Route):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
         state["route"] = self.path
-        refusal = None if self.scope == "open" else self._refuse(state["actor"], scope)
-        if refusal is not None:
-            await refusal(scope, receive, send)
+        reason = None if self.scope == "open" else self._reason_against(state["actor"], scope)
+        if reason is not None:
+            await self.refuse(reason, scope, receive, send)
             return
         await super().handle(scope, receive, send)
 
-    def _refuse(self, actor: Actor, scope: Scope) -> Response | None:
-        """The response to an actor that may not use this route; None when it may."""
+    async def refuse(self, detail: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an actor that may not use this route."""
+        refusal = problem(403, "FORBIDDEN", detail, headers={"Connection": "close"})
+        await refusal(scope, receive, send)
+
+    def _reason_against(self, actor: Actor, scope: Scope) -> str | None:
+        """Why an actor may not use this route; None when it may."""
         if self.scope == "open":
             return None
         what = f"{scope['method']} {self.path}"
         if not actor.may(self.scope):
-            detail = (
+            return (
                 f"{what} needs a token with the scope {self.scope}; this one has "
                 f"{', '.join(sorted(actor.scopes)) or 'none'}"
             )
-        elif self.reach == "installation" and actor.workspace is not None:
-            detail = f"{what} is about all workspaces; this token is bound to one of them"
-        else:
-            return None
-        return problem(403, "FORBIDDEN", detail, headers={"Connection": "close"})
+        if self.reach == "installation" and actor.workspace is not None:
+            return f"{what} is about all workspaces; this token is bound to one of them"
+        return None
 
 
 def scoped_table(routes: Sequence[BaseRoute]) -> Sequence[BaseRoute]:

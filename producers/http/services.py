@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from infra.access.audit import AuditList
 from infra.access.issuing import AccessTokens
 from infra.access.recent_tokens import RecentTokens
+from infra.access.sessions import Sessions
 from infra.access.tokens import Tokens
 from infra.blobs.installed import InstalledBlobs
 from infra.git.forges.api import ForgeApis
@@ -64,6 +65,10 @@ class Services:
     @cached_property
     def recent_tokens(self) -> RecentTokens:
         return RecentTokens(self.tokens, self.clock)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        return Sessions(self.database)
 
     @cached_property
     def audit(self) -> AuditList:

@@ -29,6 +29,7 @@ from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database, connect
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
+from producers.dashboard import routes as dashboard
 from producers.http.app import create_app
 from producers.http.services import Services
 from schemas.errors import InvalidConfig
@@ -146,7 +147,7 @@ async def application(
         )
         projector = Projector(log, readmodel, wakeups=notifier)
         task = asyncio.ensure_future(projector.run())
-        app = create_app(services)
+        app = create_app(services, pages=dashboard.ROUTES)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         base = "http://127.0.0.1:8420"

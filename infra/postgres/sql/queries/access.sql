@@ -43,6 +43,29 @@ update api_tokens t set last_used_at = greatest(t.last_used_at, u.at)
 from unnest($1::text[], $2::timestamptz[]) as u (id, at) where t.id = u.id
 
 
+-- == Sign-ins of browsers =================================================================================
+
+-- name: insert_code
+with expired as (delete from sign_in_codes where expires_at < clock_timestamp())
+insert into sign_in_codes (sha256, token, token_sha256, expires_at)
+values ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
+
+-- name: redeem_code
+delete from sign_in_codes where sha256 = $1 and expires_at > clock_timestamp()
+returning token, token_sha256
+
+-- name: insert_session
+with expired as (delete from browser_sessions where expires_at < clock_timestamp())
+insert into browser_sessions (sha256, token, token_sha256, expires_at)
+values ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
+
+-- name: session
+select token, token_sha256 from browser_sessions where sha256 = $1 and expires_at > clock_timestamp()
+
+-- name: delete_session
+delete from browser_sessions where sha256 = $1
+
+
 -- == The audit list =======================================================================================
 
 -- name: insert_audit

@@ -89,6 +89,26 @@ select dataset_ref from runs where run = $1
 -- name: metrics
 select key, step, value, at from metric_points where run = $1 order by key, step
 
+-- Few values of one metric for each of several runs. Each is looked up by the key of the table.
+
+-- name: sparklines
+select r.run, m.step, m.value from unnest($1::text[], $2::int[]) as r (run, steps)
+cross join lateral generate_series(1, greatest(r.steps, 1), greatest(1, r.steps / $4)) as wanted (step)
+join metric_points m on m.run = r.run and m.key = $3 and m.step = wanted.step
+order by r.run, m.step
+
+-- name: metric_keys
+with recursive keys as (
+  (select min(key) as key from metric_points where run = $1)
+  union all
+  select (select min(key) from metric_points where run = $1 and key > keys.key) from keys
+  where keys.key is not null
+) select key from keys where key is not null
+
+-- name: curve
+select step, value from metric_points where run = $1 and key = $2
+and at >= coalesce($3, '-infinity'::timestamptz) order by step
+
 -- name: checkpoints
 select c.step, coalesce(r.name, c.run) || '@' || c.step as ref, c.reward, c.uri,
   c.manifest_sha256, c.adapter_sha256, c.created_at

@@ -1,0 +1,88 @@
+"""Sessions of browsers, and codes that open one session each.
+
+A session belongs to the token that signed in and ends with it. The cookie of a session and a code are
+random. The database holds only their SHA-256, so a reader of the database cannot sign in.
+"""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from infra.postgres.pool import Database
+from infra.postgres.queries import queries
+
+SQL = queries("access")
+
+SESSION_S = 12 * 3600.0
+CODE_S = 600.0
+LONGEST = 100
+"""No cookie of a session and no code is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """The token that a session stands for: its id, and the SHA-256 of its text."""
+
+    token: str
+    sha256: bytes
+
+
+class Sessions:
+    """Opens, finds and ends sessions."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.durable
+
+    async def issue_code(self, bearer: Bearer) -> str:
+        """Make a code that opens one session for this token within CODE_S seconds."""
+        code = secrets.token_urlsafe(32)
+        await self._pool.execute(
+            SQL["insert_code"], _digest(code), bearer.token, bearer.sha256, CODE_S
+        )
+        return code
+
+    async def redeem_code(self, code: str) -> Bearer | None:
+        """Use a code up. Returns its token; None when the code is unknown, used or expired."""
+        if len(code) > LONGEST:
+            return None
+        return _bearer(await self._pool.fetchrow(SQL["redeem_code"], _digest(code)))
+
+    async def open(self, bearer: Bearer) -> str:
+        """Open a session of SESSION_S seconds. Returns the value of its cookie."""
+        cookie = secrets.token_urlsafe(32)
+        await self._pool.execute(
+            SQL["insert_session"], _digest(cookie), bearer.token, bearer.sha256, SESSION_S
+        )
+        return cookie
+
+    async def find(self, cookie: str) -> Bearer | None:
+        """The token of the session with this cookie; None when the session is unknown or expired."""
+        if not cookie or len(cookie) > LONGEST:
+            return None
+        return _bearer(await self._pool.fetchrow(SQL["session"], _digest(cookie)))
+
+    async def end(self, cookie: str) -> None:
+        """End a session. An unknown one is ended already."""
+        if cookie and len(cookie) <= LONGEST:
+            await self._pool.execute(SQL["delete_session"], _digest(cookie))
+
+
+def form_key(bearer: Bearer) -> str:
+    """The key that every form holds that is made for a session of this token. A page of another origin
+    cannot know it, and it stays the same when the token signs in again."""
+    return hmac.new(bearer.sha256, b"form", hashlib.sha256).hexdigest()[:40]
+
+
+def is_form_key(key: str, bearer: Bearer) -> bool:
+    """Whether a form's key is the one of this token. Compares in constant time."""
+    return hmac.compare_digest(key.encode(), form_key(bearer).encode())
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _bearer(row: Any) -> Bearer | None:
+    return None if row is None else Bearer(row["token"], row["token_sha256"])

@@ -1,0 +1,53 @@
+"""Curves as the pages draw them: few points, however many there are, and SVG for browsers without
+scripts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Points = Sequence[tuple[int, float]]
+"""(step, value) in order of step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A curve as SVG: the points of a polyline, and the least and largest values."""
+
+    points: str
+    least: float
+    largest: float
+
+
+def thin(points: Points, most: int) -> list[tuple[int, float]]:
+    """At most `most` of the points. Of each stretch of steps the first, the least, the largest and the
+    last one stay, so no peak disappears."""
+    if len(points) <= most:
+        return list(points)
+    stretches = max(1, most // 4)
+    found: list[tuple[int, float]] = []
+    for number in range(stretches):
+        part = points[number * len(points) // stretches : (number + 1) * len(points) // stretches]
+        extremes = {
+            part[0],
+            min(part, key=lambda point: point[1]),
+            max(part, key=lambda point: point[1]),
+            part[-1],
+        }
+        found.extend(sorted(extremes))
+    return found
+
+
+def curve(points: Points, *, width: float, height: float) -> Curve | None:
+    """The polyline of a curve in a box of this width and height; None without two finite values."""
+    finite = [(step, value) for step, value in points if math.isfinite(value)]
+    if len(finite) < 2:
+        return None
+    first, last = finite[0][0], finite[-1][0]
+    least, largest = min(value for _, value in finite), max(value for _, value in finite)
+    across = width / max(1, last - first)
+    up = height / (largest - least) if largest > least else 0.0
+    parts = (
+        f"{(step - first) * across:.1f},{height - (value - least) * up:.1f}"
+        for step, value in finite
+    )
+    return Curve(" ".join(parts), least, largest)

@@ -1,0 +1,88 @@
+"""How values look on a page. Each function is a filter of the templates."""
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup
+
+ABSENT = "\N{EM DASH}"
+CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
+"""Control characters but tabs and line ends."""
+
+DIRECTIONS = {
+    code: f"\N{LEFT-POINTING ANGLE BRACKET}U+{code:04X}\N{RIGHT-POINTING ANGLE BRACKET}"
+    for code in (0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Characters that change the direction of text, and so could make a text look like another one."""
+
+VISIBLE = {**CONTROLS, **DIRECTIONS}
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with few digits; a dash when it is missing."""
+    if value is None:
+        return ABSENT
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}".replace(",", "\N{THIN SPACE}")
+    return (
+        f"{value:.{digits}g}" if abs(value) < 1 else f"{value:.{digits}f}".rstrip("0").rstrip(".")
+    )
+
+
+def percent(part: float | None) -> str:
+    return ABSENT if part is None else f"{100 * part:.0f}%"
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time in its two largest units, like `3 min 20 s`."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0 "))
+
+
+def moment(at: datetime | None) -> Markup:
+    """A time for people and for programs. A script turns it into the time of the browser's zone."""
+    if at is None:
+        return Markup(ABSENT)  # noqa: S704 - a constant
+    at = at.astimezone(UTC)
+    return Markup('<time datetime="{}">{} UTC</time>').format(
+        at.isoformat().replace("+00:00", "Z"), at.strftime("%Y-%m-%d %H:%M:%S")
+    )
+
+
+def size(count: float | None) -> str:
+    """A number of bytes in a unit that fits."""
+    if count is None:
+        return ABSENT
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def plain(text: object) -> str:
+    """A text of users in which control characters and changes of direction can be seen."""
+    return str(text).translate(VISIBLE)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "number": number,
+    "percent": percent,
+    "duration": duration,
+    "moment": moment,
+    "size": size,
+    "plain": plain,
+}

@@ -1,0 +1,168 @@
+"""A run: its figures, curves, checkpoints, config and log, and the buttons that control it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from infra.readmodel.runs import RunJson
+from producers.dashboard.charts import curve, thin
+from producers.dashboard.forms import read_session_form
+from producers.dashboard.pages.runs import REWARD, eta_s, progress
+from producers.dashboard.rendering import html
+from producers.dashboard.routing import PageRoute
+from producers.http.requests import cause_of
+from producers.http.responses import ApiResponse, number
+from producers.http.routes.runs import find_run, services, waiting_for
+from schemas.errors import InvalidConfig, Issue
+
+TITLES = {
+    REWARD: "Training Reward",
+    "eval/validation/reward": "Validation Reward",
+    "train/entropy_loss": "Model Entropy",
+    "rollout/response_lengths": "Response Length",
+    "rollout/total_lengths": "Total Length",
+    "rollout/truncated_ratio": "Truncation Ratio",
+    "train/kl": "KL Divergence",
+    "train/grad_norm": "Gradient Norm",
+    "train/lag": "Lag (versions)",
+    "rollout/failed_ratio": "Failed Samples",
+    "rollout/zero_variance_ratio": "Groups without Variance",
+}
+"""The metrics that a run's page draws first, in this order."""
+
+RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 24 * 3600}
+DRAWN_POINTS = 600
+SVG_POINTS = 120
+WIDTH, HEIGHT = 600.0, 150.0
+LOG_LINES = 200
+LEVELS = ("INFO", "WARNING", "ERROR")
+BUTTONS = {
+    "running": ("pause", "stop"),
+    "paused": ("resume", "stop"),
+    "pending": ("stop",),
+}
+
+
+async def show(request: Request) -> Response:
+    run, config = await find_run(request)
+    core, now = services(request), services(request).clock.now()
+    keys = await core.readmodel.runs.metric_keys(run["id"])
+    curves = {key: await core.readmodel.runs.curve(run["id"], key) for key in TITLES if key in keys}
+    lines, _ = await core.readmodel.runs.logs(run["id"], limit=LOG_LINES)
+    return html(
+        request,
+        "run.html",
+        {
+            "run": run,
+            "progress": progress(run),
+            "eta_s": eta_s(run, now),
+            "figures": _figures(run, curves, now),
+            "curves": [_drawn(key, curves[key]) for key in TITLES if key in curves],
+            "other_keys": [key for key in keys if key not in TITLES],
+            "ranges": (*RANGES, "all"),
+            "checkpoints": await core.readmodel.runs.checkpoints(run["id"]),
+            "config": json.dumps(json.loads(config), indent=2, ensure_ascii=False),
+            "lines": lines,
+            "levels": LEVELS,
+            "buttons": _buttons(run),
+            "waits": await waiting_for(request, run["id"], status=run["status"]),
+        },
+    )
+
+
+def _figures(
+    run: RunJson, curves: Mapping[str, Sequence[tuple[int, float]]], now: datetime
+) -> Sequence[tuple[str, str, object]]:
+    """The figures of the overview: a title, the name of a filter, and a value."""
+    rewards = curves.get(REWARD, ())
+    improvement = rewards[-1][1] - rewards[0][1] if len(rewards) > 1 else None
+    started = run["started_at"]
+    lasted = ((run["completed_at"] or now) - started).total_seconds() if started else None
+    last = {key: points[-1][1] for key, points in curves.items() if points}
+    return (
+        ("Duration", "duration", lasted),
+        ("Reward", "number", run["reward"]),
+        ("Improvement", "number", improvement),
+        *((title, "number", last.get(key)) for key, title in list(TITLES.items())[:8]),
+    )
+
+
+def _drawn(key: str, points: Sequence[tuple[int, float]]) -> Mapping[str, object]:
+    return {
+        "key": key,
+        "title": TITLES.get(key, key),
+        "last": points[-1][1] if points else None,
+        "svg": curve(thin(points, SVG_POINTS), width=WIDTH, height=HEIGHT),
+    }
+
+
+def _buttons(run: RunJson) -> tuple[str, ...]:
+    state = "paused" if run["phase"] == "paused" else run["status"]
+    approve = ("approve",) if run["status"] == "pending" and run["phase"] == "approval" else ()
+    return (*approve, *BUTTONS.get(state, ()))
+
+
+async def points(request: Request) -> Response:
+    """The points of curves as JSON: of each key in `keys`, the range `range`, at most `points`."""
+    run, _ = await find_run(request)
+    most = number(request, "points", default=DRAWN_POINTS, least=8, most=100_000)
+    since = _since(request, services(request).clock.now())
+    keys = [key for key in request.query_params.get("keys", REWARD).split(",") if key][:50]
+    runs = services(request).readmodel.runs
+    curves = {key: thin(await runs.curve(run["id"], key, since=since), most) for key in keys}
+    steps = {
+        key: {"steps": [step for step, _ in found], "values": [value for _, value in found]}
+        for key, found in curves.items()
+    }
+    return ApiResponse({"run": run["name"], "status": run["status"], "curves": steps})
+
+
+async def csv(request: Request) -> Response:
+    """All points of one metric as CSV."""
+    run, _ = await find_run(request)
+    key = request.query_params.get("key", REWARD)
+    found = await services(request).readmodel.runs.curve(run["id"], key)
+    text = "".join(["step,value\n", *(f"{step},{value!r}\n" for step, value in found)])
+    name = f"{run['name']}-{key.replace('/', '-')}.csv"
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in ".-_") else "_" for c in name)
+    return Response(
+        text,
+        media_type="text/csv",
+        headers={"Content-Disposition": f'attachment; filename="{plain[:150]}"'},
+    )
+
+
+def _since(request: Request, now: datetime) -> datetime | None:
+    name = request.query_params.get("range") or "all"
+    if name != "all" and name not in RANGES:
+        message = f"must be one of {', '.join((*RANGES, 'all'))}, got {name[:20]!r}"
+        raise InvalidConfig(f"range {message}", issues=(Issue("range", message),))
+    return None if name == "all" else now - timedelta(seconds=RANGES[name])
+
+
+async def command(request: Request) -> Response:
+    """Press a button: stop, pause, resume or approve the run, and go back to its page."""
+    await read_session_form(request)
+    core, ref = services(request), request.path_params["ref"]
+    verb = request.url.path.rpartition("/")[2]
+    if verb == "approve":
+        _, cursor = await core.approvals.approve(ref)
+    else:
+        cause = cause_of(request, f"control/{verb}/{ref}")
+        _, cursor = await core.control.run(verb, ref, cause=cause)
+    await core.readmodel.caught_up(cursor)
+    return RedirectResponse(f"/runs/{ref}", status_code=303)
+
+
+ROUTES = [
+    PageRoute("/runs/{ref}", show, scope="read"),
+    PageRoute("/runs/{ref}/curves.json", points, scope="read"),
+    PageRoute("/runs/{ref}/curve.csv", csv, scope="read"),
+    *(
+        PageRoute(f"/runs/{{ref}}/{verb}", command, scope="control", methods=["POST"])
+        for verb in ("stop", "pause", "resume", "approve")
+    ),
+]

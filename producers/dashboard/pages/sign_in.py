@@ -1,0 +1,95 @@
+"""Signing in with a token or a one-time code, and signing out."""
+
+import asyncio
+import hmac
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from infra.access.sessions import SESSION_S, Bearer
+from infra.access.token_format import digest, token_id
+from infra.ports.actor import ROOT
+from producers.dashboard.forms import read_form, read_session_form
+from producers.dashboard.rendering import html
+from producers.dashboard.routing import PageRoute
+from producers.http.browsers import COOKIE, cookie_of, local_path
+from producers.http.services import Services
+
+WRONG = "This is not a valid token. `headrace token list` shows the valid ones."
+USED = "This link has been used, or it is older than ten minutes. Sign in with a token."
+REST_S = 0.5
+"""How long a refused sign-in waits for its answer."""
+
+
+async def show(request: Request) -> Response:
+    """The form. With `code` in the query, open the code's session instead."""
+    following = local_path(request.query_params.get("next", "/"))
+    if code := request.query_params.get("code"):
+        bearer = await _services(request).sessions.redeem_code(code)
+        if bearer is not None:
+            return await _open_session(request, bearer, following)
+        return await _form(request, following, USED, status=401)
+    return await _form(request, following)
+
+
+async def sign_in(request: Request) -> Response:
+    fields = await read_form(request)
+    following = local_path(fields.get("next", "/"))
+    bearer = await _bearer_with(_services(request), fields.get("token", "").strip())
+    if bearer is None:
+        await asyncio.sleep(REST_S)
+        return await _form(request, following, WRONG, status=401)
+    return await _open_session(request, bearer, following)
+
+
+async def sign_out(request: Request) -> Response:
+    await read_session_form(request)
+    await _services(request).sessions.end(cookie_of(request.headers))
+    answer = RedirectResponse("/login", status_code=303)
+    answer.delete_cookie(COOKIE, path="/")
+    return answer
+
+
+async def _form(
+    request: Request, following: str, error: str | None = None, *, status: int = 200
+) -> Response:
+    return html(request, "login.html", {"next": following, "error": error}, status=status)
+
+
+async def _bearer_with(services: Services, text: str) -> Bearer | None:
+    """The token with this text; None when it is not valid."""
+    root = services.settings.read_token()
+    if root and hmac.compare_digest(text.encode(), root.encode()):
+        return Bearer(ROOT, digest(root))
+    found = await services.recent_tokens.find(text)
+    if found is None or not found.is_valid(services.clock.now()) or token_id(text) is None:
+        return None
+    return Bearer(found.id, found.sha256)
+
+
+async def _open_session(request: Request, bearer: Bearer, following: str) -> Response:
+    services = _services(request)
+    cookie = await services.sessions.open(bearer)
+    answer = RedirectResponse(following, status_code=303)
+    answer.set_cookie(
+        COOKIE,
+        cookie,
+        max_age=int(SESSION_S),
+        path="/",
+        secure=services.settings.public_url.startswith("https:"),
+        httponly=True,
+        samesite="lax",
+    )
+    return answer
+
+
+def _services(request: Request) -> Services:
+    found: Services = request.app.state.services
+    return found
+
+
+ROUTES = [
+    PageRoute("/login", show, scope="open"),
+    PageRoute("/login", sign_in, scope="open", methods=["POST"]),
+    PageRoute("/logout", sign_out, scope="read", methods=["POST"]),
+]

@@ -1,0 +1,55 @@
+"""Pages as routes. What a page refuses is a page too."""
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from infra.postgres.errors import UNAVAILABLE_ERRORS
+from producers.dashboard.rendering import html
+from producers.http.routing import Endpoint, Reach, RouteScope, ScopedRoute
+from schemas.errors import Refused, TransientError
+from schemas.secrets.redact import redact
+
+TITLES = {
+    401: "Sign in again",
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible now",
+    503: "Try again",
+}
+
+
+class PageRoute(ScopedRoute):
+    """A route to a page. Errors of users and of the database are shown as a page."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Endpoint,
+        *,
+        scope: RouteScope,
+        reach: Reach = "workspace",
+        methods: Sequence[str] | None = None,
+    ) -> None:
+        async def answer(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except Refused as error:
+                return error_page(request, error.status, error.message)
+            except TransientError as error:
+                return error_page(request, 503, str(error))
+            except UNAVAILABLE_ERRORS:
+                return error_page(request, 503, "the database does not answer now; try again")
+
+        super().__init__(path, answer, scope=scope, reach=reach, methods=methods)
+
+    async def refuse(self, detail: str, scope: Scope, receive: Receive, send: Send) -> None:
+        await error_page(Request(scope), 403, detail)(scope, receive, send)
+
+
+def error_page(request: Request, status: int, message: str) -> Response:
+    """The page that says what went wrong and what to do."""
+    title = TITLES.get(status, "This did not work")
+    return html(request, "error.html", {"title": title, "message": redact(message)}, status=status)

@@ -1,0 +1,92 @@
+"""Requests of browsers. They carry the cookie of a session in place of a token.
+
+A page of another site can make a browser send a request with the cookie. So the cookie counts only for
+pages, never for the API, and a request that changes something must come from a page of this server: its
+Origin is checked here, and the key of its form where the form is read.
+"""
+
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import Scope
+
+from infra.access.sessions import Bearer
+
+COOKIE = "headrace_session"
+TOKEN_ONLY = ("/api/", "/v1/", "/metrics", "/webhooks/")
+"""Paths below these are not for browsers."""
+
+OPEN_PAGES = ("/login", "/static/")
+SAFE_METHODS = ("GET", "HEAD")
+LONGEST_NEXT = 2000
+LONGEST_COOKIES = 8192
+
+FOREIGN_ORIGIN = PlainTextResponse(
+    "This request does not come from a page of this server. Open the page here, and send it again.\n",
+    status_code=403,
+    headers={"Connection": "close"},
+)
+
+
+def is_for_browsers(path: str) -> bool:
+    """Whether a path is a page and not a part of the API."""
+    return not path.startswith(TOKEN_ONLY)
+
+
+def is_open_page(path: str) -> bool:
+    """Whether a page needs no session."""
+    return path.startswith(OPEN_PAGES)
+
+
+def cookie_of(headers: Headers) -> str:
+    """The session's cookie of a request; empty without one."""
+    text = headers.get("cookie", "")
+    if len(text) > LONGEST_COOKIES:
+        return ""
+    try:
+        found = SimpleCookie(text).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""
+
+
+def comes_from_here(scope: Scope, headers: Headers) -> bool:
+    """Whether a request with a session may change something: a browser says that a page of this server
+    sent it."""
+    origin = urlsplit(headers.get("origin", ""))
+    return scope["method"] in SAFE_METHODS or bool(
+        origin.netloc and origin.netloc.lower() == headers.get("host", "").lower()
+    )
+
+
+def sign_in_response(scope: Scope) -> Response:
+    """The response to a request without a session. A browser that asked for a page is sent to the
+    sign-in page, and from there back."""
+    if scope["method"] not in SAFE_METHODS:
+        return PlainTextResponse(
+            "Your session has ended. Sign in again in another tab, and then go back and send the form "
+            "once more.\n",
+            status_code=401,
+            headers={"Connection": "close"},
+        )
+    wanted = scope["path"]
+    if query := scope.get("query_string", b"").decode("latin-1"):
+        wanted = f"{wanted}?{query}"
+    following = f"?next={quote(wanted, safe='/')}" if 1 < len(wanted) <= LONGEST_NEXT else ""
+    return RedirectResponse(f"/login{following}", status_code=303)
+
+
+def local_path(text: str) -> str:
+    """The path of this server that a request wants to be sent to; `/` when it would leave the server."""
+    parts = urlsplit(text)
+    is_local = not parts.scheme and not parts.netloc and text.startswith("/")
+    is_plain = is_local and not text.startswith(("//", "/\\")) and text.isprintable()
+    return text if is_plain and "\\" not in text else "/"
+
+
+def bearer_of(state: dict[str, object]) -> Bearer | None:
+    """The token of the session of a request; None when the request has no session."""
+    found = state.get("bearer")
+    return found if isinstance(found, Bearer) else None
