@@ -1,6 +1,17 @@
 """The routes of all pages."""
 
 from producers.dashboard import assets
-from producers.dashboard.pages import run, runs, samples, sign_in
+from producers.dashboard.pages import (
+    datasets,
+    evaluations,
+    platform,
+    run,
+    runs,
+    samples,
+    sign_in,
+    workspaces,
+)
 
-ROUTES = [route for part in (assets, sign_in, runs, run, samples) for route in part.ROUTES]
+PAGES = (assets, sign_in, runs, run, samples, evaluations, datasets, workspaces, platform)
+
+ROUTES = [route for part in PAGES for route in part.ROUTES]

@@ -60,7 +60,7 @@ async def submit(request: Request) -> Response:
     wanted = request_from(body, actor_of(request))
     recorded = await core.submitter.submit_eval(wanted, key=idempotency_key(request))
     await core.readmodel.caught_up(recorded.cursor)
-    found = await _find(request, recorded.event.run_id)
+    found = await find_evaluation(request, recorded.event.run_id)
     return ApiResponse(
         {"eval": to_json(found), "warnings": warnings_of(recorded.event)}, status_code=201
     )
@@ -73,22 +73,24 @@ async def index(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    return ApiResponse({"eval": to_json(await _find(request, request.path_params["ref"]))})
+    return ApiResponse(
+        {"eval": to_json(await find_evaluation(request, request.path_params["ref"]))}
+    )
 
 
 async def logs(request: Request) -> Response:
-    found = await _find(request, request.path_params["ref"])
+    found = await find_evaluation(request, request.path_params["ref"])
     return await log_page(request, found["id"])
 
 
 async def samples(request: Request) -> Response:
     """A page of the attempts, or of those at one `row`, those that are `failed` (without a reward), or
     those that are `not_passed`."""
-    found = await _find(request, request.path_params["ref"])
+    found = await find_evaluation(request, request.path_params["ref"])
     page = page_of(request)
     row = number(request, "row", default=-1, least=0, most=MAX_ROW)
     attempts = select_attempts(
-        await _results(request, found),
+        await results_of(request, found),
         row=None if row < 0 else row,
         only_failed=flag(request, "failed"),
         only_not_passed=flag(request, "not_passed"),
@@ -99,13 +101,13 @@ async def samples(request: Request) -> Response:
 
 async def sample(request: Request) -> Response:
     """One attempt, turn by turn, with what its user code left behind."""
-    found = await _find(request, request.path_params["ref"])
+    found = await find_evaluation(request, request.path_params["ref"])
     return await sample_detail(request, found["id"], found["dataset_ref"])
 
 
 async def sample_files(request: Request) -> Response:
     """A file that the workflow of an attempt left behind."""
-    found = await _find(request, request.path_params["ref"])
+    found = await find_evaluation(request, request.path_params["ref"])
     return await sample_file(request, found["id"])
 
 
@@ -133,17 +135,17 @@ async def _samples(
 
 async def rows(request: Request) -> Response:
     """A page of the rows, with the rewards of all attempts at each."""
-    found = await _find(request, request.path_params["ref"])
+    found = await find_evaluation(request, request.path_params["ref"])
     page = page_of(request)
-    results = await _results(request, found)
+    results = await results_of(request, found)
     shown = results[page.offset : page.offset + page.limit]
     return page_response("rows", [result.to_json() for result in shown], len(results), page)
 
 
 async def compare(request: Request) -> Response:
     """Two evaluations of one dataset: their metrics, and each row with what changed."""
-    first = await _find(request, request.path_params["ref"])
-    second = await _find(request, request.path_params["other"])
+    first = await find_evaluation(request, request.path_params["ref"])
+    second = await find_evaluation(request, request.path_params["other"])
     contents = {
         DatasetRef.model_validate_json(e["dataset_ref"]).content.sha256 for e in (first, second)
     }
@@ -155,7 +157,9 @@ async def compare(request: Request) -> Response:
     both = [to_json(first), to_json(second)]
     metrics = [json.loads(e["metrics"]) for e in (first, second)]
     keys = sorted({key for each in metrics for key in each})
-    changed = list(compare_rows(await _results(request, first), await _results(request, second)))
+    changed = list(
+        compare_rows(await results_of(request, first), await results_of(request, second))
+    )
     counts = Counter(str(row["change"]) for row in changed)
     return ApiResponse(
         {
@@ -174,21 +178,21 @@ async def retry(request: Request) -> Response:
     ref = request.path_params["ref"]
     await body_of(request, ())
     core = services(request)
-    before = await _find(request, ref)
+    before = await find_evaluation(request, ref)
     config = json.loads(before["config"] or "{}")
     n = int(config.get("evaluation", {}).get("n", 1))
-    retryable = num_without_reward(await _results(request, before), num_rows=before["total"], n=n)
+    retryable = num_without_reward(await results_of(request, before), num_rows=before["total"], n=n)
     if before["status"] in ENDED and retryable == 0:
         raise Conflict(
             f"every attempt of evaluation {before['name']} has a reward; there is nothing to repeat"
         )
     evaluation, cursor = await core.control.retry_evaluation(ref)
     await core.readmodel.caught_up(cursor)
-    found = await _find(request, evaluation)
+    found = await find_evaluation(request, evaluation)
     return ApiResponse({"eval": to_json(found), "retryable_samples": retryable})
 
 
-async def _results(request: Request, found: EvaluationJson) -> list[RowResult]:
+async def results_of(request: Request, found: EvaluationJson) -> list[RowResult]:
     """The results by row. They are computed in a thread, because an evaluation may have many."""
     config = json.loads(found["config"] or "{}")
     threshold = float(config.get("evaluation", {}).get("pass_threshold", 1.0))
@@ -204,10 +208,12 @@ async def stop(request: Request) -> Response:
         ref, cause=cause_of(request, f"control/stop-evaluation/{ref}")
     )
     await core.readmodel.caught_up(cursor)
-    return ApiResponse({"eval": to_json(await _find(request, evaluation))})
+    return ApiResponse({"eval": to_json(await find_evaluation(request, evaluation))})
 
 
-async def _find(request: Request, ref: str) -> EvaluationJson:
+async def find_evaluation(request: Request, ref: str) -> EvaluationJson:
+    """The evaluation with this id or name. Raises NotFound, and TransientError while the read model does
+    not have it yet."""
     found = await services(request).readmodel.evaluations.get(ref)
     if found is None:
         await services(request).lookup.evaluation(ref)

@@ -26,7 +26,7 @@ async def add(request: Request) -> Response:
     recorded = await core.workspaces.add(body.text("url"), body.optional("name"))
     await core.readmodel.caught_up(recorded.cursor)
     return ApiResponse(
-        {"workspace": await _find_json(request, recorded.event.run_id)}, status_code=201
+        {"workspace": await find_workspace_json(request, recorded.event.run_id)}, status_code=201
     )
 
 
@@ -37,7 +37,9 @@ async def index(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    return ApiResponse({"workspace": await _find_json(request, request.path_params["ref"])})
+    return ApiResponse(
+        {"workspace": await find_workspace_json(request, request.path_params["ref"])}
+    )
 
 
 async def sync(request: Request) -> Response:
@@ -46,7 +48,9 @@ async def sync(request: Request) -> Response:
     core = services(request)
     workspace = await core.workspaces.find(request.path_params["ref"])
     await request_refs_check(core.log, workspace.id, cause=cause_of(request, "sync"))
-    return ApiResponse({"workspace": await _find_json(request, workspace.id)}, status_code=202)
+    return ApiResponse(
+        {"workspace": await find_workspace_json(request, workspace.id)}, status_code=202
+    )
 
 
 async def deliveries(request: Request) -> Response:
@@ -69,7 +73,9 @@ def _delivery_json(delivery: ShownDelivery) -> Mapping[str, object]:
     }
 
 
-async def _find_json(request: Request, ref: str) -> Mapping[str, object]:
+async def find_workspace_json(request: Request, ref: str) -> Mapping[str, object]:
+    """The workspace with this id or name. Raises NotFound, and TransientError while the read model does
+    not have it yet."""
     found = await services(request).readmodel.registry.workspace(ref)
     if found is None:
         await services(request).workspaces.find(ref)

@@ -1,0 +1,36 @@
+"""Curves with few points keep what matters of curves with many."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from producers.dashboard.charts import curve, thin
+
+VALUES = st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=400)
+
+
+@given(values=VALUES, most=st.integers(min_value=8, max_value=100))
+def test_a_thin_curve_keeps_its_ends_and_its_extremes(values: list[float], most: int) -> None:
+    points = list(enumerate(values))
+    found = thin(points, most)
+    assert len(found) <= max(most, 4)
+    assert [step for step, _ in found] == sorted({step for step, _ in found})
+    if points:
+        assert (found[0], found[-1]) == (points[0], points[-1])
+        assert min(v for _, v in found) == min(values)
+        assert max(v for _, v in found) == max(values)
+
+
+def test_a_curve_fits_its_box() -> None:
+    drawn = curve([(0, 1.0), (5, 3.0), (10, 2.0)], width=100, height=10)
+    assert drawn is not None
+    assert drawn.points == "0.0,10.0 50.0,0.0 100.0,5.0"
+    assert (drawn.least, drawn.largest) == (1.0, 3.0)
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    assert curve([(0, math.nan), (1, math.inf)], width=10, height=10) is None
+    drawn = curve([(0, 1.0), (1, math.nan), (2, 1.0)], width=10, height=10)
+    assert drawn is not None
+    assert drawn.points == "0.0,10.0 10.0,10.0"

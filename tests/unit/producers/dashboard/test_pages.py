@@ -1,0 +1,86 @@
+"""Every page."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.kit.application import TOKEN, Application
+from tests.kit.tokens import Tenant, tenant
+from tests.unit.producers.dashboard.test_sign_in import sign_in
+
+pytestmark = pytest.mark.postgres
+
+HERE = "http://127.0.0.1"
+PAGES = (
+    "/",
+    "/?search=no-such&status=failed",
+    "/runs/{run_name}",
+    "/runs/{run}/samples",
+    "/evals",
+    "/evals/{evaluation}",
+    "/datasets",
+    "/datasets/{dataset}",
+    "/workspaces",
+    "/workspaces/{workspace}",
+    "/platform",
+)
+
+
+@pytest.fixture
+async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(
+        transport=transport, base_url=HERE, headers={"Origin": HERE}
+    ) as client:
+        await sign_in(client, TOKEN)
+        yield client
+
+
+@pytest.fixture
+async def owner(app: Application) -> Tenant:
+    return await tenant(app, "first", "/repo")
+
+
+async def test_every_page_is_whole_small_and_without_code_of_its_own(
+    owner: Tenant, browser: httpx.AsyncClient
+) -> None:
+    for path in PAGES:
+        page = await browser.get(owner.fill(path))
+        assert page.status_code == 200, (path, page.text)
+        assert len(page.content) < 60_000
+        assert "</html>" in page.text
+        assert "<script>" not in page.text
+        assert "style=" not in page.text
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+
+
+async def test_a_page_that_is_not_there_says_so(browser: httpx.AsyncClient) -> None:
+    for path in ("/runs/nothing", "/evals/nothing", "/datasets/nothing", "/workspaces/nothing"):
+        page = await browser.get(path)
+        assert page.status_code == 404
+        assert "nothing" in page.text
+        assert page.headers["content-type"].startswith("text/html")
+
+
+async def test_curves_are_json_and_csv(owner: Tenant, browser: httpx.AsyncClient) -> None:
+    found = (await browser.get(f"/runs/{owner.run}/curves.json")).json()
+    assert found["status"] == "finished"
+    assert set(found["curves"]["rollout/raw_reward"]) == {"steps", "values"}
+    text = (await browser.get(f"/runs/{owner.run}/curve.csv")).text
+    assert text.startswith("step,value\n")
+    wrong = await browser.get(f"/runs/{owner.run}/curves.json?range=1y")
+    assert wrong.status_code == 400
+    assert "must be one of 1h, 6h, 24h, all" in wrong.text
+
+
+async def test_files_of_pages_are_kept_by_browsers(browser: httpx.AsyncClient) -> None:
+    page = (await browser.get("/")).text
+    addresses = [part.partition('"')[0] for part in page.split('="')[1:] if "/static/" in part[:9]]
+    assert len(addresses) >= 4
+    for address in addresses:
+        found = await browser.get(address)
+        assert found.status_code == 200
+        assert "immutable" in found.headers["cache-control"]
+    assert (await browser.get("/static/../formats.py")).status_code == 404
+    assert (await browser.get("/static/nothing.js")).status_code == 404
