@@ -1,7 +1,7 @@
 """The queries of the API about runs. A page costs the same, however many runs there are. For a token
 that is bound to a workspace, the runs of others do not exist."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict, cast
@@ -183,6 +183,22 @@ class Runs:
         """One metric of a run as (step, value), in order of step; with `since` only the newer part."""
         rows = await self._pool.fetch(SQL["curve"], run, key, since)
         return [(row["step"], row["value"]) for row in rows]
+
+    async def last_steps(self, run: str, keys: Sequence[str]) -> dict[str, int]:
+        """The newest step of each of these metrics of a run; -1 for one without points."""
+        rows = await self._pool.fetch(SQL["last_steps"], run, list(keys))
+        return {row["key"]: -1 if row["step"] is None else row["step"] for row in rows}
+
+    async def new_points(
+        self, run: str, last: Mapping[str, int]
+    ) -> dict[str, list[tuple[int, float]]]:
+        """The points of metrics of a run after these steps, as (step, value). `last` holds a step for
+        each metric."""
+        rows = await self._pool.fetch(SQL["new_points"], run, list(last), list(last.values()))
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            found.setdefault(row["key"], []).append((row["step"], row["value"]))
+        return found
 
     async def checkpoints(self, run: str) -> list[CheckpointJson]:
         """The run's checkpoints, in order of step."""

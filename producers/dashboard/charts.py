@@ -23,6 +23,7 @@ def thin(points: Points, most: int) -> list[tuple[int, float]]:
     last one stay, so no peak disappears."""
     if len(points) <= most:
         return list(points)
+    points = [point for point in points if not math.isnan(point[1])] or points
     stretches = max(1, most // 4)
     found: list[tuple[int, float]] = []
     for number in range(stretches):
@@ -35,6 +36,11 @@ def thin(points: Points, most: int) -> list[tuple[int, float]]:
         }
         found.extend(sorted(extremes))
     return found
+
+
+def finite_points(points: Points) -> list[tuple[int, float | None]]:
+    """The same points, with None for values that are no numbers, which JSON cannot hold."""
+    return [(step, value if math.isfinite(value) else None) for step, value in points]
 
 
 def curve(points: Points, *, width: float, height: float) -> Curve | None:

@@ -1,6 +1,6 @@
 """The routes of all pages."""
 
-from producers.dashboard import assets
+from producers.dashboard import assets, live
 from producers.dashboard.pages import (
     datasets,
     evaluations,
@@ -12,6 +12,6 @@ from producers.dashboard.pages import (
     workspaces,
 )
 
-PAGES = (assets, sign_in, runs, run, samples, evaluations, datasets, workspaces, platform)
+PAGES = (assets, sign_in, runs, run, live, samples, evaluations, datasets, workspaces, platform)
 
 ROUTES = [route for part in PAGES for route in part.ROUTES]

@@ -27,6 +27,7 @@ from producers.http.routes import (
     runs,
     samples,
     secrets,
+    sign_in_links,
     tokens,
     trace,
     verifications,
@@ -56,6 +57,7 @@ RESOURCES = (
     dead_letters,
     retention,
     tokens,
+    sign_in_links,
     audit,
 )
 

@@ -42,6 +42,8 @@ def up(*, detach: bool, as_json: bool) -> None:
             print_json({**document, "ready_s": round(took_s, 2)})
             return
         say(f"Headrace is ready at {redact(settings.url)} (home {settings.home}, {took_s:.1f} s)")
+        if sys.stdout.isatty():
+            _say_link()
 
     if detach:
         from producers.cli.launch import await_workers, launch
@@ -58,11 +60,25 @@ def up(*, detach: bool, as_json: bool) -> None:
     supervise(settings, os.environ, on_ready=lambda: ready(os.getpid()))
 
 
+def _say_link() -> None:
+    """Show a link that opens the dashboard once. Only people at a terminal get one."""
+    from producers.cli.client import Client
+
+    try:
+        with Client() as client:
+            say(
+                f"Dashboard: {client.post('/login-links', {})['url']}  (opens once, within 10 minutes)"
+            )
+    except Failure as failure:
+        say(f"Dashboard: sign in with a token, because no link could be made: {failure.message}")
+
+
 def _log(file: Path | None) -> None:
     """Send the supervisor's own log to a file, or to the terminal that it runs in."""
     logging.basicConfig(
         filename=file, level=logging.INFO, format="%(asctime)s supervisor: %(message)s"
     )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log the address of a link
 
 
 @command(None, "down", example="headrace down")

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from infra.readmodel.runs import RunJson
-from producers.dashboard.charts import curve, thin
+from producers.dashboard.charts import curve, finite_points, thin
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.pages.runs import REWARD, eta_s, progress
 from producers.dashboard.rendering import html
@@ -38,6 +38,7 @@ DRAWN_POINTS = 600
 SVG_POINTS = 120
 WIDTH, HEIGHT = 600.0, 150.0
 LOG_LINES = 200
+ENDED = ("finished", "failed", "crashed", "stopped", "killed")
 LEVELS = ("INFO", "WARNING", "ERROR")
 BUTTONS = {
     "running": ("pause", "stop"),
@@ -67,6 +68,7 @@ async def show(request: Request) -> Response:
             "config": json.dumps(json.loads(config), indent=2, ensure_ascii=False),
             "lines": lines,
             "levels": LEVELS,
+            "ended": ENDED,
             "buttons": _buttons(run),
             "waits": await waiting_for(request, run["id"], status=run["status"]),
         },
@@ -113,11 +115,8 @@ async def points(request: Request) -> Response:
     keys = [key for key in request.query_params.get("keys", REWARD).split(",") if key][:50]
     runs = services(request).readmodel.runs
     curves = {key: thin(await runs.curve(run["id"], key, since=since), most) for key in keys}
-    steps = {
-        key: {"steps": [step for step, _ in found], "values": [value for _, value in found]}
-        for key, found in curves.items()
-    }
-    return ApiResponse({"run": run["name"], "status": run["status"], "curves": steps})
+    shown = {key: finite_points(found) for key, found in curves.items()}
+    return ApiResponse({"run": run["name"], "status": run["status"], "curves": shown})
 
 
 async def csv(request: Request) -> Response:

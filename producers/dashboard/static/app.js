@@ -27,51 +27,72 @@ function smooth(values, factor) {
   });
 }
 
+// The curves of a run. They are read as a whole at first, after a change of the range, and whenever the
+// stream of new points was interrupted.
 class Curves {
   constructor(section) {
     this.section = section;
+    this.points = new Map();
     this.charts = new Map();
     this.controls = section.querySelector(".controls");
     this.controls.hidden = false;
-    this.controls.addEventListener("input", () => this.read());
+    this.controls.addEventListener("change", (event) => { if (event.target.name === "range") this.read(); });
+    this.controls.addEventListener("input", (event) => { if (event.target.name === "smoothing") this.drawAll(); });
     new ResizeObserver(() => this.resize()).observe(section);
+    document.addEventListener("visibilitychange", () => this.follow());
     this.read();
-    if (section.dataset.live === "yes") this.timer = setInterval(() => this.readWhileSeen(), 1000);
+    this.follow();
   }
   figures() { return [...this.section.querySelectorAll("figure[data-key]")]; }
-  readWhileSeen() { if (!document.hidden) this.read(); }
-  async read() {
-    if (this.reading) return;
-    this.reading = true;
-    try {
-      const range = this.controls.querySelector("[name=range]").value;
-      const keys = this.figures().map((figure) => figure.dataset.key).join(",");
-      const address = `${this.section.dataset.curves}?range=${range}&keys=${encodeURIComponent(keys)}`;
-      const answer = await fetch(address, { headers: { Accept: "application/json" } });
-      if (answer.ok && !answer.redirected) this.draw(await answer.json());
-    } finally { this.reading = false; }
+  follow() {
+    if (!this.section.dataset.live || document.hidden) {
+      if (this.stream) this.stream.close();
+      this.stream = null;
+    } else if (!this.stream) {
+      this.stream = new EventSource(this.section.dataset.live);
+      this.stream.addEventListener("open", () => this.read());
+      this.stream.addEventListener("points", (event) => this.add(JSON.parse(event.data)));
+    }
   }
-  draw(found) {
+  async read() {
+    const range = this.controls.querySelector("[name=range]").value;
+    const keys = this.figures().map((figure) => figure.dataset.key).join(",");
+    const address = `${this.section.dataset.curves}?range=${range}&keys=${encodeURIComponent(keys)}`;
+    const answer = await fetch(address, { headers: { Accept: "application/json" } });
+    if (!answer.ok || answer.redirected) return;
+    for (const [key, points] of Object.entries((await answer.json()).curves)) this.points.set(key, points);
+    this.drawAll();
+  }
+  add(found) {
+    for (const [key, added] of Object.entries(found.points)) {
+      const points = this.points.get(key) || [];
+      const last = points.length ? points[points.length - 1][0] : -1;
+      this.points.set(key, points.concat(added.filter(([step]) => step > last)));
+    }
+    this.drawAll();
+  }
+  drawAll() {
     const factor = Number(this.controls.querySelector("[name=smoothing]").value);
     for (const figure of this.figures()) {
-      const curve = found.curves[figure.dataset.key];
-      if (!curve || curve.steps.length < 2) continue;
-      const data = [curve.steps, smooth(curve.values, factor)];
-      const last = curve.values[curve.values.length - 1];
-      figure.querySelector("figcaption b").textContent = Number(last.toPrecision(4)).toString();
+      const points = this.points.get(figure.dataset.key) || [];
+      if (points.length < 2) continue;
+      const values = points.map(([, value]) => value);
+      const data = [points.map(([step]) => step), smooth(values, factor)];
+      const last = values[values.length - 1];
+      figure.querySelector("figcaption b").textContent = last === null ? "NaN" : Number(last.toPrecision(4));
       const chart = this.charts.get(figure);
       if (chart) chart.setData(data);
       else this.charts.set(figure, this.make(figure, data));
     }
-    if (this.timer && !["pending", "running"].includes(found.status)) clearInterval(this.timer);
   }
   make(figure, data) {
     const box = figure.querySelector(".chart");
     box.replaceChildren();
     const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") } };
+    const short = (_, values) => values.map((value) => Math.abs(value) < 1e-3 && value ? value.toExponential(0) : String(value));
     return new uPlot({
       width: box.clientWidth, height: 150, legend: { show: false }, cursor: { y: false },
-      scales: { x: { time: false } }, axes: [{ ...axis, size: 28 }, { ...axis, size: 48 }],
+      scales: { x: { time: false } }, axes: [{ ...axis, size: 28 }, { ...axis, size: 52, values: short }],
       series: [{}, { stroke: css("--accent"), width: 1.5, points: { show: false } }],
     }, data, box);
   }

@@ -109,6 +109,16 @@ with recursive keys as (
 select step, value from metric_points where run = $1 and key = $2
 and at >= coalesce($3, '-infinity'::timestamptz) order by step
 
+-- name: last_steps
+select k.key, (select max(step) from metric_points m where m.run = $1 and m.key = k.key) as step
+from unnest($2::text[]) as k (key)
+
+-- name: new_points
+select k.key, m.step, m.value from unnest($2::text[], $3::int[]) as k (key, last)
+cross join lateral (select step, value from metric_points p where p.run = $1 and p.key = k.key
+  and p.step > k.last order by step limit 2000) m
+order by k.key, m.step
+
 -- name: checkpoints
 select c.step, coalesce(r.name, c.run) || '@' || c.step as ref, c.reward, c.uri,
   c.manifest_sha256, c.adapter_sha256, c.created_at

@@ -66,7 +66,7 @@ async def test_a_page_that_is_not_there_says_so(browser: httpx.AsyncClient) -> N
 async def test_curves_are_json_and_csv(owner: Tenant, browser: httpx.AsyncClient) -> None:
     found = (await browser.get(f"/runs/{owner.run}/curves.json")).json()
     assert found["status"] == "finished"
-    assert set(found["curves"]["rollout/raw_reward"]) == {"steps", "values"}
+    assert all(len(point) == 2 for point in found["curves"]["rollout/raw_reward"])
     text = (await browser.get(f"/runs/{owner.run}/curve.csv")).text
     assert text.startswith("step,value\n")
     wrong = await browser.get(f"/runs/{owner.run}/curves.json?range=1y")
