@@ -2,6 +2,7 @@
 
 from producers.dashboard import assets, live
 from producers.dashboard.pages import (
+    compare,
     datasets,
     evaluations,
     platform,
@@ -12,6 +13,18 @@ from producers.dashboard.pages import (
     workspaces,
 )
 
-PAGES = (assets, sign_in, runs, run, live, samples, evaluations, datasets, workspaces, platform)
+PAGES = (
+    assets,
+    sign_in,
+    runs,
+    run,
+    live,
+    samples,
+    compare,
+    evaluations,
+    datasets,
+    workspaces,
+    platform,
+)
 
 ROUTES = [route for part in PAGES for route in part.ROUTES]

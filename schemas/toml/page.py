@@ -132,14 +132,14 @@ def _table(kind: type[Section]) -> Iterator[str]:
     for key, inner in kind.model_fields.items():
         cells = (
             f"`{key}`",
-            _values(inner),
-            _default(key, inner),
+            allowed_values(inner),
+            default_text(key, inner),
             description[kind.__name__, key],
         )
         yield f"| {' | '.join(cells)} |"
 
 
-def _values(field: FieldInfo) -> str:
+def allowed_values(field: FieldInfo) -> str:
     """The allowed values of a key, in words."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
@@ -171,7 +171,8 @@ def _number(value: Any) -> str:
     return f"{value:,.10g}"
 
 
-def _default(key: str, field: FieldInfo) -> str:
+def default_text(key: str, field: FieldInfo) -> str:
+    """The default of a key, in words."""
     if field.is_required():
         return "required"
     if field.default_factory is not None:

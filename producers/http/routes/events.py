@@ -50,10 +50,10 @@ def cloud_event(recorded: Recorded) -> CloudEvent:
 async def events(request: Request) -> Response:
     """A page of events as JSON, or a stream of events when the client accepts `text/event-stream`."""
     run = (await services(request).lookup.run(request.path_params["ref"])).run
-    types = _parse_types(request)
+    types = parse_types(request)
     if "text/event-stream" in request.headers.get("accept", ""):
         return await _stream(request, run, types)
-    after = _parse_cursor(request.query_params.get("after"))
+    after = parse_cursor(request.query_params.get("after"))
     limit = number(request, "limit", default=100, least=1, most=1000)
     found = await services(request).log.read(run, after=after, limit=limit, types=types)
     following = str(found[-1].cursor if found else after)
@@ -63,7 +63,7 @@ async def events(request: Request) -> Response:
 
 async def _stream(request: Request, run: str, types: Sequence[str] | None) -> Response:
     value = request.headers.get("last-event-id") or request.query_params.get("after")
-    after = _parse_cursor(value)
+    after = parse_cursor(value)
     log = services(request).log
     if not await log.reaches(after):
         after = Cursor()  # the database lost transactions, so the cursor means nothing
@@ -121,7 +121,8 @@ async def _has_ended(request: Request, run: str) -> bool:
     return any(recorded.event.stream == f"run-{run}" for recorded in found)
 
 
-def _parse_cursor(text: str | None) -> Cursor:
+def parse_cursor(text: str | None) -> Cursor:
+    """The cursor in a query; the beginning without one. Raises InvalidConfig."""
     if not text:
         return Cursor()
     try:
@@ -131,7 +132,8 @@ def _parse_cursor(text: str | None) -> Cursor:
         raise InvalidConfig(message, issues=(Issue("after", message),)) from error
 
 
-def _parse_types(request: Request) -> list[str] | None:
+def parse_types(request: Request) -> list[str] | None:
+    """The types of events that a request wants; None for all. Raises InvalidConfig."""
     value = request.query_params.get("types")
     if not value:
         return None

@@ -1,0 +1,124 @@
+"""A form that writes a training TOML, checks it, shows its plan, and submits it."""
+
+import asyncio
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from infra.ports.actor import Actor
+from producers.core.estimates import estimate, has_gpu
+from producers.core.submit import SubmitRequest
+from producers.dashboard.config_form import form_sections, write_toml
+from producers.dashboard.forms import read_session_form
+from producers.dashboard.rendering import html
+from producers.dashboard.routing import PageRoute
+from producers.http.auth import actor_of
+from producers.http.routes.runs import services
+from schemas.errors import InvalidConfig, Issue, Refused
+from schemas.limits import total_steps
+
+FIRST_TOML = """\
+[experiment]
+rollout = "my-rollout"
+entrypoint = "main.py"
+model_path = "Qwen/Qwen3-0.6B"
+dataset = "my-dataset"
+
+[training]
+n_samples_per_prompt = 8
+rollout_batch_size = 16
+
+[advanced]
+algorithm = "grpo"
+"""
+LARGEST_TOML = 64 << 10
+
+
+async def show(request: Request) -> Response:
+    """The form."""
+    return _page(request, FIRST_TOML, {})
+
+
+async def answer(request: Request) -> Response:
+    """Write the TOML of the fields, check the TOML, or submit it, as the pressed button says."""
+    fields = await read_session_form(request)
+    if fields.get("action") == "write":
+        return _page(request, write_toml(fields), fields)
+    text = fields.get("toml", "")
+    try:
+        wanted = _wanted(fields, text, actor_of(request))
+        if fields.get("action") == "submit":
+            return await _submit(request, wanted, fields)
+        plan = await _plan(request, wanted)
+    except Refused as error:
+        issues = error.issues or (Issue("", error.message),)
+        return _page(request, text, fields, issues=issues, status=error.status)
+    return _page(request, text, fields, plan=plan)
+
+
+def _wanted(fields: Mapping[str, str], text: str, actor: Actor) -> SubmitRequest:
+    """The request in a form. Raises InvalidConfig when its TOML cannot be read."""
+    if len(text) > LARGEST_TOML:
+        raise InvalidConfig(f"the TOML has more than {LARGEST_TOML} characters; write less")
+    try:
+        config: dict[str, Any] = tomllib.loads(text.replace("\r\n", "\n"))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidConfig(f"the text is not valid TOML: {error}") from error
+    return SubmitRequest(
+        config=config,
+        workspace=fields.get("workspace") or None,
+        name=fields.get("name") or None,
+        submitter=actor.owner,
+    )
+
+
+async def _submit(request: Request, wanted: SubmitRequest, fields: Mapping[str, str]) -> Response:
+    core = services(request)
+    # A second press of the button has the same key, so it makes no second run.
+    key = f"page/{actor_of(request).token}/{fields.get('once', '')[:64]}"
+    recorded = await core.submitter.submit_run(wanted, key=key)
+    await core.readmodel.caught_up(recorded.cursor)
+    return RedirectResponse(f"/runs/{recorded.event.run_id}", status_code=303)
+
+
+async def _plan(request: Request, wanted: SubmitRequest) -> Mapping[str, object]:
+    """The steps of a run, its needs, and its warnings."""
+    resolved = await services(request).submitter.resolve_run(wanted)
+    steps = total_steps(resolved.config, resolved.valid.dataset.dataset.num_rows)
+    figures = estimate(
+        resolved.config,
+        resolved.valid.facts.parameters,
+        steps=steps,
+        gpu=await asyncio.to_thread(has_gpu),
+    )
+    return {"steps": steps, "figures": figures, "warnings": resolved.valid.warnings}
+
+
+def _page(
+    request: Request,
+    text: str,
+    fields: Mapping[str, str],
+    *,
+    issues: tuple[Issue, ...] = (),
+    plan: Mapping[str, object] | None = None,
+    status: int = 200,
+) -> Response:
+    values = {
+        "toml": text,
+        "fields": fields,
+        "sections": form_sections(),
+        "issues": issues,
+        "plan": plan,
+        "once": fields.get("once") or uuid4().hex,
+    }
+    return html(request, "new_run.html", values, status=status)
+
+
+ROUTES = [
+    PageRoute("/new", show, scope="submit"),
+    PageRoute("/new", answer, scope="submit", methods=["POST"]),
+]
