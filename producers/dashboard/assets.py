@@ -1,6 +1,6 @@
 """The files that pages load: styles, our script, and the libraries in `static/vendor/`.
 
-The address of a file holds a digest of its content, so a browser may keep it for ever.
+The address of a file holds a digest of its content, so a browser may keep it permanently.
 """
 
 import hashlib

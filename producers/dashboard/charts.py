@@ -39,7 +39,7 @@ def thin(points: Points, most: int) -> list[tuple[int, float]]:
 
 
 def finite_points(points: Points) -> list[tuple[int, float | None]]:
-    """The same points, with None for values that are no numbers, which JSON cannot hold."""
+    """The same points, with None for NaN and infinity, which JSON cannot hold."""
     return [(step, value if math.isfinite(value) else None) for step, value in points]
 
 

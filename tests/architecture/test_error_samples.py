@@ -21,7 +21,7 @@ from producers.core.validation.rollout_issues import SyncedCommit
 from producers.core.validation.validate import validate
 from producers.http.requests import JsonBody, idempotency_key
 from producers.http.responses import number
-from producers.http.routes.events import _parse_cursor
+from producers.http.routes.events import parse_cursor
 from schemas.errors import Issue, Refused
 from schemas.events import DatasetRegistered
 from schemas.scratch_models import scratch_shape
@@ -168,7 +168,7 @@ CALLS: tuple[tuple[Callable[..., object], str], ...] = (
     (lambda: JsonBody({"n": 9}).number("n", default=1, least=0, most=2), "9"),
     (lambda: idempotency_key(request(headers={"idempotency-key": "a b"})), "a b"),
     (lambda: number(request("limit=many"), "limit", default=1, least=1, most=9), "many"),
-    (lambda: _parse_cursor("yesterday"), "yesterday"),
+    (lambda: parse_cursor("yesterday"), "yesterday"),
     (of_settings(HEADRACE_URL="ftp://x"), "ftp://x"),
     (of_settings(HEADRACE_DATABASE_URL="mysql://x"), "mysql://x"),
     (of_settings(HEADRACE_SAMPLER="rabbit"), "rabbit"),

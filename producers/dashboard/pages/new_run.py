@@ -50,7 +50,7 @@ async def answer(request: Request) -> Response:
         return _page(request, write_toml(fields), fields)
     text = fields.get("toml", "")
     try:
-        wanted = _wanted(fields, text, actor_of(request))
+        wanted = _request_of(fields, text, actor_of(request))
         if fields.get("action") == "submit":
             return await _submit(request, wanted, fields)
         plan = await _plan(request, wanted)
@@ -60,7 +60,7 @@ async def answer(request: Request) -> Response:
     return _page(request, text, fields, plan=plan)
 
 
-def _wanted(fields: Mapping[str, str], text: str, actor: Actor) -> SubmitRequest:
+def _request_of(fields: Mapping[str, str], text: str, actor: Actor) -> SubmitRequest:
     """The request in a form. Raises InvalidConfig when its TOML cannot be read."""
     if len(text) > LARGEST_TOML:
         raise InvalidConfig(f"the TOML has more than {LARGEST_TOML} characters; write less")

@@ -61,7 +61,7 @@ async def show(request: Request) -> Response:
             "progress": progress(run),
             "eta_s": eta_s(run, now),
             "figures": _figures(run, curves, now),
-            "curves": [_drawn(key, curves[key]) for key in TITLES if key in curves],
+            "curves": [_drawing(key, curves[key]) for key in TITLES if key in curves],
             "other_keys": [key for key in keys if key not in TITLES],
             "ranges": (*RANGES, "all"),
             "checkpoints": await core.readmodel.runs.checkpoints(run["id"]),
@@ -92,7 +92,7 @@ def _figures(
     )
 
 
-def _drawn(key: str, points: Sequence[tuple[int, float]]) -> Mapping[str, object]:
+def _drawing(key: str, points: Sequence[tuple[int, float]]) -> Mapping[str, object]:
     return {
         "key": key,
         "title": TITLES.get(key, key),
