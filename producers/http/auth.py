@@ -114,23 +114,27 @@ class Guard:
             return
         else:
             found = await self._find_actor(scope, headers, address)
-        self._count(found, scope)
+        has_token = not scope["path"].startswith(SIGNED_PATHS) and not is_open_page(scope["path"])
+        self._count(
+            scope,
+            is_refused=isinstance(found, Response) and found.status_code in (401, 421),
+            is_known=isinstance(found, Actor) and has_token,
+        )
         if isinstance(found, Response):
             self._record(scope, scope["path"], found.status_code, None, address)
             await found(scope, receive, send)
             return
         await self._serve_actor(found, scope, receive, send)
 
-    def _count(self, found: Actor | Response, scope: Scope) -> None:
+    def _count(self, scope: Scope, *, is_refused: bool, is_known: bool) -> None:
         """Count a refused request, or one with a valid token, for the address of its connection. The
         addresses of trusted proxies are not counted, because behind them is everybody."""
         client = scope.get("client")
         if client is None or self._addresses.is_proxy(client[0]):
             return
-        if isinstance(found, Response):
-            if found.status_code in (401, 421):
-                self._services.strangers.refuse(client[0])
-        elif not scope["path"].startswith(SIGNED_PATHS):
+        if is_refused:
+            self._services.strangers.refuse(client[0])
+        elif is_known:
             self._services.strangers.welcome(client[0])
 
     async def _serve_actor(self, actor: Actor, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,6 +147,8 @@ class Guard:
             nonlocal is_recorded
             if message["type"] == "http.response.start":
                 is_recorded = True
+                is_wrong = actor.token == VISITOR and message["status"] == 401
+                self._count(scope, is_refused=is_wrong, is_known=False)
                 self._record(scope, path, message["status"], actor, actor.address)
             await send(message)
 
@@ -235,10 +241,10 @@ class Guard:
         self, scope: Scope, path: str, status: int, actor: Actor | None, address: str
     ) -> None:
         """Add a request to the audit list. A delivery that was taken is not added, because the log has
-        it."""
-        is_refused = status in (400, 401, 403, 421) if actor is None else status in (401, 403)
-        is_signed = path.startswith(SIGNED_PATHS)
-        if is_signed and not is_refused:
+        it, nor is a page that everybody may read."""
+        is_refused = status in (303, 400, 401, 403, 421) if actor is None else status in (401, 403)
+        has_no_token = path.startswith(SIGNED_PATHS) or is_open_page(path)
+        if has_no_token and not is_refused:
             return
         state: Mapping[str, Any] = scope.get("state") or {}
         now = self._services.clock.now()

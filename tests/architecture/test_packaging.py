@@ -1,5 +1,6 @@
 """The wheel carries every root, SQL, C sources, and the example that `workspace init` scaffolds."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,10 @@ from packaging.requirements import Requirement
 from tests.architecture.test_dependencies import EXACT
 
 ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = ROOT / "producers" / "dashboard"
+PAGE_FILES = (".html", ".css", ".js", ".svg", ".txt")
+VENDORED = re.compile(r"([a-z]+)-(\d+\.\d+\.\d+)\.min\.(?:js|css)")
+"""The name and the version of a library of others, in the name of its file."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -44,7 +49,8 @@ def test_the_wheel_lists_all_roots(wheel: Path) -> None:
         for path in (ROOT / root).rglob("*.py"):
             assert str(path.relative_to(ROOT)) in names
     others = [*(ROOT / "infra").rglob("*.sql"), *(ROOT / "trainer").rglob("*.[ch]")]
-    assert len({path.suffix for path in others}) == 3
+    others += [path for path in DASHBOARD.rglob("*") if path.suffix in PAGE_FILES]
+    assert {path.suffix for path in others} == {".sql", ".c", ".h", *PAGE_FILES}
     for path in others:
         assert str(path.relative_to(ROOT)) in names
     assert [name for name in names if name.endswith("/licenses/LICENSE")]
@@ -52,6 +58,24 @@ def test_the_wheel_lists_all_roots(wheel: Path) -> None:
     for name in (*example, ".gitignore"):
         assert f"producers/scaffold/arithmetic/{name}" in names
     assert not [name for name in names if name.startswith("tests/")]
+
+
+def test_each_library_of_the_pages_has_a_version_and_a_licence(wheel: Path) -> None:
+    place = "producers/dashboard/static/vendor/"
+    with zipfile.ZipFile(wheel) as archive:
+        names = {n.removeprefix(place) for n in archive.namelist() if n.startswith(place)}
+        libraries = {name for name in names if not name.endswith("-LICENSE.txt")}
+        versions: dict[str, set[str]] = {}
+        for name in libraries:
+            found = VENDORED.fullmatch(name)
+            assert found, f"{name} does not tell its library and version"
+            versions.setdefault(found[1], set()).add(found[2])
+        assert versions
+        assert all(len(one) == 1 for one in versions.values()), versions
+        for library in versions:
+            licence = archive.read(f"{place}{library}-LICENSE.txt").decode()
+            assert "Permission" in licence or "Redistribution" in licence or "license" in licence
+    assert names - libraries == {f"{library}-LICENSE.txt" for library in versions}
 
 
 def test_the_wheel_asks_for_ranges_so_that_others_install_beside_it(wheel: Path) -> None:

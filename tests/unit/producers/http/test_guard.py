@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.http.strangers import REFUSED_AT_ONCE
+from producers.dashboard.pages import sign_in
 from producers.http.app import create_app
 from producers.http.client_address import ClientAddresses
 from tests.kit.application import TOKEN, Application
@@ -160,6 +161,19 @@ async def test_refused_requests_are_counted_until_one_has_a_valid_token(app: App
     assert strangers.must_leave("127.0.0.1")
     assert (await app.api.get("/api/v1/runs")).status_code == 200
     assert not strangers.must_leave("127.0.0.1")
+
+
+async def test_a_form_with_a_wrong_token_counts_and_reading_the_form_excuses_nothing(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sign_in, "REST_S", 0.0)
+    strangers = app.services.strangers
+    for _ in range(int(REFUSED_AT_ONCE) + 50):
+        answer = await app.api.post("/login", data={"token": "no"})
+        assert answer.status_code == 401
+    assert strangers.must_leave("127.0.0.1")
+    assert (await app.api.get("/login")).status_code == 200
+    assert strangers.must_leave("127.0.0.1")
 
 
 async def test_those_that_a_trusted_proxy_passes_on_are_not_counted(app: Application) -> None:

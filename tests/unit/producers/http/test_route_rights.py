@@ -7,11 +7,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
+from infra.access.sessions import Bearer, form_key
+from infra.access.token_format import digest, token_id
 from infra.ports.actor import CONTAINED, SCOPES
+from producers.http.browsers import COOKIE
 from producers.http.routing import Reach, RouteScope, scoped_routes, scoped_table
 from tests.kit.application import Application, application, rows
 from tests.kit.tokens import Tenant, ask, create_token, tenant
@@ -35,6 +39,12 @@ class Row:
     @property
     def is_about_a_thing(self) -> bool:
         return "{" in self.path
+
+    @property
+    def is_form(self) -> bool:
+        """Whether a page's form sends the request, with the cookie of a session."""
+        is_page = not self.path.startswith(("/api/", "/webhooks/"))
+        return is_page and self.method == "POST" and self.scope != "open"
 
 
 SUBMITTED: dict[str, Any] = {"json": {"config": {}}}
@@ -112,6 +122,7 @@ TABLE = [
     Row("GET", "/api/v1/tokens", "admin"),
     Row("POST", "/api/v1/tokens", "admin", 400, content=MADE),
     Row("DELETE", "/api/v1/tokens/{run_name}", "admin", 404),
+    Row("POST", "/api/v1/login-links", "read", 201),
     Row("GET", "/api/v1/audit", "admin"),
     Row("POST", "/api/v1/workspaces", "admin", reach="installation"),
     Row("POST", "/api/v1/workspaces/connect", "admin", reach="installation"),
@@ -122,6 +133,38 @@ TABLE = [
     Row("GET", "/api/v1/gc", "admin", reach="installation"),
     Row("POST", "/api/v1/gc", "admin", reach="installation"),
 ]
+PAGES = [
+    Row("GET", "/static/nothing", "open", 404),
+    Row("GET", "/login", "open"),
+    Row("POST", "/login", "open", 401),
+    Row("GET", "/", "read"),
+    Row("GET", "/runs/{run}", "read"),
+    Row("GET", "/runs/{run}/curves.json", "read"),
+    Row("GET", "/runs/{run}/curve.csv", "read"),
+    Row("GET", "/runs/{run}/live", "read", 204),
+    Row("GET", "/runs/{run}/samples", "read"),
+    Row("GET", "/runs/{run}/events", "read"),
+    Row("GET", "/runs/{run}/trace/{run}-train-1-0-0.0", "read"),
+    Row("GET", "/compare?runs={run},{run_name}", "read"),
+    Row("GET", "/compare.json?runs={run},{run_name}", "read"),
+    Row("GET", "/evals", "read"),
+    Row("GET", "/evals/{evaluation}", "read"),
+    Row("GET", "/datasets", "read"),
+    Row("GET", "/datasets/{dataset}", "read"),
+    Row("GET", "/workspaces", "read"),
+    Row("GET", "/workspaces/{workspace}", "read"),
+    Row("POST", "/workspaces/{workspace}/sync", "control", 303),
+    Row("GET", "/new", "submit"),
+    Row("POST", "/new", "submit", 400),
+    Row("GET", "/platform", "read", reach="installation"),
+    Row("POST", "/platform/dead-letters/{run}/redrive", "admin", reach="installation"),
+    Row("POST", "/runs/{run}/stop", "control", 409),
+    Row("POST", "/runs/{run}/pause", "control", 409),
+    Row("POST", "/runs/{run}/resume", "control", 409),
+    Row("POST", "/runs/{run}/approve", "control", 409),
+    Row("POST", "/logout", "read", 303),
+]
+TABLE = [*PAGES, *TABLE]
 """Requests that would end or delete something come after the ones that read it."""
 
 
@@ -142,13 +185,28 @@ async def theirs(shared: Application) -> Tenant:
     return await tenant(shared, "theirs", "/theirs")
 
 
+async def send(app: Application, row: Row, path: str, token: str, **content: Any) -> httpx.Response:
+    """The response to the request of a row with a token. Forms send the cookie of a session that the
+    token opened, and its key."""
+    identity = token_id(token)
+    if not row.is_form or identity is None:
+        return await ask(app, row.method, path, token, **content)
+    bearer = Bearer(identity, digest(token))
+    cookie = await app.services.sessions.open(bearer)
+    transport = httpx.ASGITransport(app.app, raise_app_exceptions=False)
+    here = str(app.api.base_url)
+    async with httpx.AsyncClient(transport=transport, base_url=here) as browser:
+        headers = {"Cookie": f"{COOKIE}={cookie}", "Origin": here}
+        return await browser.post(path, data={"form_key": form_key(bearer)}, headers=headers)
+
+
 async def test_the_table_has_every_route(app: Application) -> None:
     known = set()
-    for route in scoped_routes(app.app.routes):
-        prefix = "" if route.path in ("/healthz", "/readyz", "/metrics") else "/api/v1"
-        prefix = "" if route.path.startswith("/webhooks/") else prefix
-        for method in (route.methods or set()) - {"HEAD"}:
-            known.add((method, _shape(prefix + route.path), route.scope, route.reach))
+    for top in app.app.routes:
+        prefix = top.path if isinstance(top, Mount) else ""
+        for route in scoped_routes([top]):
+            for method in (route.methods or set()) - {"HEAD"}:
+                known.add((method, _shape(prefix + route.path), route.scope, route.reach))
     table = {(row.method, _shape(row.path), row.scope, row.reach) for row in TABLE}
     assert known - table == set(), "add a row to the table of this test"
     assert table - known == set(), "these routes are gone or changed"
@@ -174,7 +232,7 @@ async def test_a_token_needs_the_scope_of_the_route(shared: Application) -> None
                 continue
             allowed = row.scope in CONTAINED[scope]
             content = {} if row.reach == "installation" else row.content
-            answer = await ask(shared, row.method, row.path.format(**nothing), token, **content)
+            answer = await send(shared, row, row.path.format(**nothing), token, **content)
             assert (answer.status_code == 403) is not allowed, (scope, row, answer.text)
             assert answer.status_code != 401, (scope, row)
 
@@ -192,7 +250,7 @@ async def test_a_token_that_is_not_valid_opens_nothing(shared: Application) -> N
     for row in TABLE:
         for token in (revoked, expired, mistyped, "no", ""):
             if row.scope != "open":
-                answer = await ask(shared, row.method, row.path, token, **row.content)
+                answer = await send(shared, row, row.path, token, **row.content)
                 assert answer.status_code == 401, (row, token)
                 assert answer.headers["connection"] == "close"
 
@@ -201,7 +259,7 @@ async def test_a_workspaces_token_works_in_its_own_workspace(
     shared: Application, ours: Tenant
 ) -> None:
     for row in TABLE:
-        answer = await ask(shared, row.method, ours.fill(row.path), ours.token, **row.content)
+        answer = await send(shared, row, ours.fill(row.path), ours.token, **row.content)
         wanted = 403 if row.reach == "installation" else row.own
         assert answer.status_code == wanted, (row, answer.text)
 
@@ -212,12 +270,12 @@ async def test_another_workspaces_things_are_absent(
     for row in TABLE:
         if row.scope == "open" or not row.is_about_a_thing or row.reach == "installation":
             continue
-        answer = await ask(shared, row.method, theirs.fill(row.path), ours.token, **row.content)
+        answer = await send(shared, row, theirs.fill(row.path), ours.token, **row.content)
         absent = (
             theirs.fill(row.path).replace("theirs", "absent").replace(theirs.workspace, "absent")
         )
         absent = absent.replace(theirs.dataset, "absent").replace(theirs.verification, "absent")
-        other = await ask(shared, row.method, absent, ours.token, **row.content)
+        other = await send(shared, row, absent, ours.token, **row.content)
         assert answer.status_code == 404, (row, answer.text)
         assert (
             answer.text.replace("theirs", "absent")
