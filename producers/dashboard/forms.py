@@ -22,8 +22,8 @@ class ForeignForm(Refused):
 
 
 async def read_form(request: Request) -> Mapping[str, str]:
-    """The fields of a form; the last of each name. Raises InvalidConfig when the body is not a form, or too
-    large."""
+    """The fields of a form; the last of each name. Raises InvalidConfig when the body is not a
+    form, or too large."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
