@@ -82,7 +82,7 @@ async def test_curves_are_json_and_csv(owner: Tenant, browser: httpx.AsyncClient
 async def test_files_of_pages_are_kept_by_browsers(browser: httpx.AsyncClient) -> None:
     page = (await browser.get("/")).text
     addresses = [part.partition('"')[0] for part in page.split('="')[1:] if "/static/" in part[:9]]
-    assert len(addresses) >= 4
+    assert len(addresses) >= 3
     for address in addresses:
         found = await browser.get(address)
         assert found.status_code == 200
