@@ -9,7 +9,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-attacks test-gitea test-agents test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-attacks test-gitea test-agents test-browser screenshots chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -114,7 +114,7 @@ storms: $(READY)
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What takes long or needs a large component has a target of its own below, and CI runs all of them.
-APART := vllm or gvisor or attacks or gitea or agents
+APART := vllm or gvisor or attacks or gitea or agents or browser
 
 test: $(READY)
 	$(PYTEST) -m 'not ($(APART))' $(ARGS)
@@ -136,6 +136,33 @@ test-gitea: gitea
 # Unmodified agent SDKs and environments of others, each in an environment of its rollout.
 test-agents: $(READY)
 	$(PYTEST) -m agents $(ARGS)
+
+# The dashboard in a real Chromium: the ways of people through it, axe-core on every page, and hostile
+# text in every field.
+test-browser: $(READY) chromium axe
+	$(PYTEST) -m browser tests/browser $(ARGS)
+
+# Pictures of every page, in light and dark and on a phone: make screenshots SCREENSHOTS=folder
+SCREENSHOTS ?= screenshots
+screenshots: $(READY) chromium axe
+	mkdir -p $(SCREENSHOTS)
+	HEADRACE_TEST_SCREENSHOTS=$(abspath $(SCREENSHOTS)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
+		-m browser tests/browser/test_every_page.py $(ARGS)
+
+chromium:
+	@command -v chromium >/dev/null || \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
+
+# axe-core checks pages for people who cannot see or point. Needs npm.
+AXE := $(TOOLS)/axe-core
+axe: $(AXE)/axe.min.js
+
+$(AXE)/axe.min.js:
+	mkdir -p $(AXE)
+	npm pack --silent axe-core@4.14.1 --pack-destination $(AXE) >/dev/null
+	echo 'e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745  $(AXE)/axe-core-4.14.1.tgz' | \
+		sha256sum --check --quiet
+	tar -xzmf $(AXE)/axe-core-4.14.1.tgz -C $(AXE) --strip-components=1 package/axe.min.js
 
 # The vLLM sampler against real vLLM on this machine's CPU.
 test-vllm: $(READY) $(VLLM)/.ready

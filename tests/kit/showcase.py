@@ -1,0 +1,340 @@
+"""An installation with something on every page of the dashboard: runs in each state with their curves,
+samples with tools, judges and failures, datasets, workspaces, evaluations and a dead letter.
+
+Every text that users choose goes through `text`, so a test can put others in their places.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from infra.runtime.dead_letters import dead_letter_message
+from schemas.datasets import DatasetRow
+from schemas.events import (
+    BatchAssembled,
+    CheckpointSaved,
+    DatasetRegistered,
+    EvaluationCompleted,
+    EvaluationRequested,
+    EvaluationStarted,
+    Event,
+    GroupGenerated,
+    GroupGraded,
+    HookPinged,
+    PolicyInitialized,
+    PolicyUpdated,
+    PushReceived,
+    RefsListed,
+    RepositoryPushed,
+    RunFailed,
+    RunFinished,
+    RunPaused,
+    RunRequested,
+    RunStarted,
+    RunWarned,
+    StepSettled,
+    WorkspaceConnected,
+    WorkspaceRejected,
+    WorkspaceSynced,
+)
+from schemas.ids import HEADRACE, ConsumerName, GroupKey, Purpose, derive_id
+from schemas.sampling import JudgementBatch, Message, SampleBatch
+from schemas.specs import (
+    BatchGroup,
+    CommitSpec,
+    DatasetRef,
+    DiscoveredRollout,
+    Entrypoint,
+    GroupSpec,
+    Plan,
+    SampleEntry,
+    TrainSpec,
+)
+from tests.kit.application import Application
+from tests.kit.history import keep
+from tests.kit.showcase_answers import NUM_SAMPLES, Texts, group_of_answers
+from tests.kit.specs import MODEL, checkpoint_spec, config, ref, version
+from tests.kit.specs import template as group_template
+
+WORKSPACE = "ws-sums"
+DATASET = "ds-sums"
+FIRST, SECOND, FAILED, PAUSED, PENDING = (
+    "run-finished",
+    "run-running",
+    "run-failed",
+    "run-paused",
+    "run-pending",
+)
+EVALUATION = "eval-held-out"
+STEPS = 40
+QUESTIONS = (
+    "A farmer has 17 sheep. All but 9 run away. How many are left?",
+    "What is 12 * 11 + 5? Use the calculator.",
+    "Tom reads 14 pages a day. How many pages does he read in three weeks?",
+    "A box holds 6 eggs. How many boxes are needed for 50 eggs?",
+)
+
+
+@dataclass(frozen=True)
+class Showcase:
+    """The addresses of the pages that have something to show, by a short name."""
+
+    pages: dict[str, str]
+
+
+async def fill(app: Application, *, text: Texts = str, steps: int = STEPS) -> Showcase:
+    """Append everything. Returns the pages that show it."""
+    dataset = await _dataset(app, text)
+    await _workspace(app, text)
+    names = ("gsm8k-grpo-3e-6", "gsm8k-gspo-1e-6", "tools-broken", "tools-long", "new-rewards")
+    for run, name in zip((FIRST, SECOND, FAILED, PAUSED, PENDING), names, strict=True):
+        await _request(app, run, text(name), dataset, text)
+    await _train(app, FIRST, steps, text)
+    await app.append([RunFinished(run=FIRST, step=steps, reward=0.87)])
+    await _train(app, SECOND, max(2, steps * 2 // 3), text, total=steps)
+    await _train(app, FAILED, 2, text, total=steps)
+    message = text(
+        "the grader raised ZeroDivisionError in 8 of 8 samples (rollouts/tools/main.py:41)"
+    )
+    await app.append([RunFailed(run=FAILED, kind="error", message=message)])
+    await _train(app, PAUSED, 3, text, total=steps)
+    await app.append([RunPaused(run=PAUSED, step=3, reason=text("paused by ada"))])
+    await _evaluation(app, dataset, text)
+    await _dead_letter(app, text)
+    return Showcase(_pages())
+
+
+def _pages() -> dict[str, str]:
+    return {
+        "runs": "/",
+        "runs-nothing": "/?search=no-such-run",
+        "run": f"/runs/{FIRST}",
+        "run-live": f"/runs/{SECOND}",
+        "run-failed": f"/runs/{FAILED}",
+        "run-paused": f"/runs/{PAUSED}",
+        "run-pending": f"/runs/{PENDING}",
+        "samples": f"/runs/{FIRST}/samples?step=2",
+        "events": f"/runs/{PAUSED}/events",
+        "hops": f"/runs/{FIRST}/trace/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.0",
+        "compare": f"/compare?runs={FIRST},{SECOND}",
+        "new": "/new",
+        "evaluations": "/evals",
+        "evaluation": f"/evals/{EVALUATION}",
+        "datasets": "/datasets",
+        "dataset": f"/datasets/{DATASET}",
+        "workspaces": "/workspaces",
+        "workspace": f"/workspaces/{WORKSPACE}",
+        "platform": "/platform",
+        "not-found": "/runs/no-such-run",
+    }
+
+
+async def _dataset(app: Application, text: Texts) -> DatasetRef:
+    rows = [
+        DatasetRow(prompt=(Message(role="user", content=text(question)),), label=text(str(7 * n)))
+        for n, question in enumerate(QUESTIONS * 2)
+    ]
+    content = await app.services.artifacts.put(
+        b"".join(row.to_line() for row in rows), run="d", blob=True
+    )
+    dataset = DatasetRef(dataset=DATASET, name=text("gsm8k-train"), content=content, num_rows=8)
+    registered = DatasetRegistered(
+        dataset=dataset,
+        columns=("user_prompt", "ground_truth", text("difficulty")),
+        file_name=text("gsm8k-train.jsonl"),
+        file_size=content.size,
+        original=content,
+        mapping={text("question"): "user_prompt"},
+    )
+    await app.append([registered])
+    return dataset
+
+
+async def _workspace(app: Application, text: Texts) -> None:
+    url = text("https://git.example.org/team/sums.git")
+    found = DiscoveredRollout(
+        entrypoint=Entrypoint(rollout="math"), grader=text("Exact"), tools=(text("calculator"),)
+    )
+    broken = DiscoveredRollout(
+        entrypoint=Entrypoint(rollout="tools"), error=text("main.py:3: no module named 'sympy'")
+    )
+    push = derive_id(HEADRACE, "push")
+    events: list[Event] = [
+        RepositoryPushed(
+            workspace=WORKSPACE, workspace_name=text("sums"), commit=CommitSpec(url=url)
+        ),
+        WorkspaceConnected(workspace=WORKSPACE, provider="gitea", can_post=True),
+        WorkspaceSynced(
+            workspace=WORKSPACE,
+            push=push,
+            commit="c" * 40,
+            snapshot=ref("tree"),
+            rollouts=(found, broken),
+        ),
+        HookPinged(workspace=WORKSPACE, provider="gitea", delivery="d0"),
+        PushReceived(
+            workspace=WORKSPACE,
+            provider="gitea",
+            delivery="d1",
+            ref=text("refs/heads/main"),
+            before="a" * 40,
+            after="b" * 40,
+            pusher=text("ada"),
+        ),
+        RefsListed(workspace=WORKSPACE, round=1, digest=None, error=text("the forge is away")),
+        WorkspaceRejected(workspace=WORKSPACE, push=uuid4(), message=text("no rollouts/ folder")),
+    ]
+    for event in events:
+        await app.append([event])
+
+
+async def _request(app: Application, run: str, name: str, dataset: DatasetRef, text: Texts) -> None:
+    await app.services.readmodel.names.take("run", name, run)
+    settings = config(
+        training={"lr": 3e-6 if run == FIRST else 1e-6, "n_samples_per_prompt": NUM_SAMPLES},
+        advanced={"algorithm": "grpo" if run == FIRST else "gspo"},
+    )
+    experiment = settings.experiment.model_copy(update={"model_path": text("Qwen/Qwen3-0.6B")})
+    requested = RunRequested(
+        run=run,
+        run_name=name,
+        config=settings.model_copy(update={"experiment": experiment}),
+        model=MODEL,
+        dataset=dataset,
+        workspace=WORKSPACE,
+        warnings=(text("max_response_length is less than most answers of the base model"),),
+    )
+    await app.append([requested])
+
+
+async def _train(
+    app: Application, run: str, steps: int, text: Texts, *, total: int | None = None
+) -> None:
+    template = group_template(num_samples=NUM_SAMPLES).model_copy(update={"run": run})
+    total = total or steps
+    spec = TrainSpec(
+        run=run, config=config(), model=MODEL, total_steps=total, dataset=template.dataset
+    )
+    plan = Plan(total_steps=total, batch_size=2, num_samples=NUM_SAMPLES, num_rows=8)
+    events: list[Event] = [
+        RunStarted(run=run, plan=plan, spec=spec, template=template, commit="c" * 40),
+        PolicyInitialized(run=run, spec=spec, state=version(0), versions={"torch": "2"}),
+    ]
+    for step in range(1, steps + 1):
+        if step <= 2:
+            events += await _groups(app, run, step, text)
+        events += _step(run, step)
+    events.append(RunWarned(run=run, step=1, message=text("3 of 8 groups have no variance")))
+    for event in events:
+        await app.services.log.append([event], cause=uuid4())
+    manifest = await keep(app, b'"manifest"')
+    saved = checkpoint_spec(steps).model_copy(update={"run": run})
+    await app.append([CheckpointSaved(spec=saved, manifest=manifest, reward=0.84)])
+
+
+def _step(run: str, step: int) -> Iterator[Event]:
+    """The events at the end of a step, with metrics like those of a run that learns."""
+    draw = random.Random(f"{run}/{step}")
+    rise = 1 - math.exp(-step / 12)
+    metrics = {
+        "rollout/raw_reward": 0.2 + 0.65 * rise + draw.gauss(0, 0.03),
+        "train/entropy_loss": 1.4 - 0.7 * rise + draw.gauss(0, 0.02),
+        "rollout/response_lengths": 180 + 90 * rise + draw.gauss(0, 8),
+        "rollout/total_lengths": 300 + 90 * rise + draw.gauss(0, 8),
+        "rollout/truncated_ratio": max(0.0, 0.15 - 0.12 * rise + draw.gauss(0, 0.01)),
+        "train/kl": 0.002 + 0.01 * rise + abs(draw.gauss(0, 0.001)),
+        "train/grad_norm": 0.9 - 0.3 * rise + draw.gauss(0, 0.05),
+        "train/lag": 1.0,
+        "rollout/failed_ratio": max(0.0, 0.05 - 0.04 * rise),
+        "rollout/zero_variance_ratio": 0.1 + 0.2 * rise,
+        "train/loss": 0.5 - 0.2 * rise,
+    }
+    state = version(step)
+    yield PolicyUpdated(
+        run=run,
+        step=step,
+        state=state,
+        batch=derive_id(HEADRACE, f"{run}/{step}"),
+        metrics=metrics,
+        plan=(8,),
+        versions={},
+    )
+    yield StepSettled(run=run, step=step, state=state, metrics=metrics)
+
+
+async def _groups(app: Application, run: str, step: int, text: Texts) -> Sequence[Event]:
+    """The events of two groups of a step, whose artifacts are stored."""
+    events: list[Event] = []
+    held = []
+    for slot in range(2):
+        group = str(GroupKey(run, Purpose.TRAIN, step, slot))
+        graded = await _graded_group(app, run, group, slot, text)
+        events += graded
+        last = graded[-1]
+        rewards = tuple(grade.reward for grade in last.grades)
+        held.append(BatchGroup(slot=slot, replacement=0, artifact=last.artifact, rewards=rewards))
+    return [*events, BatchAssembled(run=run, step=step, groups=tuple(held))]
+
+
+async def _graded_group(
+    app: Application, run: str, group: str, row: int, text: Texts
+) -> tuple[GroupGenerated, GroupGraded]:
+    template = group_template(num_samples=NUM_SAMPLES).model_copy(update={"run": run})
+    spec = GroupSpec(group=group, row=row, template=template)
+    samples, grades, judgements = group_of_answers(QUESTIONS[row % 4], text)
+    batch = SampleBatch(group=group, samples=samples)
+    artifact = await keep(app, batch.model_dump_json().encode())
+    judged = JudgementBatch(group=group, judgements=judgements)
+    entries = tuple(
+        SampleEntry(
+            index=one.index,
+            prompt_tokens=one.prompt_tokens,
+            completion_tokens=one.completion_tokens,
+            failure=one.failure.category if one.failure else None,
+            message=one.failure.message[:200] if one.failure else None,
+        )
+        for one in samples
+    )
+    generated = GroupGenerated(spec=spec, entries=entries, parts=(artifact,))
+    graded = GroupGraded(
+        spec=spec,
+        artifact=artifact,
+        entries=entries,
+        grades=grades,
+        judgements=await keep(app, judged.model_dump_json().encode()),
+    )
+    return generated, graded
+
+
+async def _evaluation(app: Application, dataset: DatasetRef, text: Texts) -> None:
+    template = group_template(num_samples=NUM_SAMPLES, dataset=dataset)
+    asked: dict[str, Any] = {"evaluation": EVALUATION, "template": template, "rows": (0, 1)}
+    requested = EvaluationRequested(
+        eval_name=text("held-out-after-40"), workspace=WORKSPACE, **asked
+    )
+    started = EvaluationStarted(batch_size=8, pass_threshold=1.0, **asked)
+    events: list[Event] = [requested, started]
+    for row in range(2):
+        group = str(GroupKey(EVALUATION, Purpose.EVALUATE, 0, row))
+        events += await _graded_group(app, EVALUATION, group, row, text)
+    ended = EvaluationCompleted(
+        evaluation=EVALUATION,
+        status="failed",
+        reward=0.62,
+        metrics={"pass@1": 0.5},
+        message=text("2 of 8 attempts have no reward"),
+    )
+    for event in (*events, ended):
+        await app.append([event])
+
+
+async def _dead_letter(app: Application, text: Texts) -> None:
+    log = app.services.log
+    [message] = await log.append([RunWarned(run=SECOND, step=2, message="x")], cause=uuid4())
+    cause = ValueError(text("a bug in the rules of the run"))
+    await dead_letter_message(log, ConsumerName("grade"), message, cause, pauses=False)
+    [last] = await log.append([RunWarned(run=SECOND, step=3, message="y")], cause=uuid4())
+    assert await app.services.readmodel.caught_up(last.cursor)
