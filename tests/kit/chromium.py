@@ -42,11 +42,12 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Watch:
-    """What a page did that none of ours may do."""
+    """What a page did that none of ours may do. A page that asks is told no, unless `says_yes`."""
 
     dialogs: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    says_yes: bool = False
 
     def assert_nothing(self) -> None:
         """Raises AssertionError if anything happened."""
@@ -64,7 +65,10 @@ def visiting(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Brows
 
     def note_dialog(dialog: Any) -> None:
         watch.dialogs.append(dialog.message)
-        dialog.dismiss()
+        if watch.says_yes:
+            dialog.accept()
+        else:
+            dialog.dismiss()
 
     def note_request(request: Any) -> None:
         if not request.url.startswith((url, "data:")):

@@ -61,7 +61,7 @@ async def show(request: Request) -> Response:
             "progress": progress(run),
             "eta_s": eta_s(run, now),
             "figures": _figures(run, curves, now),
-            "curves": [_drawing(key, curves[key]) for key in TITLES if key in curves],
+            "curves": [_drawing(key, curves.get(key, ())) for key in _drawn_keys(run, curves)],
             "other_keys": [key for key in keys if key not in TITLES],
             "ranges": (*RANGES, "all"),
             "checkpoints": await core.readmodel.runs.checkpoints(run["id"]),
@@ -73,6 +73,11 @@ async def show(request: Request) -> Response:
             "waits": await waiting_for(request, run["id"], status=run["status"]),
         },
     )
+
+
+def _drawn_keys(run: RunJson, curves: Mapping[str, object]) -> Sequence[str]:
+    """The metrics that a page draws: while a run lasts, also those that may come."""
+    return [key for key in TITLES if key in curves or run["status"] not in ENDED]
 
 
 def _figures(
