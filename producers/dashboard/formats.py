@@ -1,10 +1,11 @@
 """How values look on a page. Each function is a filter of the templates."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from jinja2.filters import do_urlencode
 from markupsafe import Markup
 
 ABSENT = "\N{EM DASH}"
@@ -16,6 +17,9 @@ DIRECTIONS = {
     for code in (0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
 """Characters that change the direction of text, and so could make a text look like another one."""
+
+LONGEST_TEXT = 10_000
+"""Characters of a text that a page shows. The API and the command line give the whole text."""
 
 VISIBLE = {**CONTROLS, **DIRECTIONS}
 
@@ -73,9 +77,26 @@ def size(count: float | None) -> str:
     return f"{count:.1f} TB"
 
 
-def plain(text: object) -> str:
-    """A text of users in which control characters and changes of direction can be seen."""
-    return str(text).translate(VISIBLE)
+def plain(text: object, most: int = LONGEST_TEXT) -> str:
+    """At most this many characters of a text of users. Control characters and changes of direction can
+    be seen in it, and surrogates that no encoding takes are replaced."""
+    found = str(text)
+    cut = len(found) - most
+    if cut > 0:
+        found = f"{found[:most]}\N{HORIZONTAL ELLIPSIS} ({cut} more characters)"
+    return _encodable(found).translate(VISIBLE)
+
+
+def url_part(value: object) -> str:
+    """A text as a part of a path, or a dictionary as a query. Surrogates, which no encoding takes, are
+    replaced."""
+    if isinstance(value, Mapping):
+        return do_urlencode({_encodable(key): _encodable(one) for key, one in value.items()})
+    return do_urlencode(_encodable(value))
+
+
+def _encodable(value: object) -> str:
+    return str(value).encode("utf-8", "replace").decode()
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -85,4 +106,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "size": size,
     "plain": plain,
+    "urlencode": url_part,
 }

@@ -15,15 +15,17 @@ from starlette.responses import HTMLResponse
 from infra.access.sessions import form_key
 from producers.dashboard import formats
 from producers.dashboard.assets import asset_url
-from producers.http.browsers import bearer_of
+from producers.http.browsers import REPORTS, bearer_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+        f"report-uri {REPORTS}"
     ),
+    "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -67,4 +69,6 @@ def html(
             }
         )
     )
-    return HTMLResponse(text, status_code=status, headers=HEADERS)
+    # What no encoding takes is in no stored text, but it may be in an address.
+    content = text.encode("utf-8", "replace")
+    return HTMLResponse(content, status_code=status, headers=HEADERS)

@@ -1,6 +1,6 @@
 """The routes of all pages."""
 
-from producers.dashboard import assets, live
+from producers.dashboard import assets, live, reports
 from producers.dashboard.pages import (
     compare,
     datasets,
@@ -14,9 +14,11 @@ from producers.dashboard.pages import (
     sign_in,
     workspaces,
 )
+from producers.dashboard.routing import PageRoute, not_found
 
 PAGES = (
     assets,
+    reports,
     sign_in,
     runs,
     run,
@@ -31,4 +33,7 @@ PAGES = (
     platform,
 )
 
-ROUTES = [route for part in PAGES for route in part.ROUTES]
+ROUTES = [
+    *(route for part in PAGES for route in part.ROUTES),
+    PageRoute("/{path:path}", not_found, scope="read"),
+]

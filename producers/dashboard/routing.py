@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from infra.postgres.errors import UNAVAILABLE_ERRORS
-from producers.dashboard.rendering import html
+from producers.dashboard.rendering import HEADERS, html
+from producers.http.browsers import is_for_browsers
 from producers.http.routing import Endpoint, Reach, RouteScope, ScopedRoute
-from schemas.errors import Refused, TransientError
+from schemas.errors import NotFound, Refused, TransientError
 from schemas.secrets.redact import redact
 
 TITLES = {
@@ -35,7 +37,7 @@ class PageRoute(ScopedRoute):
     ) -> None:
         async def answer(request: Request) -> Response:
             try:
-                return await endpoint(request)
+                return _protected(await endpoint(request))
             except Refused as error:
                 return error_page(request, error.status, error.message)
             except TransientError as error:
@@ -47,6 +49,20 @@ class PageRoute(ScopedRoute):
 
     async def refuse(self, detail: str, scope: Scope, receive: Receive, send: Send) -> None:
         await error_page(Request(scope), 403, detail)(scope, receive, send)
+
+
+async def not_found(request: Request) -> Response:
+    """The page for an address where there is nothing. Programs get a problem document."""
+    if not is_for_browsers(request.url.path):
+        raise HTTPException(404)
+    raise NotFound(f"there is nothing at {request.url.path[:200]}")
+
+
+def _protected(answer: Response) -> Response:
+    """The same answer, also with the headers of pages where it does not choose its own."""
+    for name, value in HEADERS.items():
+        answer.headers.setdefault(name, value)
+    return answer
 
 
 def error_page(request: Request, status: int, message: str) -> Response:

@@ -6,7 +6,7 @@ Origin is checked here, and the key of its form where the form is read.
 """
 
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -18,7 +18,10 @@ COOKIE = "headrace_session"
 TOKEN_ONLY = ("/api/", "/v1/", "/metrics", "/webhooks/")
 """Paths below these are not for browsers."""
 
-OPEN_PAGES = ("/login", "/static/")
+REPORTS = "/reports"
+"""Where browsers report what a page tried and may not do."""
+
+OPEN_PAGES = ("/login", "/static/", REPORTS)
 SAFE_METHODS = ("GET", "HEAD")
 LONGEST_NEXT = 2000
 LONGEST_COOKIES = 8192
@@ -28,6 +31,16 @@ FOREIGN_ORIGIN = PlainTextResponse(
     status_code=403,
     headers={"Connection": "close"},
 )
+
+
+class PageReports:
+    """Counts the reports of browsers about parts of pages that they refused."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> None:
+        self.count += 1
 
 
 def is_for_browsers(path: str) -> bool:
@@ -55,10 +68,9 @@ def cookie_of(headers: Headers) -> str:
 def comes_from_here(scope: Scope, headers: Headers) -> bool:
     """Whether a request with a session may change something: a browser says that a page of this server
     sent it."""
-    origin = urlsplit(headers.get("origin", ""))
-    return scope["method"] in SAFE_METHODS or bool(
-        origin.netloc and origin.netloc.lower() == headers.get("host", "").lower()
-    )
+    _, has_scheme, origin = headers.get("origin", "").lower().partition("://")
+    is_ours = bool(has_scheme and origin) and origin == headers.get("host", "").lower()
+    return scope["method"] in SAFE_METHODS or is_ours
 
 
 def sign_in_response(scope: Scope) -> Response:
@@ -80,10 +92,8 @@ def sign_in_response(scope: Scope) -> Response:
 
 def local_path(text: str) -> str:
     """The path of this server that a request wants to be sent to; `/` when it would leave the server."""
-    parts = urlsplit(text)
-    is_local = not parts.scheme and not parts.netloc and text.startswith("/")
-    is_plain = is_local and not text.startswith(("//", "/\\")) and text.isprintable()
-    return text if is_plain and "\\" not in text else "/"
+    is_local = text.startswith("/") and not text.startswith("//")
+    return text if is_local and text.isprintable() and "\\" not in text else "/"
 
 
 def bearer_of(state: dict[str, object]) -> Bearer | None:

@@ -34,6 +34,7 @@ from producers.core.secrets import SecretKeeping
 from producers.core.submit import Submitter
 from producers.core.verification import Verifications
 from producers.core.workspaces import Workspaces
+from producers.http.browsers import PageReports
 from producers.webhook.endpoint import WebhookEndpoint
 from producers.webhook.hooks import ConnectedHooks, RecentHooks
 from producers.webhook.journal import DeliveryJournal
@@ -69,6 +70,10 @@ class Services:
     @cached_property
     def sessions(self) -> Sessions:
         return Sessions(self.database)
+
+    @cached_property
+    def page_reports(self) -> PageReports:
+        return PageReports()
 
     @cached_property
     def audit(self) -> AuditList:

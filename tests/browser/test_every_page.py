@@ -33,7 +33,9 @@ def test_axe_finds_nothing_wrong_with_any_page(browser: Browser, shown: Shown, l
         take_picture(page, f"sign-in-{look}")
         page.goto(shown.dashboard.sign_in_link())
         for name, path in shown.showcase.pages.items():
-            page.goto(url + path)
+            answer = page.goto(url + path)
+            assert answer is not None
+            assert answer.status == (404 if name == "not-found" else 200), name
             page.wait_for_load_state("load")
             found[name] = violations(page)
             if page.evaluate("document.documentElement.scrollWidth > innerWidth"):

@@ -23,6 +23,7 @@ from schemas.events import (
     Event,
     GroupGenerated,
     GroupGraded,
+    GroupsRequested,
     HookPinged,
     PolicyInitialized,
     PolicyUpdated,
@@ -51,6 +52,7 @@ from schemas.specs import (
     GroupSpec,
     Plan,
     SampleEntry,
+    Slot,
     TrainSpec,
 )
 from tests.kit.application import Application
@@ -267,7 +269,12 @@ def _step(run: str, step: int) -> Iterator[Event]:
 
 async def _groups(app: Application, run: str, step: int, text: Texts) -> Sequence[Event]:
     """The events of two groups of a step, whose artifacts are stored."""
-    events: list[Event] = []
+    template = group_template(num_samples=NUM_SAMPLES).model_copy(update={"run": run})
+    slots = tuple(Slot(slot=slot, row=slot) for slot in range(2))
+    requested = GroupsRequested(
+        owner=run, purpose=Purpose.TRAIN, step=step, slots=slots, template=template
+    )
+    events: list[Event] = [requested]
     held = []
     for slot in range(2):
         group = str(GroupKey(run, Purpose.TRAIN, step, slot))

@@ -9,10 +9,10 @@ from starlette.responses import RedirectResponse, Response
 from infra.access.sessions import SESSION_S, Bearer
 from infra.access.token_format import digest, token_id
 from infra.ports.actor import ROOT
-from producers.dashboard.forms import read_form, read_session_form
+from producers.dashboard.forms import ForeignForm, read_form, read_session_form
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
-from producers.http.browsers import COOKIE, cookie_of, local_path
+from producers.http.browsers import COOKIE, comes_from_here, cookie_of, local_path
 from producers.http.services import Services
 
 WRONG = "This is not a valid token. `headrace token list` shows the valid ones."
@@ -33,6 +33,10 @@ async def show(request: Request) -> Response:
 
 
 async def sign_in(request: Request) -> Response:
+    """Open a session. A page of another site may not do so: its reader would work in the session of
+    somebody else."""
+    if not comes_from_here(request.scope, request.headers):
+        raise ForeignForm("the form does not come from a page of this server; open /login here")
     fields = await read_form(request)
     following = local_path(fields.get("next", "/"))
     bearer = await _bearer_with(_services(request), fields.get("token", "").strip())

@@ -125,6 +125,10 @@ async def metrics(request: Request) -> Response:
                 "since when a connected repository was last asked for its refs with success",
                 {f'workspace="{name}"': age for name, age in ages.items()},
             ),
+            "headrace_page_reports": (
+                "reports of browsers about code or addresses that a page of the dashboard may not use",
+                {"": float(services(request).page_reports.count)},
+            ),
             "headrace_horizon_age_seconds": (
                 "how long the oldest transaction holds the log's horizon",
                 {"": await platform.horizon_age_s()},

@@ -68,6 +68,17 @@ async def test_a_page_that_is_not_there_says_so(browser: httpx.AsyncClient) -> N
         assert page.headers["content-type"].startswith("text/html")
 
 
+async def test_a_program_that_asks_for_nothing_gets_a_problem_document(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    for path in ("/api/v1/nothing", "/api/nothing", "/v1/nothing"):
+        answer = await app.api.get(path)
+        assert answer.status_code == 404
+        assert answer.headers["content-type"] == "application/problem+json"
+    page = await browser.get("/nothing")
+    assert (page.status_code, "there is nothing at /nothing" in page.text) == (404, True)
+
+
 async def test_curves_are_json_and_csv(owner: Tenant, browser: httpx.AsyncClient) -> None:
     found = (await browser.get(f"/runs/{owner.run}/curves.json")).json()
     assert found["status"] == "finished"

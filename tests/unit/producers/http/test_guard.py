@@ -167,9 +167,9 @@ async def test_a_form_with_a_wrong_token_counts_and_reading_the_form_excuses_not
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sign_in, "REST_S", 0.0)
-    strangers = app.services.strangers
+    strangers, here = app.services.strangers, {"Origin": str(app.api.base_url)}
     for _ in range(int(REFUSED_AT_ONCE) + 50):
-        answer = await app.api.post("/login", data={"token": "no"})
+        answer = await app.api.post("/login", data={"token": "no"}, headers=here)
         assert answer.status_code == 401
     assert strangers.must_leave("127.0.0.1")
     assert (await app.api.get("/login")).status_code == 200

@@ -135,8 +135,9 @@ TABLE = [
 ]
 PAGES = [
     Row("GET", "/static/nothing", "open", 404),
+    Row("POST", "/reports", "open", 204),
     Row("GET", "/login", "open"),
-    Row("POST", "/login", "open", 401),
+    Row("POST", "/login", "open", 403),
     Row("GET", "/", "read"),
     Row("GET", "/runs/{run}", "read"),
     Row("GET", "/runs/{run}/curves.json", "read"),
@@ -163,6 +164,7 @@ PAGES = [
     Row("POST", "/runs/{run}/resume", "control", 409),
     Row("POST", "/runs/{run}/approve", "control", 409),
     Row("POST", "/logout", "read", 303),
+    Row("GET", "/nothing", "read", 404),
 ]
 TABLE = [*PAGES, *TABLE]
 """Requests that would end or delete something come after the ones that read it."""

@@ -1,0 +1,133 @@
+"""Texts of users stay texts: whatever they hold, a page has the same structure and is answered."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from jinja2 import Environment
+
+from producers.dashboard import rendering
+from tests.kit.application import TOKEN, Application
+from tests.kit.hostile_strings import hostile_strings, one_line_of
+from tests.kit.markup import structure
+from tests.kit.poisoned_pages import Poison, RenderedPage, recorded_pages
+from tests.kit.showcase import FIRST, fill
+from tests.unit.producers.dashboard.test_sign_in import sign_in
+
+pytestmark = pytest.mark.postgres
+
+HERE = "http://127.0.0.1"
+NUM_STRINGS = 1000
+MB = 1 << 20
+LARGEST_PAGE = 150_000
+
+
+@pytest.fixture
+async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(
+        transport=transport, base_url=HERE, headers={"Origin": HERE}
+    ) as client:
+        await sign_in(client, TOKEN)
+        yield client
+
+
+async def pages(app: Application, browser: httpx.AsyncClient) -> dict[str, RenderedPage]:
+    """All pages of an installation that has something on each."""
+    showcase, found = await fill(app, steps=3), {}
+    for name, path in showcase.pages.items():
+        with recorded_pages() as rendered:
+            await browser.get(path)
+        found[name] = rendered[-1]
+    return found
+
+
+async def test_a_thousand_strings_change_the_structure_of_no_page(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    """Each page is rendered until each string was somewhere on it, so each field gets many of them. The
+    tests in Chromium put every string into every field."""
+    strings = hostile_strings(NUM_STRINGS)
+    harmless = [f"x{n}" for n in range(NUM_STRINGS)]
+    for name, page in (await pages(app, browser)).items():
+        plain, poison = Poison(harmless), Poison(strings)
+        while poison.num_replaced < NUM_STRINGS:
+            found = page.render(poison).encode("utf-8", "replace").decode()
+            try:
+                assert structure(found) == structure(page.render(plain)), name
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from error
+
+
+async def test_without_escaping_the_strings_change_pages(
+    app: Application, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "Environment", partial(_unescaped, rendering.Environment))
+    rendering._environment.cache_clear()
+    changed = []
+    try:
+        for name, page in (await pages(app, browser)).items():
+            try:
+                structure(page.render(Poison(hostile_strings(NUM_STRINGS))))
+            except AssertionError:
+                changed.append(name)
+    finally:
+        rendering._environment.cache_clear()
+    assert set(changed) > {"runs", "run", "samples", "events", "evaluation", "dataset", "workspace"}
+
+
+def _unescaped(kind: type[Environment], **options: object) -> Environment:
+    return kind(**{**options, "autoescape": False})
+
+
+async def test_what_users_stored_stays_text_and_large_texts_are_cut(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    strings = iter(hostile_strings(2000, storable=True))
+    large = one_line_of(8 * MB)
+
+    def hostile(text: str) -> str:
+        return large if text == "About 130." else next(strings)[:300]
+
+    showcase = await fill(app, text=hostile, steps=3)
+    for name, path in showcase.pages.items():
+        page = await browser.get(path)
+        assert page.status_code == (404 if name == "not-found" else 200), (name, page.text[:500])
+        structure(page.text)
+        assert len(page.content) < LARGEST_PAGE, name
+    shown = (await browser.get(f"/runs/{FIRST}/samples?step=2")).text
+    assert "more characters" in shown
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/?search=%ff%fe&status=%ff",
+        "/?search=" + "%3Cscript%3E" * 200,
+        "/runs/%3Cscript%3Ealert(1)%3C%2Fscript%3E",
+        "/runs/%ff%fe",
+        "/datasets/%ED%A0%80",
+        "/compare?runs=%22%3E%3Cb%3E,%ff",
+        "/evals/..%2f..%2fetc%2fpasswd",
+        "/login?next=%22%3E%3Cscript%3E&code=%ff",
+        "/?offset=-1&limit=%3Cb%3E",
+    ],
+)
+async def test_an_address_is_text_too(browser: httpx.AsyncClient, path: str) -> None:
+    answer = await browser.get(path)
+    assert answer.status_code in (200, 400, 401, 404)
+    assert answer.headers["content-type"].startswith("text/html")
+    structure(answer.text)
+
+
+async def test_a_form_is_text_too(browser: httpx.AsyncClient) -> None:
+    key = (await browser.get("/new")).text.partition('name="form_key" value="')[2].partition('"')[0]
+    for text in hostile_strings(30):
+        fields = {"form_key": key, "action": "check", "toml": text, "name": text, "workspace": text}
+        sent = urlencode(fields, errors="surrogatepass").encode()
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        answer = await browser.post("/new", content=sent, headers=headers)
+        assert answer.status_code in (200, 400), answer.text[:300]
+        structure(answer.text)
