@@ -37,7 +37,7 @@ class PageRoute(ScopedRoute):
     ) -> None:
         async def answer(request: Request) -> Response:
             try:
-                return _protected(await endpoint(request))
+                return _protect(await endpoint(request))
             except Refused as error:
                 return error_page(request, error.status, error.message)
             except TransientError as error:
@@ -58,7 +58,7 @@ async def not_found(request: Request) -> Response:
     raise NotFound(f"there is nothing at {request.url.path[:200]}")
 
 
-def _protected(answer: Response) -> Response:
+def _protect(answer: Response) -> Response:
     """The same answer, also with the headers of pages where it does not choose its own."""
     for name, value in HEADERS.items():
         answer.headers.setdefault(name, value)

@@ -147,8 +147,16 @@ BROKEN = ("a\x00b", "\x00<script>alert(1)</script>", "\ud800", "\udfff<img src=x
 def hostile_strings(count: int, *, seed: int = 7, storable: bool = False) -> list[str]:
     """`count` different texts. With `storable`, those that JSON and PostgreSQL take."""
     draw = random.Random(seed)
-    kinds = (MARKUP, ATTRIBUTES, ADDRESSES, TEMPLATES, CSS, TERMINAL, UNICODE, _large(draw), BROKEN)
-    kinds = kinds[:-1] if storable else kinds
+    kinds: list[tuple[str, ...]] = [
+        MARKUP,
+        ATTRIBUTES,
+        ADDRESSES,
+        TEMPLATES,
+        CSS,
+        TERMINAL,
+        UNICODE,
+    ]
+    kinds += [_large(draw)] if storable else [_large(draw), BROKEN]
     found = dict.fromkeys(text for kind in kinds for text in kind)
     while len(found) < count:
         kind = draw.choice((*kinds, MARKUP, ATTRIBUTES))

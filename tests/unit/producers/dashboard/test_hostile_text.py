@@ -6,7 +6,6 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from jinja2 import Environment
 
 from producers.dashboard import rendering
 from tests.kit.application import TOKEN, Application
@@ -64,22 +63,15 @@ async def test_a_thousand_strings_change_the_structure_of_no_page(
 async def test_without_escaping_the_strings_change_pages(
     app: Application, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendering, "Environment", partial(_unescaped, rendering.Environment))
-    rendering._environment.cache_clear()
+    unescaped = partial(rendering._environment().overlay, autoescape=False)
+    monkeypatch.setattr(rendering, "_environment", unescaped)
     changed = []
-    try:
-        for name, page in (await pages(app, browser)).items():
-            try:
-                structure(page.render(Poison(hostile_strings(NUM_STRINGS))))
-            except AssertionError:
-                changed.append(name)
-    finally:
-        rendering._environment.cache_clear()
+    for name, page in (await pages(app, browser)).items():
+        try:
+            structure(page.render(Poison(hostile_strings(NUM_STRINGS))))
+        except AssertionError:
+            changed.append(name)
     assert set(changed) > {"runs", "run", "samples", "events", "evaluation", "dataset", "workspace"}
-
-
-def _unescaped(kind: type[Environment], **options: object) -> Environment:
-    return kind(**{**options, "autoescape": False})
 
 
 async def test_what_users_stored_stays_text_and_large_texts_are_cut(
