@@ -1,12 +1,17 @@
 """New points of curves, for the viewers of a run.
 
 A run is read once for all its viewers, and only while it has any. Each viewer gets the same bytes. One
-that reads too slowly loses its stream. Its browser connects again and reads the curves as a whole.
+that reads too slowly loses its stream.
+
+The id of a message is the newest step that its viewer knows then. A browser whose stream broke, because
+it slept or the server was restarted, sends that id when it connects again, and gets what it missed.
 """
 
 import asyncio
 import contextlib
 import json
+import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,13 +19,18 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from infra.ports.actor import Actor, acting_as
+from infra.postgres.errors import UNAVAILABLE_ERRORS
+from infra.rate_limited_log import RateLimit
 from infra.readmodel.runs import Runs
-from producers.dashboard.charts import finite_points
+from producers.dashboard.charts import finite_points, thin
 from producers.dashboard.pages.run import ENDED, TITLES
 from producers.dashboard.routing import PageRoute
 from producers.http.auth import is_still_valid
 from producers.http.routes.runs import find_run, services
 from schemas.errors import TransientError
+
+logger = logging.getLogger(__name__)
+logger.addFilter(RateLimit())
 
 EVERY_S = 0.5
 COMMENT_EVERY_S = 15.0
@@ -28,6 +38,15 @@ MOST_WAITING = 32
 """How many messages may wait for a viewer."""
 
 MOST_VIEWERS = 2000
+MISSED_POINTS = 600
+"""Points of a curve for a browser that missed more: the first, the last and the extremes."""
+
+MISSED_READS = 50
+"""How often at most points that a browser missed are read; each read gets up to 2,000 per curve."""
+
+AT_END = "end"
+EVENTS = "text/event-stream"
+STEP_ID = re.compile(r"([0-9]{1,9})(-end)?")
 
 
 @dataclass(eq=False)
@@ -36,6 +55,7 @@ class _Feed:
 
     run: str
     viewers: set[asyncio.Queue[bytes | None]] = field(default_factory=set)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     last: dict[str, int] = field(default_factory=dict)
     shown: Mapping[str, object] = field(default_factory=dict)
     reading: asyncio.Task[None] | None = None
@@ -71,15 +91,22 @@ class LiveRuns:
         if run in self._feeds:
             self._feeds[run].send(message)
 
-    async def messages(self, run: str, keys: Sequence[str]) -> AsyncGenerator[bytes | None, None]:
-        """Yield server-sent events about a run (its id) and these metrics until it ends; None from time
-        to time when there are none. Points that exist when this begins are not sent."""
+    async def messages(
+        self, run: str, keys: Sequence[str], *, known: int | None = None
+    ) -> AsyncGenerator[bytes | None, None]:
+        """Yield server-sent events about a run (its id) and these metrics until it ends; None at first,
+        and from time to time when there are none. Of the points that exist before the first None, only
+        those from the step `known` on are sent; none, if it is None."""
         feed = self._feeds.setdefault(run, _Feed(run))
         viewer: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
         feed.viewers.add(viewer)
         if feed.reading is None:
             feed.reading = asyncio.ensure_future(self._read(feed, keys))
         try:
+            await feed.has_begun.wait()
+            yield None
+            if known is not None:
+                yield await self.read_missed(run, keys, known)
             while True:
                 message: bytes | None = None
                 with contextlib.suppress(TimeoutError):
@@ -91,13 +118,47 @@ class LiveRuns:
         finally:
             feed.viewers.discard(viewer)
             if not feed.viewers:
-                self._feeds.pop(feed.run, None)
+                self._forget(feed)
                 feed.reading.cancel()
 
+    async def read_missed(
+        self, run: str, keys: Sequence[str], known: int, *, mark: str = ""
+    ) -> bytes:
+        """A message with the points of a run (its id) from the step `known` on. That step is sent again,
+        because some metrics of a step are later than others."""
+        last = dict.fromkeys(keys, known - 1)
+        found: dict[str, list[tuple[int, float]]] = {}
+        for _ in range(MISSED_READS):
+            points = await self._runs.new_points(run, last)
+            for key, added in points.items():
+                found.setdefault(key, []).extend(added)
+                last[key] = added[-1][0]
+            if not points:
+                break
+        thinned = {key: finite_points(thin(all_, MISSED_POINTS)) for key, all_ in found.items()}
+        newest = max((known, *(all_[-1][0] for all_ in found.values())))
+        return _event({"points": thinned}, f"{newest}{mark}")
+
     async def _read(self, feed: _Feed, keys: Sequence[str]) -> None:
-        """Read what is new until the run has ended."""
+        """Read what is new until the run has ended or the database is away. Then the streams end, and
+        browsers connect again."""
+        try:
+            await self._read_to_the_end(feed, keys)
+        except UNAVAILABLE_ERRORS as error:
+            logger.warning("the points of run %s cannot be read now: %s", feed.run, error)
+        finally:
+            feed.has_begun.set()
+            self._forget(feed)
+            feed.send(None)
+
+    def _forget(self, feed: _Feed) -> None:
+        if self._feeds.get(feed.run) is feed:
+            del self._feeds[feed.run]
+
+    async def _read_to_the_end(self, feed: _Feed, keys: Sequence[str]) -> None:
         with acting_as(Actor("dashboard", "dashboard", frozenset({"admin"}))):
             feed.last = await self._runs.last_steps(feed.run, keys)
+            feed.has_begun.set()
             while True:
                 found = await self._runs.get(feed.run)
                 if found is None:
@@ -114,39 +175,43 @@ class LiveRuns:
                     feed.shown = shown
                     feed.last |= {key: added[-1][0] for key, added in points.items()}
                     finite = {key: finite_points(added) for key, added in points.items()}
-                    feed.send(_event({**shown, "points": finite}))
+                    newest = max(feed.last.values(), default=0)
+                    feed.send(_event({**shown, "points": finite}, str(max(newest, 0))))
                 if run["status"] in ENDED:
                     break
                 await asyncio.sleep(self._every_s)
-        feed.send(None)
 
 
-def _event(values: Mapping[str, object]) -> bytes:
+def _event(values: Mapping[str, object], identity: str) -> bytes:
     data = json.dumps(values, separators=(",", ":"))
-    return f"event: points\ndata: {data}\n\n".encode()
+    return f"event: points\nid: {identity}\ndata: {data}\n\n".encode()
 
 
 async def follow(request: Request) -> Response:
     """The new points of a run as server-sent events."""
     run, _ = await find_run(request)
+    live, keys = _live_runs(request), tuple(TITLES)
+    found = STEP_ID.fullmatch(request.headers.get("last-event-id", ""))
+    known = int(found[1]) if found else None
     if run["status"] in ENDED:
-        return Response(status_code=204)  # tells a browser not to connect again
-    live = _live_runs(request)
+        if known is None or (found and found[2]):
+            return Response(status_code=204)  # tells a browser not to connect again
+        rest = await live.read_missed(run["id"], keys, known, mark=f"-{AT_END}")
+        return Response(rest, media_type=EVENTS)
     if live.num_viewers >= MOST_VIEWERS:
         raise TransientError("too many pages follow runs now; read this one again later")
+    messages = live.messages(run["id"], keys, known=known)
+    # The answer begins when no later point can be missed: then the browser reads the curves.
+    await anext(messages)
 
     async def stream() -> AsyncIterator[bytes]:
         yield b": headrace\n\n"
-        async for message in live.messages(run["id"], tuple(TITLES)):
+        async for message in messages:
             if not await is_still_valid(request):
                 return
             yield message or b": still here\n\n"
 
-    return StreamingResponse(
-        stream(),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    return StreamingResponse(stream(), media_type=EVENTS, headers={"X-Accel-Buffering": "no"})
 
 
 def _live_runs(request: Request) -> LiveRuns:

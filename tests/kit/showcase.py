@@ -228,7 +228,7 @@ async def _train(
     for step in range(1, steps + 1):
         if step <= 2:
             events += await _groups(app, run, step, text)
-        events += _step(run, step)
+        events += step_events(run, step)
     events.append(RunWarned(run=run, step=1, message=text("3 of 8 groups have no variance")))
     for event in events:
         await app.services.log.append([event], cause=uuid4())
@@ -237,7 +237,7 @@ async def _train(
     await app.append([CheckpointSaved(spec=saved, manifest=manifest, reward=0.84)])
 
 
-def _step(run: str, step: int) -> Iterator[Event]:
+def step_events(run: str, step: int) -> Iterator[Event]:
     """The events at the end of a step, with metrics like those of a run that learns."""
     draw = random.Random(f"{run}/{step}")
     rise = 1 - math.exp(-step / 12)

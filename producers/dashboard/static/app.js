@@ -27,8 +27,8 @@ function smooth(values, factor) {
   });
 }
 
-// The curves of a run. They are read as a whole at first, after a change of the range, and whenever the
-// stream of new points was interrupted.
+// The curves of a run. They are read as a whole at first, after a change of the range, and when the page is
+// looked at again.
 class Curves {
   constructor(section) {
     this.section = section;
@@ -50,7 +50,8 @@ class Curves {
       this.stream = null;
     } else if (!this.stream) {
       this.stream = new EventSource(this.section.dataset.live);
-      this.stream.addEventListener("open", () => this.read());
+      // A stream that broke goes on where it was, so only a new one needs what was before it.
+      this.stream.addEventListener("open", () => this.read(), { once: true });
       this.stream.addEventListener("points", (event) => this.add(JSON.parse(event.data)));
     }
   }

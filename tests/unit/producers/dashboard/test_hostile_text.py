@@ -46,8 +46,8 @@ async def pages(app: Application, browser: httpx.AsyncClient) -> dict[str, Rende
 async def test_a_thousand_strings_change_the_structure_of_no_page(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
-    """Each page is rendered until each string was somewhere on it, so each field gets many of them. The
-    tests in Chromium put every string into every field."""
+    """Each page is rendered until each string was somewhere on it, so each field gets many of them. In
+    `tests/browser` every field gets every string."""
     strings = hostile_strings(NUM_STRINGS)
     harmless = [f"x{n}" for n in range(NUM_STRINGS)]
     for name, page in (await pages(app, browser)).items():

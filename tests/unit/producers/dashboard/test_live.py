@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
 
+from infra.postgres.errors import DatabaseUnavailable
+from infra.readmodel.runs import Runs
 from producers.dashboard.live import MOST_WAITING, LiveRuns
 from producers.dashboard.pages.runs import REWARD
 from schemas.events import Event
@@ -63,7 +65,7 @@ async def test_a_viewer_that_does_not_read_loses_its_stream(app: Application) ->
     await app.append(first)
     live = LiveRuns(app.services.readmodel.runs, every_s=0.01)
     messages = live.messages("r1", (REWARD,))
-    assert await asyncio.wait_for(anext(messages), WITHIN_S)
+    assert await asyncio.wait_for(anext(messages), WITHIN_S) is None
     for _ in range(MOST_WAITING + 1):
         live.send("r1", b"event: points\n\n")
     rest = [message async for message in messages]
@@ -76,7 +78,64 @@ async def test_nothing_is_read_for_nobody(app: Application) -> None:
     await app.append(first)
     live = LiveRuns(app.services.readmodel.runs, every_s=0.01)
     messages = live.messages("r1", (REWARD,))
-    assert await asyncio.wait_for(anext(messages), WITHIN_S)
+    assert await asyncio.wait_for(anext(messages), WITHIN_S) is None
     assert live.num_runs == 1
     await messages.aclose()
+    assert live.num_runs == 0
+
+
+async def test_a_browser_that_slept_gets_what_it_missed(app: Application) -> None:
+    """It sends the id of the last message, and gets that step again and everything after it."""
+    first, rest = split_story()
+    for event in (*first, *rest[:-1]):  # all but the end of the run
+        await app.append([event])
+    live = LiveRuns(app.services.readmodel.runs, every_s=0.01)
+    stored = await app.services.readmodel.runs.curve("r1", REWARD)
+    messages = live.messages("r1", (REWARD,), known=stored[1][0])
+    assert await asyncio.wait_for(anext(messages), WITHIN_S) is None
+    missed = await asyncio.wait_for(anext(messages), WITHIN_S)
+    assert missed is not None
+    [points] = await collect(_only(missed))
+    assert [tuple(point) for point in points["points"][REWARD]] == stored[1:]
+    assert f"id: {stored[-1][0]}\n" in missed.decode()
+    await messages.aclose()
+
+
+async def _only(message: bytes) -> AsyncIterator[bytes]:
+    yield message
+
+
+async def test_one_that_slept_over_the_end_gets_the_rest_once(app: Application) -> None:
+    first, rest = split_story()
+    for event in (*first, *rest):
+        await app.append([event])
+    path = "/runs/r1/live"
+    assert (await app.api.get(path)).status_code == 204
+    woken = await app.api.get(path, headers={"Last-Event-ID": "1"})
+    assert woken.status_code == 200
+    assert woken.headers["content-type"].startswith("text/event-stream")
+    last = woken.text.partition("id: ")[2].partition("\n")[0]
+    assert last == "3-end"
+    data = json.loads(woken.text.partition("data: ")[2])
+    assert [step for step, _ in data["points"][REWARD]] == [1, 2, 3]
+    assert (await app.api.get(path, headers={"Last-Event-ID": last})).status_code == 204
+    for wrong in ("x", "-1", "9" * 30, "1-end-end"):
+        assert (await app.api.get(path, headers={"Last-Event-ID": wrong})).status_code == 204
+
+
+class AwayRuns(Runs):
+    """A read model whose database goes away."""
+
+    async def new_points(
+        self, run: str, last: Mapping[str, int]
+    ) -> dict[str, list[tuple[int, float]]]:
+        raise DatabaseUnavailable("the database does not answer")
+
+
+async def test_streams_end_when_the_database_goes_away(app: Application) -> None:
+    first, _ = split_story()
+    await app.append(first)
+    live = LiveRuns(AwayRuns(app.database), every_s=0.01)
+    async with asyncio.timeout(WITHIN_S):
+        assert [one async for one in live.messages("r1", (REWARD,))] == [None]
     assert live.num_runs == 0

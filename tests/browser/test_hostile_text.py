@@ -1,0 +1,106 @@
+"""Hostile texts in Chromium: none runs or asks another server, and the browser refuses nothing."""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from producers.dashboard import rendering
+from tests.browser.conftest import Shown
+from tests.kit.chromium import visiting
+from tests.kit.hostile_strings import MARKUP, hostile_strings
+from tests.kit.platform import eventually
+from tests.kit.poisoned_pages import Poison, RenderedPage, poisoned_pages, recorded_pages
+
+pytestmark = [pytest.mark.browser, pytest.mark.postgres]
+
+NUM_STRINGS = 1000
+MOST_VISITS = 20
+MARKS = "<>\"'"
+
+
+@pytest.fixture
+def visitor(browser: Browser, shown: Shown) -> Iterator[Page]:
+    with visiting(browser, shown.dashboard.url) as (context, watch):
+        page = context.new_page()
+        page.goto(shown.dashboard.sign_in_link())
+        yield page
+        # A text in the place of the points of a curve is a mistake of the test.
+        watch.errors = [one for one in watch.errors if "attribute points" not in one]
+        watch.assert_nothing()
+
+
+def num_reports(shown: Shown) -> int:
+    return shown.dashboard.app.services.page_reports.count
+
+
+def test_nothing_runs_on_any_page(visitor: Page, shown: Shown) -> None:
+    """Each page is opened until each of the strings was somewhere on it. One with few texts is opened
+    so often that the test ends."""
+    before, opened = num_reports(shown), Counter[str]()
+    for name, path in shown.showcase.pages.items():
+        with poisoned_pages(hostile_strings(NUM_STRINGS)) as poison:
+            while poison.num_replaced < NUM_STRINGS and opened[name] < MOST_VISITS:
+                visitor.goto(shown.dashboard.url + path)
+                assert visitor.evaluate("window.hacked") is None, name
+                assert visitor.evaluate("document.body.lastElementChild.id") == "main", name
+                opened[name] += 1
+    assert set(opened) == set(shown.showcase.pages)
+    assert num_reports(shown) == before
+
+
+def test_every_string_in_every_field_is_escaped(visitor: Page, shown: Shown) -> None:
+    """The marks that can end a text are counted: there are as many as with a harmless text."""
+    for name, page in _pages(visitor, shown).items():
+        wanted = _marks(page, "x")
+        for text in hostile_strings(NUM_STRINGS):
+            assert _marks(page, text) == wanted, (name, text[:200])
+
+
+def _pages(visitor: Page, shown: Shown) -> dict[str, RenderedPage]:
+    found = {}
+    for name, path in shown.showcase.pages.items():
+        with recorded_pages() as rendered:
+            visitor.goto(shown.dashboard.url + path)
+        found[name] = rendered[0]
+    return found
+
+
+def _marks(page: RenderedPage, text: str) -> list[int]:
+    """How often each mark is in a page whose texts are all this one."""
+    found = page.render(Poison([text]))
+    return [found.count(mark) for mark in MARKS]
+
+
+def test_without_escaping_the_headers_stop_the_code_and_the_browser_reports_it(
+    browser: Browser, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        rendering, "_environment", partial(rendering._environment().overlay, autoescape=False)
+    )
+    before = num_reports(shown)
+    with visiting(browser, shown.dashboard.url) as (context, watch), poisoned_pages(MARKUP[:8]):
+        page = context.new_page()
+        page.goto(shown.dashboard.sign_in_link())
+        eventually(
+            lambda: True if num_reports(shown) > before else None, within_s=60, what="a report"
+        )
+        assert watch.errors
+        assert page.evaluate("window.hacked") is None
+
+
+def test_without_escaping_and_without_the_headers_the_strings_run(
+    browser: Browser, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        rendering, "_environment", partial(rendering._environment().overlay, autoescape=False)
+    )
+    monkeypatch.delitem(rendering.HEADERS, "Content-Security-Policy")
+    with visiting(browser, shown.dashboard.url) as (context, watch), poisoned_pages(MARKUP[:8]):
+        page = context.new_page()
+        page.goto(shown.dashboard.sign_in_link())
+        eventually(lambda: True if watch.dialogs else None, within_s=60, what="a dialog")
+        assert page.evaluate("window.hacked") >= 1
+        assert watch.outside
