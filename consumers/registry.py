@@ -16,6 +16,7 @@ REGISTRY: dict[str, str] = {
     "checkpoint": "consumers.checkpoint",
     "evaluate": "consumers.evaluate",
     "verify": "consumers.verify.consumer",
+    "deploy": "consumers.deploy.consumer",
     "trigger": "consumers.trigger.consumer",
     "status": "consumers.status",
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.effects import (
+    ChooseCheckpoint,
     DiscoverRollouts,
     Effect,
     ExaminePush,
@@ -23,6 +24,7 @@ from schemas.effects import (
     GradeGroup,
     InitializePolicy,
     ListRefs,
+    LoadModel,
     PostStatus,
     SaveCheckpoint,
     SubmitRun,
@@ -66,6 +68,7 @@ CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
     "checkpoint": (SaveCheckpoint,),
     "evaluate": (),
     "verify": (VerifyRun,),
+    "deploy": (LoadModel, ChooseCheckpoint),
     "trigger": (ExaminePush, SubmitRun),
     "status": (PostStatus,),
 }

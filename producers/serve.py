@@ -120,6 +120,7 @@ async def _serve(
         server.stop()
         runtime.stop()
         await end(rest)
+        await services.serving.aclose()
         for task in done:
             task.result()
 

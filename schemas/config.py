@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from schemas.deployments import DeploymentName
 from schemas.network import MOST_ADDRESSES
 from schemas.sampling import Day, Precision
 
@@ -254,6 +255,11 @@ class Advanced(Section):
     """samples per row of the validation dataset"""
     validation_temperature: float = Field(default=0.0, ge=0, le=2)
     """temperature of validation samples; 0 is greedy"""
+    deploy: Literal["best"] | None = None
+    """`best`: when the run finishes, its checkpoint with the best held-out reward is
+    [deployed](models.md#deploy), unless what is deployed under that name has a better one"""
+    deploy_name: DeploymentName | None = None
+    """the name of that deployment; default: the name of the rollout, else of the dataset"""
     loss_turns: LossTurns | None = None
     """which turns of a conversation are trained on"""
     batch_size: int = Field(default=16, ge=1, le=65_536)
@@ -287,6 +293,14 @@ class RunConfig(Section):
     """Environment variables for user code, by name. Names that begin with HEADRACE_, LD_ or PYTHON are
     refused, and so are PATH, HOME and GLIBC_TUNABLES"""
     secrets: Secrets = Secrets()
+
+    @property
+    def deploy_as(self) -> str | None:
+        """The name under which the best checkpoint is deployed at the end; None for no deployment."""
+        if self.advanced.deploy is None:
+            return None
+        experiment = self.experiment
+        return self.advanced.deploy_name or experiment.rollout or experiment.dataset
 
 
 class Evaluation(Section):

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
+from schemas.deployments import ServedModel, deployment_id
 from schemas.errors import FailureCategory, Issue
 from schemas.ids import HEADRACE, EffectId, derive_id
 from schemas.sampling import ArtifactRef, Grade, JudgeUsage
@@ -44,6 +45,7 @@ class Lane(StrEnum):
     USER = "user"
     GENERATE = "generate"
     TRAIN = "train"
+    SERVE = "serve"
 
 
 class Effect(BaseModel):
@@ -309,6 +311,42 @@ class VerifyRun(Effect):
         return self.verification
 
 
+class LoadModel(Effect):
+    """Load a checkpoint into the engine that serves deployments. `others` is how many other names are
+    deployed."""
+
+    type: ClassVar[str] = "LoadModel"
+    lane: ClassVar[Lane] = Lane.SERVE
+    request: str
+    served: ServedModel
+    others: int
+
+    @property
+    def key(self) -> str:
+        return self.request
+
+    @property
+    def run_id(self) -> str:
+        return self.served.id
+
+
+class ChooseCheckpoint(Effect):
+    """Find the checkpoint of a finished run with the best held-out reward, to deploy it as `name`."""
+
+    type: ClassVar[str] = "ChooseCheckpoint"
+    lane: ClassVar[Lane] = Lane.SERVE
+    run: str
+    name: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.run}/{self.name}"
+
+    @property
+    def run_id(self) -> str:
+        return deployment_id(self.name)
+
+
 ALL_EFFECTS: tuple[type[Effect], ...] = (
     FetchCommit,
     DiscoverRollouts,
@@ -323,6 +361,8 @@ ALL_EFFECTS: tuple[type[Effect], ...] = (
     TrainStep,
     SaveCheckpoint,
     VerifyRun,
+    LoadModel,
+    ChooseCheckpoint,
 )
 
 
@@ -444,3 +484,17 @@ class RunAudited(Outcome):
 class ManifestPut(Outcome):
     effect: SaveCheckpoint
     manifest: ArtifactRef
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded(Outcome):
+    effect: LoadModel
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChosen(Outcome):
+    """The best checkpoint of a run; None, with the reason, if none can be deployed."""
+
+    effect: ChooseCheckpoint
+    served: ServedModel | None
+    reason: str = ""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from schemas.errors import HeadraceError
 from schemas.events import EVENT_TYPES, Event
-from schemas.upcasts import upcast
+from schemas.events.upcasts import upcast
 
 SOURCE = "headrace"
 

@@ -133,6 +133,11 @@ def verify_stream(verification: str) -> StreamName:
     return StreamName(f"verify-{verification}")
 
 
+def model_stream() -> StreamName:
+    """The deployments of an installation."""
+    return StreamName("model-deployments")
+
+
 def dead_letter_stream(consumer: str) -> StreamName:
     return StreamName(f"dead-letter-{consumer}")
 

@@ -254,7 +254,8 @@ class SampleRequest(Value):
     number of earlier requests with this prompt is part of the key of the draws. It counts those in
     `history` and, in `waiting`, the equal requests of this sample that are still open. `pieces` asks the
     turn to say which bytes each token represents, and `likeliest` asks for that many of the likeliest
-    tokens in the place of each.
+    tokens in the place of each. With `prompt`, a text or token ids, there is no conversation: the answer
+    continues it.
     """
 
     model: ModelRef
@@ -270,6 +271,7 @@ class SampleRequest(Value):
     waiting: int = 0
     pieces: bool = False
     likeliest: int | None = Field(default=None, ge=1, le=20, exclude_if=_is_unset)
+    prompt: str | tuple[int, ...] | None = Field(default=None, exclude_if=_is_unset)
 
 
 class Sampler(Protocol):

@@ -6,12 +6,14 @@ engine.sampler, engine.learner     # the ports
 await engine.aclose()
 """
 
+from collections.abc import Callable
+
 from trainer.device_thread import Device
 from trainer.learner import TorchLearner
 from trainer.sampler.engine import TorchSampler
 from trainer.sampler.vllm.engine import VllmSampler
 from trainer.sampler.vllm.fleet import VllmServers
-from trainer.weight_cache import Fetch, Read, WeightCache
+from trainer.weight_cache import VERSIONS, Fetch, Read, WeightCache
 
 
 class Engine:
@@ -31,9 +33,11 @@ class Engine:
         threads: int | None = None,
         vllm: VllmServers | None = None,
         gpu_share: float | None = None,
+        time_share: Callable[[], float] | None = None,
+        versions: int = VERSIONS,
     ) -> None:
-        self._device = Device(threads=threads, gpu_share=gpu_share)
-        cache = WeightCache(self._device, fetch, read)
+        self._device = Device(threads=threads, gpu_share=gpu_share, time_share=time_share)
+        cache = WeightCache(self._device, fetch, read, versions=versions)
         self.sampler = VllmSampler(cache, vllm) if vllm else TorchSampler(cache)
         self.learner = TorchLearner(cache)
 

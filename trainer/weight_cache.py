@@ -28,6 +28,9 @@ Read = Callable[[ArtifactRef, Callable[[bytes], int]], Awaitable[bytes | memoryv
 """Like Fetch, but may return a memoryview of a copy that we own. The second argument is a function that
 gets the first eight bytes, and returns how many bytes after an aligned address the data should begin."""
 
+VERSIONS = 6
+"""How many versions are kept: the default of the most steps that a run may be off policy, plus 2."""
+
 OnKept = Callable[[str, dict[str, torch.Tensor]], None]
 """Called with the hash and the tensors of each version that the learner keeps."""
 
@@ -36,12 +39,15 @@ class WeightCache:
     """Base models and versions, loaded at the first request. Concurrent requests for the same weights
     load them once."""
 
-    def __init__(self, device: Device, fetch: Fetch, read: Read | None = None) -> None:
+    def __init__(
+        self, device: Device, fetch: Fetch, read: Read | None = None, *, versions: int = VERSIONS
+    ) -> None:
         self.device = device
+        self.versions = versions
         self._fetch = fetch
         self._read = read
         self._loaded: LruCache[LoadedModel] = LruCache(3)
-        self._trained: LruCache[dict[str, torch.Tensor]] = LruCache(6)
+        self._trained: LruCache[dict[str, torch.Tensor]] = LruCache(versions)
         self._locks: dict[str, asyncio.Lock] = {}
         self.on_kept: OnKept | None = None
 

@@ -226,6 +226,11 @@ async def _open_ports(
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
         await chats.announce(hosting.worker, gateway.internal_url)
+    if Lane.SERVE in lanes:
+        from consumers.process.serving import open_serving
+
+        serving = await open_serving(stack, hosting.worker, backend, settings)
+        sampler = sampler or serving
     if needs_user_code(hosting):
         user = SandboxClient(service_of(settings), fetch=backend.artifacts.get, sockets=gateway)
         stack.push_async_callback(user.aclose)

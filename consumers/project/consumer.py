@@ -13,6 +13,7 @@ from typing import Protocol
 
 from consumers.error_excerpt import excerpt
 from consumers.project.dead_letters import letters
+from consumers.project.deployment_rows import deployment_rows
 from consumers.project.event_rows import rows
 from consumers.project.log_lines import narrate
 from consumers.project.push_rows import push_rows
@@ -195,5 +196,6 @@ def project(recorded: Recorded) -> tuple[Write, ...]:
         *rows(recorded.event, recorded.time),
         *push_rows(recorded),
         *letters(recorded),
+        *deployment_rows(recorded),
         *narrate(recorded),
     )

@@ -23,6 +23,8 @@ from schemas.events import (
     GroupsSettled,
     MessageDeadLettered,
     MessageRedriven,
+    ModelDeployed,
+    ModelDeploySkipped,
     PackagesChosen,
     PolicyFailed,
     PolicyInitialized,
@@ -86,6 +88,10 @@ def _about(event: Event) -> str:
         return _owner(event.requester)
     if isinstance(event, EvaluationRequested):
         return event.evaluation
+    if isinstance(event, ModelDeployed):
+        return event.served.run
+    if isinstance(event, ModelDeploySkipped):
+        return event.run
     return event.run_id
 
 
@@ -344,3 +350,13 @@ def run_archived(event: RunArchived) -> Iterator[Line]:
 @lines.register
 def message_redriven(event: MessageRedriven) -> Iterator[Line]:
     yield "info", None, f"{event.consumer} gets a dead letter again ({event.letter})"
+
+
+@lines.register
+def model_deployed(event: ModelDeployed) -> Iterator[Line]:
+    yield "info", event.served.step, f"Deployed {event.served.ref} as {event.served.model_name}"
+
+
+@lines.register
+def model_deploy_skipped(event: ModelDeploySkipped) -> Iterator[Line]:
+    yield "warning", None, f"Nothing is deployed as {event.deployment}: {event.reason}"

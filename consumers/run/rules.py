@@ -147,10 +147,14 @@ def finish(state: RunState) -> tuple[RunEvent, ...]:
     if not state.trained and state.first_error is not None:
         text = never_trained_message(state.first_error)
         return (RunFailed(run=_run_id(state), kind="error", message=text),)
-    reward = state.last.reward if state.last else None
-    return (
-        RunFinished(run=_run_id(state), step=state.settled, reward=reward, held_out=state.held_out),
+    finished = RunFinished(
+        run=_run_id(state),
+        step=state.settled,
+        reward=state.last.reward if state.last else None,
+        held_out=state.held_out,
+        deploy_as=state.started.spec.config.deploy_as if state.started else None,
     )
+    return (finished,)
 
 
 def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:

@@ -20,7 +20,6 @@ from consumers.learn.replay import build_step_batch, job_of
 from consumers.run.settle import settle
 from infra.ports.event_log import Cursor, Recorded
 from infra.ports.ports import Ports
-from schemas.artifact_refs import collectable, references
 from schemas.errors import CorruptData, HeadraceError, NotFound, Refused
 from schemas.events import (
     BatchAssembled,
@@ -32,6 +31,7 @@ from schemas.events import (
     RunArchived,
     RunDeleted,
 )
+from schemas.events.artifact_refs import collectable, references
 from schemas.ids import StreamName
 from schemas.learner import Learner, LearnerState, StepResult
 from schemas.sampling import ArtifactRef

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.blobs.artifacts import ROW
-from schemas.artifact_refs import collectable, references
 from schemas.envelope import decode_event
 from schemas.errors import HeadraceError
 from schemas.events import Event
+from schemas.events.artifact_refs import collectable, references
 from schemas.sampling import ArtifactRef
 
 PAGE = 1000

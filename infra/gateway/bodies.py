@@ -128,3 +128,14 @@ def _too_large() -> GatewayError:
         "too_large",
         f"the request body is larger than {LONGEST_BODY} bytes; send a shorter conversation",
     )
+
+
+def key_of(scope: Scope) -> str:
+    """The API key, in the header of OpenAI's or of Anthropic's clients."""
+    found = ""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return bytes(value).decode("latin-1").removeprefix("Bearer ").strip()
+        if name == b"x-api-key":
+            found = bytes(value).decode("latin-1").strip()
+    return found

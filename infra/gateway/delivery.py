@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+from infra.gateway.bodies import RequestBody
 from infra.gateway.errors import GatewayError
 from infra.gateway.wire.request import AnswerStream
 from schemas.sampling import Turn
@@ -106,6 +107,23 @@ class EventStream:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         for event in events:
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+async def refuse(
+    send: Send, body: RequestBody, error: GatewayError, *, failure: Callable[[GatewayError], bytes]
+) -> None:
+    """Answer with the error. If the body was not read, keep reading it for a moment and drop it: a
+    client whose connection closes while it sends may lose the answer."""
+    data = failure(error)
+    if body.complete and not error.is_final:
+        await reply(send, error.status, data)
+        return
+    headers = [*json_headers(data), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+    if not error.is_final:
+        await body.discard()
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def reply(send: Send, status: int, body: bytes) -> None:

@@ -9,15 +9,22 @@ A unix socket belongs to one run. Through it, only samples of that run are reach
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from infra.gateway.bodies import LargeBodyTurns, Receive, RequestBody, Scope
-from infra.gateway.delivery import EventStream, Pieces, json_headers, reply, sample_while_connected
+from infra.gateway.bodies import LargeBodyTurns, Receive, RequestBody, Scope, key_of
+from infra.gateway.delivery import (
+    EventStream,
+    Pieces,
+    refuse,
+    reply,
+    sample_while_connected,
+)
+from infra.gateway.engine_errors import as_gateway_errors, gather_all
 from infra.gateway.errors import GatewayError, no_token_count
 from infra.gateway.sandbox_protocol import SandboxProtocol
 from infra.gateway.sessions import GatewaySession, ModelCall, new_key
@@ -30,7 +37,6 @@ from infra.http.server import HttpServer
 from infra.http.socket_directory import SocketDirectory
 from infra.http.token_bucket import TokenBucket
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
-from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import (
     Sampler,
@@ -62,12 +68,6 @@ MOST_REDEEMING = 2
 
 PREFIX = "/v1/samples/"
 INTERNAL = "/internal/sample"
-
-STATUS = {
-    FailureCategory.PROMPT_TOO_LONG: (400, "context_length_exceeded"),
-    FailureCategory.VALIDATION: (400, "invalid_request"),
-    FailureCategory.BUDGET: (400, "budget_exceeded"),
-}
 
 
 class HttpGateway:
@@ -184,13 +184,13 @@ class HttpGateway:
             else:
                 await reply(send, 200, await self._internal(scope, body))
         except GatewayError as error:
-            await _refuse(send, body, error, failure=format_of(_place(scope)[1]).failure)
+            await refuse(send, body, error, failure=format_of(_place(scope)[1]).failure)
 
     async def _answer(self, scope: Scope, body: RequestBody, send: Send) -> None:
         """Answer a request of user code."""
         try:
             session = self._session(scope)
-            session.authorize(_key(scope))
+            session.authorize(key_of(scope))
             if scope["method"] == "GET":
                 await reply(send, 200, models())
                 return
@@ -230,7 +230,7 @@ class HttpGateway:
         if not isinstance(self._sampler, TokenCounter):
             raise no_token_count()
         counting = self._sampler.count_prompt_tokens(session.preview(wanted))
-        return await _in_time(session, _as_gateway_errors(counting))
+        return await _in_time(session, as_gateway_errors(counting))
 
     async def _sample_choices(
         self,
@@ -272,13 +272,13 @@ class HttpGateway:
     async def _sample(self, request: SampleRequest, tell: Tell | None = None) -> Turn:
         sampler = self._sampler
         if tell is not None and isinstance(sampler, StreamingSampler):
-            return await _as_gateway_errors(sampler.stream(request, tell))
-        return await _as_gateway_errors(sampler.sample(request))
+            return await as_gateway_errors(sampler.stream(request, tell))
+        return await as_gateway_errors(sampler.sample(request))
 
     async def _internal(self, scope: Scope, body: RequestBody) -> bytes:
         if scope["method"] != "POST" or scope["path"] != INTERNAL:
             raise _not_found(scope, INTERNAL)
-        key = _key(scope)
+        key = key_of(scope)
         async with (
             self._redeeming
         ):  # a stranger's keys must not take all connections to the database
@@ -325,48 +325,6 @@ async def _in_time(session: GatewaySession, work: Awaitable[T]) -> T:
         ) from error
 
 
-async def _as_gateway_errors(work: Awaitable[T]) -> T:
-    """Await the work of an engine. Raises its errors as GatewayError."""
-    try:
-        return await work
-    except UserCodeError as error:
-        status, code = STATUS.get(error.category, (500, "internal_error"))
-        raise GatewayError(status, code, error.message) from error
-    except TransientError as error:
-        raise GatewayError(503, "engine_gone", str(error)) from error
-    except (Refused, CorruptData) as error:
-        raise GatewayError(400, "engine_refused", str(error)) from error
-
-
-async def gather_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all of these. When one fails, the others are cancelled, and its error is raised."""
-    if len(works) == 1:
-        return [await works[0]]
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _refuse(
-    send: Send, body: RequestBody, error: GatewayError, *, failure: Callable[[GatewayError], bytes]
-) -> None:
-    """Answer with the error. If the body was not read, keep reading it for a moment and drop it: a
-    client whose connection closes while it sends may lose the answer."""
-    data = failure(error)
-    if body.complete and not error.is_final:
-        await reply(send, error.status, data)
-        return
-    headers = [*json_headers(data), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": data, "more_body": True})
-    if not error.is_final:
-        await body.discard()
-    await send({"type": "http.response.body", "body": b""})
-
-
 def _place(scope: Scope) -> tuple[str, str]:
     """The sample of a path, and the rest of the path behind it; ("", "") if the path has none."""
     path: str = scope["path"]
@@ -374,14 +332,3 @@ def _place(scope: Scope) -> tuple[str, str]:
         return "", ""
     sample, slash, rest = path[len(PREFIX) :].partition("/")
     return sample, path_of(slash + rest)
-
-
-def _key(scope: Scope) -> str:
-    """The API key, in the header of OpenAI's or of Anthropic's clients."""
-    found = ""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            return bytes(value).decode("latin-1").removeprefix("Bearer ").strip()
-        if name == b"x-api-key":
-            found = bytes(value).decode("latin-1").strip()
-    return found

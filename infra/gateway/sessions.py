@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from infra.gateway.call_ids import with_unique_ids
 from infra.gateway.errors import GatewayError
 from infra.gateway.histories import Histories
 from infra.gateway.wire.request import ModelRequest
@@ -243,24 +244,12 @@ class GatewaySession:
     def answer(self, call: ModelCall, turn: Turn) -> Turn:
         """Record the turn of a call, and return it as it is recorded, in which no id of a tool call is
         used twice. After `close` it is not recorded, because the sample is complete."""
-        turn = self._with_unique_ids(turn, call.number)
+        turn = with_unique_ids(turn, call.number, used=self.call_ids)
         if not self.closed:
             call.turn = turn
             self.num_tokens += _num_new_tokens(call, turn)
             self.histories.add(call)
         return turn
-
-    def _with_unique_ids(self, turn: Turn, number: int) -> Turn:
-        """Return the turn, with new ids for those of its tool calls that are empty or were used."""
-        if turn.answer is None or not turn.answer.tool_calls:
-            return turn
-        calls = []
-        for place, call in enumerate(turn.answer.tool_calls):
-            new = call.id if call.id and call.id not in self.call_ids else f"call_{number}_{place}"
-            self.call_ids.add(new)
-            calls.append(call.model_copy(update={"id": new}))
-        answer = turn.answer.model_copy(update={"tool_calls": tuple(calls)})
-        return turn.model_copy(update={"answer": answer})
 
     def _answered_calls(self) -> list[ModelCall]:
         """The answered calls, in the order of their requests."""

@@ -53,6 +53,9 @@ HOSTED: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The setting `workers` -> process -> the consumers that it hosts."""
 
+SERVING = ("deploy",)
+"""The consumer of the process that serves deployments."""
+
 PYTHON = (sys.executable, "-P", "-m")
 """The command that runs a module. With -P, the current directory cannot shadow our modules."""
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -130,8 +133,9 @@ def child_specs(
     settings: Settings, environ: Mapping[str, str], *, database_url: str
 ) -> tuple[ChildSpec, ...]:
     """The processes of one machine. `settings.workers` chooses between one device worker that hosts all
-    consumers, a sampler and a learner, and a worker for each consumer, as on a cluster. A vLLM server is
-    added if one is configured. It stops after the workers that use it.
+    consumers, a sampler and a learner, and a worker for each consumer, as on a cluster. One more process
+    serves deployments, and a vLLM server is added if one is configured. It stops after the workers that
+    use it.
 
     Threads of numerical code are limited. A device worker uses all cores, or half of them when two work
     at the same time. Waiting threads spin for a moment and then sleep, because other processes need the
@@ -170,6 +174,24 @@ def child_specs(
             )
             for name, consumers in hosted.items()
         ),
+        *(
+            [_serving_spec({**keyless, **device}, with_vllm=settings.vllm is not None)]
+            if settings.serving.max_deployments
+            else ()
+        ),
+    )
+
+
+def _serving_spec(environment: Mapping[str, str], *, with_vllm: bool) -> ChildSpec:
+    """The process that serves deployments. With vLLM it needs no GPU of its own."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if with_vllm else {}
+    return ChildSpec(
+        "serving",
+        (*PYTHON, "consumers", *SERVING, "--forever"),
+        {**environment, **hidden},
+        stop_s=15,
+        forked=(*SERVING, "--forever"),
+        leased=True,
     )
 
 

@@ -295,6 +295,29 @@ class ChangeLetter:
     redriven_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PutDeployment:
+    deployment: str
+    workspace: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeDeployment:
+    """`served` is the ServedModel that is active, as JSON. `pending` is the ref that is being loaded.
+    `error` is why the last request failed. Both are empty if there is none."""
+
+    deployment: str
+    updated_at: datetime
+    status: str | None = None
+    number: int | None = None
+    served: str | None = None
+    pending: str | None = None
+    error: str | None = None
+    requested_by: str | None = None
+    deployed_at: datetime | None = None
+
+
 Write = (
     PutRun
     | ChangeRun
@@ -315,6 +338,8 @@ Write = (
     | PutLetter
     | PutSkippedEvent
     | ChangeLetter
+    | PutDeployment
+    | ChangeDeployment
     | DropHistory
     | DropRun
     | DropDataset

@@ -20,9 +20,11 @@ from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 from infra.readmodel.dead_letters import DeadLetterRows
 from infra.readmodel.deliveries import Deliveries
+from infra.readmodel.deployments import Deployments
 from infra.readmodel.platform import PlatformState
 from infra.readmodel.registry import Evaluations, Registry, Uploads
 from infra.readmodel.rows import (
+    ChangeDeployment,
     ChangeEvaluation,
     ChangeLetter,
     ChangePush,
@@ -35,6 +37,7 @@ from infra.readmodel.rows import (
     PutCheckpoint,
     PutDataset,
     PutDelivery,
+    PutDeployment,
     PutEvaluation,
     PutGroup,
     PutLetter,
@@ -73,6 +76,7 @@ PUTS: tuple[tuple[type[Write], str], ...] = (
     (PutGroup, "graded_groups"),
     (PutLog, "log_lines"),
     (PutLetter, "dead_letters"),
+    (PutDeployment, "deployments"),
     (PutSkippedEvent, "skipped_events"),
 )
 CHANGES: tuple[tuple[type[Write], str, str], ...] = (
@@ -82,6 +86,7 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeTriggeredRun, "triggered_runs", "run"),
     (ChangeEvaluation, "evaluations", "evaluation"),
     (ChangeLetter, "dead_letters", "letter"),
+    (ChangeDeployment, "deployments", "deployment"),
 )
 
 HISTORY = (
@@ -128,6 +133,7 @@ COLUMN_TYPES = {
     "redriven_at": "timestamptz",
     "archived_at": "timestamptz",
     "restored_at": "timestamptz",
+    "deployed_at": "timestamptz",
     "version": "integer",
     "pauses": "boolean",
     "number": "bigint",
@@ -163,6 +169,7 @@ class ReadModel:
         self.chats = WorkerChats(database)
         self.platform = PlatformState(database)
         self.letters = DeadLetterRows(database)
+        self.deployments = Deployments(database)
         self.skipped_events = SkippedEvents(database, PROJECT)
         self.waits = Waits(database)
 

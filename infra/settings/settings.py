@@ -19,6 +19,7 @@ from infra.settings.packages import PackageSettings
 from infra.settings.s3 import S3Place
 from infra.settings.sandbox_service import SandboxAddress
 from infra.settings.secret_key import KeySource, load_sources
+from infra.settings.serving import ServingSettings
 from infra.settings.vllm import BadValue, VllmLaunch
 from schemas.secrets.redact import redact_setting
 
@@ -73,6 +74,7 @@ class Settings:
     blobs: str
     s3_endpoint: str | None
     vllm: VllmSettings | None
+    serving: ServingSettings
     sandbox: str
     sandbox_service: SandboxAddress | None
     network: NetworkPolicy
@@ -109,6 +111,7 @@ class Settings:
             blobs=_blobs(environ, home),
             s3_endpoint=_s3_endpoint(environ),
             vllm=_vllm(environ, home),
+            serving=_serving(environ),
             sandbox=sandbox_level(environ),
             sandbox_service=_sandbox_service(environ),
             network=_network(environ),
@@ -323,6 +326,13 @@ def _packages(environ: Mapping[str, str]) -> PackageSettings:
         return PackageSettings.load(environ)
     except ValueError as error:
         raise BadSetting(str(error)) from error
+
+
+def _serving(environ: Mapping[str, str]) -> ServingSettings:
+    try:
+        return ServingSettings.load(environ)
+    except BadValue as error:
+        raise _bad(*error.args) from error
 
 
 def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

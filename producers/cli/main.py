@@ -57,6 +57,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "checkpoint:checkpoint",
         "Checkpoints: list, info, download, merge, chat.",
     ),
+    "model": (
+        CLI + "models.model:model",
+        "Trained models: deploy, undeploy, list, info.",
+    ),
     "token": (CLI + "access.token:token", "Tokens of the API: create, list, revoke."),
     "audit": (CLI + "access.audit:audit", "Show who asked for what, and what was refused."),
     "dlq": (CLI + "repair.dlq:dlq", "Dead letters: list, show, redrive."),
@@ -64,7 +68,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "restore": (CLI + "backup:restore", "Restore a backup into an empty installation."),
     "rebuild": (CLI + "repair.rebuild:rebuild", "Rebuild the read model from the event log."),
     "gc": (CLI + "retention:gc", "Archive old runs and delete data that is no longer used."),
-    "models": (CLI + "models:models", "List base models and scratch: models to train from."),
+    "models": (
+        CLI + "models.base_models:models",
+        "List base models and scratch: models to train from.",
+    ),
 }
 
 

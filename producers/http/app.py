@@ -20,8 +20,10 @@ from producers.http.routes import (
     connections,
     datasets,
     dead_letters,
+    deployments,
     evaluations,
     events,
+    inference,
     platform,
     retention,
     runs,
@@ -53,6 +55,7 @@ RESOURCES = (
     secrets,
     evaluations,
     checkpoints,
+    deployments,
     verifications,
     dead_letters,
     retention,
@@ -66,7 +69,8 @@ def create_app(services: Services, *, pages: Sequence[ScopedRoute] = ()) -> Star
     """The ASGI application, which serves every request with `services`. `pages` are the routes of the
     dashboard. Raises TypeError when a route names no scope."""
     routes = [route for resource in RESOURCES for route in resource.ROUTES]
-    table = [*platform.ROOT_ROUTES, *webhooks.ROOT_ROUTES, Mount("/api/v1", routes=routes), *pages]
+    roots = [*platform.ROOT_ROUTES, *webhooks.ROOT_ROUTES, *inference.ROOT_ROUTES]
+    table = [*roots, Mount("/api/v1", routes=routes), *pages]
     app = Starlette(
         routes=[*scoped_table(table)],
         middleware=[Middleware(Guard, services=services), Middleware(Traced)],

@@ -29,6 +29,7 @@ from producers.http.browsers import (
     sign_in_response,
 )
 from producers.http.client_address import ClientAddresses
+from producers.http.openai_errors import in_form_of
 from producers.http.responses import problem, unavailable_response
 from producers.http.services import Services
 from schemas.errors import TransientError
@@ -122,7 +123,7 @@ class Guard:
         )
         if isinstance(found, Response):
             self._record(scope, scope["path"], found.status_code, None, address)
-            await found(scope, receive, send)
+            await in_form_of(scope["path"], found)(scope, receive, send)
             return
         await self._serve_actor(found, scope, receive, send)
 

@@ -6,6 +6,9 @@ from functools import cached_property, partial
 from infra.access.audit import AuditList
 from infra.access.issuing import AccessTokens
 from infra.access.recent_tokens import RecentTokens
+from infra.access.serving.client import ServingClient
+from infra.access.serving.directory import ModelDirectory
+from infra.access.serving.grants import ServingDoors
 from infra.access.sessions import Sessions
 from infra.access.tokens import Tokens
 from infra.blobs.installed import InstalledBlobs
@@ -28,6 +31,7 @@ from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
 from producers.core.dead_letters import DeadLetters
 from producers.core.lookup import Lookup
+from producers.core.models.deployments import DeploymentRequests
 from producers.core.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
 from producers.core.secrets import SecretKeeping
@@ -178,3 +182,16 @@ class Services:
     @cached_property
     def approvals(self) -> Approvals:
         return Approvals(self.log, self.lookup, workspaces=self.workspaces, control=self.control)
+
+    @cached_property
+    def deployment_requests(self) -> DeploymentRequests:
+        most = self.settings.serving.max_deployments
+        return DeploymentRequests(self.log, self.lookup, self.readmodel.deployments, most=most)
+
+    @cached_property
+    def model_directory(self) -> ModelDirectory:
+        return ModelDirectory(self.readmodel.deployments.active, self.clock)
+
+    @cached_property
+    def serving(self) -> ServingClient:
+        return ServingClient(ServingDoors(self.database))

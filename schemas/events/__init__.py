@@ -34,6 +34,14 @@ from schemas.events.groups import (
     SampleGenerated,
     SettledGroup,
 )
+from schemas.events.models import (
+    ModelDeployed,
+    ModelDeployFailed,
+    ModelDeployRequested,
+    ModelDeploySkipped,
+    ModelUndeployed,
+    ModelUndeployRequested,
+)
 from schemas.events.pushes import (
     HookPinged,
     PushReceived,
@@ -155,6 +163,12 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     RunArchived,
     RunRestored,
     RunDeleted,
+    ModelDeployRequested,
+    ModelDeployed,
+    ModelDeployFailed,
+    ModelDeploySkipped,
+    ModelUndeployRequested,
+    ModelUndeployed,
     MessageDeadLettered,
     MessageRedriven,
 )
@@ -194,6 +208,12 @@ __all__ = [
     "HookPinged",
     "MessageDeadLettered",
     "MessageRedriven",
+    "ModelDeployFailed",
+    "ModelDeployRequested",
+    "ModelDeploySkipped",
+    "ModelDeployed",
+    "ModelUndeployRequested",
+    "ModelUndeployed",
     "PackagesChosen",
     "PolicyFailed",
     "PolicyInitialized",

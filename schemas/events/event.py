@@ -4,7 +4,7 @@ Events are facts in the past tense. They are frozen and at most 64 KiB large. To
 weights are referenced by an ArtifactRef. Each class states its wire type, its version, its Kafka topic,
 and (`gate`) whether it opens, pauses or closes the run that it belongs to. A change that adds a field
 with a default keeps the version. Any other change raises it and adds a function to
-`schemas/upcasts.py`.
+`schemas/events/upcasts.py`.
 """
 
 from abc import abstractmethod

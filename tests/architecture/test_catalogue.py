@@ -34,6 +34,7 @@ EDGE_EVENTS = {
     "RunStopRequested",
     "MessageRedriven",
     "VerificationRequested",
+    "ModelUndeployRequested",
     "DatasetDeleted",
     "RunRenamed",
     "RunArchived",
@@ -98,9 +99,9 @@ def test_every_consumer_is_in_the_documentation(name: str) -> None:
 
 
 def test_the_supervisor_and_the_control_process_run_every_consumer() -> None:
-    from infra.local.supervisor import DEVICE_CONSUMERS, HOSTED
+    from infra.local.supervisor import DEVICE_CONSUMERS, HOSTED, SERVING
 
-    assert {*DEVICE_CONSUMERS, *CONTROL_CONSUMERS} == set(REGISTRY)
+    assert {*DEVICE_CONSUMERS, *CONTROL_CONSUMERS, *SERVING} == set(REGISTRY)
     for workers in HOSTED.values():
         hosted = [name for names in workers.values() for name in names]
         assert sorted(hosted) == sorted(DEVICE_CONSUMERS), "each has one process"

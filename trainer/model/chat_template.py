@@ -206,6 +206,10 @@ class Chat:
             text = after_reasoning(text, is_open=self._has_open_reasoning(prompt_ids))
         return before_tagged_call(text) if form == "tagged" else text
 
+    def settled_plain_text(self, ids: Sequence[int], *, stop: Sequence[str]) -> str:
+        """The beginning of a completion without a template that its next ids cannot change."""
+        return before_marks(whole_characters(self.decode(ids)), stop)
+
     def _without_end(self, text: str) -> str:
         """The text of a turn without the token that ends it."""
         for end in self._stop_texts:
@@ -222,13 +226,26 @@ class Chat:
         return str(end).rstrip().endswith(THINK)
 
     def prompt_ids(self, request: SampleRequest) -> list[int]:
-        """The prompt of a request. It continues the sampled ids exactly if it extends them."""
+        """The prompt of a request. It continues the sampled ids exactly if it extends them. Raises
+        UserCodeError for ids that the model does not have."""
+        if request.prompt is not None:
+            return self._plain_prompt(request.prompt)
         if self._family is not None:
             return self._family.prompt_ids(request)
         continued = self._continuation(request) if request.history else None
         if continued is not None:
             return continued
         return list(self._prompt_of(request.messages, request.tools))
+
+    def _plain_prompt(self, prompt: str | tuple[int, ...]) -> list[int]:
+        """The ids of a text without a template, with the tokens that the model puts before a text."""
+        ids = list(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else list(prompt)
+        if not ids or max(ids) >= len(self._tokenizer):
+            raise UserCodeError(
+                FailureCategory.VALIDATION,
+                f"the prompt must have tokens, with ids below {len(self._tokenizer)}",
+            )
+        return ids
 
     def family_ids(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, reply_next: bool

@@ -27,18 +27,20 @@ from trainer.sampler.prefill import Prompt, PromptCache
 
 FIXED_ROWS = 32
 STEPS_PER_TURN = 16
+KEPT_MODELS = 4
 
 
 class Batcher:
     """The decode batches, the prompts that were read, and the queue of rows. It is not thread-safe,
     because only the device thread uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, models: int = KEPT_MODELS) -> None:
+        """`models` is how many versions stay prepared for decoding."""
         self._limits = CPU
         self._waiting: deque[Completion] = deque()
         self._batches: dict[tuple[str, int, bool], list[DecodeBatch]] = {}
         self._prompts = PromptCache()
-        self._models: LruCache[DecodeModel] = LruCache(4)
+        self._models: LruCache[DecodeModel] = LruCache(models)
         self._bases = PackedBases()
         self._sizes: dict[tuple[Decoder, int], int] = {}
         self._spare: list[DecodeBatch] = []

@@ -56,6 +56,8 @@ class Completion:
     tools: tuple[ToolSpec, ...] = ()
     is_cancelled: bool = False
     has_diverged: bool = False
+    is_plain: bool = False
+    """Whether it continues a text and answers no message."""
 
     @property
     def length(self) -> int:
@@ -94,6 +96,8 @@ class Completion:
 
     def settled_text(self) -> str:
         """The beginning of the answer's content that its next tokens cannot change."""
+        if self.is_plain:
+            return self.chat.settled_plain_text(self.completion_ids, stop=self.params.stop)
         return self.chat.settled_text(
             self.completion_ids,
             prompt_ids=self.prompt_ids,
@@ -110,8 +114,12 @@ class Completion:
                 "the policy's logits are not finite: training has diverged; lower training.lr",
             )
         text = self.chat.decode(self.completion_ids) if self.text is None else self.text
-        answer = self.chat.answer(
-            self.completion_ids, text, prompt_ids=self.prompt_ids, tools=self.tools
+        answer = (
+            None
+            if self.is_plain
+            else self.chat.answer(
+                self.completion_ids, text, prompt_ids=self.prompt_ids, tools=self.tools
+            )
         )
         return Turn(
             prompt_ids=self.prompt_ids,
@@ -158,6 +166,7 @@ def new_completion(
         max_new_tokens=min(params.max_new_tokens, context - len(prompt_ids)),
         shows_pieces=request.pieces,
         tools=request.tools,
+        is_plain=request.prompt is not None,
         rng=CounterRng(
             request.key, seed=params.seed, prompt=prompt_hash(prompt_ids), occurrence=occurrence
         ),

@@ -18,7 +18,7 @@ from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
 from trainer.policy import LoadedModel
-from trainer.sampler.batcher import Batcher
+from trainer.sampler.batcher import KEPT_MODELS, Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.likeliest import with_likeliest
 from trainer.sampler.told_text import ToldText
@@ -38,7 +38,7 @@ class TorchSampler:
 
     def __init__(self, cache: WeightCache) -> None:
         self._cache = cache
-        self._batcher = Batcher()
+        self._batcher = self._new_batcher()
         self._listening: dict[int, tuple[Completion, ToldText]] = {}
         self._arrivals: deque[tuple[Completion, asyncio.Future[None]]] = deque()
         self._pump: asyncio.Task[None] | None = None
@@ -47,6 +47,10 @@ class TorchSampler:
         self._last: Completion | None = None
         self._ahead: asyncio.Task[None] | None = None
         cache.on_kept = self._prepare_ahead
+
+    def _new_batcher(self) -> Batcher:
+        """An empty batcher, with room for as many decode models as there are versions."""
+        return Batcher(models=max(KEPT_MODELS, self._cache.versions - 2))
 
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not
@@ -160,14 +164,14 @@ class TorchSampler:
                 self._batcher.advance, rows, lambda: bool(self._arrivals or self._listening)
             )
         except torch.OutOfMemoryError as error:
-            self._batcher = Batcher()
+            self._batcher = self._new_batcher()
             params = [row.params for row, _ in waiting.values()]
             refused = Refused(out_of_memory_advice(params))
             refused.__cause__ = error
             _fail(waiting, refused)
             return
         except Exception as error:  # callers must get any error
-            self._batcher = Batcher()
+            self._batcher = self._new_batcher()
             _fail(waiting, TransientError(f"sampling failed: {error!r}; it will be tried again"))
             return
         for row, told in self._listening.values():

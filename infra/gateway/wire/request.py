@@ -25,6 +25,7 @@ class ModelRequest:
 
     `instructions` are the system message, if the format has it apart from the messages. `previous` is
     the number of an earlier request of the sample (from 1), whose conversation comes before `messages`.
+    `prompts` are texts or token ids to continue, in place of messages. `num_choices` is that of each.
     `pieces` requests the bytes of each token, and `likeliest` that many of the likeliest tokens in the
     place of each.
     """
@@ -38,6 +39,7 @@ class ModelRequest:
     num_choices: int = 1
     pieces: bool = False
     likeliest: int | None = None
+    prompts: tuple[str | tuple[int, ...], ...] = ()
 
     def mask(self, masks: Masks) -> "ModelRequest":
         """Return the request with the secrets masked, as it is sampled from and recorded."""

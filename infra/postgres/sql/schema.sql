@@ -834,6 +834,46 @@ create table chat_grants (
     expires_at timestamptz not null
 );
 
+-- Deployments: the checkpoint that each name serves (`served`, as JSON), and the one that is being loaded.
+create table deployments (
+    deployment   text primary key,
+    workspace    text,
+    status       text not null default 'inactive',
+    number       bigint,
+    served       text,
+    pending      text not null default '',
+    error        text not null default '',
+    requested_by text,
+    created_at   timestamptz not null,
+    updated_at   timestamptz,
+    deployed_at  timestamptz
+);
+
+-- The requests and tokens that each access token used, by model and day. This does not follow from the log.
+create table inference_usage (
+    token             text not null,
+    model             text not null,
+    day               date not null default (clock_timestamp() at time zone 'utc')::date,
+    requests          bigint not null default 0,
+    prompt_tokens     bigint not null default 0,
+    completion_tokens bigint not null default 0,
+    last_at           timestamptz not null default clock_timestamp(),
+    primary key (token, model, day)
+);
+
+-- Where processes serve deployments, and the keys by which control processes ask them, by their SHA-256.
+create table serving_doors (
+    worker     text primary key,
+    url        text not null,
+    updated_at timestamptz not null default clock_timestamp()
+);
+
+create table serving_grants (
+    sha256     bytea primary key,
+    worker     text not null,
+    expires_at timestamptz not null
+);
+
 -- Sign-ins of browsers. The database holds only the SHA-256 of a session's cookie and of a one-time code.
 -- `token_sha256` is that of the token that signed in, so a session ends with its token.
 create table browser_sessions (
@@ -1227,7 +1267,7 @@ begin
             -- What follows from the log alone is emptied as a whole before it is projected again.
             when t in ('runs', 'metric_points', 'checkpoints', 'graded_groups', 'log_lines',
                        'datasets', 'workspaces', 'evaluations', 'dead_letters',
-                       'deliveries', 'pushes', 'triggered_runs')
+                       'deliveries', 'pushes', 'triggered_runs', 'deployments')
                 then 'select, insert, update, delete, truncate'
             else 'select, insert, update, delete'
         end;

@@ -72,6 +72,8 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         "validation_dataset",
         "state_interval",
         "date",
+        "deploy",
+        "deploy_name",
         "judge_max_calls",
         "judge_max_tokens",
         "judge_max_usd",

@@ -4,8 +4,8 @@ from uuid import UUID
 
 import pytest
 
-from schemas.artifact_refs import collectable, references
 from schemas.events import GroupsRequested, PolicyUpdated, SampleGenerated
+from schemas.events.artifact_refs import collectable, references
 from schemas.ids import Purpose
 from schemas.sampling import PolicyRef
 from schemas.specs import Slot

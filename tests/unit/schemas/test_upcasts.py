@@ -5,7 +5,7 @@ import json
 import pytest
 
 from schemas.envelope import BadEvent, UnknownEvent, decode_event
-from schemas.upcasts import Payload, upcast
+from schemas.events.upcasts import Payload, upcast
 
 
 def test_a_retired_payload_walks_up_step_by_step() -> None:

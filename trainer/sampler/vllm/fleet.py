@@ -56,12 +56,13 @@ PATIENCE_S = 240.0
 @dataclass(frozen=True, slots=True)
 class VllmServers:
     """The addresses of the servers. Adapters are written to `folder`, which the servers must see under
-    the same path."""
+    the same path. The last `kept` versions stay loaded (None: KEPT)."""
 
     urls: tuple[str, ...]
     folder: Path
     api_key: str | None = field(default=None, repr=False)
     patience_s: float = PATIENCE_S
+    kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class Fleet:
         self._device = device
         self._folder = servers.folder
         self._patience_s = servers.patience_s
+        self._kept = servers.kept or KEPT
         self._turn = asyncio.Lock()
         self._recent: dict[str, None] = {}
         self._used: Counter[str] = Counter()
@@ -308,13 +310,13 @@ class Fleet:
         _write_atomically(folder / ADAPTER_NAME, data)
 
     async def _unload_oldest(self, target: TargetVersion) -> None:
-        """Record the use of a version, and unload the least recently used ones beyond KEPT. A version in
-        use stays loaded."""
+        """Record the use of a version, and unload the least recently used ones if there are too many. A
+        version in use stays loaded."""
         if target.sha256 is None:
             return
         self._recent.pop(target.name, None)
         self._recent[target.name] = None
-        for name in list(self._recent)[:-KEPT]:
+        for name in list(self._recent)[: -self._kept]:
             if not self._used[name]:
                 await self._unload(name)
 

@@ -24,7 +24,7 @@ from infra.local.child import (
     rotate_log,
 )
 from infra.local.free_port import free_port
-from infra.local.supervisor import HOSTED, check_port, child_specs, fork_server, tail
+from infra.local.supervisor import HOSTED, SERVING, check_port, child_specs, fork_server, tail
 from infra.settings.settings import Settings
 from schemas.effects import Lane
 from schemas.errors import Conflict
@@ -415,8 +415,9 @@ def test_a_process_that_opens_no_secrets_does_not_get_their_key(tmp_path: Path) 
     }
     specs = child_specs(Settings.load(environ), environ, database_url="postgresql:///x")
     for spec in specs:
-        assert (keys.items() <= spec.environment.items()) == (spec.name != "vllm")
-        assert (not keys.keys() & spec.environment.keys()) == (spec.name == "vllm")
+        keyless = spec.name in ("vllm", "serving")
+        assert (keys.items() <= spec.environment.items()) == (not keyless)
+        assert (not keys.keys() & spec.environment.keys()) == keyless
 
 
 @pytest.mark.parametrize("workers", ["one", "two", "each"])
@@ -427,7 +428,8 @@ def test_a_worker_that_opens_no_secrets_does_not_get_their_key(
     environ = {"HEADRACE_HOME": str(tmp_path), "HEADRACE_WORKERS": workers, **keys}
     _, *specs = child_specs(Settings.load(environ), environ, database_url="postgresql:///x")
     for spec in specs:
-        lanes = lanes_of([load(name) for name in HOSTED[workers][spec.name]])
+        hosted = {**HOSTED[workers], "serving": SERVING}[spec.name]
+        lanes = lanes_of([load(name) for name in hosted])
         opens = bool({Lane.USER, Lane.GENERATE} & set(lanes))
         assert (keys.items() <= spec.environment.items()) == opens, spec.name
         assert (not keys.keys() & spec.environment.keys()) == (not opens), spec.name
@@ -464,13 +466,14 @@ def test_the_memory_of_the_supervisor_is_hidden(tmp_path: Path) -> None:
 
 def test_threads_are_set_on_purpose_and_a_user_may_choose(tmp_path: Path) -> None:
     settings = Settings.load({"HEADRACE_HOME": str(tmp_path)})
-    control, worker = child_specs(settings, {}, database_url="postgresql:///x")
+    control, worker, serving = child_specs(settings, {}, database_url="postgresql:///x")
     assert worker.environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
     assert worker.environment["OMP_WAIT_POLICY"] == "PASSIVE"
     assert 0 < int(worker.environment["GOMP_SPINCOUNT"]) < 10_000, "a moment, not milliseconds"
+    assert serving.environment["OMP_NUM_THREADS"] == worker.environment["OMP_NUM_THREADS"]
     assert control.environment["HEADRACE_DATABASE_URL"] == "postgresql:///x"
     own = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}
-    _, chosen = child_specs(settings, own, database_url="postgresql:///x")
+    _, chosen, _ = child_specs(settings, own, database_url="postgresql:///x")
     assert own.items() <= chosen.environment.items()
 
 

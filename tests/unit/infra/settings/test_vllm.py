@@ -78,7 +78,13 @@ def test_it_starts_after_the_server_and_before_those_who_ask_it() -> None:
     said = {**ASKED, "HEADRACE_WORKERS": "two", "HEADRACE_VLLM_API_KEY": "secret"}
     settings = Settings.load({**said, "HEADRACE_VLLM_ARGUMENTS": "--dtype bfloat16"})
     children = child_specs(settings, said, database_url="postgresql://x")
-    assert [child.name for child in children] == ["control", "vllm", "sampler", "learner"]
+    assert [child.name for child in children] == [
+        "control",
+        "vllm",
+        "sampler",
+        "learner",
+        "serving",
+    ]
     vllm = children[1]
     assert vllm.argv[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     assert " ".join(vllm.argv[3:]) == (

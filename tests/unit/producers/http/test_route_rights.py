@@ -43,7 +43,7 @@ class Row:
     @property
     def is_form(self) -> bool:
         """Whether a page's form sends the request, with the cookie of a session."""
-        is_page = not self.path.startswith(("/api/", "/webhooks/"))
+        is_page = not self.path.startswith(("/api/", "/v1/", "/webhooks/"))
         return is_page and self.method == "POST" and self.scope != "open"
 
 
@@ -102,6 +102,14 @@ TABLE = [
     Row("GET", "/api/v1/checkpoints/{run_name}@3", "read"),
     Row("GET", "/api/v1/checkpoints/{run_name}@3/files/nothing", "read", 404),
     Row("POST", "/api/v1/checkpoints/{run_name}@3/chat", "inference", 400),
+    Row("GET", "/api/v1/deployments", "read"),
+    Row("POST", "/api/v1/deployments", "control", 400, content=MADE),
+    Row("GET", "/api/v1/deployments/{run_name}", "read", 404),
+    Row("DELETE", "/api/v1/deployments/{run_name}", "control", 404),
+    Row("GET", "/v1/models", "inference"),
+    Row("GET", "/v1/models/{run_name}", "inference", 404),
+    Row("POST", "/v1/chat/completions", "inference", 400),
+    Row("POST", "/v1/completions", "inference", 400),
     Row("POST", "/api/v1/runs/{run}/verify", "control", 202),
     Row("GET", "/api/v1/verifications/{verification}", "read"),
     Row("POST", "/api/v1/runs/{run}/stop", "control", 409),

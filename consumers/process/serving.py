@@ -1,0 +1,109 @@
+"""Builds what a process that serves deployments needs: the engine, the endpoint for control processes,
+and the task that loads what is deployed.
+
+The engine is the sampler of training, in a process of its own. So a request never waits for a learner,
+and a crash of one does not end the other.
+"""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from consumers.deploy.loading import first_request
+from infra.access.serving.grants import KnownKeys, ServingDoors
+from infra.access.serving.training_watch import TrainingWatch
+from infra.access.serving.usage import UsageCounts
+from infra.adapters import Backend
+from infra.gateway.serving.endpoint import ServingEndpoint
+from infra.readmodel.deployments import Deployments
+from infra.settings.settings import Settings
+from schemas.errors import HeadraceError
+from schemas.ids import WorkerId
+from schemas.sampling import Sampler
+
+logger = logging.getLogger(__name__)
+
+SPARE_VERSIONS = 3
+"""Versions beyond the deployments that stay on the device, for those that are being replaced."""
+PATIENCE_S = 5.0
+"""How many seconds a request waits for a vLLM server before it is refused."""
+
+
+async def open_serving(
+    stack: AsyncExitStack, worker: WorkerId, backend: Backend, settings: Settings
+) -> Sampler:
+    """Open the engine and the endpoint of this process, and close them with the stack. Returns the
+    sampler."""
+    watch = TrainingWatch(backend.database, share_percent=settings.serving.share_percent)
+    sampler = await _open_sampler(stack, backend, settings, watch)
+    usage = UsageCounts(backend.database)
+    doors = ServingDoors(backend.database)
+    endpoint = ServingEndpoint(
+        sampler,
+        is_known=KnownKeys(doors, worker).is_valid,
+        usage=usage,
+        host=settings.serving.host,
+        port=settings.serving.port,
+        look=watch.look,
+    )
+    await endpoint.start()
+    stack.push_async_callback(usage.write)
+    stack.push_async_callback(endpoint.aclose)
+    await doors.announce(worker, endpoint.url)
+    restoring = Restoring(Deployments(backend.database), sampler, endpoint)
+    tasks = [asyncio.ensure_future(job) for job in (usage.run(), restoring.run())]
+    stack.push_async_callback(_end, tasks)
+    return sampler
+
+
+async def _open_sampler(
+    stack: AsyncExitStack, backend: Backend, settings: Settings, watch: TrainingWatch
+) -> Sampler:
+    from trainer.engine import Engine
+    from trainer.sampler.vllm.fleet import VllmServers
+
+    vllm, serving = settings.vllm, settings.serving
+    versions = max(1, serving.max_deployments) + SPARE_VERSIONS
+    servers = None
+    if vllm is not None:
+        servers = VllmServers(
+            vllm.urls, vllm.adapters, vllm.api_key, patience_s=PATIENCE_S, kept=versions
+        )
+    share = serving.share_percent / 100
+    engine = Engine(
+        fetch=backend.artifacts.get,
+        read=backend.artifacts.read,
+        vllm=servers,
+        gpu_share=share if share < 1 else None,
+        time_share=watch.share,
+        versions=versions,
+    )
+    stack.push_async_callback(engine.aclose)
+    return engine.sampler
+
+
+@dataclass(slots=True)
+class Restoring:
+    """Loads what is deployed when a process starts. What cannot be loaded is left to its requests, which
+    get the reason."""
+
+    deployments: Deployments
+    sampler: Sampler
+    endpoint: ServingEndpoint
+
+    async def run(self) -> None:
+        """Load everything, and then let calls in."""
+        for served in await self.deployments.active():
+            try:
+                await self.sampler.sample(first_request(served))
+                logger.info("deployment %s serves %s", served.name, served.ref)
+            except HeadraceError as error:
+                logger.warning("deployment %s could not be loaded: %s", served.name, error)
+        self.endpoint.is_ready = True
+
+
+async def _end(tasks: "list[asyncio.Task[None]]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,80 @@
+-- Deployments: the checkpoint that each name serves (`served`, as JSON), and the one that is being loaded.
+create table deployments (
+    deployment   text primary key,
+    workspace    text,
+    status       text not null default 'inactive',
+    number       bigint,
+    served       text,
+    pending      text not null default '',
+    error        text not null default '',
+    requested_by text,
+    created_at   timestamptz not null,
+    updated_at   timestamptz,
+    deployed_at  timestamptz
+);
+
+-- The requests and tokens that each access token used, by model and day. This does not follow from the log.
+create table inference_usage (
+    token             text not null,
+    model             text not null,
+    day               date not null default (clock_timestamp() at time zone 'utc')::date,
+    requests          bigint not null default 0,
+    prompt_tokens     bigint not null default 0,
+    completion_tokens bigint not null default 0,
+    last_at           timestamptz not null default clock_timestamp(),
+    primary key (token, model, day)
+);
+
+-- Where processes serve deployments, and the keys by which control processes ask them, by their SHA-256.
+create table serving_doors (
+    worker     text primary key,
+    url        text not null,
+    updated_at timestamptz not null default clock_timestamp()
+);
+
+create table serving_grants (
+    sha256     bytea primary key,
+    worker     text not null,
+    expires_at timestamptz not null
+);
+
+create or replace function grant_processes() returns void language plpgsql as $$
+declare
+    t name;
+    rights text;
+begin
+    if not exists (select from pg_roles where rolname = 'headrace_worker') then
+        begin
+            create role headrace_worker nologin;
+        exception
+            when duplicate_object or unique_violation then null;
+            when insufficient_privilege then
+                raise exception '% may not create roles: let an administrator run'
+                    ' "create role headrace_worker nologin; grant headrace_worker to %"',
+                    current_user, current_user;
+        end;
+    end if;
+    if not (select rolsuper from pg_roles where rolname = current_user)
+       and not pg_has_role(current_user, 'headrace_worker', 'usage') then
+        execute format('grant headrace_worker to %I', current_user);
+    end if;
+    execute format('grant usage on schema %I to headrace_worker', current_schema());
+    for t in select tablename from pg_tables where schemaname = current_schema() loop
+        rights := case
+            when t = 'events' then 'select, insert'
+            when t = 'artifacts' then 'select, insert, delete'
+            when t in ('migrations', 'cluster') then 'select'
+            -- What follows from the log alone is emptied as a whole before it is projected again.
+            when t in ('runs', 'metric_points', 'checkpoints', 'graded_groups', 'log_lines',
+                       'datasets', 'workspaces', 'evaluations', 'dead_letters',
+                       'deliveries', 'pushes', 'triggered_runs', 'deployments')
+                then 'select, insert, update, delete, truncate'
+            else 'select, insert, update, delete'
+        end;
+        execute format('revoke all on %I from headrace_worker', t);
+        execute format('grant %s on %I to headrace_worker', rights, t);
+    end loop;
+    execute format('alter default privileges in schema %I grant select, insert, update, delete'
+                   ' on tables to headrace_worker', current_schema());
+end $$;
+select grant_processes();

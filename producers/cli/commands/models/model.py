@@ -1,0 +1,137 @@
+"""`headrace model`: checkpoints behind an OpenAI-compatible endpoint."""
+
+import time
+
+import click
+
+from producers.cli.client import Client, path_segment
+from producers.cli.command_tree import command, group
+from producers.cli.display.output import (
+    Document,
+    print_fields,
+    print_json,
+    print_table,
+    say,
+    time_ago,
+)
+from producers.cli.errors import Failure
+
+POLL_S = 0.1
+LOADING_S = 1800.0
+
+model = group("model", "Trained models: deploy, undeploy, list, info.")
+
+NAME = click.argument("name", metavar="NAME")
+
+
+@command(model, "deploy", example="headrace model deploy my-run@best --name sums")
+@click.argument("ref", metavar="REF")
+@click.option("--name", help="Name of the deployment. Default: the name of the run.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the checkpoint is loaded.")
+def deploy(ref: str, *, name: str | None, no_wait: bool, as_json: bool) -> None:
+    """Serve a LoRA checkpoint at /v1/chat/completions and /v1/completions.
+
+    REF is RUN@STEP, RUN@last or RUN@best. Clients call the model BASE:NAME, with a token of the scope
+    inference. If the name is in use, its old version answers until the new one is loaded.
+    """
+    with Client() as client:
+        body = {"checkpoint": ref, **({"name": name} if name else {})}
+        found: Document = client.post("/deployments", body)["deployment"]
+        if not no_wait:
+            found = _wait_until_loaded(client, found)
+    if as_json:
+        print_json({"deployment": found})
+    elif found.get("pending"):
+        say(f"{found['pending']} is being loaded; `headrace model info {found['name']}` shows it")
+    else:
+        say(f"{found['checkpoint']} is deployed; clients call the model {found['model']}")
+
+
+def _wait_until_loaded(client: Client, found: Document) -> Document:
+    """The deployment once nothing is being loaded. Raises Failure when it cannot be loaded."""
+    until = time.monotonic() + LOADING_S
+    while found.get("pending") and time.monotonic() < until:
+        time.sleep(POLL_S)
+        found = client.get(f"/deployments/{path_segment(str(found['name']))}")["deployment"]
+    if found.get("error"):
+        raise Failure("REFUSED", str(found["error"]))
+    return found
+
+
+@command(model, "undeploy", example="headrace model undeploy sums")
+@NAME
+def undeploy(name: str, *, as_json: bool) -> None:
+    """End a deployment. Requests that are being answered are still answered."""
+    with Client() as client:
+        client.delete(f"/deployments/{path_segment(name)}")
+        found: Document = client.get(f"/deployments/{path_segment(name)}")["deployment"]
+        until = time.monotonic() + LOADING_S
+        while found.get("status") in ("active", "loading") and time.monotonic() < until:
+            time.sleep(POLL_S)
+            found = client.get(f"/deployments/{path_segment(name)}")["deployment"]
+    if as_json:
+        print_json({"deployment": found})
+    else:
+        say(f"{name} is not deployed any more")
+
+
+@command(model, "list", example="headrace model list")
+def list_(*, as_json: bool) -> None:
+    """List deployments, the active ones first."""
+    with Client() as client:
+        answer = client.get("/deployments")
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            d.get("name"),
+            d.get("model"),
+            d.get("status"),
+            d.get("pending") or d.get("checkpoint"),
+            d.get("reward"),
+            d["usage"].get("requests"),
+            time_ago(d.get("deployed_at")),
+        )
+        for d in answer["deployments"]
+    ]
+    counts = f"{answer['active_deployments']} of {answer['max_active_deployments']} active"
+    columns = ("name", "model", "status", "checkpoint", "reward", "requests", "deployed")
+    print_table(f"Deployments ({counts})", columns, rows)
+
+
+@command(model, "info", example="headrace model info sums")
+@NAME
+def info(name: str, *, as_json: bool) -> None:
+    """Show a deployment: its checkpoint, and what each token used of it."""
+    with Client() as client:
+        answer = client.get(f"/deployments/{path_segment(name)}")
+    if as_json:
+        print_json(answer)
+        return
+    found: Document = answer["deployment"]
+    keys = (
+        "name",
+        "model",
+        "status",
+        "checkpoint",
+        "pending",
+        "error",
+        "reward",
+        "adapter_sha256",
+        "requested_by",
+        "deployed_at",
+    )
+    print_fields(f"Deployment {name}", [(key, found.get(key)) for key in keys])
+    rows = [
+        (
+            used.get("token_name") or used.get("token"),
+            used.get("owner"),
+            used.get("requests"),
+            used.get("prompt_tokens"),
+            used.get("completion_tokens"),
+        )
+        for used in found["usage_by_token"]
+    ]
+    columns = ("token", "owner", "requests", "prompt tokens", "completion tokens")
+    print_table("Use", columns, rows)

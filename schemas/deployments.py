@@ -1,0 +1,77 @@
+"""The model that a deployment serves: a LoRA checkpoint under a name, on top of its base model."""
+
+import re
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from schemas.ids import HEADRACE, derive_id
+from schemas.sampling import Day, ModelRef, PolicyRef, Value
+
+NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+NAME_RULE = "1 to 63 lower-case letters, digits, - and _, the first a letter or a digit"
+
+DeploymentName = Annotated[str, StringConstraints(pattern=NAME)]
+
+
+class ServedModel(Value):
+    """A checkpoint as it is served. Clients call it `model_name`. `base_name` is how users name its base
+    model, and `model` is the base itself. `reward` is the held-out reward of the step, if it was
+    measured. `workspace` is the one whose tokens may use it (None: only tokens of all workspaces)."""
+
+    name: DeploymentName
+    base_name: str = Field(min_length=1, max_length=512)
+    model: ModelRef
+    policy: PolicyRef
+    lora_alpha: float
+    run: str
+    run_name: str
+    step: int = Field(ge=0)
+    reward: float | None = None
+    workspace: str | None = None
+    date: Day | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the deployment. Every version of a name has the same id."""
+        return deployment_id(self.name)
+
+    @property
+    def model_name(self) -> str:
+        return f"{self.base_name}:{self.name}"
+
+    @property
+    def ref(self) -> str:
+        return f"{self.run_name}@{self.step}"
+
+    @property
+    def base_key(self) -> str:
+        """Identifies the weights of the base model."""
+        return derive_id(HEADRACE, f"base/{self.model.model_dump_json()}").hex
+
+
+def deployment_id(name: str) -> str:
+    """The id of the deployment that has a name."""
+    return derive_id(HEADRACE, f"deployment/{name}").hex[:16]
+
+
+def is_deployment_name(text: str) -> bool:
+    """Whether a deployment may have this name."""
+    return re.fullmatch(NAME, text) is not None
+
+
+def shown_base_name(model_path: str) -> str:
+    """The name of a base model in the names of its deployments. Of a directory only the last part is
+    shown, because its path says how the server's disk is organised."""
+    if not model_path.startswith(("/", "~", ".")):
+        return model_path
+    return model_path.rstrip("/").rpartition("/")[2] or "model"
+
+
+def other_base(served: ServedModel, other: ServedModel) -> str:
+    """The text for a checkpoint of another base model than a deployment has."""
+    return (
+        f"{served.ref} is trained on another base model ({served.base_name}) than the deployment "
+        f"{other.name} ({other.base_name}), and one base is served at a time; undeploy what is deployed "
+        "first"
+    )

@@ -1,0 +1,246 @@
+"""Checkpoints behind an OpenAI-compatible endpoint: the unmodified client chats with them while versions
+are swapped, and after the process that serves was killed."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from infra.local.home import read_state
+from tests.kit.platform import (
+    TINY,
+    Platform,
+    eventually,
+    make_workspace,
+    platform,
+    run_config,
+)
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+
+REQUESTS = 240
+ASKED: Any = [{"role": "user", "content": "Say 3"}]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    root = tmp_path_factory.mktemp("deploy")
+    workspace = make_workspace(root / "workspace")
+    with platform(root / "home") as started:
+        made = started.post("/workspaces", {"url": str(workspace), "name": "w"})
+        assert made.status_code == 201, made.text
+        started.upload("numbers")
+        run = started.submit(run_config(), workspace="w", name="first")
+        started.wait(run, "finished")
+        yield started
+
+
+def deploy(running: Platform, ref: str, name: str) -> dict[str, Any]:
+    """Deploy a checkpoint, and wait until it is loaded."""
+    asked = running.post("/deployments", {"checkpoint": ref, "name": name})
+    assert asked.status_code == 202, asked.text
+
+    def loaded() -> dict[str, Any] | None:
+        found: dict[str, Any] = running.get(f"/deployments/{name}")["deployment"]
+        return None if found["pending"] else found
+
+    return eventually(loaded, within_s=60, what=f"{ref} is loaded")
+
+
+def client_of(running: Platform, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{running.url}/v1", api_key=token_of(running), **options)
+
+
+def token_of(running: Platform) -> str:
+    return (running.home / "token").read_text().strip()
+
+
+@pytest.fixture
+def client(running: Platform) -> Iterator[openai.OpenAI]:
+    with client_of(running, max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def deployed(running: Platform) -> str:
+    """A deployment; its model name."""
+    made = deploy(running, "first@2", "sums")
+    assert made["status"] == "active", made
+    assert made["checkpoint"] == "first@2"
+    return str(made["model"])
+
+
+def test_the_client_chats_with_a_deployed_checkpoint(client: openai.OpenAI, deployed: str) -> None:
+    assert deployed == f"{TINY}:sums"
+    assert [model.id for model in client.models.list()] == [TINY, deployed]
+    answer = client.chat.completions.create(
+        model=deployed, messages=ASKED, max_tokens=6, temperature=0
+    )
+    assert answer.model == deployed
+    assert answer.usage is not None
+    assert 0 < answer.usage.completion_tokens <= 6
+    again = client.chat.completions.create(
+        model=deployed, messages=ASKED, max_tokens=6, temperature=0
+    )
+    assert again.choices[0].message.content == answer.choices[0].message.content
+    base = client.chat.completions.create(model=TINY, messages=ASKED, max_tokens=6)
+    assert base.model == TINY
+
+
+def test_a_stream_has_the_text_of_the_whole_answer(client: openai.OpenAI, deployed: str) -> None:
+    options: dict[str, Any] = {"model": deployed, "max_tokens": 24, "temperature": 1, "seed": 5}
+    whole = client.chat.completions.create(messages=ASKED, **options)
+    stream = client.chat.completions.create(
+        messages=ASKED, stream=True, stream_options={"include_usage": True}, **options
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    other = client.chat.completions.create(messages=ASKED, **{**options, "seed": 6})
+    assert other.choices[0].message.content != text
+
+
+def test_a_text_is_continued(client: openai.OpenAI, deployed: str) -> None:
+    one = client.completions.create(model=deployed, prompt="1+1=", max_tokens=5, temperature=0)
+    assert one.object == "text_completion"
+    two = client.completions.create(
+        model=deployed, prompt=["1+1=", "2"], max_tokens=5, temperature=0, n=1
+    )
+    assert [choice.index for choice in two.choices] == [0, 1]
+    assert two.choices[0].text == one.choices[0].text
+    stream = client.completions.create(
+        model=deployed, prompt="1+1=", max_tokens=5, temperature=0, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == one.choices[0].text
+
+
+def test_tools_are_part_of_the_prompt(client: openai.OpenAI, deployed: str) -> None:
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    options: dict[str, Any] = {"model": deployed, "messages": ASKED, "max_tokens": 2}
+    without = client.chat.completions.create(**options).usage
+    offered = client.chat.completions.create(tools=[tool], **options).usage
+    assert without is not None
+    assert offered is not None
+    assert offered.prompt_tokens > without.prompt_tokens
+
+
+def test_mistakes_have_the_form_of_openai(client: openai.OpenAI, deployed: str) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="nobody:knows", messages=ASKED)
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as invalid:
+        client.chat.completions.create(model=deployed, messages=ASKED, temperature=9)
+    assert invalid.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError, match="top_k"):
+        client.chat.completions.create(model=deployed, messages=ASKED, extra_body={"top_k": 5})
+    stranger = client.with_options(api_key="hr_wrong")
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_a_version_is_swapped_under_load_without_a_failed_request(
+    running: Platform, deployed: str
+) -> None:
+    failed: list[Exception] = []
+    done = threading.Semaphore(0)
+
+    def ask(client: openai.OpenAI, number: int) -> None:
+        for each in range(REQUESTS // 8):
+            try:
+                answer = client.chat.completions.create(
+                    model=deployed, messages=ASKED, max_tokens=24, stream=each % 2 == number % 2
+                )
+                if isinstance(answer, openai.Stream):
+                    assert list(answer)[-1].choices[0].finish_reason
+            except Exception as error:  # every failure counts
+                failed.append(error)
+            done.release()
+
+    with client_of(running, max_retries=0) as client:
+        threads = [threading.Thread(target=ask, args=(client, number)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for ref in ("first@4", "first@2", "first@4"):
+            for _ in range(REQUESTS // 8):
+                done.acquire()
+            assert deploy(running, ref, "sums")["checkpoint"] == ref
+        for thread in threads:
+            thread.join()
+    assert failed == []
+
+
+def test_use_is_counted_for_each_token(running: Platform, deployed: str) -> None:
+    made = running.post("/tokens", {"name": "app", "scopes": ["inference"]}).json()
+    with client_of(running).with_options(api_key=made["secret"]) as app:
+        answer = app.chat.completions.create(model=deployed, messages=ASKED, max_tokens=4)
+    assert answer.usage is not None
+
+    def counted() -> dict[str, Any] | None:
+        tokens = running.get("/deployments/sums")["deployment"]["usage_by_token"]
+        return next((used for used in tokens if used["token_name"] == "app"), None)
+
+    used = eventually(counted, within_s=30, what="the use is counted")
+    assert used["requests"] == 1
+    assert used["prompt_tokens"] == answer.usage.prompt_tokens
+    assert used["completion_tokens"] == answer.usage.completion_tokens
+
+
+def test_deployments_come_back_after_the_process_was_killed(
+    running: Platform, deployed: str
+) -> None:
+    state = read_state(running.home)
+    assert state is not None
+    [serving] = [child for child in state.children if child.name == "serving"]
+    assert serving.pid is not None
+    os.kill(serving.pid, signal.SIGKILL)
+    statuses = set()
+
+    def answered() -> bool | None:
+        answer = httpx.post(
+            f"{running.url}/v1/chat/completions",
+            json={"model": deployed, "messages": ASKED, "max_tokens": 2},
+            headers={"Authorization": f"Bearer {token_of(running)}"},
+            timeout=60,
+        )
+        statuses.add(answer.status_code)
+        if answer.status_code == 503:
+            assert answer.headers["retry-after"]
+            assert json.loads(answer.content)["error"]["type"] == "server_error"
+        return answer.status_code == 200 or None
+
+    eventually(answered, within_s=60, what="the deployment answers again")
+    assert statuses <= {200, 503}
+
+
+def test_what_cannot_be_deployed_is_refused(running: Platform, deployed: str) -> None:
+    missing = running.post("/deployments", {"checkpoint": "first@3", "name": "sums"})
+    assert missing.status_code == 404
+    bad = running.post("/deployments", {"checkpoint": "first@2", "name": "No Name"})
+    assert bad.status_code == 400
+    unknown = running.api.delete("/deployments/nobody")
+    assert unknown.status_code == 404
+
+
+def test_an_undeployed_model_is_gone(running: Platform, client: openai.OpenAI) -> None:
+    deploy(running, "first@4", "gone")
+    model = f"{TINY}:gone"
+    client.chat.completions.create(model=model, messages=ASKED, max_tokens=1)
+    assert running.api.delete("/deployments/gone").status_code == 202
+
+    def absent() -> bool | None:
+        return model not in [each.id for each in client.models.list()] or None
+
+    eventually(absent, within_s=30, what="the model is not listed")
+    with pytest.raises(openai.NotFoundError):
+        eventually(lambda: _ask_once(client, model), within_s=10, what="it is not found")
+
+
+def _ask_once(client: openai.OpenAI, model: str) -> None:
+    client.chat.completions.create(model=model, messages=ASKED, max_tokens=1)

@@ -1,0 +1,178 @@
+"""The deploy consumer: which version each name serves, whatever comes twice, late or fails."""
+
+from typing import Any
+
+import pytest
+
+from consumers.deploy.consumer import CONSUMER, DeploymentsState
+from schemas.deployments import ServedModel
+from schemas.effects import CheckpointChosen, ChooseCheckpoint, Failed, LoadModel, ModelLoaded
+from schemas.errors import FailureCategory
+from schemas.events import (
+    ModelDeployed,
+    ModelDeployFailed,
+    ModelDeployRequested,
+    ModelDeploySkipped,
+    ModelUndeployed,
+    ModelUndeployRequested,
+    RunFinished,
+)
+from schemas.ids import model_stream
+from schemas.sampling import ArtifactRef, ModelRef, PolicyRef
+from tests.kit.decider import given
+
+STREAM = model_stream()
+BASE = ModelRef(kind="scratch", name="qwen3-tiny", seed=1)
+OTHER_BASE = ModelRef(kind="scratch", name="qwen3-tiny", seed=2)
+
+
+def served(step: int, *, name: str = "sums", **more: Any) -> ServedModel:
+    weights = ArtifactRef(uri=f"file:///w{step}", sha256=f"{step:064d}", size=9)
+    fields: dict[str, Any] = {
+        "name": name,
+        "base_name": "scratch:qwen3-tiny",
+        "model": BASE,
+        "policy": PolicyRef(version=step, weights=weights),
+        "lora_alpha": 32,
+        "run": "r1",
+        "run_name": "calm-otter",
+        "step": step,
+    }
+    return ServedModel(**{**fields, **more})
+
+
+def asked(step: int, *, name: str = "sums", **more: Any) -> ModelDeployRequested:
+    return ModelDeployRequested(
+        deployment=name, request=f"q{step}-{name}", served=served(step, name=name, **more)
+    )
+
+
+def load(step: int, *, name: str = "sums", others: int = 0, **more: Any) -> LoadModel:
+    model = served(step, name=name, **more)
+    return LoadModel(request=f"q{step}-{name}", served=model, others=others)
+
+
+def deployed(step: int, number: int, *, name: str = "sums", **more: Any) -> ModelDeployed:
+    model = served(step, name=name, **more)
+    return ModelDeployed(deployment=name, request=f"q{step}-{name}", served=model, number=number)
+
+
+def failed(effect: LoadModel | ChooseCheckpoint, message: str = "it is gone") -> Failed:
+    return Failed(effect, FailureCategory.VALIDATION, message)
+
+
+def test_a_request_is_loaded_and_then_served() -> None:
+    given(CONSUMER).when(asked(2)).then(effects=[load(2)])
+    given(CONSUMER, asked(2)).when(asked(2)).then(effects=[load(2)])
+    loaded = given(CONSUMER, asked(2)).when(ModelLoaded(load(2)), stream=STREAM)
+    loaded.then(events=[deployed(2, 1)])
+
+
+def test_a_request_that_is_answered_decides_nothing_when_it_comes_again() -> None:
+    given(CONSUMER, asked(2), deployed(2, 1)).when(asked(2)).then()
+    again = given(CONSUMER, asked(2), deployed(2, 1)).when(ModelLoaded(load(2)), stream=STREAM)
+    again.then()
+
+
+def test_the_old_version_is_served_until_the_new_one_is_loaded_or_fails() -> None:
+    before = (asked(2), deployed(2, 1), asked(4))
+    assert given(CONSUMER, *before).state(STREAM).active["sums"].step == 2
+    loaded = given(CONSUMER, *before).when(ModelLoaded(load(4)), stream=STREAM)
+    loaded.then(events=[deployed(4, 2)])
+    broken = given(CONSUMER, *before).when(failed(load(4)), stream=STREAM)
+    why = ModelDeployFailed(deployment="sums", request="q4-sums", message="it is gone")
+    broken.then(events=[why])
+    after: DeploymentsState = given(CONSUMER, *before, why).state(STREAM)
+    assert after.active["sums"].step == 2
+    assert not after.pending
+
+
+def test_a_newer_request_replaces_one_that_is_being_loaded() -> None:
+    before = (asked(2), asked(4))
+    late = given(CONSUMER, *before).when(ModelLoaded(load(2)), stream=STREAM)
+    late.then()
+    given(CONSUMER, *before).when(asked(2)).then()
+    given(CONSUMER, *before).when(failed(load(2)), stream=STREAM).then()
+    loaded = given(CONSUMER, *before).when(ModelLoaded(load(4)), stream=STREAM)
+    loaded.then(events=[deployed(4, 1)])
+
+
+def test_an_effect_knows_how_many_others_are_deployed_or_were_requested_before() -> None:
+    before = (asked(2), deployed(2, 1), asked(1, name="b"), asked(1, name="c"))
+    given(CONSUMER, *before).when(asked(1, name="b")).then(effects=[load(1, name="b", others=1)])
+    given(CONSUMER, *before).when(asked(1, name="c")).then(effects=[load(1, name="c", others=2)])
+    given(CONSUMER, *before).when(asked(4)).then(effects=[load(4, others=2)])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"model": OTHER_BASE}, "another base model"), ({"workspace": "w2"}, "another workspace")],
+)
+def test_a_checkpoint_that_does_not_fit_fails(change: dict[str, Any], words: str) -> None:
+    before = (asked(2), deployed(2, 1))
+    [event] = given(CONSUMER, *before).when(asked(4, **change)).events
+    assert isinstance(event, ModelDeployFailed)
+    assert words in event.message
+    given(CONSUMER).when(asked(4, **change)).then(effects=[load(4, **change)])  # the twin
+
+
+def test_two_bases_that_are_loaded_together_do_not_both_become_active() -> None:
+    before = (asked(2), asked(1, name="b", model=OTHER_BASE), deployed(2, 1))
+    late = ModelLoaded(load(1, name="b", model=OTHER_BASE))
+    [event] = given(CONSUMER, *before).when(late, stream=STREAM).events
+    assert isinstance(event, ModelDeployFailed)
+
+
+def test_an_undeployed_name_is_free_and_a_load_that_ends_late_changes_nothing() -> None:
+    end = ModelUndeployRequested(deployment="sums", request="e1")
+    gone = ModelUndeployed(deployment="sums", request="e1")
+    given(CONSUMER, asked(2), deployed(2, 1)).when(end).then(events=[gone])
+    given(CONSUMER, asked(2)).when(end).then(events=[gone])
+    given(CONSUMER).when(end).then()
+    given(CONSUMER, asked(2), deployed(2, 1), gone).when(end).then()
+    late = given(CONSUMER, asked(2), gone).when(ModelLoaded(load(2)), stream=STREAM)
+    late.then()
+    given(CONSUMER, asked(2), deployed(2, 1), gone).when(asked(4)).then(effects=[load(4)])
+
+
+CHOOSE = ChooseCheckpoint(run="r1", name="sums")
+
+
+def chosen(step: int, reward: float) -> CheckpointChosen:
+    return CheckpointChosen(CHOOSE, served(step, reward=reward))
+
+
+def test_a_finished_run_that_asks_for_it_deploys_its_best_checkpoint() -> None:
+    given(CONSUMER).when(RunFinished(run="r1", step=9, deploy_as="sums")).then(effects=[CHOOSE])
+    assert CONSUMER.routes(RunFinished(run="r1", step=9)) == ()
+    made = given(CONSUMER).when(chosen(4, 0.5), stream=STREAM)
+    model = served(4, reward=0.5)
+    wanted = ModelDeployRequested(deployment="sums", request="best-r1", served=model)
+    effect = LoadModel(request="best-r1", served=model, others=0)
+    made.then(events=[wanted], effects=[effect])
+    given(CONSUMER, wanted).when(chosen(4, 0.5), stream=STREAM).then()
+
+
+@pytest.mark.parametrize(("now", "deploys"), [(0.4, True), (0.5, False), (0.6, False)])
+def test_a_checkpoint_is_deployed_only_if_it_beats_the_one_that_is(
+    now: float, *, deploys: bool
+) -> None:
+    before = (asked(2, reward=now), deployed(2, 1, reward=now))
+    made = given(CONSUMER, *before).when(chosen(4, 0.5), stream=STREAM)
+    kinds = [type(event) for event in made.events]
+    assert kinds == [ModelDeployRequested if deploys else ModelDeploySkipped]
+
+
+def test_a_version_whose_reward_is_not_known_is_replaced() -> None:
+    before = (asked(2), deployed(2, 1))
+    made = given(CONSUMER, *before).when(chosen(4, 0.5), stream=STREAM)
+    assert [type(event) for event in made.events] == [ModelDeployRequested]
+
+
+def test_a_run_without_a_held_out_reward_deploys_nothing_and_says_why() -> None:
+    none = CheckpointChosen(CHOOSE, None, "no checkpoint has a held-out reward")
+    skipped = ModelDeploySkipped(deployment="sums", request="best-r1", run="r1", reason=none.reason)
+    given(CONSUMER).when(none, stream=STREAM).then(events=[skipped])
+    given(CONSUMER, skipped).when(none, stream=STREAM).then()
+    [event] = given(CONSUMER).when(failed(CHOOSE), stream=STREAM).events
+    assert isinstance(event, ModelDeploySkipped)
