@@ -4,10 +4,12 @@ from producers.dashboard import assets, live, reports
 from producers.dashboard.pages import (
     compare,
     datasets,
+    deployments,
     evaluations,
     history,
     new_run,
     platform,
+    playground,
     run,
     runs,
     samples,
@@ -30,6 +32,8 @@ PAGES = (
     evaluations,
     datasets,
     workspaces,
+    deployments,
+    playground,
     platform,
 )
 

@@ -20,7 +20,15 @@ from infra.local import embedded_postgres
 from infra.local.home import read_state
 from schemas.events import RunPauseRequested
 from tests.kit.chromium import WITHIN_MS, Watch, visiting
-from tests.kit.platform import Platform, eventually, git, make_workspace, platform, run_config
+from tests.kit.platform import (
+    TINY,
+    Platform,
+    eventually,
+    git,
+    make_workspace,
+    platform,
+    run_config,
+)
 
 pytestmark = [
     pytest.mark.browser,
@@ -202,6 +210,75 @@ def test_two_runs_are_compared(
     expect(settings.get_by_role("rowheader")).to_have_text(["training.lr"])
     expect(settings).to_contain_text("0.005")
     assert all(name in (page.text_content("main") or "") for name in names)
+
+
+def test_a_checkpoint_is_deployed_and_chatted_with(
+    visit: tuple[Page, Watch], installation: Installation, finished: tuple[str, str]
+) -> None:
+    page, watch = visit
+    page.goto(f"{installation.platform.url}/runs/{finished[0]}")
+    page.get_by_role("link", name="Deploy").last.click()
+    page.get_by_label("Name").fill("sums")
+    page.get_by_role("button", name="Deploy").click()
+    row = page.get_by_role("row", name=re.compile("^sums"))
+    expect(row.locator(".status")).to_have_text("active")
+    row.get_by_role("link", name="Chat").click()
+    expect(page.get_by_label("Right")).to_have_value(f"{TINY}:sums")
+    expect(page.get_by_label("Left")).to_have_value(TINY)
+    ask(page, "Say 3")
+    expect(page.locator("#state")).to_have_text("Both models have answered.")
+    ask(page, "Say 4")
+    expect(page.get_by_role("log").locator(".exchange")).to_have_count(2)
+    expect(page.locator("#state")).to_have_text("Both models have answered.")
+    answers = page.get_by_role("log").get_by_role("article").locator("pre").all_text_contents()
+    assert len(answers) == 4
+    assert all(answers)
+    assert not [answer for answer in answers if answer.startswith("No answer")]
+    page.goto(f"{installation.platform.url}/deployments/sums")
+    expect(page.get_by_role("region", name="Table of tokens")).to_contain_text("root")
+    page.get_by_role("link", name="Deployments").click()
+    watch.says_yes = True
+    row.get_by_role("button", name="Undeploy").click()
+    expect(row.locator(".status")).to_have_text("inactive")
+    watch.dialogs.clear()
+
+
+def ask(page: Page, question: str) -> None:
+    """Ask both models of the playground for a short answer."""
+    page.get_by_role("textbox", name="Question").fill(question)
+    if not page.get_by_label("Temperature").is_visible():
+        page.get_by_text("Settings").click()
+    page.get_by_label("Tokens of the answer").fill("8")
+    page.get_by_label("Seed").fill("7")
+    page.get_by_role("button", name="Ask both").click()
+
+
+def test_without_javascript_pages_are_read_and_models_answer(
+    browser: Browser, installation: Installation, finished: tuple[str, str]
+) -> None:
+    running = installation.platform
+    ref = f"{running.info(finished[0])['run']['name']}@last"
+    asked = running.post("/deployments", {"checkpoint": ref, "name": "plain"})
+    assert asked.status_code == 202, asked.text
+    eventually(lambda: _is_active(running, "plain"), within_s=60, what="it is deployed")
+    link = running.post("/login-links", {}).json()["url"]
+    with visiting(browser, running.url, java_script_enabled=False) as (context, watch):
+        page = context.new_page()
+        page.goto(link)
+        page.goto(f"{running.url}/runs/{finished[0]}")
+        expect(page.locator("figure svg polyline").first).to_be_visible()
+        page.goto(f"{running.url}/playground")
+        ask(page, "Say 3")
+        ask(page, "Say 4")
+        answers = page.get_by_role("log").get_by_role("article").locator("pre")
+        expect(answers).to_have_count(4)
+        assert not [a for a in answers.all_text_contents() if a.startswith("No answer")]
+        watch.assert_nothing()
+
+
+def _is_active(running: Platform, name: str) -> bool | None:
+    status = running.get(f"/deployments/{name}")["deployment"]["status"]
+    return True if status == "active" else None
 
 
 def test_a_pushed_run_is_approved(visit: tuple[Page, Watch], installation: Installation) -> None:

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from infra.runtime.dead_letters import dead_letter_message
 from schemas.datasets import DatasetRow
+from schemas.deployments import ServedModel
 from schemas.events import (
     BatchAssembled,
     CheckpointSaved,
@@ -25,6 +26,9 @@ from schemas.events import (
     GroupGraded,
     GroupsRequested,
     HookPinged,
+    ModelDeployed,
+    ModelDeployFailed,
+    ModelDeployRequested,
     PolicyInitialized,
     PolicyUpdated,
     PushReceived,
@@ -42,7 +46,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import HEADRACE, ConsumerName, GroupKey, Purpose, derive_id
-from schemas.sampling import JudgementBatch, Message, SampleBatch
+from schemas.sampling import JudgementBatch, Message, PolicyRef, SampleBatch
 from schemas.specs import (
     BatchGroup,
     CommitSpec,
@@ -105,6 +109,7 @@ async def fill(app: Application, *, text: Texts = str, steps: int = STEPS) -> Sh
     await _train(app, PAUSED, 3, text, total=steps)
     await app.append([RunPaused(run=PAUSED, step=3, reason=text("paused by ada"))])
     await _evaluation(app, dataset, text)
+    await _deployments(app, text)
     await _dead_letter(app, text)
     return Showcase(_pages())
 
@@ -129,6 +134,9 @@ def _pages() -> dict[str, str]:
         "dataset": f"/datasets/{DATASET}",
         "workspaces": "/workspaces",
         "workspace": f"/workspaces/{WORKSPACE}",
+        "deployments": "/deployments?checkpoint=gsm8k-grpo-3e-6@best",
+        "deployment": "/deployments/sums",
+        "playground": "/playground",
         "platform": "/platform",
         "not-found": "/runs/no-such-run",
     }
@@ -336,6 +344,36 @@ async def _evaluation(app: Application, dataset: DatasetRef, text: Texts) -> Non
     )
     for event in (*events, ended):
         await app.append([event])
+
+
+async def _deployments(app: Application, text: Texts) -> None:
+    """One that is active and was used, and one that failed."""
+    served = ServedModel(
+        name="sums",
+        base_name=text("Qwen/Qwen3-0.6B"),
+        model=MODEL,
+        policy=PolicyRef(version=STEPS, weights=ref("w0")),
+        lora_alpha=32.0,
+        run=FIRST,
+        run_name=text("gsm8k-grpo-3e-6"),
+        step=STEPS,
+        reward=0.87,
+    )
+    failed = served.model_copy(update={"name": "tools", "run": FAILED})
+    message = text("its base model cannot be loaded: 12 GB are needed, and 8 GB are free")
+    events: list[Event] = [
+        ModelDeployRequested(deployment="sums", request="1", served=served),
+        ModelDeployed(deployment="sums", request="1", served=served, number=1),
+        ModelDeployRequested(deployment="tools", request="2", served=failed),
+        ModelDeployFailed(deployment="tools", request="2", message=message),
+    ]
+    for event in events:
+        await app.append([event])
+    await app.database.durable.execute(
+        "insert into inference_usage (token, model, requests, prompt_tokens, completion_tokens)"
+        " values ('root', $1, 12, 480, 960)",
+        served.model_name,
+    )
 
 
 async def _dead_letter(app: Application, text: Texts) -> None:

@@ -60,9 +60,17 @@ async def completions(request: Request) -> Response:
 
 async def _infer(request: Request, wire: WireName) -> Response:
     """Forward a request to the deployment that it names."""
-    core = services(request)
     try:
         body = await _body_of(request)
+    except GatewayError as error:
+        return openai_error(error)
+    return await infer(request, wire, body)
+
+
+async def infer(request: Request, wire: WireName, body: bytes) -> Response:
+    """Forward a body, on behalf of the actor of a request, to the deployment that it names."""
+    core = services(request)
+    try:
         name = _model_name(body)
         entry = await core.model_directory.find(name)
         if entry is None:
