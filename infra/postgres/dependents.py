@@ -1,7 +1,8 @@
-"""Finds the runs and evaluations that need a run or a dataset, which then cannot be deleted.
+"""Finds the runs, evaluations and deployments that need a run or a dataset, so that it is not deleted.
 
-The search reads the log itself, by the first events of everything that has a name. It misses nothing,
-because a name is taken before anything is appended under it.
+The search for runs and evaluations reads the log itself, by the first events of everything that has a
+name. It misses nothing, because a name is taken before anything is appended under it. Deployments are
+those that the read model has.
 """
 
 from infra.postgres.pool import Database
@@ -23,6 +24,11 @@ where n.kind = 'evaluation' and coalesce(v.status, 'pending') in ('pending', 'ru
   and e.data -> 'template' -> 'model' ->> 'kind' = 'checkpoint'
   and split_part(e.data -> 'template' -> 'model' ->> 'name', '@', 1) = $1
 order by n.created_at limit $2
+"""
+
+SERVED = """
+select deployment as name from deployments
+where status = 'active' and served::json ->> 'run' = $1 order by number limit $2
 """
 
 TRAINED_ON = """
@@ -55,6 +61,10 @@ class Holders:
     async def evaluations_of(self, run: str) -> list[str]:
         """Return the evaluations of a checkpoint of `run` that have not ended."""
         return await self._names(EVALUATING, run)
+
+    async def deployments_of(self, run: str) -> list[str]:
+        """Return the deployments that serve a checkpoint of `run`."""
+        return await self._names(SERVED, run)
 
     async def runs_on(self, dataset: str) -> list[str]:
         """Return the runs that train or validate on a dataset, ended and archived ones included."""

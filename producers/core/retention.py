@@ -81,6 +81,8 @@ class Retention:
             raise _in_use_error(
                 what, "measure its checkpoints", "wait for them or stop them", evaluations
             )
+        if deployed := await self._holders.deployments_of(found.run):
+            raise _in_use_error(what, "serve its checkpoints", "undeploy them first", deployed)
         cause = derive_id(HEADRACE, f"delete/{found.run}")
         try:
             cursor = await self._archives.remove(RunDeleted(run=found.run), cause=cause)

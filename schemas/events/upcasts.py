@@ -1,7 +1,7 @@
 """Converts payloads of retired versions to the current version, with one function per retired version.
 
 `UPCASTS[(type, version)]` turns a payload of that version into one of `version + 1`. No version was
-retired yet. tests/unit/schemas/test_upcasts.py holds a worked example.
+retired yet. tests/unit/schemas/events/test_upcasts.py holds a worked example.
 """
 
 from collections.abc import Callable, Mapping

@@ -14,6 +14,7 @@ from schemas.limits import MOST_SFT_ROWS, most_groups, most_samples
 from schemas.network import NetworkAddress, parse_address
 from schemas.specs import rubric_specs
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
+from schemas.toml.deploy_keys import deploy_issues
 from schemas.toml.environment import reserved_env
 from schemas.toml.provider_keys import provider_issues
 from schemas.toml.rubric_keys import rubric_issues
@@ -39,6 +40,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     yield from algorithm_issues(config)
     yield from mode_issues(config.advanced)
     yield from unread_issues(config)
+    yield from deploy_issues(config)
     yield from _validation_key_issues(config)
     yield from _step_size_issues(config)
 

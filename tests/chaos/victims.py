@@ -105,7 +105,7 @@ def pids(started: Platform, target: str) -> list[int]:
     if target in (GIT, "discover"):
         below = [pid for control in controls for pid in _below(control)]
         return [pid for pid in below if _is_git(pid) == (target == GIT) and not _waits(pid)]
-    workers = [c.pid for c in children if c.name != CONTROL and c.pid]
+    workers = [c.pid for c in children if c.name not in (CONTROL, "serving") and c.pid]
     return workers if target == "worker" else [pid for w in workers for pid in _below(w)]
 
 

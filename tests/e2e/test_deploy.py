@@ -244,3 +244,76 @@ def test_an_undeployed_model_is_gone(running: Platform, client: openai.OpenAI) -
 
 def _ask_once(client: openai.OpenAI, model: str) -> None:
     client.chat.completions.create(model=model, messages=ASKED, max_tokens=1)
+
+
+def test_a_run_with_a_deployment_is_not_deleted(running: Platform, deployed: str) -> None:
+    refused = running.api.delete("/runs/first")
+    assert refused.status_code == 409
+    assert "undeploy" in refused.json()["detail"]
+
+
+def test_a_checkpoint_of_another_base_is_refused(running: Platform, deployed: str) -> None:
+    config = run_config(advanced={"max_steps": 1, "seed": 8})
+    running.wait(running.submit(config, workspace="w", name="other"), "finished")
+    refused = running.post("/deployments", {"checkpoint": "other@1", "name": "other"})
+    assert refused.status_code == 409
+    assert "another base model" in refused.json()["detail"]
+
+
+def test_a_run_deploys_its_best_checkpoint_when_it_finishes(
+    running: Platform, client: openai.OpenAI, deployed: str
+) -> None:
+    config = run_config(
+        checkpoints={"checkpoint_save_freq": 2, "eval_interval": 2},
+        advanced={
+            "validation_dataset": "numbers",
+            "validation_samples": 2,
+            "deploy": "best",
+            "deploy_name": "best",
+        },
+    )
+    running.wait(running.submit(config, workspace="w", name="second"), "finished")
+
+    def active() -> dict[str, Any] | None:
+        answer = running.api.get("/deployments/best")
+        found: dict[str, Any] = answer.json().get("deployment", {})
+        return found if found.get("status") == "active" else None
+
+    found = eventually(active, within_s=60, what="the best checkpoint is deployed")
+    assert found["run_name"] == "second"
+    points = running.info("second")["metrics"]["eval/validation/reward"]
+    rewards = {point["step"]: point["value"] for point in points}
+    assert found["reward"] == max(rewards[2], rewards[4])
+    assert found["requested_by"] == "run second"
+    client.chat.completions.create(model=str(found["model"]), messages=ASKED, max_tokens=1)
+
+
+def test_no_more_than_the_setting_allows_are_deployed(running: Platform, deployed: str) -> None:
+    names = [
+        d["name"] for d in running.get("/deployments")["deployments"] if d["status"] == "active"
+    ]
+    added = [f"more{number}" for number in range(5 - len(names))]
+    for name in added:
+        assert deploy(running, "first@2", name)["status"] == "active"
+    refused = running.post("/deployments", {"checkpoint": "first@2", "name": "sixth"})
+    assert refused.status_code == 409
+    assert "HEADRACE_MAX_DEPLOYMENTS" in refused.json()["detail"]
+    assert running.get("/deployments")["active_deployments"] == 5
+    assert deploy(running, "first@4", "sums")["checkpoint"] == "first@4", "a swap needs no room"
+
+
+def test_weights_that_vanished_are_reported_and_the_old_version_stays(
+    running: Platform, client: openai.OpenAI, deployed: str
+) -> None:
+    before = running.get("/deployments/sums")["deployment"]["checkpoint"]
+    config = run_config(training={"lr": 2e-2}, advanced={"max_steps": 2})
+    running.wait(running.submit(config, workspace="w", name="third"), "finished")
+    digest = running.get("/checkpoints/third@2")["checkpoint"]["adapter_sha256"]
+    files = [*(running.home / "blobs").rglob(digest)]
+    assert files
+    for file in files:
+        file.unlink()
+    found = deploy(running, "third@2", "sums")
+    assert "do not exist any more" in found["error"]
+    assert found["checkpoint"] == before
+    client.chat.completions.create(model=deployed, messages=ASKED, max_tokens=1)

@@ -34,7 +34,7 @@ def test_it_returns_when_every_process_holds_its_lease(tmp_path: Path) -> None:
     finally:
         headrace(environment, "down")
     children = {child["name"]: child for child in status["supervisor"]["children"]}
-    assert set(children) == {"control", "worker"}
+    assert set(children) == {"control", "worker", "serving"}
     leased = {worker["id"] for worker in status["workers"]}
     assert {child["worker"] for child in children.values()} <= leased
-    assert [child["starts"] for child in children.values()] == [1, 1]
+    assert [child["starts"] for child in children.values()] == [1, 1, 1]

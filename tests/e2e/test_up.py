@@ -92,7 +92,8 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 def test_status_and_doctor_of_a_running_platform(headrace: Shell) -> None:
     code, status = headrace("status")
     assert code == 0
-    assert {child["name"] for child in status["supervisor"]["children"]} == {"control", "worker"}
+    children = {child["name"] for child in status["supervisor"]["children"]}
+    assert children == {"control", "worker", "serving"}
     assert headrace("doctor")[0] == 0
 
 

@@ -1,0 +1,197 @@
+"""Deployed models below /v1: found by name, answered by a process that serves, and only for tokens that
+may use them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from infra.access.serving import grants
+from infra.access.serving.grants import KnownKeys, ServingDoors
+from infra.access.serving.usage import UsageCounts
+from infra.gateway.serving.endpoint import ServingEndpoint
+from schemas.deployments import ServedModel
+from schemas.events import ModelDeployed, ModelDeployFailed, ModelDeployRequested, ModelUndeployed
+from schemas.ids import WorkerId
+from schemas.sampling import ModelRef, PolicyRef
+from tests.kit.application import Application
+from tests.kit.fakes import FakeSampler, turn
+from tests.kit.tokens import ask, create_token, tenant
+
+pytestmark = pytest.mark.postgres
+
+WORKER = WorkerId("w")
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Say 3"}]}
+
+
+def served(name: str = "sums", *, step: int = 2, workspace: str | None = None) -> ServedModel:
+    return ServedModel(
+        name=name,
+        base_name="tiny",
+        model=ModelRef(kind="scratch", name="tiny"),
+        policy=PolicyRef(version=step),
+        lora_alpha=32,
+        run="r1",
+        run_name="calm-otter",
+        step=step,
+        workspace=workspace,
+    )
+
+
+async def deploy(app: Application, model: ServedModel, number: int = 1) -> None:
+    request = f"q{number}-{model.name}"
+    asked = ModelDeployRequested(deployment=model.name, request=request, served=model)
+    deployed = ModelDeployed(deployment=model.name, request=request, served=model, number=number)
+    await app.append([asked, deployed])
+
+
+@asynccontextmanager
+async def serving(app: Application) -> AsyncIterator[FakeSampler]:
+    """A process that serves, in this one. Its use is written at the end."""
+    sampler = FakeSampler(lambda request: turn("three"))
+    database = app.services.database
+    usage, doors = UsageCounts(database), ServingDoors(database)
+    endpoint = ServingEndpoint(sampler, is_known=KnownKeys(doors, WORKER).is_valid, usage=usage)
+    await endpoint.start()
+    endpoint.is_ready = True
+    await app.services.effects.register(WORKER, host="h", pid=1, lease_s=60)
+    await doors.announce(WORKER, endpoint.url)
+    try:
+        yield sampler
+    finally:
+        await endpoint.aclose()
+        await usage.write()
+        await app.services.serving.aclose()
+
+
+async def chat(app: Application, model: str, token: str | None = None) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    body = {**CHAT, "model": model}
+    return await app.api.post("/v1/chat/completions", json=body, headers=headers)
+
+
+async def test_a_deployment_answers_and_its_use_is_counted(app: Application) -> None:
+    await deploy(app, served())
+    token = await create_token(app, "app", "inference")
+    async with serving(app) as sampler:
+        answer = await chat(app, "tiny:sums", token)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"] == "three"
+        assert answer.json()["model"] == "tiny:sums"
+        assert (await chat(app, "tiny", token)).status_code == 200
+    assert [request.policy.version for request in sampler.requests] == [2, 0]
+    [used] = (await app.get("/deployments/sums"))["deployment"]["usage_by_token"]
+    assert (used["token_name"], used["requests"]) == ("app", 1)
+    assert used["completion_tokens"] == answer.json()["usage"]["completion_tokens"]
+
+
+async def test_a_new_version_is_used_by_the_next_request(app: Application) -> None:
+    await deploy(app, served(step=2))
+    async with serving(app) as sampler:
+        await chat(app, "tiny:sums")
+        await deploy(app, served(step=4), number=2)
+        app.services.model_directory._read_at = float("-inf")
+        await chat(app, "tiny:sums")
+    assert [request.policy.version for request in sampler.requests] == [2, 4]
+
+
+async def test_without_a_process_that_serves_a_client_is_told_to_try_again(
+    app: Application,
+) -> None:
+    await deploy(app, served())
+    nobody = await chat(app, "tiny:sums")
+    assert nobody.status_code == 503
+    assert nobody.headers["retry-after"] == "1"
+    assert nobody.json()["error"]["type"] == "server_error"
+    await app.services.effects.register(WORKER, host="h", pid=1, lease_s=60)
+    doors = ServingDoors(app.services.database)
+    await doors.announce(WORKER, "http://127.0.0.1:9/internal/serve")
+    assert (await chat(app, "tiny:sums")).status_code == 503, "it has ended, and its lease lives on"
+    await app.services.serving.aclose()
+
+
+async def test_the_models_of_a_workspace_are_those_of_its_tokens(app: Application) -> None:
+    await app.services.database.durable.execute("select 1")
+    ours = await tenant(app, "ours", "/repo")
+    await deploy(app, served("mine", workspace=ours.workspace), number=1)
+    await deploy(app, served("theirs", workspace="another"), number=2)
+    token = await create_token(app, "bound", "inference", workspace="ours")
+    listed = (await ask(app, "GET", "/v1/models", token)).json()["data"]
+    assert [model["id"] for model in listed] == ["tiny", "tiny:mine"]
+    async with serving(app):
+        assert (await chat(app, "tiny:mine", token)).status_code == 200
+        refused = await chat(app, "tiny:theirs", token)
+        assert (await chat(app, "tiny:theirs")).status_code == 200, "the twin: an unbound token"
+    assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
+    reader = await create_token(app, "reader", "read", workspace="ours")
+    shown = (await ask(app, "GET", "/api/v1/deployments", reader)).json()["deployments"]
+    assert [deployment["name"] for deployment in shown] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "invalid_request"),
+        (b"[]", 400, "invalid_request"),
+        (b'{"model": 3}', 400, "invalid_request"),
+        (b'{"model": "tiny:nobody"}', 404, "model_not_found"),
+        (b'{"model": "\\u0000"}', 404, "model_not_found"),
+        (b" " * (8 << 20), 413, "too_large"),
+    ],
+)
+async def test_a_bad_request_has_an_error_of_openai(
+    app: Application, body: bytes, status: int, code: str
+) -> None:
+    refused = await app.api.post("/v1/chat/completions", content=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+    stranger = await app.api.get("/v1/models", headers={"Authorization": "Bearer x"})
+    assert (stranger.status_code, stranger.json()["error"]["code"]) == (401, "unauthorized")
+
+
+async def test_a_token_without_the_scope_is_refused(app: Application) -> None:
+    reader = await create_token(app, "reader", "read", "submit", "control")
+    refused = await ask(app, "GET", "/v1/models", reader)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    asker = await create_token(app, "asker", "inference")
+    assert (await ask(app, "GET", "/v1/models", asker)).status_code == 200  # the twin
+
+
+async def test_a_row_shows_what_is_served_what_is_loaded_and_what_failed(
+    app: Application,
+) -> None:
+    model = served()
+    asked = ModelDeployRequested(deployment="sums", request="q1", served=model)
+    await app.append([asked])
+    [row] = (await app.get("/deployments"))["deployments"]
+    assert (row["status"], row["pending"]) == ("loading", "calm-otter@2")
+    await app.append([ModelDeployFailed(deployment="sums", request="q1", message="no room")])
+    [row] = (await app.get("/deployments"))["deployments"]
+    assert (row["status"], row["pending"], row["error"]) == ("failed", None, "no room")
+    await deploy(app, model)
+    answer = await app.get("/deployments")
+    [row] = answer["deployments"]
+    assert (row["status"], row["model"], row["error"]) == ("active", "tiny:sums", None)
+    assert (answer["active_deployments"], answer["max_active_deployments"]) == (1, 5)
+    await app.append([ModelUndeployed(deployment="sums", request="e1")])
+    assert (await app.get("/deployments/sums"))["deployment"]["status"] == "inactive"
+    assert (await chat(app, "tiny:sums")).status_code == 404
+
+
+async def test_a_key_is_for_one_process_and_expires(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors = ServingDoors(app.services.database)
+    key = await doors.grant(WORKER)
+    assert await KnownKeys(doors, WORKER).is_valid(key)
+    assert not await KnownKeys(doors, WorkerId("v")).is_valid(key)
+    assert not await KnownKeys(doors, WORKER).is_valid(key + "x")
+    rows = await app.services.database.durable.fetch(
+        "select encode(sha256, 'escape') || g::text as row from serving_grants g"
+    )
+    assert not [row for row in rows if key[4:] in row["row"]], "the database holds no key"
+    monkeypatch.setattr(grants, "GRANT_S", -1.0)
+    expired = await doors.grant(WORKER)
+    assert not await KnownKeys(doors, WORKER).is_valid(expired)
