@@ -16,7 +16,7 @@ from producers.dashboard.pages import (
     sign_in,
     workspaces,
 )
-from producers.dashboard.routing import PageRoute, not_found
+from producers.dashboard.routing import MissingPage
 
 PAGES = (
     assets,
@@ -39,5 +39,5 @@ PAGES = (
 
 ROUTES = [
     *(route for part in PAGES for route in part.ROUTES),
-    PageRoute("/{path:path}", not_found, scope="read"),
+    MissingPage(),
 ]

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from infra.postgres.errors import UNAVAILABLE_ERRORS
@@ -51,10 +51,19 @@ class PageRoute(ScopedRoute):
         await error_page(Request(scope), 403, detail)(scope, receive, send)
 
 
-async def not_found(request: Request) -> Response:
-    """The page for an address where there is nothing. Programs get a problem document."""
-    if not is_for_browsers(request.url.path):
-        raise HTTPException(404)
+class MissingPage(PageRoute):
+    """The page for every address where there is nothing. Programs get a problem document instead."""
+
+    def __init__(self) -> None:
+        super().__init__("/{path:path}", _refuse, scope="read")
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] != "http" or not is_for_browsers(scope["path"]):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+async def _refuse(request: Request) -> Response:
     raise NotFound(f"there is nothing at {request.url.path[:200]}")
 
 

@@ -143,8 +143,8 @@ def test_a_run_is_submitted_from_the_form_watched_paused_resumed_and_stopped(
 ) -> None:
     page, watch = visit
     page.get_by_role("link", name="New run").click()
-    page.get_by_label("Name").fill("from-the-form")
-    page.get_by_label("Workspace").fill("math")
+    page.get_by_label("Name", exact=True).fill("from-the-form")
+    page.get_by_label("Workspace", exact=True).fill("math")
     page.get_by_label("Config", exact=True).fill(toml(**LONG).replace("lr =", "learning ="))
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("alert")).to_contain_text("training.learning")
@@ -218,7 +218,7 @@ def test_a_checkpoint_is_deployed_and_chatted_with(
     page, watch = visit
     page.goto(f"{installation.platform.url}/runs/{finished[0]}")
     page.get_by_role("link", name="Deploy").last.click()
-    page.get_by_label("Name").fill("sums")
+    page.get_by_label("Name", exact=True).fill("sums")
     page.get_by_role("button", name="Deploy").click()
     row = page.get_by_role("row", name=re.compile("^sums"))
     expect(row.locator(".status")).to_have_text("active")
