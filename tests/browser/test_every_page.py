@@ -14,6 +14,19 @@ from tests.kit.chromium import DESK, PHONE, violations, visiting
 
 pytestmark = [pytest.mark.browser, pytest.mark.postgres]
 
+LEAST_BYTES, MOST_BYTES = 10_000, 150_000
+FOCUSABLE = "a[href], button, input:not([type=hidden]), select, [tabindex='0']"
+LOADED_BYTES = """() => ["navigation", "resource"]
+  .flatMap((kind) => performance.getEntriesByType(kind))
+  .reduce((sum, one) => sum + one.decodedBodySize, 0)"""
+LAYOUT_SHIFT = """() => new Promise((resolve) => {
+  let sum = 0;
+  const add = (list) => { for (const one of list.getEntries()) sum += one.value; };
+  const watch = new PerformanceObserver(add);
+  watch.observe({ type: "layout-shift", buffered: true });
+  setTimeout(() => resolve(sum), 500);
+})"""
+
 LOOKS = {
     "light": {"viewport": DESK, "color_scheme": "light"},
     "dark": {"viewport": DESK, "color_scheme": "dark"},
@@ -44,6 +57,43 @@ def test_axe_finds_nothing_wrong_with_any_page(browser: Browser, shown: Shown, l
         watch.assert_nothing()
     assert [f"{name}: {slip}" for name, slips in found.items() for slip in slips] == []
     assert too_wide == []
+
+
+def test_every_page_is_light_and_nothing_on_it_moves(browser: Browser, shown: Shown) -> None:
+    """Bytes of a page and of all files that it loads, and how far its parts move while it loads."""
+    heavy, moving, url = {}, {}, shown.dashboard.url
+    with visiting(browser, url) as (context, watch):
+        page = context.new_page()
+        page.goto(shown.dashboard.sign_in_link())
+        for name, path in shown.showcase.pages.items():
+            page.goto(url + path)
+            page.wait_for_load_state("load")
+            if moved := page.evaluate(LAYOUT_SHIFT):
+                moving[name] = moved
+            loaded = page.evaluate(LOADED_BYTES)
+            assert loaded > LEAST_BYTES, name  # the browser tells sizes
+            if loaded > MOST_BYTES:
+                heavy[name] = loaded
+        watch.assert_nothing()
+    assert heavy == {}
+    assert moving == {}
+
+
+def test_the_keyboard_reaches_everything_in_its_order(browser: Browser, shown: Shown) -> None:
+    with visiting(browser, shown.dashboard.url) as (context, _):
+        page = context.new_page()
+        page.goto(shown.dashboard.sign_in_link())
+        page.goto(f"{shown.dashboard.url}/")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        page.keyboard.press("Enter")
+        reached = []
+        for _ in range(page.locator(FOCUSABLE).count()):
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate("document.activeElement.matches('#main *')"))
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline != "none" or not reached[-1]
+        assert sum(reached) >= page.locator(f"#main :is({FOCUSABLE})").count()
 
 
 def test_axe_bites(browser: Browser, shown: Shown) -> None:

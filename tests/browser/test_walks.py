@@ -281,6 +281,35 @@ def _is_active(running: Platform, name: str) -> bool | None:
     return True if status == "active" else None
 
 
+def test_two_tabs_press_different_buttons_and_a_session_ends_in_between(
+    visit: tuple[Page, Watch], installation: Installation
+) -> None:
+    page, watch = visit
+    watch.says_yes = True
+    running, run = installation.platform, installation.submit(**LONG)
+    address = f"{running.url}/runs/{run}"
+    running.wait(run, "running")
+    other = page.context.new_page()
+    for tab in (page, other):
+        tab.goto(address)
+        expect(tab.get_by_role("button", name="Pause")).to_be_visible()
+    cookies = page.context.cookies()
+    page.context.clear_cookies()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("body")).to_contain_text("Sign in again in another tab")
+    assert running.info(run)["run"]["phase"] != "paused"
+    page.context.add_cookies(cookies)  # type: ignore[arg-type]  # what it gave is what it takes
+    page.go_back()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    other.get_by_role("button", name="Stop").click()
+    expect(other.locator("h1 .status")).to_have_text("stopped")
+    page.goto(address)
+    expect(page.get_by_role("button", name="Resume")).to_have_count(0)
+    assert running.wait(run, "stopped")
+    watch.dialogs.clear()
+
+
 def test_a_pushed_run_is_approved(visit: tuple[Page, Watch], installation: Installation) -> None:
     page, _ = visit
     git(installation.copy, "commit", "-q", "--allow-empty", "-m", "a change")

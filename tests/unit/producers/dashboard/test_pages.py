@@ -6,8 +6,9 @@ import httpx
 import pytest
 
 from tests.kit.application import TOKEN, Application
+from tests.kit.story import beginning
 from tests.kit.tokens import Tenant, tenant
-from tests.unit.producers.dashboard.test_sign_in import sign_in
+from tests.unit.producers.dashboard.test_sign_in import form_key_in, sign_in
 
 pytestmark = pytest.mark.postgres
 
@@ -100,3 +101,19 @@ async def test_files_of_pages_are_kept_by_browsers(browser: httpx.AsyncClient) -
         assert "immutable" in found.headers["cache-control"]
     assert (await browser.get("/static/../formats.py")).status_code == 404
     assert (await browser.get("/static/nothing.js")).status_code == 404
+
+
+async def test_a_button_that_comes_too_late_says_so(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    """As two tabs press them: the one that is second gets a page, whatever it asks for."""
+    await app.append(list(beginning("r1", "first", steps=2)))
+    key = form_key_in((await browser.get("/runs/r1")).text)
+    pressed = {}
+    for verb in ("pause", "stop", "pause", "resume", "approve", "stop"):
+        answer = await browser.post(f"/runs/r1/{verb}", data={"form_key": key})
+        assert answer.status_code in (303, 409), answer.text
+        pressed[verb] = answer
+    assert pressed["approve"].status_code == 409
+    assert pressed["approve"].headers["content-type"].startswith("text/html")
+    assert "does not wait for approval" in pressed["approve"].text
