@@ -11,6 +11,7 @@ from schemas.toml.page import allowed_values, default_text, meanings
 
 FIRST = ("experiment", "training", "sampling", "checkpoints", "advanced")
 NUMBER = re.compile(r"[+-]?(\d+|\d*\.\d+|\d+\.)([eE][+-]?\d+)?")
+LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 CHOICES = re.compile(r"`([^`]*)`")
 
 
@@ -45,7 +46,7 @@ def _fields(section: str, kind: type[Section]) -> list[FormField]:
         if allowed in ("list", "table", "text or list"):
             continue
         choices = tuple(CHOICES.findall(allowed))
-        meaning = description[kind.__name__, key].replace("`", "")
+        meaning = LINK.sub(r"\1", description[kind.__name__, key]).replace("`", "")
         default = default_text(key, inner).replace("`", "")
         found.append(FormField(f"{section}.{key}", key, allowed, choices, default, meaning))
     return found
