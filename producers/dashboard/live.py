@@ -26,6 +26,7 @@ from producers.dashboard.charts import finite_points, thin
 from producers.dashboard.pages.run import ENDED, TITLES
 from producers.dashboard.routing import PageRoute
 from producers.http.auth import is_still_valid
+from producers.http.browsers import bearer_of, cookie_of
 from producers.http.routes.runs import find_run, services
 from schemas.errors import TransientError
 
@@ -34,6 +35,9 @@ logger.addFilter(RateLimit())
 
 EVERY_S = 0.5
 COMMENT_EVERY_S = 15.0
+SESSION_CHECKED_S = 15.0
+"""How long a stream may go on after its session has ended. A revoked token ends it at once."""
+
 MOST_WAITING = 32
 """How many messages may wait for a viewer."""
 
@@ -205,13 +209,26 @@ async def follow(request: Request) -> Response:
     await anext(messages)
 
     async def stream() -> AsyncIterator[bytes]:
+        clock = services(request).clock
+        checked = clock.elapsed_s()
         yield b": headrace\n\n"
         async for message in messages:
             if not await is_still_valid(request):
                 return
+            if (now := clock.elapsed_s()) - checked >= SESSION_CHECKED_S:
+                checked = now
+                if not await _has_session(request):
+                    return
             yield message or b": still here\n\n"
 
     return StreamingResponse(stream(), media_type=EVENTS, headers={"X-Accel-Buffering": "no"})
+
+
+async def _has_session(request: Request) -> bool:
+    """Whether the session of a request still lasts. A request with a token needs none."""
+    if bearer_of(request.scope.get("state") or {}) is None:
+        return True
+    return await services(request).sessions.find(cookie_of(request.headers)) is not None
 
 
 def _live_runs(request: Request) -> LiveRuns:

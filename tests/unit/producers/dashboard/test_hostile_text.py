@@ -114,6 +114,27 @@ async def test_an_address_is_text_too(browser: httpx.AsyncClient, path: str) -> 
     structure(answer.text)
 
 
+async def test_the_name_of_a_metric_is_in_no_header(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await fill(app, steps=2)
+    for key in (
+        "a\r\nSet-Cookie: x=1",
+        '"; filename="evil.html',
+        "\u202egpj.csv",
+        "<b>",
+        "x" * 999,
+    ):
+        answer = await browser.get(f"/runs/{FIRST}/curve.csv", params={"key": key})
+        assert (answer.status_code, answer.text) == (200, "step,value\n")
+        assert answer.headers["content-type"].startswith("text/csv")
+        assert "set-cookie" not in answer.headers
+        name = answer.headers["content-disposition"].partition('filename="')[2][:-1]
+        assert name.isascii()
+        assert not set(name) & set('"\r\n;<>/\\')
+        assert len(name) <= 150
+
+
 async def test_a_form_is_text_too(browser: httpx.AsyncClient) -> None:
     key = (await browser.get("/new")).text.partition('name="form_key" value="')[2].partition('"')[0]
     for text in hostile_strings(30):

@@ -5,15 +5,18 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import httpx
 import pytest
 
 from infra.postgres.errors import DatabaseUnavailable
 from infra.readmodel.runs import Runs
+from producers.dashboard import live
 from producers.dashboard.live import MOST_WAITING, LiveRuns
 from producers.dashboard.pages.runs import REWARD
 from schemas.events import Event
-from tests.kit.application import Application
+from tests.kit.application import TOKEN, Application
 from tests.kit.story import whole_run
+from tests.unit.producers.dashboard.test_sign_in import sign_in
 
 pytestmark = pytest.mark.postgres
 WITHIN_S = 30
@@ -40,9 +43,9 @@ async def collect(messages: AsyncIterator[bytes | None]) -> list[dict[str, Any]]
 async def test_viewers_get_each_new_point_once_until_the_run_ends(app: Application) -> None:
     first, rest = split_story()
     await app.append(first)
-    live = LiveRuns(app.services.readmodel.runs, every_s=0.01)
-    viewers = [asyncio.ensure_future(collect(live.messages("r1", (REWARD,)))) for _ in range(3)]
-    while live.num_viewers < len(viewers):
+    runs = LiveRuns(app.services.readmodel.runs, every_s=0.01)
+    viewers = [asyncio.ensure_future(collect(runs.messages("r1", (REWARD,)))) for _ in range(3)]
+    while runs.num_viewers < len(viewers):
         await asyncio.sleep(0)
     for event in rest:
         await app.append([event])
@@ -56,32 +59,32 @@ async def test_viewers_get_each_new_point_once_until_the_run_ends(app: Applicati
         ]
         assert points == stored[before:]
         assert messages[-1]["status"] == "finished"
-    assert live.num_viewers == 0
-    assert live.num_runs == 0
+    assert runs.num_viewers == 0
+    assert runs.num_runs == 0
 
 
 async def test_a_viewer_that_does_not_read_loses_its_stream(app: Application) -> None:
     first, _ = split_story()
     await app.append(first)
-    live = LiveRuns(app.services.readmodel.runs, every_s=0.01)
-    messages = live.messages("r1", (REWARD,))
+    runs = LiveRuns(app.services.readmodel.runs, every_s=0.01)
+    messages = runs.messages("r1", (REWARD,))
     assert await asyncio.wait_for(anext(messages), WITHIN_S) is None
     for _ in range(MOST_WAITING + 1):
-        live.send("r1", b"event: points\n\n")
+        runs.send("r1", b"event: points\n\n")
     rest = [message async for message in messages]
     assert len(rest) < MOST_WAITING
-    assert live.num_runs == 0
+    assert runs.num_runs == 0
 
 
 async def test_nothing_is_read_for_nobody(app: Application) -> None:
     first, _ = split_story()
     await app.append(first)
-    live = LiveRuns(app.services.readmodel.runs, every_s=0.01)
-    messages = live.messages("r1", (REWARD,))
+    runs = LiveRuns(app.services.readmodel.runs, every_s=0.01)
+    messages = runs.messages("r1", (REWARD,))
     assert await asyncio.wait_for(anext(messages), WITHIN_S) is None
-    assert live.num_runs == 1
+    assert runs.num_runs == 1
     await messages.aclose()
-    assert live.num_runs == 0
+    assert runs.num_runs == 0
 
 
 async def test_a_browser_that_slept_gets_what_it_missed(app: Application) -> None:
@@ -89,9 +92,9 @@ async def test_a_browser_that_slept_gets_what_it_missed(app: Application) -> Non
     first, rest = split_story()
     for event in (*first, *rest[:-1]):  # all but the end of the run
         await app.append([event])
-    live = LiveRuns(app.services.readmodel.runs, every_s=0.01)
+    runs = LiveRuns(app.services.readmodel.runs, every_s=0.01)
     stored = await app.services.readmodel.runs.curve("r1", REWARD)
-    messages = live.messages("r1", (REWARD,), known=stored[1][0])
+    messages = runs.messages("r1", (REWARD,), known=stored[1][0])
     assert await asyncio.wait_for(anext(messages), WITHIN_S) is None
     missed = await asyncio.wait_for(anext(messages), WITHIN_S)
     assert missed is not None
@@ -99,6 +102,27 @@ async def test_a_browser_that_slept_gets_what_it_missed(app: Application) -> Non
     assert [tuple(point) for point in points["points"][REWARD]] == stored[1:]
     assert f"id: {stored[-1][0]}\n" in missed.decode()
     await messages.aclose()
+
+
+async def test_a_stream_ends_with_its_session(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SESSION_CHECKED_S", 0.0)
+    first, rest = split_story()
+    await app.append(first)
+    transport = httpx.ASGITransport(app.app)
+    here = "http://127.0.0.1"
+    async with httpx.AsyncClient(transport=transport, base_url=here) as browser:
+        browser.headers["Origin"] = here
+        await sign_in(browser, TOKEN)
+        following = asyncio.ensure_future(browser.get("/runs/r1/live"))
+        while not hasattr(app.app.state, "live_runs") or not app.app.state.live_runs.num_viewers:
+            await asyncio.sleep(0.01)
+        await app.database.durable.execute("delete from browser_sessions")
+        await app.append(rest[:2])
+        answer = await asyncio.wait_for(following, WITHIN_S)
+    assert answer.status_code == 200
+    assert "rollout/raw_reward" not in answer.text
 
 
 async def _only(message: bytes) -> AsyncIterator[bytes]:
@@ -135,7 +159,7 @@ class AwayRuns(Runs):
 async def test_streams_end_when_the_database_goes_away(app: Application) -> None:
     first, _ = split_story()
     await app.append(first)
-    live = LiveRuns(AwayRuns(app.database), every_s=0.01)
+    runs = LiveRuns(AwayRuns(app.database), every_s=0.01)
     async with asyncio.timeout(WITHIN_S):
-        assert [one async for one in live.messages("r1", (REWARD,))] == [None]
-    assert live.num_runs == 0
+        assert [one async for one in runs.messages("r1", (REWARD,))] == [None]
+    assert runs.num_runs == 0
