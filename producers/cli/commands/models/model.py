@@ -29,10 +29,10 @@ NAME = click.argument("name", metavar="NAME")
 @click.option("--name", help="Name of the deployment. Default: the name of the run.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the checkpoint is loaded.")
 def deploy(ref: str, *, name: str | None, no_wait: bool, as_json: bool) -> None:
-    """Serve a LoRA checkpoint at /v1/chat/completions and /v1/completions.
+    """Serve a LoRA checkpoint to clients of OpenAI's API.
 
-    REF is RUN@STEP, RUN@last or RUN@best. Clients call the model BASE:NAME, with a token of the scope
-    inference. If the name is in use, its old version answers until the new one is loaded.
+    REF is RUN@STEP, RUN@last or RUN@best. Clients call the model BASE:NAME at /v1/chat/completions or
+    /v1/completions, with a token of the scope inference. If the name is in use, its old version answers until the new one is loaded.
     """
     with Client() as client:
         body = {"checkpoint": ref, **({"name": name} if name else {})}
@@ -103,7 +103,7 @@ def list_(*, as_json: bool) -> None:
 @command(model, "info", example="headrace model info sums")
 @NAME
 def info(name: str, *, as_json: bool) -> None:
-    """Show a deployment: its checkpoint, and what each token used of it."""
+    """Show a deployment: its checkpoint, and what each token used."""
     with Client() as client:
         answer = client.get(f"/deployments/{path_segment(name)}")
     if as_json:

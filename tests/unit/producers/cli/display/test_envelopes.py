@@ -162,6 +162,7 @@ def _every_help() -> list[list[str]]:
             *["samples", "retry", "compare", "download"],
         ],
         "checkpoint": ["list", "info", "download", "merge", "chat"],
+        "model": ["deploy", "undeploy", "list", "info"],
         "dlq": ["list", "show", "redrive"],
         "token": ["create", "list", "revoke"],
         "secret": ["set", "list", "delete", "rotate-key"],
