@@ -1,7 +1,8 @@
 """Deployments under load, with the unmodified `openai` package against a whole platform.
 
-`python -m bench.serving [REQUESTS]` trains a LoRA adapter of 2 MB on `scratch:qwen3-4m`, deploys it, and
-prints four figures. Everything runs on one machine, each process with one thread for arithmetic.
+`python -m bench.serving [REQUESTS]` trains a LoRA adapter of 2 MB on `scratch:qwen3-4m` (`--large`: on a
+model of 43 million parameters), deploys it, and prints four figures. Everything runs on one machine,
+each process with one thread for arithmetic.
 
 - how many of REQUESTS (10,000) fail while the version is swapped again and again (goal: none)
 - tokens per second through the deployment, over those of the bare engine (goal: 0.95), and the CPU time
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import torch
+import transformers
 
 from infra.local.home import SupervisorState, read_state
 from schemas.sampling import (
@@ -33,13 +36,17 @@ from schemas.sampling import (
     SampleRequest,
     SamplingParams,
 )
+from schemas.scratch_models import scratch_shape
 from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
 from trainer.engine import Engine
+from trainer.model.char_tokenizer import character_tokenizer
 
-MODEL, SEED, RANK = "scratch:qwen3-4m", 7, 22
+SMALL, LARGE, SEED = "scratch:qwen3-4m", "bench-43m", 7
+RANKS = {SMALL: 22, LARGE: 6}
+"""With these, an adapter has 2 MB."""
 REQUESTS, CLIENTS, SHORT = 10_000, 32, 4
-ANSWERS, IN_FLIGHT, LONG = 768, 64, 256
-ROUNDS, STREAMS, DEPLOYS = 3, 60, 5
+ANSWERS, IN_FLIGHT, LONG = 64, 16, 192
+ROUNDS, STREAMS, DEPLOYS = 3, 40, 5
 ASKED: Any = [{"role": "user", "content": "Say a long number, and then another one."}]
 TEXT = "A long number is 1234567890"
 """The speed is that of plain texts, because this model ends a chat after a few tokens."""
@@ -51,6 +58,7 @@ class Subject:
 
     running: Platform
     client: openai.AsyncOpenAI
+    base: ModelRef
     model: str
     weights: bytes
 
@@ -59,7 +67,7 @@ class Subject:
         digest = hashlib.sha256(self.weights).hexdigest()
         weights = ArtifactRef(uri="file:///bench", sha256=digest, size=len(self.weights))
         return SampleRequest(
-            model=ModelRef(kind="scratch", name=MODEL.removeprefix("scratch:"), seed=SEED),
+            model=self.base,
             policy=PolicyRef(version=2, weights=weights),
             lora_alpha=32,
             params=SamplingParams(seed=seed, max_new_tokens=tokens, max_prompt_tokens=1 << 20),
@@ -69,18 +77,50 @@ class Subject:
         )
 
 
-def train(running: Platform, directory: Path) -> None:
+def make_model(directory: Path) -> str:
+    """Write a model with random weights, and return its path."""
+    torch.manual_seed(SEED)
+    tokenizer = character_tokenizer(scratch_shape(SMALL))
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        num_key_value_heads=6,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    path = directory / LARGE
+    transformers.Qwen3ForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def train(running: Platform, directory: Path, model: str) -> None:
     """Train two steps, with a checkpoint after each."""
     workspace = make_workspace(directory / "workspace")
     running.post("/workspaces", {"url": str(workspace), "name": "w"})
     running.upload("numbers")
     config = run_config(
-        experiment={"model_path": MODEL},
+        experiment={"model_path": model},
         training={"lr": 1e-6},  # so that answers stay as long as those of the base
         checkpoints={"checkpoint_save_freq": 1},
-        advanced={"max_steps": 2, "seed": SEED, "lora_rank": RANK, "deterministic": False},
+        advanced={
+            "max_steps": 2,
+            "seed": SEED,
+            "lora_rank": RANKS[base_name(model)],
+            "deterministic": False,
+        },
     )
     running.wait(running.submit(config, workspace="w", name="first"), "finished")
+
+
+def base_name(model: str) -> str:
+    """The name of the base model in the names of its deployments."""
+    return model if model == SMALL else LARGE
 
 
 def deploy(running: Platform, ref: str, name: str) -> str:
@@ -239,7 +279,7 @@ async def time_deploys(subject: Subject) -> None:
         while True:
             try:
                 await subject.client.chat.completions.create(
-                    model=f"{MODEL}:{name}", messages=ASKED, max_tokens=1
+                    model=subject.model.replace(":bench", f":{name}"), messages=ASKED, max_tokens=1
                 )
                 break
             except openai.NotFoundError:
@@ -262,7 +302,7 @@ def _undeploy(running: Platform, name: str) -> None:
     eventually(is_gone, within_s=30, what=f"{name} is undeployed")
 
 
-async def measure(running: Platform, requests: int) -> None:
+async def measure(running: Platform, base: ModelRef, requests: int) -> None:
     """Print all figures."""
     model = await asyncio.to_thread(deploy, running, "first@2", "bench")
     path = "/checkpoints/first@2/files/adapter_model.safetensors"
@@ -272,7 +312,7 @@ async def measure(running: Platform, requests: int) -> None:
     async with openai.AsyncOpenAI(
         base_url=f"{running.url}/v1", api_key=token, max_retries=0, timeout=300
     ) as client:
-        subject = Subject(running, client, model, weights)
+        subject = Subject(running, client, base, model, weights)
         await compare_speed(subject, engine)
         await time_deploys(subject)
         await swap_under_load(subject, requests)
@@ -280,10 +320,14 @@ async def measure(running: Platform, requests: int) -> None:
 
 
 def main() -> None:
-    requests = int(sys.argv[1]) if len(sys.argv) > 1 else REQUESTS
+    numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
     with tempfile.TemporaryDirectory() as directory, platform(Path(directory) / "home") as running:
-        train(running, Path(directory))
-        asyncio.run(measure(running, requests))
+        model, base = SMALL, ModelRef(kind="scratch", name="qwen3-4m", seed=SEED)
+        if "--large" in sys.argv:
+            model = make_model(Path(directory))
+            base = ModelRef(kind="directory", name=model)
+        train(running, Path(directory), model)
+        asyncio.run(measure(running, base, numbers[0] if numbers else REQUESTS))
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ OF_JUDGES = ("judge.",)
 VALIDATED = {"max_steps": 6, "validation_dataset": "numbers", "state_interval": 2}
 EVALUATED = {"eval_interval": 3}
 
+OF_DEPLOYMENTS = ("deploy.",)
+"""Points of deployments, which `tests/crash/test_deploy_kills.py` passes."""
 OF_PACKAGES = ("sync.perform.DiscoverRollouts.",)
 """Points that no run of a rollout without packages passes: tests/crash/test_package_kills.py kills
 there."""
@@ -146,7 +148,7 @@ def batches(points: Sequence[str]) -> list[tuple[Shape, list[str]]]:
 
 def points(stack: str) -> tuple[str, ...]:
     """The failpoints that a run on this stack passes."""
-    elsewhere = (*OF_ENDED_RUNS, *OF_PUSHES, *OF_JUDGES, *OF_PACKAGES)
+    elsewhere = (*OF_ENDED_RUNS, *OF_PUSHES, *OF_JUDGES, *OF_PACKAGES, *OF_DEPLOYMENTS)
     absent = elsewhere if stack == "real" else (*elsewhere, *WITH_KAFKA)
     return tuple(name for name in names() if not name.startswith(absent))
 
