@@ -32,7 +32,8 @@ def deploy(ref: str, *, name: str | None, no_wait: bool, as_json: bool) -> None:
     """Serve a LoRA checkpoint to clients of OpenAI's API.
 
     REF is RUN@STEP, RUN@last or RUN@best. Clients call the model BASE:NAME at /v1/chat/completions or
-    /v1/completions, with a token of the scope inference. If the name is in use, its old version answers until the new one is loaded.
+    /v1/completions, with a token of the scope inference. If the name is in use, its old version
+    answers until the new one is loaded.
     """
     with Client() as client:
         body = {"checkpoint": ref, **({"name": name} if name else {})}
