@@ -51,9 +51,17 @@ def curve(points: Points, *, width: float, height: float) -> Curve | None:
     first, last = finite[0][0], finite[-1][0]
     least, largest = min(value for _, value in finite), max(value for _, value in finite)
     across = width / max(1, last - first)
-    up = height / (largest - least) if largest > least else 0.0
     parts = (
-        f"{(step - first) * across:.1f},{height - (value - least) * up:.1f}"
+        f"{(step - first) * across:.1f},{height * (1 - part_of(value, least, largest)):.1f}"
         for step, value in finite
     )
     return Curve(" ".join(parts), least, largest)
+
+
+def part_of(value: float, least: float, largest: float) -> float:
+    """How far a value is on the way from the least to the largest one, from 0 to 1; in the middle if
+    all are the same."""
+    if largest <= least:
+        return 0.5
+    # Halves, because the difference of the largest floats is not finite.
+    return (value / 2 - least / 2) / (largest / 2 - least / 2)

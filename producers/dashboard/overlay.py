@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from producers.dashboard.charts import Points
+from producers.dashboard.charts import Points, part_of
 
 WIDTH, HEIGHT = 600.0, 150.0
 
@@ -17,10 +17,9 @@ def overlay(curves: Sequence[Points]) -> list[str]:
     first, last = min(s for s, _ in everything), max(s for s, _ in everything)
     least, largest = min(v for _, v in everything), max(v for _, v in everything)
     across = WIDTH / max(1, last - first)
-    up = HEIGHT / (largest - least) if largest > least else 0.0
     return [
         " ".join(
-            f"{(step - first) * across:.1f},{HEIGHT - (value - least) * up:.1f}"
+            f"{(step - first) * across:.1f},{HEIGHT * (1 - part_of(value, least, largest)):.1f}"
             for step, value in points
         )
         if len(points) > 1

@@ -29,8 +29,14 @@ def test_a_curve_fits_its_box() -> None:
     assert (drawn.least, drawn.largest) == (1.0, 3.0)
 
 
+def test_a_curve_of_the_largest_floats_has_points() -> None:
+    drawn = curve([(0, -1.7e308), (1, 1.7e308)], width=10, height=10)
+    assert drawn is not None
+    assert drawn.points == "0.0,10.0 10.0,0.0"
+
+
 def test_values_that_are_no_numbers_are_left_out() -> None:
     assert curve([(0, math.nan), (1, math.inf)], width=10, height=10) is None
     drawn = curve([(0, 1.0), (1, math.nan), (2, 1.0)], width=10, height=10)
     assert drawn is not None
-    assert drawn.points == "0.0,10.0 10.0,10.0"
+    assert drawn.points == "0.0,5.0 10.0,5.0"  # a line that does not move is in the middle
