@@ -1,11 +1,12 @@
 """Hostile texts in Chromium: none runs or asks another server, and the browser refuses nothing."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from producers.dashboard import rendering
 from tests.browser.conftest import Shown
@@ -17,7 +18,7 @@ from tests.kit.poisoned_pages import Poison, RenderedPage, poisoned_pages, recor
 pytestmark = [pytest.mark.browser, pytest.mark.postgres]
 
 NUM_STRINGS = 1000
-MOST_VISITS = 20
+TOGETHER, SHORT = 10, 500
 MARKS = "<>\"'"
 
 
@@ -37,18 +38,25 @@ def num_reports(shown: Shown) -> int:
 
 
 def test_nothing_runs_on_any_page(visitor: Page, shown: Shown) -> None:
-    """Each page is opened until each of the strings was somewhere on it. One with few texts is opened
-    so often that the test ends."""
+    """Each page is opened until each of the strings was somewhere on it, several in one text."""
+    texts = _joined(hostile_strings(NUM_STRINGS))
     before, opened = num_reports(shown), Counter[str]()
     for name, path in shown.showcase.pages.items():
-        with poisoned_pages(hostile_strings(NUM_STRINGS)) as poison:
-            while poison.num_replaced < NUM_STRINGS and opened[name] < MOST_VISITS:
+        with poisoned_pages(texts) as poison:
+            while poison.num_replaced < len(texts):
                 visitor.goto(shown.dashboard.url + path)
                 assert visitor.evaluate("window.hacked") is None, name
                 assert visitor.evaluate("document.body.lastElementChild.id") == "main", name
                 opened[name] += 1
     assert set(opened) == set(shown.showcase.pages)
     assert num_reports(shown) == before
+
+
+def _joined(strings: list[str]) -> list[str]:
+    """The same strings, ten in one text. Long ones stay alone, because pages cut long texts."""
+    short = [text for text in strings if len(text) < SHORT]
+    groups = [short[n : n + TOGETHER] for n in range(0, len(short), TOGETHER)]
+    return [*(" ".join(group) for group in groups), *(t for t in strings if len(t) >= SHORT)]
 
 
 def test_every_string_in_every_field_is_escaped(visitor: Page, shown: Shown) -> None:
@@ -72,6 +80,26 @@ def _marks(page: RenderedPage, text: str) -> list[int]:
     """How often each mark is in a page whose texts are all this one."""
     found = page.render(Poison([text]))
     return [found.count(mark) for mark in MARKS]
+
+
+def test_the_streamed_answers_of_models_stay_text(visitor: Page, shown: Shown) -> None:
+    """The script of the playground shows them, so no template escapes them."""
+    strings = hostile_strings(NUM_STRINGS, storable=True)
+    pieces = ({"choices": [{"delta": {"content": text}}]} for text in strings)
+    body = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
+    visitor.route(
+        "**/playground/stream",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    visitor.goto(f"{shown.dashboard.url}/playground")
+    visitor.get_by_role("textbox", name="Question").fill(MARKUP[0])
+    visitor.get_by_role("button", name="Ask both").click()
+    expect(visitor.locator("#state")).to_have_text("Both models have answered.")
+    answers = visitor.locator("#turns article pre").all_text_contents()
+    assert answers == ["".join(strings)] * 2
+    assert visitor.locator("#turns .question").text_content() == MARKUP[0]
+    assert visitor.evaluate("window.hacked") is None
+    assert visitor.locator("#turns *:not(section, pre, div, article, h2)").count() == 0
 
 
 def test_without_escaping_the_headers_stop_the_code_and_the_browser_reports_it(
