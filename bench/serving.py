@@ -1,7 +1,7 @@
 """Deployments under load, with the unmodified `openai` package against a whole platform.
 
 `python -m bench.serving [REQUESTS]` trains a LoRA adapter of 2 MB on `scratch:qwen3-4m` (`--large`: on a
-model of 43 million parameters), deploys it, and prints four figures. Everything runs on one machine,
+model of 43 million parameters), deploys it, and prints five figures. Everything runs on one machine,
 each process with one thread for arithmetic.
 
 - how many of REQUESTS (10,000) fail while the version is swapped again and again (goal: none)
@@ -9,6 +9,7 @@ each process with one thread for arithmetic.
   of 1,000 tokens in the processes involved, which depends less on what else the machine does
 - the time to the first token of a stream, less that of the bare engine (goal: 20 ms)
 - the time from the request to deploy to the first answer (goal: 1 s)
+- the share of a core that serving takes while a run trains (the setting allows 25 %)
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ SMALL, LARGE, SEED = "scratch:qwen3-4m", "bench-43m", 7
 RANKS = {SMALL: 22, LARGE: 6}
 """With these, an adapter has 2 MB."""
 REQUESTS, CLIENTS, SHORT = 10_000, 32, 4
-ANSWERS, IN_FLIGHT, LONG = 64, 16, 192
-ROUNDS, STREAMS, DEPLOYS = 3, 40, 5
+ANSWERS, IN_FLIGHT, LONG = 128, 16, 192
+ROUNDS, STREAMS, DEPLOYS, FLOOD_S = 3, 40, 5, 15
 ASKED: Any = [{"role": "user", "content": "Say a long number, and then another one."}]
 TEXT = "A long number is 1234567890"
 """The speed is that of plain texts, because this model ends a chat after a few tokens."""
@@ -302,6 +303,28 @@ def _undeploy(running: Platform, name: str) -> None:
     eventually(is_gone, within_s=30, what=f"{name} is undeployed")
 
 
+async def share_while_training(subject: Subject, workers: Sequence[str]) -> None:
+    """Flood the deployment while a run trains, and print the CPU time of the process that serves."""
+    config = run_config(
+        experiment={"model_path": SMALL},
+        advanced={"max_steps": 10_000, "seed": SEED, "deterministic": False},
+    )
+    run = await asyncio.to_thread(subject.running.submit, config, workspace="w", name="flooded")
+    await asyncio.to_thread(subject.running.wait, run, "running")
+    pids = {child.name: child.pid or 0 for child in _state(subject.running).children}
+    flooding = asyncio.ensure_future(in_flight(10**6, IN_FLIGHT, lambda each: _ask(subject, each)))
+    await asyncio.sleep(3)  # it takes a second until serving knows of the run
+    began, before = time.perf_counter(), {name: cpu_s(pids[name]) for name in workers}
+    await asyncio.sleep(FLOOD_S)
+    seconds = time.perf_counter() - began
+    used = {name: (cpu_s(pids[name]) - before[name]) / seconds for name in workers}
+    flooding.cancel()
+    await asyncio.gather(flooding, return_exceptions=True)
+    await asyncio.to_thread(subject.running.post, f"/runs/{run}/stop", {})
+    shown = ", ".join(f"{name} {100 * share:.0f} %" for name, share in used.items())
+    print(f"share of a core while a run trains and {IN_FLIGHT} requests wait: {shown}")
+
+
 async def measure(running: Platform, base: ModelRef, requests: int) -> None:
     """Print all figures."""
     model = await asyncio.to_thread(deploy, running, "first@2", "bench")
@@ -316,6 +339,7 @@ async def measure(running: Platform, base: ModelRef, requests: int) -> None:
         await compare_speed(subject, engine)
         await time_deploys(subject)
         await swap_under_load(subject, requests)
+        await share_while_training(subject, ("serving", "worker"))
     await engine.aclose()
 
 

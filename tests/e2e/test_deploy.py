@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from infra.local.free_port import free_port
 from infra.local.home import read_state
 from tests.kit.platform import (
     TINY,
@@ -39,6 +41,42 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         run = started.submit(run_config(), workspace="w", name="first")
         started.wait(run, "finished")
         yield started
+
+
+@pytest.mark.slow
+def test_deployments_come_back_with_the_platform_and_wait_for_vllm(tmp_path: Path) -> None:
+    workspace, home = make_workspace(tmp_path / "workspace"), tmp_path / "home"
+    with platform(home) as started:
+        assert started.post("/workspaces", {"url": str(workspace), "name": "w"}).status_code == 201
+        started.upload("numbers")
+        run = started.submit(run_config(advanced={"max_steps": 2}), workspace="w", name="first")
+        started.wait(run, "finished")
+        model = str(deploy(started, "first@2", "sums")["model"])
+    with platform(home) as started, client_of(started) as client:
+
+        def answered() -> bool | None:
+            try:
+                client.chat.completions.create(model=model, messages=ASKED, max_tokens=1)
+            except openai.InternalServerError:
+                return None
+            return True
+
+        eventually(answered, within_s=60, what="the deployment answers after a restart")
+    away = {"HEADRACE_SAMPLER": f"vllm=http://127.0.0.1:{free_port()}"}
+    with platform(home, environment=away) as started, client_of(started, max_retries=0) as client:
+        with pytest.raises(openai.InternalServerError) as refused:
+            client.chat.completions.create(model=model, messages=ASKED, max_tokens=1)
+        assert refused.value.status_code == 503
+        assert refused.value.response.headers["retry-after"]
+
+        def says_why() -> bool | None:
+            try:
+                client.chat.completions.create(model=model, messages=ASKED, max_tokens=1)
+            except openai.InternalServerError as error:
+                return "no sampler answers" in str(error) or None
+            return None
+
+        eventually(says_why, within_s=60, what="the error names the servers")
 
 
 def deploy(running: Platform, ref: str, name: str) -> dict[str, Any]:
