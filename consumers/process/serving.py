@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 SPARE_VERSIONS = 3
 """Versions beyond the deployments that stay on the device, for those that are being replaced."""
+MOST_ANSWERS = 256
+"""How many calls are sampled at the same time: as many answers as a vLLM server samples together. While
+a run trains on vLLM servers, it is only the share of them that serving may take."""
 PATIENCE_S = 5.0
 """How many seconds a request waits for a vLLM server before it is refused."""
 
@@ -46,6 +49,7 @@ async def open_serving(
         host=settings.serving.host,
         port=settings.serving.port,
         look=watch.look,
+        most=lambda: max(1, int(MOST_ANSWERS * (watch.share() if settings.vllm else 1))),
     )
     await endpoint.start()
     stack.push_async_callback(usage.write)

@@ -25,6 +25,7 @@ from infra.gateway.engine_errors import as_gateway_errors, gather_all
 from infra.gateway.errors import GatewayError
 from infra.gateway.serving.call import PATH, ServingCall
 from infra.gateway.serving.sample_requests import ServedRequest, parse_request, sample_requests
+from infra.gateway.serving.turns import AnswerTurns
 from infra.gateway.wire.chat_completions import failure
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
@@ -56,7 +57,8 @@ async def look_at_nothing() -> None:
 
 class ServingEndpoint:
     """Answers calls of control processes with the engine of this process. `look` is awaited before an
-    answer, and once a second while answers are sampled."""
+    answer, and once a second while answers are sampled. `most` returns how many calls are sampled at the
+    same time; further ones wait."""
 
     def __init__(
         self,
@@ -67,11 +69,13 @@ class ServingEndpoint:
         host: str = "127.0.0.1",
         port: int = 0,
         look: Callable[[], Awaitable[None]] = look_at_nothing,
+        most: Callable[[], int] = lambda: MOST_REQUESTS,
     ) -> None:
         self._sampler = sampler
         self._is_known = is_known
         self._usage = usage
         self._look = look
+        self._turns = AnswerTurns(most)
         self._bodies = LargeBodyTurns()
         self._server = HttpServer(
             self._app,
@@ -169,15 +173,14 @@ class ServingEndpoint:
     ) -> Sequence[Turn]:
         """Sample the answers of a call together, and count their tokens. Their text is put into `pieces`
         as it is sampled. Raises GatewayError."""
-        samples = [
-            self._sample(request, partial(pieces.add, choice) if pieces else None)
-            for choice, request in enumerate(wanted)
-        ]
+        async with self._turns.turn():
+            samples = [
+                self._sample(request, partial(pieces.add, choice) if pieces else None)
+                for choice, request in enumerate(wanted)
+            ]
+            sampled = await as_gateway_errors(_vanished_as_gone(gather_all(samples)))
         used: set[str] = set()
-        turns = [
-            with_unique_ids(turn, number, used=used)
-            for turn in await as_gateway_errors(_vanished_as_gone(gather_all(samples)))
-        ]
+        turns = [with_unique_ids(turn, number, used=used) for turn in sampled]
         prompts = turns[:: parsed.model_request.num_choices]
         self._usage.add(
             call.token,
