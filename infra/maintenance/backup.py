@@ -34,6 +34,8 @@ ELSEWHERE = (
     "workers",
     "worker_doors",
     "chat_grants",
+    "serving_doors",
+    "serving_grants",
     "browser_sessions",
     "sign_in_codes",
 )

@@ -62,6 +62,8 @@ FORGET_XIDS = (
     "delete from workers",
     "delete from worker_doors",
     "delete from chat_grants",
+    "delete from serving_doors",
+    "delete from serving_grants",
     "delete from browser_sessions",
     "delete from sign_in_codes",
     "select grant_processes()",

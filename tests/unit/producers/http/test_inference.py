@@ -8,16 +8,24 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.access.serving import grants
+from infra.access.serving import grants, training_watch
 from infra.access.serving.grants import KnownKeys, ServingDoors
+from infra.access.serving.training_watch import TrainingWatch
 from infra.access.serving.usage import UsageCounts
 from infra.gateway.serving.endpoint import ServingEndpoint
 from schemas.deployments import ServedModel
-from schemas.events import ModelDeployed, ModelDeployFailed, ModelDeployRequested, ModelUndeployed
+from schemas.events import (
+    ModelDeployed,
+    ModelDeployFailed,
+    ModelDeployRequested,
+    ModelUndeployed,
+    RunStopped,
+)
 from schemas.ids import WorkerId
 from schemas.sampling import ModelRef, PolicyRef
 from tests.kit.application import Application
 from tests.kit.fakes import FakeSampler, turn
+from tests.kit.story import beginning
 from tests.kit.tokens import ask, create_token, tenant
 
 pytestmark = pytest.mark.postgres
@@ -178,6 +186,22 @@ async def test_a_row_shows_what_is_served_what_is_loaded_and_what_failed(
     await app.append([ModelUndeployed(deployment="sums", request="e1")])
     assert (await app.get("/deployments/sums"))["deployment"]["status"] == "inactive"
     assert (await chat(app, "tiny:sums")).status_code == 404
+
+
+async def test_serving_has_its_share_only_while_a_run_trains(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_watch, "LOOK_S", 0.0)
+    watch = TrainingWatch(app.services.database, share_percent=25)
+    assert watch.share() == 0.25, "a run may train until it is known that none does"
+    await watch.look()
+    assert watch.share() == 1.0
+    await app.append(beginning("r1", "first", steps=1))
+    await watch.look()
+    assert watch.share() == 0.25
+    await app.append([RunStopped(run="r1", step=0)])
+    await watch.look()
+    assert watch.share() == 1.0
 
 
 async def test_a_key_is_for_one_process_and_expires(
