@@ -4,6 +4,8 @@ are swapped, and after the process that serves was killed."""
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -355,3 +357,27 @@ def test_weights_that_vanished_are_reported_and_the_old_version_stays(
     assert "do not exist any more" in found["error"]
     assert found["checkpoint"] == before
     client.chat.completions.create(model=deployed, messages=ASKED, max_tokens=1)
+
+
+def test_the_command_line_deploys_lists_and_undeploys(running: Platform, deployed: str) -> None:
+    def headrace(*arguments: str) -> tuple[int, Any]:
+        done = subprocess.run(
+            [sys.executable, "-m", "producers.cli.main", "model", *arguments, "--json"],
+            env=running.environment,
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout or done.stderr)
+
+    code, refused = headrace("deploy", "first@9", "--name", "sums")
+    assert (code, refused["error"]["code"]) == (1, "NOT_FOUND")
+    code, made = headrace("deploy", "first@2", "--name", "sums")
+    assert (code, made["deployment"]["checkpoint"]) == (0, "first@2")
+    code, listed = headrace("list")
+    assert "sums" in [one["name"] for one in listed["deployments"]]
+    code, shown = headrace("info", "sums")
+    assert (code, shown["deployment"]["model"]) == (0, deployed)
+    code, ended = headrace("undeploy", "sums")
+    assert (code, ended["deployment"]["status"]) == (0, "inactive")
+    code, _ = headrace("undeploy", "nobody")
+    assert code == 1
