@@ -16,8 +16,10 @@ from infra.access.serving.training_watch import TrainingWatch
 from infra.access.serving.usage import UsageCounts
 from infra.adapters import Backend
 from infra.gateway.serving.endpoint import ServingEndpoint
+from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.readmodel.deployments import Deployments
 from infra.settings.settings import Settings
+from schemas.deployments import ServedModel
 from schemas.errors import HeadraceError
 from schemas.ids import WorkerId
 from schemas.sampling import Sampler
@@ -29,6 +31,7 @@ SPARE_VERSIONS = 3
 MOST_ANSWERS = 256
 """How many calls are sampled at the same time: as many answers as a vLLM server samples together. While
 a run trains on vLLM servers, it is only the share of them that serving may take."""
+AGAIN_S = 1.0
 PATIENCE_S = 5.0
 """How many seconds a request waits for a vLLM server before it is refused."""
 
@@ -98,13 +101,22 @@ class Restoring:
 
     async def run(self) -> None:
         """Load everything, and then let calls in."""
-        for served in await self.deployments.active():
+        for served in await self._find():
             try:
                 await self.sampler.sample(first_request(served))
                 logger.info("deployment %s serves %s", served.name, served.ref)
             except HeadraceError as error:
                 logger.warning("deployment %s could not be loaded: %s", served.name, error)
         self.endpoint.is_ready = True
+
+    async def _find(self) -> list[ServedModel]:
+        """Everything that is deployed, once the database answers."""
+        while True:
+            try:
+                return await self.deployments.active()
+            except UNAVAILABLE_ERRORS as error:
+                logger.warning("the deployments cannot be read now: %s", error)
+            await asyncio.sleep(AGAIN_S)
 
 
 async def _end(tasks: "list[asyncio.Task[None]]") -> None:

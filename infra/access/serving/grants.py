@@ -11,8 +11,10 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
+from schemas.errors import TransientError
 from schemas.ids import WorkerId
 
 SQL = queries("serving")
@@ -70,14 +72,18 @@ class KnownKeys:
         self._looking = asyncio.Semaphore(MOST_LOOKING)
 
     async def is_valid(self, key: str) -> bool:
-        """Whether a control process made this key for us, and it has not expired."""
+        """Whether a control process made this key for us, and it has not expired. Raises TransientError
+        while the database does not answer."""
         if not key.startswith(PREFIX):
             return False
         digest, now = _digest(key), time.monotonic()
         if self._until.get(digest, 0.0) > now:
             return True
         async with self._looking:  # a stranger's keys must not take all connections to the database
-            left_s = await self._doors.left_s(key, worker=self._worker)
+            try:
+                left_s = await self._doors.left_s(key, worker=self._worker)
+            except UNAVAILABLE_ERRORS as error:
+                raise TransientError("the database does not answer now; try again") from error
         if left_s is None:
             return False
         if len(self._until) >= MOST_KEYS:

@@ -131,7 +131,7 @@ class ServingEndpoint:
         """Check the key of a call, and answer it. Raises GatewayError."""
         if scope["method"] != "POST" or scope["path"] != PATH:
             raise GatewayError(404, "not_found", f"only POST {PATH} exists")
-        if not await self._is_known(key_of(scope)):
+        if not await as_gateway_errors(self._is_known(key_of(scope))):
             raise GatewayError(401, "invalid_api_key", "the key is not one of a control process")
         if not self.is_ready:
             raise GatewayError(503, "not_ready", "the deployments are being loaded; try again")

@@ -213,3 +213,15 @@ async def test_calls_are_refused_until_the_deployments_are_loaded(served: Served
     assert (await served.ask()).status_code == 503
     served.endpoint.is_ready = True
     assert (await served.ask()).status_code == 200
+
+
+async def test_while_keys_cannot_be_looked_up_a_call_is_to_be_repeated() -> None:
+    async def is_known(key: str) -> bool:
+        raise TransientError("the database does not answer now")
+
+    endpoint = ServingEndpoint(Scripted(), is_known=is_known, usage=Counted())
+    await endpoint.start()
+    endpoint.is_ready = True
+    async with httpx.AsyncClient() as client:
+        assert (await client.post(endpoint.url, content=b"{}\n{}")).status_code == 503
+    await endpoint.aclose()
