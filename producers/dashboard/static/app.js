@@ -7,7 +7,8 @@ function showTimes(root) {
   for (const time of root.querySelectorAll("time[datetime]:not([data-shown])")) {
     const at = new Date(time.dateTime);
     time.title = time.textContent;
-    time.textContent = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    // In the form of the text that it replaces, so that nothing beside it moves. Swedes write it so.
+    time.textContent = at.toLocaleString("sv-SE");
     time.dataset.shown = "yes";
   }
 }
