@@ -1,10 +1,13 @@
 """Finds runs, evaluations and checkpoints by name or id. It reads the log itself, so it never waits for
-the read model. For a token that is bound to a workspace, the things of others do not exist."""
+the read model, except for the metrics that choose a best checkpoint. For a token that is bound to a
+workspace, the things of others do not exist."""
 
 import difflib
+import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 
 from infra.ports.actor import bound_workspace, may_see
 from infra.ports.event_log import Cursor, EventStore
@@ -22,7 +25,24 @@ from schemas.ids import StreamName, checkpoint_stream, eval_stream, run_stream
 from schemas.sampling import ArtifactRef, ModelRef
 from schemas.specs import CheckpointSpec
 
-CHECKPOINT = re.compile(r"^(?P<run>[^@\s/]+)@(?P<step>\d{1,9}|last|best)$")
+CHECKPOINT = re.compile(
+    r"^(?P<run>[^@\s/]+)@(?P<step>\d{1,9}|last|best(?::(?P<metric>[A-Za-z0-9_./-]{1,120}))?)$"
+)
+
+LOWER_IS_BETTER = ("loss", "kl", "grad_norm", "perplexity", "truncated_ratio")
+"""How the names of metrics end of which the lowest value is the best one."""
+
+
+class Curves(Protocol):
+    """The metrics of runs."""
+
+    async def metric_keys(self, run: str) -> list[str]:
+        """The names of the metrics that a run has."""
+        ...
+
+    async def curve(self, run: str, key: str) -> list[tuple[int, float]]:
+        """One metric of a run as (step, value), in order of step."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +80,11 @@ class Lookup:
     """Finds runs and checkpoints by name or id. All methods raise NotFound, which says what to do
     next."""
 
-    def __init__(self, log: EventStore, names: Names) -> None:
+    def __init__(self, log: EventStore, names: Names, *, curves: Curves | None = None) -> None:
+        """Without `curves`, no checkpoint is found by a metric."""
         self._log = log
         self._names = names
+        self._curves = curves
 
     async def run(self, ref: str) -> RunRequested:
         """The event that requested the run, with the run's current name."""
@@ -93,12 +115,14 @@ class Lookup:
         raise await self._unknown("evaluation", ref, "`headrace eval list` shows all")
 
     async def checkpoint(self, ref: str) -> Checkpoint:
-        """The checkpoint that `run@step`, `run@last` or `run@best` names. The best one has the highest
-        reward; among equal rewards it is the latest."""
+        """The checkpoint that `run@step`, `run@last`, `run@best` or `run@best:METRIC` names. The best
+        one has the highest reward, or the best value of the metric at its step; among equal ones it is
+        the latest."""
         parts = CHECKPOINT.fullmatch(ref)
         if parts is None:
             raise NotFound(
-                f"{ref!r} is not the name of a checkpoint; write run@step, run@last or run@best"
+                f"{ref!r} is not the name of a checkpoint; write run@step, run@last, run@best or "
+                "run@best:METRIC"
             )
         run = await self.run(parts["run"])
         stream = checkpoint_stream(run.run)
@@ -112,12 +136,36 @@ class Lookup:
             raise NotFound(f"run {run.run_name} has no checkpoint yet; wait for its first one")
         if parts["step"] == "last":
             return saved[max(saved)]
+        if parts["metric"]:
+            return await self._best_by(parts["metric"], run, saved)
         if parts["step"] == "best":
             return _best(run.run_name, saved)
         if int(parts["step"]) not in saved:
             steps = ", ".join(map(str, sorted(saved)))
             raise NotFound(f"run {run.run_name} has no checkpoint {parts['step']}; it has: {steps}")
         return saved[int(parts["step"])]
+
+    async def _best_by(
+        self, metric: str, run: RunRequested, saved: dict[int, Checkpoint]
+    ) -> Checkpoint:
+        """The checkpoint at whose step a metric was best. In its name `.` may stand for `/`, because a
+        URL may not hold a slash there."""
+        keys = await self._curves.metric_keys(run.run) if self._curves else []
+        key = next((key for key in keys if key.replace("/", ".") == metric.replace("/", ".")), None)
+        if key is None or self._curves is None:
+            known = ", ".join(keys) or "none"
+            raise NotFound(f"run {run.run_name} has no metric {metric!r}; it has: {known}")
+        found = [
+            (value, step)
+            for step, value in await self._curves.curve(run.run, key)
+            if step in saved and math.isfinite(value)
+        ]
+        if not found:
+            raise NotFound(
+                f"no checkpoint of {run.run_name} is at a step with {key}; use {run.run_name}@last"
+            )
+        sign = -1 if key.endswith(LOWER_IS_BETTER) else 1
+        return saved[max((sign * value, step) for value, step in found)[1]]
 
     async def _first(self, stream: StreamName, identity: str, kind: str) -> Event | None:
         """The event that opened a stream. A new event is not below the horizon yet, so the stream

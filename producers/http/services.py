@@ -89,7 +89,7 @@ class Services:
 
     @cached_property
     def lookup(self) -> Lookup:
-        return Lookup(self.log, self.readmodel.names)
+        return Lookup(self.log, self.readmodel.names, curves=self.readmodel.runs)
 
     @cached_property
     def workspaces(self) -> Workspaces:

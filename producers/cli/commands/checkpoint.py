@@ -1,4 +1,5 @@
-"""`headrace checkpoint`: the results of training. REF is RUN@STEP, RUN@last or RUN@best."""
+"""`headrace checkpoint`: the results of training. REF is RUN@STEP, RUN@last, RUN@best or
+RUN@best:METRIC."""
 
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from producers.cli.errors import Failure
 
 checkpoint = group(
     "checkpoint",
-    "Checkpoints: list, show, download, merge, chat. REF is RUN@STEP, RUN@last or RUN@best.",
+    "Checkpoints: list, show, compare, download, merge, chat. REF is RUN@STEP, RUN@last, RUN@best or "
+    "RUN@best:METRIC.",
 )
 
 
@@ -76,6 +78,44 @@ def _files(found: Document) -> None:
         for f in found.get("files") or ()
     ]
     print_table("Files", ("name", "size", "sha256"), rows)
+
+
+@command(checkpoint, "compare", example="headrace checkpoint compare my-run@2 my-run@best")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(1), help="Show at most this many."
+)
+def compare(first: str, second: str, *, limit: int, as_json: bool) -> None:
+    """Compare two checkpoints: held-out rewards, the rows that changed, and settings that differ.
+
+    A row is gained when a larger share of the answers to it passes in B, and lost when a smaller one
+    does. With --json, every row is shown.
+    """
+    with Client() as client:
+        found = client.get(f"/checkpoints/{path_segment(first)}/compare/{path_segment(second)}")
+    if as_json:
+        print_json(found)
+        return
+    a, b = found["checkpoints"]
+    columns = ("", str(a.get("ref")), str(b.get("ref")))
+    keys = ("held_out_reward", "reward", "adapter_sha256", "created_at")
+    print_table("Checkpoints", columns, [(key, a.get(key), b.get(key)) for key in keys])
+    print_table(
+        "Settings that differ", columns, [(s["key"], *s["values"]) for s in found["settings"]]
+    )
+    if found["reason"]:
+        say(f"rows are not compared: {found['reason']}")
+        return
+    counts = ", ".join(f"{count} {change}" for change, count in found["counts"].items())
+    changed = [row for row in found["rows"] if row["change"] != "same" or row["difference"]]
+    rows = [
+        (r.get("row"), r.get("change"), *r["reward"], r.get("difference")) for r in changed[:limit]
+    ]
+    shown = ("row", "change", str(a.get("ref")), str(b.get("ref")), "difference")
+    print_table(f"Held-out rows ({counts})", shown, rows)
+    if len(changed) > limit:
+        say(f"{len(changed) - limit} more rows changed; add --limit N or --json")
 
 
 @command(checkpoint, "download", example="headrace checkpoint download my-run@last ./adapter")

@@ -31,8 +31,8 @@ def local_model(path: str, *, seed: int) -> ModelRef:
     if HUB.fullmatch(path):
         return ModelRef(kind="hub", name=path)
     raise InvalidConfig(
-        f"{path!r} does not name a model; use {PREFIX}NAME, run@step, run@last, run@best, an absolute "
-        "directory or a hub id like Qwen/Qwen3-0.6B"
+        f"{path!r} does not name a model; use {PREFIX}NAME, run@step, run@last, run@best, "
+        "run@best:METRIC, an absolute directory or a hub id like Qwen/Qwen3-0.6B"
     )
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from infra.readmodel.worker_chats import WorkerAddress, WorkerChats
 from producers.core.lookup import Checkpoint
+from producers.core.models.comparison import compare_checkpoints
 from producers.http.downloads import download
 from producers.http.requests import JsonBody, body_of
 from producers.http.responses import ApiResponse
@@ -71,6 +72,16 @@ async def file(request: Request) -> Response:
         known = ", ".join(sorted(files))
         raise NotFound(f"{checkpoint.ref} has no file {name!r}; it has: {known}")
     return await download(request, files[name], name)
+
+
+async def compare(request: Request) -> Response:
+    """Two checkpoints: held-out rewards, rows that changed, settings that differ."""
+    core = services(request)
+    first = await _find_checkpoint(request)
+    second = await core.lookup.checkpoint(request.path_params["other"])
+    return ApiResponse(
+        await compare_checkpoints(first, second, evaluations=core.readmodel.evaluations)
+    )
 
 
 async def chat(request: Request) -> Response:
@@ -161,6 +172,7 @@ async def _find_checkpoint(request: Request) -> Checkpoint:
 
 ROUTES = [
     ScopedRoute("/checkpoints/{ref}", show, scope="read"),
+    ScopedRoute("/checkpoints/{ref}/compare/{other}", compare, scope="read"),
     ScopedRoute("/checkpoints/{ref}/files/{name:path}", file, scope="read"),
     ScopedRoute("/checkpoints/{ref}/chat", chat, scope="inference", methods=["POST"]),
 ]

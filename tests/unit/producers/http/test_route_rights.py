@@ -101,6 +101,7 @@ TABLE = [
     Row("POST", "/api/v1/evals/{evaluation}/stop", "control"),
     Row("GET", "/api/v1/checkpoints/{run_name}@3", "read"),
     Row("GET", "/api/v1/checkpoints/{run_name}@3/files/nothing", "read", 404),
+    Row("GET", "/api/v1/checkpoints/{run_name}@3/compare/{run_name}@3", "read"),
     Row("POST", "/api/v1/checkpoints/{run_name}@3/chat", "inference", 400),
     Row("GET", "/api/v1/deployments", "read"),
     Row("POST", "/api/v1/deployments", "control", 400, content=MADE),
