@@ -17,6 +17,7 @@ REGISTRY: dict[str, str] = {
     "evaluate": "consumers.evaluate",
     "verify": "consumers.verify.consumer",
     "deploy": "consumers.deploy.consumer",
+    "publish": "consumers.deploy.publish",
     "trigger": "consumers.trigger.consumer",
     "status": "consumers.status",
 }

@@ -1,7 +1,8 @@
-"""The model that a deployment serves: a LoRA checkpoint under a name, on top of its base model."""
+"""Models that others use: a LoRA checkpoint that is served under a name, on top of its base model, and
+a checkpoint that is pushed to a model hub."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -75,3 +76,33 @@ def other_base(served: ServedModel, other: ServedModel) -> str:
         f"{other.name} ({other.base_name}), and one base is served at a time; undeploy what is deployed "
         "first"
     )
+
+
+REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$"
+MAX_CARD = 32_768
+"""The most characters of a model card."""
+
+HubForm = Literal["adapter", "merged", "model"]
+"""`adapter`: the LoRA adapter. `merged`: its base model with the adapter added. `model`: all weights of
+a checkpoint with full tuning."""
+
+
+class HubPush(Value):
+    """A push. `card` is the README.md of the repository. `secret` names the secret that holds the hub's
+    token, of `submitter` or of `workspace`."""
+
+    push: str
+    run: str
+    run_name: str
+    step: int = Field(ge=0)
+    repository: Annotated[str, StringConstraints(pattern=REPOSITORY)]
+    form: HubForm
+    private: bool
+    card: str = Field(max_length=MAX_CARD)
+    secret: str
+    workspace: str | None = None
+    submitter: str | None = None
+
+    @property
+    def ref(self) -> str:
+        return f"{self.run_name}@{self.step}"

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.deployments import ServedModel, deployment_id
+from schemas.deployments import HubPush, ServedModel, deployment_id
 from schemas.errors import FailureCategory, Issue
 from schemas.ids import HEADRACE, EffectId, derive_id
 from schemas.sampling import ArtifactRef, Grade, JudgeUsage
@@ -46,6 +46,7 @@ class Lane(StrEnum):
     GENERATE = "generate"
     TRAIN = "train"
     SERVE = "serve"
+    EXPORT = "export"
 
 
 class Effect(BaseModel):
@@ -57,9 +58,9 @@ class Effect(BaseModel):
     lane: ClassVar[Lane]
 
     @property
-    @abstractmethod
     def key(self) -> str:
-        """A unique name of the work. The id is derived from it."""
+        """A unique name of the work, by default its `run_id`. The id is derived from it."""
+        return self.run_id
 
     @property
     @abstractmethod
@@ -183,19 +184,13 @@ class InitializePolicy(Effect):
     spec: TrainSpec
 
     @property
-    def key(self) -> str:
-        return self.spec.run
-
-    @property
     def run_id(self) -> str:
         return self.spec.run
 
 
-class GenerateGroup(Effect):
-    """Sample a whole group with one turn per sample and without a user workflow."""
+class _OfGroup(Effect):
+    """A part of the work on a group of samples."""
 
-    type: ClassVar[str] = "GenerateGroup"
-    lane: ClassVar[Lane] = Lane.GENERATE
     spec: GroupSpec
 
     @property
@@ -207,51 +202,41 @@ class GenerateGroup(Effect):
         return self.spec.owner
 
 
-class GenerateSample(Effect):
+class GenerateGroup(_OfGroup):
+    """Sample a whole group with one turn per sample and without a user workflow."""
+
+    type: ClassVar[str] = "GenerateGroup"
+    lane: ClassVar[Lane] = Lane.GENERATE
+
+
+class GenerateSample(_OfGroup):
     """Run the user's workflow once, for one sample, against the gateway."""
 
     type: ClassVar[str] = "GenerateSample"
     lane: ClassVar[Lane] = Lane.GENERATE
-    spec: GroupSpec
     index: int
 
     @property
     def key(self) -> str:
         return f"{self.spec.group}.{self.index}"
 
-    @property
-    def run_id(self) -> str:
-        return self.spec.owner
 
-
-class GradeGroup(Effect):
+class GradeGroup(_OfGroup):
     """Run the user's grader (or reward functions) on the samples of a group."""
 
     type: ClassVar[str] = "GradeGroup"
     lane: ClassVar[Lane] = Lane.USER
-    spec: GroupSpec
     parts: tuple[ArtifactRef, ...]
     entries: tuple[SampleEntry, ...] = ()
     generate_s: float = 0.0
 
-    @property
-    def key(self) -> str:
-        return self.spec.group
-
-    @property
-    def run_id(self) -> str:
-        return self.spec.owner
-
 
 class TrainStep(Effect):
-    """Take one optimizer step: the version before and the batch make version `step`.
-
-    `base` is the version to start from. `taken` is the number of optimizer steps that led to it
-    (skipped steps make no version of their own). `groups` or `rows` are those of the BatchAssembled
-    event `batch`. `durable` means that the new version is stored completely, and `pinned` that a
-    checkpoint needs it. `retired` lists the parts of earlier versions that nothing needs any more.
-    They are deleted along with the step.
-    """
+    """Take one optimizer step: the version before and the batch make version `step`. `base` is the
+    version to start from, and `taken` the number of optimizer steps that led to it (skipped steps make
+    no version of their own). `groups` or `rows` are those of the BatchAssembled event `batch`.
+    `durable` means that the new version is stored completely, and `pinned` that a checkpoint needs it.
+    `retired` lists the parts of earlier versions that are deleted along with the step."""
 
     type: ClassVar[str] = "TrainStep"
     lane: ClassVar[Lane] = Lane.TRAIN
@@ -303,12 +288,20 @@ class VerifyRun(Effect):
     run: str
 
     @property
-    def key(self) -> str:
+    def run_id(self) -> str:
         return self.verification
+
+
+class PushCheckpoint(Effect):
+    """Upload a checkpoint to a model hub."""
+
+    type: ClassVar[str] = "PushCheckpoint"
+    lane: ClassVar[Lane] = Lane.EXPORT
+    push: HubPush
 
     @property
     def run_id(self) -> str:
-        return self.verification
+        return self.push.push
 
 
 class LoadModel(Effect):
@@ -361,6 +354,7 @@ ALL_EFFECTS: tuple[type[Effect], ...] = (
     TrainStep,
     SaveCheckpoint,
     VerifyRun,
+    PushCheckpoint,
     LoadModel,
     ChooseCheckpoint,
 )
@@ -383,8 +377,7 @@ class Failed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class CommitFetched(Outcome):
-    """A commit with what is known about its rollouts. If one of them `needs_packages`, their entry
-    points were not examined yet."""
+    """A commit and its rollouts. If one `needs_packages`, their entry points were not examined yet."""
 
     effect: FetchCommit
     commit: str
@@ -484,6 +477,13 @@ class RunAudited(Outcome):
 class ManifestPut(Outcome):
     effect: SaveCheckpoint
     manifest: ArtifactRef
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointUploaded(Outcome):
+    effect: PushCheckpoint
+    url: str
+    revision: str
 
 
 @dataclass(frozen=True, slots=True)

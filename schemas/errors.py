@@ -12,6 +12,7 @@ HeadraceError
 |   +-- SandboxAway        the service that runs user code cannot be reached; work waits for it
 |   +-- RepositoryAway     a git repository cannot be reached now; work waits for it
 |       +-- ForgeAway      the API of a forge does not answer now; work waits for it
+|       +-- HubAway        a model hub does not answer now; work waits for it
 +-- CorruptData            bytes do not have the hash under which they were recorded
 +-- ReplayDiverged         a replayed step gave other bits than the log holds
 """
@@ -117,6 +118,11 @@ class RepositoryAway(TransientError):
 class ForgeAway(RepositoryAway):
     """The API of a forge (GitHub, Gitea, GitLab) cannot be reached, or asks to wait. The work is retried
     after `pause_s` seconds, for as long as this lasts."""
+
+
+class HubAway(RepositoryAway):
+    """A model hub cannot be reached, or asks to wait. The upload is continued after `pause_s` seconds,
+    for as long as this lasts."""
 
 
 class CorruptData(HeadraceError):

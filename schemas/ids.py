@@ -138,6 +138,11 @@ def model_stream() -> StreamName:
     return StreamName("model-deployments")
 
 
+def hub_stream(push: str) -> StreamName:
+    """The push of a checkpoint to a model hub."""
+    return StreamName(f"hub-{push}")
+
+
 def dead_letter_stream(consumer: str) -> StreamName:
     return StreamName(f"dead-letter-{consumer}")
 

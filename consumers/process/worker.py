@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from infra import failpoints, telemetry
 from infra.adapters import Backend, open_backend
+from infra.blobs.hub.uploads import HubUploads
 from infra.gateway.provider_sampler import ProviderSampler, RoutedSampler, stored_keys
 from infra.gateway.server import HttpGateway
 from infra.git.confinement import find_confinement
@@ -208,7 +209,7 @@ async def _open_ports(
         engine = Engine(fetch=artifacts.get, read=artifacts.read, vllm=servers, gpu_share=share)
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
-    if lanes & {Lane.USER, Lane.GENERATE}:
+    if lanes & {Lane.USER, Lane.GENERATE, Lane.EXPORT}:
         secrets = PostgresSecrets(backend.database, Sealer.of(settings), cache_s=SECRETS_S)
     if sampler is not None and secrets is not None:
         providers = ProviderClient(settings.network)
@@ -262,6 +263,7 @@ async def _open_ports(
         secrets=secrets,
         judges=judges,
         judgements=judgements,
+        hub=HubUploads(settings.hub_endpoint) if Lane.EXPORT in lanes else None,
     )
 
 

@@ -15,6 +15,7 @@ from consumers.error_excerpt import excerpt
 from consumers.project.dead_letters import letters
 from consumers.project.deployment_rows import deployment_rows
 from consumers.project.event_rows import rows
+from consumers.project.hub_rows import hub_rows
 from consumers.project.log_lines import narrate
 from consumers.project.push_rows import push_rows
 from infra.ports.event_log import Cursor, EventLog, Recorded
@@ -197,5 +198,6 @@ def project(recorded: Recorded) -> tuple[Write, ...]:
         *push_rows(recorded),
         *letters(recorded),
         *deployment_rows(recorded),
+        *hub_rows(recorded),
         *narrate(recorded),
     )

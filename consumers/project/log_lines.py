@@ -21,6 +21,9 @@ from schemas.events import (
     Event,
     GroupGraded,
     GroupsSettled,
+    HubPushed,
+    HubPushFailed,
+    HubPushRequested,
     MessageDeadLettered,
     MessageRedriven,
     ModelDeployed,
@@ -92,6 +95,8 @@ def _about(event: Event) -> str:
         return event.served.run
     if isinstance(event, ModelDeploySkipped):
         return event.run
+    if isinstance(event, HubPushRequested | HubPushed | HubPushFailed):
+        return event.push.run
     return event.run_id
 
 
@@ -360,3 +365,21 @@ def model_deployed(event: ModelDeployed) -> Iterator[Line]:
 @lines.register
 def model_deploy_skipped(event: ModelDeploySkipped) -> Iterator[Line]:
     yield "warning", None, f"Nothing is deployed as {event.deployment}: {event.reason}"
+
+
+@lines.register
+def hub_push_requested(event: HubPushRequested) -> Iterator[Line]:
+    push = event.push
+    yield "info", push.step, f"{push.ref} is to be pushed to {push.repository}"
+
+
+@lines.register
+def hub_pushed(event: HubPushed) -> Iterator[Line]:
+    push = event.push
+    yield "info", push.step, f"Pushed {push.ref} to {event.url} (revision {event.revision})"
+
+
+@lines.register
+def hub_push_failed(event: HubPushFailed) -> Iterator[Line]:
+    push = event.push
+    yield "error", push.step, f"{push.ref} is not on {push.repository}: {event.message}"

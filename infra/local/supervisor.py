@@ -39,12 +39,12 @@ from schemas.ids import WorkerId
 
 logger = logging.getLogger(__name__)
 
-SAMPLER = ("run", "rollout", "grade", "evaluate")
+SAMPLER = ("run", "rollout", "grade", "evaluate", "publish")
 LEARNER = ("learn", "checkpoint", "verify")
 DEVICE_CONSUMERS = (*SAMPLER, *LEARNER)
-OPENERS = frozenset({"rollout", "grade"})
-"""The consumers that open secrets, because they run user code or ask providers' models. Other workers do
-not get the key."""
+OPENERS = frozenset({"rollout", "grade", "publish"})
+"""The consumers that open secrets, because they run user code, ask providers' models or upload to a hub.
+Other workers do not get the key."""
 
 HOSTED: dict[str, dict[str, tuple[str, ...]]] = {
     "one": {"worker": DEVICE_CONSUMERS},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from infra.ports.clock import Clock
 from infra.ports.event_log import EventStore
+from infra.ports.hub import ModelHub
 from infra.ports.judges import JudgementRecord, Judges
 from infra.ports.secrets import SecretStore
 from infra.ports.services import (
@@ -51,6 +52,7 @@ class Ports:
     secrets: SecretStore | None = None
     judges: Judges | None = None
     judgements: JudgementRecord | None = None
+    hub: ModelHub | None = None
 
     @overload
     def require(self, port: Literal["repositories"]) -> Repositories: ...
@@ -72,6 +74,8 @@ class Ports:
     def require(self, port: Literal["judges"]) -> Judges: ...
     @overload
     def require(self, port: Literal["judgements"]) -> JudgementRecord: ...
+    @overload
+    def require(self, port: Literal["hub"]) -> ModelHub: ...
     def require(self, port: str) -> object:
         """Return a port that the effect's lane needs. Raises RuntimeError in a process that does not
         have it, because such a process must not claim the effect."""

@@ -318,6 +318,30 @@ class ChangeDeployment:
     deployed_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PutHubPush:
+    push: str
+    run: str
+    step: int
+    repository: str
+    form: str
+    visibility: str
+    requested_by: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeHubPush:
+    """`status` is `pushed` or `failed`, with the commit or the error."""
+
+    push: str
+    updated_at: datetime
+    status: str | None = None
+    url: str | None = None
+    revision: str | None = None
+    error: str | None = None
+
+
 Write = (
     PutRun
     | ChangeRun
@@ -340,6 +364,8 @@ Write = (
     | ChangeLetter
     | PutDeployment
     | ChangeDeployment
+    | PutHubPush
+    | ChangeHubPush
     | DropHistory
     | DropRun
     | DropDataset

@@ -46,6 +46,11 @@ class CheckpointJson(TypedDict):
     manifest_sha256: str
     adapter_sha256: str
     created_at: datetime
+    hub_status: str | None
+    hub_repository: str | None
+    hub_url: str | None
+    hub_revision: str | None
+    hub_error: str | None
 
 
 class PointJson(TypedDict):
@@ -201,7 +206,7 @@ class Runs:
         return found
 
     async def checkpoints(self, run: str) -> list[CheckpointJson]:
-        """The run's checkpoints, in order of step."""
+        """The run's checkpoints, in order of step, each with its newest push to a model hub."""
         rows = await self._pool.fetch(
             SQL["checkpoints"],
             run,

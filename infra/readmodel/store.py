@@ -21,11 +21,13 @@ from infra.postgres.queries import queries
 from infra.readmodel.dead_letters import DeadLetterRows
 from infra.readmodel.deliveries import Deliveries
 from infra.readmodel.deployments import Deployments
+from infra.readmodel.hub_pushes import HubPushRows
 from infra.readmodel.platform import PlatformState
 from infra.readmodel.registry import Evaluations, Registry, Uploads
 from infra.readmodel.rows import (
     ChangeDeployment,
     ChangeEvaluation,
+    ChangeHubPush,
     ChangeLetter,
     ChangePush,
     ChangeRun,
@@ -40,6 +42,7 @@ from infra.readmodel.rows import (
     PutDeployment,
     PutEvaluation,
     PutGroup,
+    PutHubPush,
     PutLetter,
     PutLog,
     PutMetric,
@@ -77,6 +80,7 @@ PUTS: tuple[tuple[type[Write], str], ...] = (
     (PutLog, "log_lines"),
     (PutLetter, "dead_letters"),
     (PutDeployment, "deployments"),
+    (PutHubPush, "hub_pushes"),
     (PutSkippedEvent, "skipped_events"),
 )
 CHANGES: tuple[tuple[type[Write], str, str], ...] = (
@@ -87,6 +91,7 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeEvaluation, "evaluations", "evaluation"),
     (ChangeLetter, "dead_letters", "letter"),
     (ChangeDeployment, "deployments", "deployment"),
+    (ChangeHubPush, "hub_pushes", "push"),
 )
 
 HISTORY = (
@@ -98,7 +103,7 @@ HISTORY = (
 )
 DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
     (DropHistory, "run", HISTORY),
-    (DropRun, "run", (*HISTORY, "drop_log_lines", "drop_checkpoints", "drop_run")),
+    (DropRun, "run", (*HISTORY, "drop_log_lines", "drop_checkpoints", "drop_pushes", "drop_run")),
     (DropDataset, "dataset", ("drop_dataset",)),
     (Unarchive, "run", ("drop_log_lines_without_events", "unarchive_run")),
 )
@@ -170,6 +175,7 @@ class ReadModel:
         self.platform = PlatformState(database)
         self.letters = DeadLetterRows(database)
         self.deployments = Deployments(database)
+        self.hub_pushes = HubPushRows(database)
         self.skipped_events = SkippedEvents(database, PROJECT)
         self.waits = Waits(database)
 

@@ -23,6 +23,9 @@ from infra.settings.serving import ServingSettings
 from infra.settings.vllm import BadValue, VllmLaunch
 from schemas.secrets.redact import redact_setting
 
+HUB = "https://huggingface.co"
+"""The model hub, unless HF_ENDPOINT names another one."""
+
 Network = IPv4Network | IPv6Network
 
 
@@ -75,6 +78,7 @@ class Settings:
     s3_endpoint: str | None
     vllm: VllmSettings | None
     serving: ServingSettings
+    hub_endpoint: str
     sandbox: str
     sandbox_service: SandboxAddress | None
     network: NetworkPolicy
@@ -112,6 +116,7 @@ class Settings:
             s3_endpoint=_s3_endpoint(environ),
             vllm=_vllm(environ, home),
             serving=_serving(environ),
+            hub_endpoint=(environ.get("HF_ENDPOINT") or HUB).rstrip("/"),
             sandbox=sandbox_level(environ),
             sandbox_service=_sandbox_service(environ),
             network=_network(environ),

@@ -32,6 +32,7 @@ from producers.core.control import Control
 from producers.core.dead_letters import DeadLetters
 from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
+from producers.core.models.hub_push import HubPushes
 from producers.core.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
 from producers.core.secrets import SecretKeeping
@@ -187,6 +188,16 @@ class Services:
     def deployment_requests(self) -> DeploymentRequests:
         most = self.settings.serving.max_deployments
         return DeploymentRequests(self.log, self.lookup, self.readmodel.deployments, most=most)
+
+    @cached_property
+    def hub_pushes(self) -> HubPushes:
+        return HubPushes(
+            self.log,
+            self.lookup,
+            self.readmodel.runs,
+            self.secret_store,
+            endpoint=self.settings.hub_endpoint,
+        )
 
     @cached_property
     def model_directory(self) -> ModelDirectory:

@@ -34,6 +34,7 @@ from schemas.events.groups import (
     SampleGenerated,
     SettledGroup,
 )
+from schemas.events.hub_pushes import HubPushed, HubPushFailed, HubPushRequested
 from schemas.events.models import (
     ModelDeployed,
     ModelDeployFailed,
@@ -169,6 +170,9 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     ModelDeploySkipped,
     ModelUndeployRequested,
     ModelUndeployed,
+    HubPushRequested,
+    HubPushed,
+    HubPushFailed,
     MessageDeadLettered,
     MessageRedriven,
 )
@@ -206,6 +210,9 @@ __all__ = [
     "GroupsSettled",
     "Hold",
     "HookPinged",
+    "HubPushFailed",
+    "HubPushRequested",
+    "HubPushed",
     "MessageDeadLettered",
     "MessageRedriven",
     "ModelDeployFailed",

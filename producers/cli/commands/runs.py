@@ -17,7 +17,7 @@ from producers.cli.display.output import (
     sparkline,
     time_ago,
 )
-from producers.cli.display.units import run_status, run_step
+from producers.cli.display.units import hub_cell, run_status, run_step
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
@@ -93,11 +93,12 @@ def info(run: str, *, as_json: bool) -> None:
             c.get("ref"),
             c.get("reward"),
             str(c.get("adapter_sha256"))[:16],
+            hub_cell(c),
             time_ago(c.get("created_at")),
         )
         for c in answer["checkpoints"]
     ]
-    print_table("Checkpoints", ("ref", "reward", "weights sha256", "created"), rows)
+    print_table("Checkpoints", ("ref", "reward", "weights sha256", "hub", "created"), rows)
 
 
 @command(None, "watch", example="headrace train watch my-run")

@@ -43,6 +43,15 @@ def time_left(seconds: float | None) -> str:
     return "" if seconds is None else f" (about {format_duration(seconds)} left)"
 
 
+def hub_cell(checkpoint: Mapping[str, Any]) -> str:
+    """Where the newest push of a checkpoint to a hub stands: `org/name`, with its state unless it is
+    there; empty without a push."""
+    name, status = checkpoint.get("hub_repository"), checkpoint.get("hub_status")
+    if not name:
+        return ""
+    return str(name) if status == "pushed" else f"{name} ({status})"
+
+
 def run_status(run: Mapping[str, Any]) -> str:
     """The status of a run: `paused` instead of `running` for a paused run."""
     status = str(run.get("status"))

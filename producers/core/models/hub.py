@@ -23,6 +23,8 @@ ANSWER_S = 4.0
 MAX_CONFIG_BYTES = 4 << 20
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 TRUE = ("1", "ON", "YES", "TRUE")
+LICENCE = "license:"
+"""How the tag of a model begins that names its licence."""
 INSTEAD = "or give the absolute path of a directory that holds the model"
 
 Config = Mapping[str, Any]
@@ -46,6 +48,22 @@ async def hub_config(name: str) -> Config:
             f"the model {name} is not in this machine's cache ({_cache()}), and {endpoint()} "
             f"{_failure(error)}; check the connection, set HF_ENDPOINT, {INSTEAD}"
         ) from error
+
+
+async def hub_licence(name: str) -> str | None:
+    """The licence of a model as the hub lists it; None when the hub does not say or does not answer."""
+    if offline() is not None:
+        return None
+    try:
+        async with asyncio.timeout(ANSWER_S), httpx.AsyncClient(timeout=ANSWER_S) as client:
+            answer = await client.get(f"{endpoint()}/api/models/{name}", follow_redirects=True)
+            answer.raise_for_status()
+            tags = (parse_object(answer.content[:MAX_CONFIG_BYTES]) or {}).get("tags")
+    except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError):
+        return None
+    listed = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    found = next((tag for tag in listed if tag.startswith(LICENCE)), None)
+    return found.removeprefix(LICENCE)[:80] if found else None
 
 
 def endpoint() -> str:

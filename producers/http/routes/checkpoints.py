@@ -1,4 +1,4 @@
-"""Checkpoints: their manifest, their files, and a chat with one.
+"""Checkpoints: their manifest, their files, comparisons, pushes to a hub, and a chat with one.
 
 The API holds no model. A device worker samples a chat, and the API reaches it through the internal
 endpoint of the worker's gateway.
@@ -16,8 +16,10 @@ from starlette.responses import Response
 from infra.readmodel.worker_chats import WorkerAddress, WorkerChats
 from producers.core.lookup import Checkpoint
 from producers.core.models.comparison import compare_checkpoints
+from producers.core.models.hub_push import TOKEN, PushRequest
+from producers.http.auth import actor_of
 from producers.http.downloads import download
-from producers.http.requests import JsonBody, body_of
+from producers.http.requests import JsonBody, body_of, cause_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
@@ -82,6 +84,32 @@ async def compare(request: Request) -> Response:
     return ApiResponse(
         await compare_checkpoints(first, second, evaluations=core.readmodel.evaluations)
     )
+
+
+async def pushes(request: Request) -> Response:
+    """The pushes of a checkpoint to model hubs, the newest first."""
+    found = await _find_checkpoint(request)
+    rows = await services(request).readmodel.hub_pushes.of(found.run.run, step=found.spec.step)
+    return ApiResponse({"pushes": rows})
+
+
+async def push(request: Request) -> Response:
+    """Push a checkpoint to a model hub. It is private unless `private` is false."""
+    body = await body_of(request, ("repository", "merged", "private", "secret"))
+    core = services(request)
+    asked = PushRequest(
+        ref=request.path_params["ref"],
+        repository=body.text("repository"),
+        merged=body.flag("merged"),
+        private="private" not in body.values or body.flag("private"),
+        secret=body.optional("secret") or TOKEN,
+        submitter=actor_of(request).owner,
+    )
+    made, cursor = await core.hub_pushes.request(asked, cause=cause_of(request, "hub-push"))
+    await core.readmodel.caught_up(cursor)
+    rows = await core.readmodel.hub_pushes.of(made.run, step=made.step)
+    shown = next((row for row in rows if row["id"] == made.push), None)
+    return ApiResponse({"push": shown or {"id": made.push, "ref": made.ref}}, status_code=202)
 
 
 async def chat(request: Request) -> Response:
@@ -173,6 +201,8 @@ async def _find_checkpoint(request: Request) -> Checkpoint:
 ROUTES = [
     ScopedRoute("/checkpoints/{ref}", show, scope="read"),
     ScopedRoute("/checkpoints/{ref}/compare/{other}", compare, scope="read"),
+    ScopedRoute("/checkpoints/{ref}/pushes", pushes, scope="read"),
+    ScopedRoute("/checkpoints/{ref}/pushes", push, scope="control", methods=["POST"]),
     ScopedRoute("/checkpoints/{ref}/files/{name:path}", file, scope="read"),
     ScopedRoute("/checkpoints/{ref}/chat", chat, scope="inference", methods=["POST"]),
 ]

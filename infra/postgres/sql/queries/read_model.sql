@@ -121,8 +121,19 @@ order by k.key, m.step
 
 -- name: checkpoints
 select c.step, coalesce(r.name, c.run) || '@' || c.step as ref, c.reward, c.uri,
-  c.manifest_sha256, c.adapter_sha256, c.created_at
-from checkpoints c left join runs r using (run) where c.run = $1 order by c.step
+  c.manifest_sha256, c.adapter_sha256, c.created_at, h.status as hub_status,
+  h.repository as hub_repository, h.url as hub_url, h.revision as hub_revision, h.error as hub_error
+from checkpoints c left join runs r using (run) left join lateral (
+  select status, repository, url, revision, error from hub_pushes p
+  where p.run = c.run and p.step = c.step order by p.created_at desc, p.push limit 1) h on true
+where c.run = $1 order by c.step
+
+-- name: pushes
+select p.push as id, coalesce(r.name, p.run) || '@' || p.step as ref, p.repository, p.form, p.visibility,
+  p.status, p.url, p.revision, p.error, e.error as waiting, p.requested_by, p.created_at, p.updated_at
+from hub_pushes p left join runs r using (run)
+left join effects e on e.run_id = p.push and p.status = 'requested'
+where p.run = $1 and ($2::int is null or p.step = $2) order by p.created_at desc, p.push limit 100
 
 -- name: groups
 select *, sum(num_samples) over () as total from (
@@ -504,6 +515,9 @@ delete from log_lines where run = $1
 
 -- name: drop_checkpoints
 delete from checkpoints where run = $1
+
+-- name: drop_pushes
+delete from hub_pushes where run = $1
 
 -- name: drop_run
 delete from runs where run = $1

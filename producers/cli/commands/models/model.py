@@ -1,4 +1,4 @@
-"""`headrace model`: checkpoints behind an OpenAI-compatible endpoint."""
+"""`headrace model`: checkpoints behind an OpenAI-compatible endpoint, and on a model hub."""
 
 import time
 
@@ -18,8 +18,9 @@ from producers.cli.errors import Failure
 
 POLL_S = 0.1
 LOADING_S = 1800.0
+PUSH_POLL_S, PUSHING_S = 0.5, 6 * 3600.0
 
-model = group("model", "Trained models: deploy, undeploy, list, info.")
+model = group("model", "Trained models: deploy, undeploy, list, info, push.")
 
 NAME = click.argument("name", metavar="NAME")
 
@@ -136,3 +137,67 @@ def info(name: str, *, as_json: bool) -> None:
     ]
     columns = ("token", "owner", "requests", "prompt tokens", "completion tokens")
     print_table("Use", columns, rows)
+
+
+@command(model, "push", example="headrace model push my-run@best my-org/sums-lora")
+@click.argument("ref", metavar="REF")
+@click.argument("repository", metavar="ORG/NAME")
+@click.option("--merged", is_flag=True, help="Upload the base model with the adapter added.")
+@click.option(
+    "--private/--public", default=True, show_default=True, help="Who can see the repository."
+)
+@click.option(
+    "--token-secret",
+    metavar="NAME",
+    default="HF_TOKEN",
+    show_default=True,
+    help="Secret that holds the token of the hub.",
+)
+@click.option("--no-wait", is_flag=True, help="Do not wait until the checkpoint is uploaded.")
+def push(
+    ref: str,
+    repository: str,
+    *,
+    merged: bool,
+    private: bool,
+    token_secret: str,
+    no_wait: bool,
+    as_json: bool,
+) -> None:
+    """Upload a checkpoint to a model hub, with a model card.
+
+    A worker uploads it, so this command may be interrupted. Store the token of the hub first: headrace
+    secret set HF_TOKEN. A repository that Headrace made before gets a new commit.
+    """
+    body = {
+        "repository": repository,
+        "merged": merged,
+        "private": private,
+        "secret": token_secret,
+    }
+    with Client() as client:
+        found: Document = client.post(f"/checkpoints/{path_segment(ref)}/pushes", body)["push"]
+        if not no_wait:
+            found = _wait_until_pushed(client, found)
+    if as_json:
+        print_json({"push": found})
+    elif found.get("status") == "pushed":
+        say(f"{found['ref']} is on {found['url']} (revision {found['revision']})")
+    else:
+        say(f"{found['ref']} is being uploaded; `headrace checkpoint list RUN` shows it")
+
+
+def _wait_until_pushed(client: Client, found: Document) -> Document:
+    """The push once it has ended. Raises Failure when the hub does not have the checkpoint."""
+    until, said = time.monotonic() + PUSHING_S, None
+    while found.get("status") in (None, "requested") and time.monotonic() < until:
+        time.sleep(PUSH_POLL_S)
+        rows = client.get(f"/checkpoints/{path_segment(str(found['ref']))}/pushes")["pushes"]
+        found = next((row for row in rows if row["id"] == found["id"]), found)
+        waiting = found.get("waiting")
+        if waiting and waiting != said:
+            said = waiting
+            say(f"waiting: {waiting}")
+    if found.get("status") == "failed":
+        raise Failure("REFUSED", str(found.get("error")))
+    return found

@@ -430,7 +430,7 @@ def test_a_worker_that_opens_no_secrets_does_not_get_their_key(
     for spec in specs:
         hosted = {**HOSTED[workers], "serving": SERVING}[spec.name]
         lanes = lanes_of([load(name) for name in hosted])
-        opens = bool({Lane.USER, Lane.GENERATE} & set(lanes))
+        opens = bool({Lane.USER, Lane.GENERATE, Lane.EXPORT} & set(lanes))
         assert (keys.items() <= spec.environment.items()) == opens, spec.name
         assert (not keys.keys() & spec.environment.keys()) == (not opens), spec.name
     forks = fork_server(specs, log=tmp_path / "log")

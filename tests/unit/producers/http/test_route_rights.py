@@ -49,6 +49,7 @@ class Row:
 
 SUBMITTED: dict[str, Any] = {"json": {"config": {}}}
 RENAMED: dict[str, Any] = {"json": {"name": "renamed"}}
+PUSHED: dict[str, Any] = {"json": {"repository": "org/name"}}
 MADE: dict[str, Any] = {"json": {"name": "a b"}}
 
 TABLE = [
@@ -102,6 +103,8 @@ TABLE = [
     Row("GET", "/api/v1/checkpoints/{run_name}@3", "read"),
     Row("GET", "/api/v1/checkpoints/{run_name}@3/files/nothing", "read", 404),
     Row("GET", "/api/v1/checkpoints/{run_name}@3/compare/{run_name}@3", "read"),
+    Row("GET", "/api/v1/checkpoints/{run_name}@3/pushes", "read"),
+    Row("POST", "/api/v1/checkpoints/{run_name}@3/pushes", "control", 400, content=PUSHED),
     Row("POST", "/api/v1/checkpoints/{run_name}@3/chat", "inference", 400),
     Row("GET", "/api/v1/deployments", "read"),
     Row("POST", "/api/v1/deployments", "control", 400, content=MADE),

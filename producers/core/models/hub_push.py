@@ -1,0 +1,111 @@
+"""Requests pushes of checkpoints to a model hub: checks what can be checked at once, writes the model
+card, and appends the request to the log."""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from uuid import UUID
+
+from infra.blobs.hub.uploads import check_endpoint
+from infra.ports.event_log import Cursor, EventStore
+from infra.ports.secrets import SecretStore
+from infra.readmodel.runs import Runs
+from producers.core.lookup import Checkpoint, Lookup
+from producers.core.models.hub import hub_licence
+from producers.core.models.model_card import CURVES, CardFacts, model_card
+from schemas.deployments import REPOSITORY, HubForm, HubPush
+from schemas.errors import InvalidConfig, Issue
+from schemas.events import HubPushRequested
+from schemas.ids import short_id
+from schemas.secrets.rules import check_secret_name, how_to_set
+
+HELD_OUT = "eval/validation/reward"
+TOKEN = "HF_TOKEN"  # noqa: S105 - the name of a secret, not its value
+ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """A push that a user asked for. `submitter` owns the personal secrets that may be used."""
+
+    ref: str
+    repository: str
+    merged: bool = False
+    private: bool = True
+    secret: str = TOKEN
+    submitter: str | None = None
+
+
+class HubPushes:
+    """Requests pushes."""
+
+    def __init__(
+        self, log: EventStore, lookup: Lookup, runs: Runs, secrets: SecretStore, *, endpoint: str
+    ) -> None:
+        """`endpoint` is the address of the hub."""
+        self._log = log
+        self._lookup = lookup
+        self._runs = runs
+        self._secrets = secrets
+        self._endpoint = endpoint
+
+    async def request(self, asked: PushRequest, *, cause: UUID) -> tuple[HubPush, Cursor]:
+        """Request a push. The same cause gives the same push. Raises NotFound and InvalidConfig."""
+        check_endpoint(self._endpoint)
+        checkpoint = await self._lookup.checkpoint(asked.ref)
+        _check_names(asked)
+        form = _form(checkpoint, merged=asked.merged)
+        workspace = checkpoint.run.owner_workspace
+        missing = await self._secrets.missing(
+            (asked.secret,), workspace=workspace, submitter=asked.submitter
+        )
+        if missing:
+            message = how_to_set(missing, pushed=False)
+            raise InvalidConfig(message, issues=(Issue("secret", message),))
+        push = HubPush(
+            push=short_id("hub-push", str(cause)),
+            run=checkpoint.run.run,
+            run_name=checkpoint.run.run_name,
+            step=checkpoint.spec.step,
+            repository=asked.repository,
+            form=form,
+            private=asked.private,
+            card=await self._card(checkpoint, asked, form),
+            secret=asked.secret,
+            workspace=workspace,
+            submitter=asked.submitter,
+        )
+        recorded = await self._log.append([HubPushRequested(push=push)], cause=cause)
+        return push, recorded[-1].cursor
+
+    async def _card(self, checkpoint: Checkpoint, asked: PushRequest, form: HubForm) -> str:
+        run, model = checkpoint.run.run, checkpoint.spec.model
+        curves = {key: await self._runs.curve(run, key) for key, _ in CURVES}
+        held_out = dict(curves[HELD_OUT]).get(checkpoint.spec.step)
+        facts = CardFacts(
+            repository=asked.repository,
+            form=form,
+            private=asked.private,
+            curves=curves,
+            licence=await hub_licence(model.name) if model.kind == "hub" else None,
+            held_out=held_out,
+        )
+        return await asyncio.to_thread(model_card, checkpoint, facts)
+
+
+def _check_names(asked: PushRequest) -> None:
+    """Raise InvalidConfig for a name that no hub or secret has."""
+    name = asked.repository
+    if not re.fullmatch(REPOSITORY, name) or ".." in name or "--" in name or name.endswith(".git"):
+        message = (
+            f"{name[:200]!r} is not the name of a repository; write ORG/NAME with letters, digits, - _ "
+            "and ., for example my-org/sums-lora"
+        )
+        raise InvalidConfig(message, issues=(Issue("repository", message),))
+    check_secret_name(asked.secret)
+
+
+def _form(checkpoint: Checkpoint, *, merged: bool) -> HubForm:
+    if ADAPTER not in checkpoint.files():
+        return "model"
+    return "merged" if merged else "adapter"
