@@ -233,6 +233,14 @@ class Runs:
         ]
         return [_group(owner, purpose, row) for row in wanted], total
 
+    async def groups_of_row(
+        self, owner: str, purpose: str, dataset_row: int, *, near: int
+    ) -> list[tuple[int, int]]:
+        """The (step, slot) of groups that answered one dataset row, in order of step. They are the
+        nearest ones to the step `near`, at most 24, among 5000 groups before it and 5000 after it."""
+        rows = await self._pool.fetch(SQL["groups_of_row"], owner, purpose, dataset_row, near)
+        return sorted((row["step"], row["slot"]) for row in rows)
+
     async def num_groups(self, owner: str, purpose: str) -> int:
         """How many groups of `owner` are graded."""
         count: int = await self._pool.fetchval(SQL["count_groups"], owner, purpose)

@@ -1,55 +1,114 @@
 """The samples of a run: the groups of a step, and the answers of one group side by side."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
+from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.runs import GroupRow, PageRange
+from producers.dashboard.answers import ORDERS, answer, has_text, share_of_text, whole_text
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
-from producers.http.responses import number
+from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import find_run_with_history, services
-from producers.http.routes.samples import GRADES, MAX_STEP, read_judgements, read_rows
+from producers.http.routes.samples import (
+    GRADES,
+    MAX_STEP,
+    find_sample,
+    read_batch,
+    read_judgements,
+    read_rows,
+    sample_file,
+)
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue
-from schemas.ids import GroupId, sample_id
-from schemas.sampling import ArtifactRef, Grade, Judgement, SampleBatch, SampleRecord
+from schemas.sampling import SampleBatch
 
 EVERYTHING = PageRange(limit=MAX_STEP)
-ORDERS = ("index", "reward", "length", "failure")
+ANSWERS_PER_PAGE = 8
+LONGEST_SEARCH = 200
 
 
 async def index(request: Request) -> Response:
+    values = await _values(request)
+    return html(request, "samples.html", values)
+
+
+async def data(request: Request) -> Response:
+    """The same group as JSON."""
+    values = await _values(request)
+    chosen = values["chosen"]
+    left_out = {"run", "orders", "row", "chosen", "most"}
+    shown = {key: value for key, value in values.items() if key not in left_out}
+    group = asdict(chosen)["group"] if isinstance(chosen, GroupRow) else None
+    content = to_jsonable_python({**shown, "group": group}, inf_nan_mode="null")
+    return ApiResponse(content)
+
+
+async def text(request: Request) -> Response:
+    """Everything that was said in one sample, as a text to download."""
     run, _ = await find_run_with_history(request)
-    core = services(request)
-    last = max(1, run["current_step"] or 1)
-    step = number(request, "step", default=last, least=0, most=MAX_STEP)
-    slot = number(request, "slot", default=-1, least=0, most=MAX_STEP)
-    order = _order(request)
-    groups, _ = await core.readmodel.runs.groups(run["id"], "train", EVERYTHING, step=step)
-    chosen = next((group for group in groups if group.slot == slot), groups[0] if groups else None)
-    dataset = await core.readmodel.runs.dataset_ref(run["id"])
-    rows = await read_rows(request, dataset, [chosen]) if chosen else {}
-    return html(
-        request,
-        "samples.html",
-        {
-            "run": run,
-            "step": step,
-            "last": last,
-            "groups": [_summary(group) for group in groups],
-            "chosen": chosen,
-            "row": rows.get(chosen.dataset_row, DatasetRow(prompt=())) if chosen else None,
-            "samples": await _samples(request, chosen, order) if chosen else (),
-            "order": order,
-            "orders": ORDERS,
-        },
+    _, _, record = await find_sample(request, run["id"])
+    return Response(
+        whole_text(record).encode("utf-8", "replace"),
+        media_type="text/plain",
+        headers={"Content-Disposition": 'attachment; filename="sample.txt"'},
     )
 
 
+async def file(request: Request) -> Response:
+    """A file that the workflow of a sample left behind, to download."""
+    run, _ = await find_run_with_history(request)
+    return await sample_file(request, run["id"])
+
+
+async def _values(request: Request) -> Mapping[str, object]:
+    run, _ = await find_run_with_history(request)
+    runs = services(request).readmodel.runs
+    last = max(1, run["current_step"] or 1)
+    step = number(request, "step", default=last, least=0, most=MAX_STEP)
+    slot = number(request, "slot", default=-1, least=0, most=MAX_STEP)
+    groups, _ = await runs.groups(run["id"], "train", EVERYTHING, step=step)
+    chosen = next((group for group in groups if group.slot == slot), groups[0] if groups else None)
+    dataset = await runs.dataset_ref(run["id"])
+    values = {
+        "run": run,
+        "step": step,
+        "last": last,
+        "groups": [_summary(group) for group in groups],
+        "chosen": chosen,
+        "order": _order(request),
+        "orders": tuple(ORDERS),
+        "find": request.query_params.get("find", "")[:LONGEST_SEARCH],
+    }
+    if chosen is None:
+        return values
+    rows = await read_rows(request, dataset, [chosen])
+    steps = await runs.groups_of_row(run["id"], "train", chosen.dataset_row, near=step)
+    return {
+        **values,
+        "row": rows.get(chosen.dataset_row, DatasetRow(prompt=())),
+        "same_row": steps,
+        "before": _neighbour(groups, chosen, -1),
+        "after": _neighbour(groups, chosen, 1),
+        **await _answers(request, chosen),
+    }
+
+
+def _neighbour(
+    groups: Sequence[GroupRow], chosen: GroupRow, distance: int
+) -> tuple[int, int | None]:
+    """The step and slot of the group beside the chosen one. The first slot of a step is None."""
+    place = groups.index(chosen) + distance
+    if 0 <= place < len(groups):
+        return chosen.step, groups[place].slot
+    return chosen.step + distance, None
+
+
 def _order(request: Request) -> str:
-    order = request.query_params.get("order") or ORDERS[0]
+    order = request.query_params.get("order") or "index"
     if order not in ORDERS:
         message = f"must be one of {', '.join(ORDERS)}, got {order[:20]!r}"
         raise InvalidConfig(f"order {message}", issues=(Issue("order", message),))
@@ -71,44 +130,34 @@ def _summary(group: GroupRow) -> Mapping[str, object]:
     }
 
 
-async def _samples(request: Request, group: GroupRow, order: str) -> Sequence[Mapping[str, object]]:
-    ref = ArtifactRef.model_validate_json(group.artifact)
-    batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
+async def _answers(request: Request, group: GroupRow) -> Mapping[str, object]:
+    """The answers of a page, in the order and with the words that the address asks for."""
+    batch: SampleBatch = await read_batch(request, group)
     judged = await read_judgements(request, group)
     grades = {grade.index: grade for grade in GRADES.validate_json(group.grades)}
-    found = [_sample(group, record, grades.get(record.index), judged) for record in batch.samples]
-    rewards = [one["reward"] for one in found if isinstance(one["reward"], float)]
+    rewards = [grade.reward for grade in grades.values() if grade.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
-    for one in found:
-        reward = one["reward"]
-        one["advantage"] = reward - mean if isinstance(reward, float) and mean is not None else None
-    keys = {
-        "index": lambda one: one["index"],
-        "reward": lambda one: -1e300 if one["reward"] is None else -one["reward"],
-        "length": lambda one: -one["completion_tokens"],
-        "failure": lambda one: one["failure"] is None,
-    }
-    return sorted(found, key=keys[order])
-
-
-def _sample(
-    group: GroupRow, record: SampleRecord, grade: Grade | None, judged: Sequence[Judgement]
-) -> dict[str, object]:
+    words = request.query_params.get("find", "")[:LONGEST_SEARCH]
+    wanted = [record for record in batch.samples if not words or has_text(record, words)]
+    found = [answer(group, record, grades.get(record.index), judged, mean) for record in wanted]
+    found.sort(key=ORDERS[_order(request)])  # type: ignore[arg-type]  # each order has one type of key
+    first = number(request, "first", default=0, least=0, most=MAX_STEP)
+    shown = found[first : first + ANSWERS_PER_PAGE]
+    indexes = {one["index"] for one in shown}
     return {
-        "id": sample_id(GroupId(group.group), record.index),
-        "index": record.index,
-        "messages": record.messages,
-        "text": record.text,
-        "reward": grade.reward if grade else None,
-        "parts": grade.parts if grade else {},
-        "failure": record.failure or (grade.failure if grade else None),
-        "judgements": [one for one in judged if one.index == record.index],
-        "output": record.output,
-        "prompt_tokens": record.prompt_tokens,
-        "completion_tokens": record.completion_tokens,
-        "truncated": record.truncated,
-        "num_turns": record.num_turns,
+        "samples": shown,
+        "num_found": len(found),
+        "num_samples": len(batch.samples),
+        "first": first,
+        "per_page": ANSWERS_PER_PAGE,
+        "most": share_of_text([record for record in wanted if record.index in indexes]),
+        "grader_output": batch.grader_output,
     }
 
 
-ROUTES = [PageRoute("/runs/{ref}/samples", index, scope="read")]
+ROUTES = [
+    PageRoute("/runs/{ref}/samples", index, scope="read"),
+    PageRoute("/runs/{ref}/samples.json", data, scope="read"),
+    PageRoute("/runs/{ref}/samples/{sample}/text", text, scope="read"),
+    PageRoute("/runs/{ref}/samples/{sample}/files/{name:path}", file, scope="read"),
+]

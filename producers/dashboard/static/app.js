@@ -28,6 +28,18 @@ function smooth(values, factor) {
   });
 }
 
+// One key follows a link that names it, and j and k walk through the answers of a group.
+function walk(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  const link = [...document.querySelectorAll("[data-shortcut]")].find((one) => one.dataset.shortcut === event.key);
+  if (link) link.click();
+  const answers = [...document.querySelectorAll("article.sample")];
+  const step = { j: 1, k: -1 }[event.key];
+  if (!step || !answers.length) return;
+  const next = answers[Math.max(0, answers.indexOf(document.activeElement.closest("article.sample")) + step)];
+  if (next) next.focus();
+}
+
 // The curves of a run. They are read as a whole at first, after a change of the range, and when the page is
 // looked at again.
 class Curves {
@@ -120,6 +132,7 @@ async function readAgain() {
 document.addEventListener("DOMContentLoaded", () => {
   showTimes(document);
   document.addEventListener("submit", askBefore);
+  document.addEventListener("keydown", walk);
   for (const section of document.querySelectorAll("[data-curves]")) new Curves(section);
   if (document.querySelector("[data-poll]")) setInterval(readAgain, 3000);
 });

@@ -149,7 +149,7 @@ async def sample_detail(request: Request, owner: str, dataset: str | None) -> Ap
     """The sample that the path names: its messages as OpenAI writes them, its tools, its reward, and the
     output of its workflow and of its group's grader. Raises NotFound when `owner` has no such graded
     sample."""
-    group, batch, record = await _find_sample(request, owner)
+    group, batch, record = await find_sample(request, owner)
     rows = await read_rows(request, dataset, [group])
     judged = await read_judgements(request, group)
     alone = batch.model_copy(update={"samples": (record,)})
@@ -169,7 +169,7 @@ async def sample_detail(request: Request, owner: str, dataset: str | None) -> Ap
 
 async def sample_file(request: Request, owner: str) -> Response:
     """The file that the path names, of the sample that it names. Raises NotFound."""
-    _, _, record = await _find_sample(request, owner)
+    _, _, record = await find_sample(request, owner)
     name = request.path_params["name"]
     files = record.output.files if record.output else {}
     if name not in files:
@@ -186,7 +186,7 @@ def _output(output: SampleOutput | None) -> Mapping[str, object] | None:
     return {**output.model_dump(exclude={"files"}), "files": files}
 
 
-async def _find_sample(request: Request, owner: str) -> tuple[GroupRow, SampleBatch, SampleRecord]:
+async def find_sample(request: Request, owner: str) -> tuple[GroupRow, SampleBatch, SampleRecord]:
     """The sample that the path names, with its group. Raises NotFound when `owner` has no such
     sample."""
     name = request.path_params["sample"]

@@ -143,6 +143,18 @@ select *, sum(num_samples) over () as total from (
     and ($3::int is null or step = $3)
 ) g order by first
 
+-- The nearest groups of one dataset row before and after a step. Each side looks at a bounded number of
+-- groups, because no index holds the rows of a dataset.
+
+-- name: groups_of_row
+select step, slot from (
+  (select step, slot, dataset_row from graded_groups
+   where owner = $1 and purpose = $2 and step < $4 order by step desc limit 5000)
+  union all
+  (select step, slot, dataset_row from graded_groups
+   where owner = $1 and purpose = $2 and step >= $4 order by step limit 5000)
+) near where dataset_row = $3 order by abs(step - $4), slot limit 24
+
 -- name: groups_of_evaluation
 select step, slot, replacement, dataset_row, artifact, grades, attempts, judgements
 from graded_groups where owner = $1 and purpose = 'evaluate' order by slot, replacement

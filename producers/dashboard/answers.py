@@ -1,0 +1,103 @@
+"""The answers of one group as the reader shows them: with figures, in an order, found by their text."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+from infra.readmodel.runs import GroupRow
+from producers.dashboard.charts import Curve, curve, thin
+from schemas.ids import GroupId, sample_id
+from schemas.sampling import Grade, Judgement, SampleRecord
+
+ORDERS: Mapping[str, Callable[[Mapping[str, object]], object]] = {
+    "index": lambda one: one["index"],
+    "reward": lambda one: (one["reward"] is None, -_float(one["reward"])),
+    "length": lambda one: -_float(one["completion_tokens"]),
+    "failure": lambda one: (one["failure"] is None, one["index"]),
+}
+SEARCHED_CHARACTERS = 1 << 20
+"""Characters of each text that are searched."""
+
+PAGE_CHARACTERS = 60_000
+"""Characters of users on one page, so that it stays below 150 KB with everything."""
+
+MOST_CHARACTERS, LEAST_CHARACTERS = 10_000, 100
+STRIP_POINTS = 120
+
+
+def answer(
+    group: GroupRow,
+    record: SampleRecord,
+    grade: Grade | None,
+    judged: Sequence[Judgement],
+    mean: float | None,
+) -> dict[str, object]:
+    """One sample with its reward, its distance from the group's mean, and what its tokens say."""
+    reward = grade.reward if grade else None
+    logprobs = trained_logprobs(record)
+    return {
+        "id": sample_id(GroupId(group.group), record.index),
+        "index": record.index,
+        "messages": record.messages,
+        "text": record.text,
+        "reward": reward,
+        "advantage": None if reward is None or mean is None else reward - mean,
+        "parts": grade.parts if grade else {},
+        "failure": record.failure or (grade.failure if grade else None),
+        "judgements": [one for one in judged if one.index == record.index],
+        "output": record.output,
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "truncated": record.truncated,
+        "num_turns": record.num_turns,
+        "trained_tokens": len(logprobs),
+        "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,
+        "strip": _strip(logprobs),
+    }
+
+
+def trained_logprobs(record: SampleRecord) -> list[float]:
+    """The logprobs of the tokens that the policy chose, in their order."""
+    return [
+        logprob
+        for row in record.sequences
+        for logprob, trained in zip(row.logprobs, row.loss_mask, strict=True)
+        if trained
+    ]
+
+
+def has_text(record: SampleRecord, words: str) -> bool:
+    """Whether a text of a sample holds these words, in small or capital letters."""
+    wanted = words.casefold()
+    texts = chain(
+        [record.text], *(_texts(record, number) for number in range(len(record.messages)))
+    )
+    return any(wanted in text[:SEARCHED_CHARACTERS].casefold() for text in texts)
+
+
+def share_of_text(records: Sequence[SampleRecord]) -> int:
+    """How many characters of each text a page with these samples shows."""
+    count = sum(4 + sum(1 + len(m.tool_calls) for m in record.messages) for record in records)
+    return max(LEAST_CHARACTERS, min(MOST_CHARACTERS, PAGE_CHARACTERS // max(1, count)))
+
+
+def whole_text(record: SampleRecord) -> str:
+    """Everything that was said in a sample, uncut."""
+    turns = (
+        "\n".join([f"=== {message.role} ===", *_texts(record, number)])
+        for number, message in enumerate(record.messages)
+    )
+    return "\n\n".join(turns) if record.messages else record.text
+
+
+def _texts(record: SampleRecord, number: int) -> list[str]:
+    message = record.messages[number]
+    calls = (f"{call.name} {call.arguments}" for call in message.tool_calls)
+    return [text for text in (message.reasoning, message.content, *calls) if text]
+
+
+def _strip(logprobs: Sequence[float]) -> Curve | None:
+    return curve(thin(list(enumerate(logprobs)), STRIP_POINTS), width=240, height=24)
+
+
+def _float(value: object) -> float:
+    return value if isinstance(value, int | float) else 0.0
