@@ -71,6 +71,8 @@ EVALUATED = {"eval_interval": 3}
 
 OF_DEPLOYMENTS = ("deploy.",)
 """Points of deployments, which `tests/crash/test_deploy_kills.py` passes."""
+OF_HUBS = ("publish.", "hub.")
+"""Points of pushes to a model hub, which `tests/crash/test_hub_kills.py` passes."""
 OF_PACKAGES = ("sync.perform.DiscoverRollouts.",)
 """Points that no run of a rollout without packages passes: tests/crash/test_package_kills.py kills
 there."""
@@ -148,7 +150,7 @@ def batches(points: Sequence[str]) -> list[tuple[Shape, list[str]]]:
 
 def points(stack: str) -> tuple[str, ...]:
     """The failpoints that a run on this stack passes."""
-    elsewhere = (*OF_ENDED_RUNS, *OF_PUSHES, *OF_JUDGES, *OF_PACKAGES, *OF_DEPLOYMENTS)
+    elsewhere = (*OF_ENDED_RUNS, *OF_PUSHES, *OF_JUDGES, *OF_PACKAGES, *OF_DEPLOYMENTS, *OF_HUBS)
     absent = elsewhere if stack == "real" else (*elsewhere, *WITH_KAFKA)
     return tuple(name for name in names() if not name.startswith(absent))
 

@@ -4,11 +4,14 @@ the middle of an upload leaves."""
 import asyncio
 import hashlib
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.blobs.hub.uploads import HubUploads, check_endpoint
@@ -216,3 +219,73 @@ def test_no_token_is_sent_to_such_an_address(endpoint: str) -> None:
 def test_addresses_of_hubs() -> None:
     for endpoint in ("https://huggingface.co", "http://127.0.0.1:8000", "http://localhost:1"):
         check_endpoint(endpoint)
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from infra.blobs.hub.uploads import HubUploads
+from infra.ports.hub import HubUpload
+from schemas.secrets.secret_value import SecretValue
+
+hub, directory, token = sys.argv[1], Path(sys.argv[2]), sys.stdin.readline().strip()
+wanted = HubUpload("p1", directory, "org/sums", True, "Upload run@3")
+asyncio.run(HubUploads(hub).upload(wanted, SecretValue(token)))
+"""
+
+
+@pytest.mark.processes
+async def test_when_its_worker_is_killed_the_upload_ends_and_another_worker_finishes_it(
+    hub: Hub, wanted: HubUpload
+) -> None:
+    held, release = threading.Event(), threading.Event()
+
+    def before(method: str, path: str) -> None:
+        if method == "PUT" and path.endswith("/3") and not held.is_set():
+            held.set()
+            release.wait(DEADLINE_S)
+
+    hub.before = before
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        WORKER,
+        hub.url,
+        str(wanted.directory),
+        stdin=asyncio.subprocess.PIPE,
+    )
+    assert worker.stdin is not None
+    worker.stdin.write(TOKEN.encode() + b"\n")
+    assert await asyncio.to_thread(held.wait, DEADLINE_S)
+    [program] = psutil.Process(worker.pid).children()
+    assert TOKEN not in " ".join(program.cmdline())
+    assert TOKEN not in str(program.environ())
+    worker.kill()
+    await worker.wait()
+    await asyncio.to_thread(program.wait, DEADLINE_S)  # nobody killed it: its input was closed
+    release.set()
+    assert hub.commits_of("org/sums") == []
+    small = hub.uploads(oid(SMALL))
+    found = await HubUploads(hub.url).upload(wanted, SecretValue(TOKEN))
+    assert [commit["id"] for commit in hub.commits_of("org/sums")] == [found.revision]
+    assert hub.uploads(oid(SMALL)) == small == 1, "it was on the hub already"
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_twin_without_the_check_a_private_address_is_dialled(*, check: bool) -> None:
+    """The check is a hook of the whole process, so each case has a process of its own. Without the check
+    the connection is tried, and ends by its deadline or as the network decides."""
+    script = f"""
+import socket
+from infra.blobs.hub.upload_program import only_dial_checked_addresses
+if {check}:
+    only_dial_checked_addresses("http://127.0.0.1:9")
+try:
+    socket.create_connection(("10.1.2.3", 9), timeout=0.05)
+except Exception as error:
+    print(type(error).__name__)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert (said == "UploadRefused") == check, said

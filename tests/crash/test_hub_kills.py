@@ -1,0 +1,65 @@
+"""kill -9 of the worker at every step of a push to a model hub: each push is one commit on the hub, and
+no log holds the token."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.failpoints import CONSUMERS, runtime_points
+from tests.kit.model_hub import TOKEN, Hub, HubFault, model_hub
+from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
+
+POINTS = (*runtime_points("publish", CONSUMERS["publish"]), "hub.prepared", "hub.committed")
+CONFIG = run_config(advanced={"max_steps": 2})
+
+
+def push(running: Platform, ref: str, repository: str) -> None:
+    answer = running.post(f"/checkpoints/{ref}/pushes", {"repository": repository})
+    assert answer.status_code == 202, answer.text
+    push_id = answer.json()["push"]["id"]
+
+    def is_there() -> bool | None:
+        rows = running.get(f"/checkpoints/{ref}/pushes")["pushes"]
+        [row] = [row for row in rows if row["id"] == push_id]
+        assert row["status"] != "failed", row["error"]
+        return row["status"] == "pushed" or None
+
+    eventually(is_there, within_s=180, what=f"{ref} is on {repository}")
+
+
+def test_a_push_survives_kills_at_each_of_its_steps(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "workspace")
+    armed = ",".join(f"{point}:1" for point in POINTS)
+    with model_hub() as hub:
+        environment = {"HEADRACE_FAILPOINT": armed, "HF_ENDPOINT": hub.url}
+        with platform(tmp_path / "home", environment=environment) as running:
+            added = running.post("/workspaces", {"url": str(workspace), "name": "w"})
+            assert added.status_code == 201
+            running.upload("numbers")
+            run = running.submit(CONFIG, workspace="w")
+            running.wait(run, "finished")
+            set_token(running)
+            hub.faults.append(HubFault("PUT", "/storage/", 500, "try again"))
+            for number in range(2):
+                push(running, f"{run}@last", f"org/sums-{number}")
+        check(hub, tmp_path / "home")
+    fired = {path.name for path in (tmp_path / "home" / "failpoints").iterdir()}
+    missed = {point for point in POINTS if not any(name.startswith(point) for name in fired)}
+    assert not missed
+
+
+def set_token(running: Platform) -> None:
+    value = {"value": TOKEN, "scope": "personal"}
+    answer = running.api.put("/secrets/HF_TOKEN", json=value)
+    assert answer.is_success, answer.text
+
+
+def check(hub: Hub, home: Path) -> None:
+    """One commit for each push, and the token in no file of the platform's logs."""
+    assert hub.problems == []
+    for number in range(2):
+        assert len(hub.commits_of(f"org/sums-{number}")) == 1
+    for log in (home / "logs").iterdir():
+        assert TOKEN not in log.read_text(errors="replace"), log.name
