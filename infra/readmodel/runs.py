@@ -75,6 +75,26 @@ class PageRange:
 
 
 @dataclass(frozen=True, slots=True)
+class RunKind:
+    """The exact names by which a list of runs is narrowed. None selects any."""
+
+    dataset: str | None = None
+    model: str | None = None
+    rollout: str | None = None
+    workspace: str | None = None
+
+
+ANY_KIND = RunKind()
+ORDERS = {
+    "newest": "newest_first",
+    "oldest": "oldest_first",
+    "reward": "best_first",
+    "name": "by_name",
+}
+"""The orders of a list of runs, with the part of the query that each one is."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRow:
     """A graded group. `first` is the position of its first sample among all samples of the query."""
 
@@ -102,8 +122,10 @@ class Runs:
         status: str | None = None,
         search: str | None = None,
         archived: bool = False,
+        kind: RunKind = ANY_KIND,
+        order: str = "newest",
     ) -> tuple[list[RunJson], int]:
-        """A page of runs, the newest first, and how many there are in all. `archived` selects the runs
+        """A page of runs in one of ORDERS, and how many there are in all. `archived` selects the runs
         that were archived instead of the others."""
         workspace = bound_workspace()
         filters = {
@@ -111,19 +133,18 @@ class Runs:
             "archived": "archived" if archived else "present",
             "words": "with_words" if search else "with_any_words",
             "reach": "of_any_workspace" if workspace is None else "of_workspace",
+            "kind": "of_any_kind" if kind == ANY_KIND else "narrowed",
         }
         pattern = f"%{_escape_like(search)}%" if search else None
+        names = (kind.dataset, kind.model, kind.rollout, kind.workspace)
+        selection = (status, pattern, workspace, *names)
         rows = await self._pool.fetch(
-            SQL.variant("page_of_runs", **filters),
-            status,
-            pattern,
-            workspace,
+            SQL.variant("page_of_runs", **filters, order=ORDERS[order]),
+            *selection,
             page.limit,
             page.offset,
         )
-        total = await self._pool.fetchval(
-            SQL.variant("count_runs", **filters), status, pattern, workspace
-        )
+        total = await self._pool.fetchval(SQL.variant("count_runs", **filters), *selection)
         return [cast(RunJson, dict(row)) for row in rows], int(total)
 
     async def ended_before(self, moment: datetime) -> list[RunJson]:
@@ -247,11 +268,17 @@ class Runs:
         return count
 
     async def logs(
-        self, run: str, *, limit: int, cursor: str | None = None, older: bool = True
+        self,
+        run: str,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        older: bool = True,
+        level: str | None = None,
     ) -> tuple[list[LogJson], str | None]:
-        """A page of lines in the order of the log, and the cursor of the next page. Without `cursor` the
-        page holds the newest lines (`older`) or the first ones, and with it those beyond it. Raises
-        ValueError when `cursor` is not a cursor of this method."""
+        """A page of lines (of one `level` or of all) in the order of the log, and the cursor of the next
+        page. Without `cursor` the page holds the newest lines (`older`) or the first ones, and with it
+        those beyond it. Raises ValueError when `cursor` is not a cursor of this method."""
         at, line = _log_cursor(cursor, older=older)
         rows = await self._pool.fetch(
             SQL["older_log_lines" if older else "newer_log_lines"],
@@ -260,6 +287,7 @@ class Runs:
             at.position,
             line,
             limit,
+            level,
         )
         lines = [
             LogJson(

@@ -39,7 +39,7 @@ SVG_POINTS = 120
 WIDTH, HEIGHT = 600.0, 150.0
 LOG_LINES = 200
 ENDED = ("finished", "failed", "crashed", "stopped", "killed")
-LEVELS = ("INFO", "WARNING", "ERROR")
+LEVELS = ("info", "warning", "error")
 BUTTONS = {
     "running": ("pause", "stop"),
     "paused": ("resume", "stop"),
@@ -52,7 +52,7 @@ async def show(request: Request) -> Response:
     core, now = services(request), services(request).clock.now()
     keys = await core.readmodel.runs.metric_keys(run["id"])
     curves = {key: await core.readmodel.runs.curve(run["id"], key) for key in TITLES if key in keys}
-    lines, _ = await core.readmodel.runs.logs(run["id"], limit=LOG_LINES)
+    lines, _ = await core.readmodel.runs.logs(run["id"], limit=LOG_LINES, level=_level(request))
     return html(
         request,
         "run.html",
@@ -68,6 +68,7 @@ async def show(request: Request) -> Response:
             "config": json.dumps(json.loads(config), indent=2, ensure_ascii=False),
             "lines": lines,
             "levels": LEVELS,
+            "level": _level(request),
             "ended": ENDED,
             "buttons": _buttons(run),
             "waits": await waiting_for(request, run["id"], status=run["status"]),
@@ -78,6 +79,14 @@ async def show(request: Request) -> Response:
 def _drawn_keys(run: RunJson, curves: Mapping[str, object]) -> Sequence[str]:
     """The metrics that a page draws: while a run lasts, also those that may come."""
     return [key for key in TITLES if key in curves or run["status"] not in ENDED]
+
+
+def _level(request: Request) -> str | None:
+    level = request.query_params.get("level") or None
+    if level and level not in LEVELS:
+        message = f"must be one of {', '.join(LEVELS)}, got {level[:20]!r}"
+        raise InvalidConfig(f"level {message}", issues=(Issue("level", message),))
+    return level
 
 
 def _figures(

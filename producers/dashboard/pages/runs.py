@@ -6,7 +6,7 @@ from datetime import datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.readmodel.runs import RunJson
+from infra.readmodel.runs import ANY_KIND, ORDERS, RunJson, RunKind
 from producers.dashboard.charts import curve
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
@@ -23,13 +23,19 @@ async def index(request: Request) -> Response:
     if status and status not in STATUSES:
         message = f"must be one of {', '.join(STATUSES)}, got {status[:40]!r}"
         raise InvalidConfig(f"status {message}", issues=(Issue("status", message),))
-    page = page_of(request)
+    order = request.query_params.get("sort") or "newest"
+    if order not in ORDERS:
+        message = f"must be one of {', '.join(ORDERS)}, got {order[:40]!r}"
+        raise InvalidConfig(f"sort {message}", issues=(Issue("sort", message),))
+    page, kind = page_of(request), _kind(request)
     runs = services(request).readmodel.runs
     found, total = await runs.page(
         page,
         status=status,
         search=request.query_params.get("search") or None,
         archived=flag(request, "archived"),
+        kind=kind,
+        order=order,
     )
     rewards = await runs.sparklines(found, REWARD)
     now = services(request).clock.now()
@@ -41,7 +47,21 @@ async def index(request: Request) -> Response:
             "total": total,
             "page": page,
             "statuses": STATUSES,
+            "orders": tuple(ORDERS),
+            "order": order,
+            "kind": kind,
+            "narrowed": kind != ANY_KIND,
         },
+    )
+
+
+def _kind(request: Request) -> RunKind:
+    asked = request.query_params
+    return RunKind(
+        dataset=asked.get("dataset") or None,
+        model=asked.get("model") or None,
+        rollout=asked.get("rollout") or None,
+        workspace=asked.get("workspace") or None,
     )
 
 

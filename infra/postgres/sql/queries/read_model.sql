@@ -63,16 +63,40 @@ r.workspace = $3
 -- part: of_any_workspace
 $3::text is null
 
+-- Exact names. A workspace is named by its id or its name.
+
+-- part: narrowed
+($4::text is null or r.dataset = $4) and ($5::text is null or r.model = $5)
+  and ($6::text is null or r.rollout = $6) and ($7::text is null or r.workspace in (
+    select workspace from workspaces where workspace = $7 or name = $7))
+
+-- part: of_any_kind
+coalesce($4::text, $5::text, $6::text, $7::text) is null
+
+-- part: newest_first
+r.created_at desc, r.run
+
+-- part: oldest_first
+r.created_at, r.run
+
+-- part: best_first
+r.reward desc nulls last, r.created_at desc, r.run
+
+-- part: by_name
+r.name, r.created_at desc, r.run
+
 -- name: page_of_runs
 select {run_summary} from runs r
 where {status: with_status | with_any_status} and {archived: archived | present}
   and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
-order by r.created_at desc, r.run limit $4 offset $5
+  and {kind: narrowed | of_any_kind}
+order by {order: newest_first | oldest_first | best_first | by_name} limit $8 offset $9
 
 -- name: count_runs
 select count(*) from runs r
 where {status: with_status | with_any_status} and {archived: archived | present}
   and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
+  and {kind: narrowed | of_any_kind}
 
 -- name: runs_ended_before
 select {run_summary} from runs r where r.archived_at is null
@@ -165,11 +189,13 @@ select count(*) from graded_groups where owner = $1 and purpose = $2
 -- name: older_log_lines
 select xid, position, line, at as timestamp, level, step, message from log_lines
 where run = $1 and (xid, position, line) < ($2, $3, $4)
+and ($6::text is null or level = $6)
 order by xid desc, position desc, line desc limit $5
 
 -- name: newer_log_lines
 select xid, position, line, at as timestamp, level, step, message from log_lines
 where run = $1 and (xid, position, line) > ($2, $3, $4)
+and ($6::text is null or level = $6)
 order by xid asc, position asc, line asc limit $5
 
 

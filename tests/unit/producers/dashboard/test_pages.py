@@ -1,5 +1,6 @@
 """Every page."""
 
+import re
 from collections.abc import AsyncIterator
 
 import httpx
@@ -59,6 +60,35 @@ async def test_every_page_is_whole_small_and_without_code_of_its_own(
         assert "<script>" not in page.text
         assert "style=" not in page.text
         assert "script-src 'self'" in page.headers["content-security-policy"]
+
+
+async def test_runs_are_narrowed_by_exact_names_and_sorted(
+    owner: Tenant, browser: httpx.AsyncClient
+) -> None:
+    link = owner.fill('href="/runs/{run_name}"')
+    name = owner.fill("{workspace}")
+    assert link in (await browser.get("/", params={"workspace": name})).text
+    listed = (await browser.get("/")).text
+    for key in ("dataset", "model"):
+        ((value, _),) = set(re.findall(rf'href="/\?{key}=([^"]*)"()', listed))
+        assert link in (await browser.get(f"/?{key}={value}")).text
+    for key in ("dataset", "model", "rollout", "workspace"):
+        none = await browser.get("/", params={key: "no such name"})
+        assert link not in none.text
+        assert "No run matches" in none.text
+    for order in ("newest", "oldest", "reward", "name"):
+        assert link in (await browser.get("/", params={"sort": order})).text
+    assert (await browser.get("/", params={"sort": "'; drop"})).status_code == 400
+
+
+async def test_the_log_of_a_run_is_filtered_by_severity(
+    owner: Tenant, browser: httpx.AsyncClient
+) -> None:
+    page = owner.fill("/runs/{run}")
+    assert '<p class="info">' in (await browser.get(page)).text
+    assert '<p class="info">' in (await browser.get(page, params={"level": "info"})).text
+    assert '<p class="info">' not in (await browser.get(page, params={"level": "error"})).text
+    assert (await browser.get(page, params={"level": "loud"})).status_code == 400
 
 
 async def test_a_page_that_is_not_there_says_so(browser: httpx.AsyncClient) -> None:
