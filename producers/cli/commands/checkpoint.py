@@ -89,9 +89,9 @@ def _files(found: Document) -> None:
     "--limit", default=20, show_default=True, type=click.IntRange(1), help="Show at most this many."
 )
 def compare(first: str, second: str, *, limit: int, as_json: bool) -> None:
-    """Compare two checkpoints: held-out rewards, the rows that changed, and settings that differ.
+    """Compare two checkpoints.
 
-    A row is gained when a larger share of the answers to it passes in B, and lost when a smaller one
+    It shows held-out rewards, the held-out rows that changed, and settings that differ. A row is gained when a larger share of the answers to it passes in B, and lost when a smaller one
     does. With --json, every row is shown.
     """
     with Client() as client:
