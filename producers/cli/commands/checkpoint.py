@@ -91,8 +91,9 @@ def _files(found: Document) -> None:
 def compare(first: str, second: str, *, limit: int, as_json: bool) -> None:
     """Compare two checkpoints.
 
-    It shows held-out rewards, the held-out rows that changed, and settings that differ. A row is gained when a larger share of the answers to it passes in B, and lost when a smaller one
-    does. With --json, every row is shown.
+    It shows held-out rewards, the held-out rows that changed, and settings that differ. A row is
+    gained when a larger share of the answers to it passes in B, and lost when a smaller one does. With
+    --json, every row is shown.
     """
     with Client() as client:
         found = client.get(f"/checkpoints/{path_segment(first)}/compare/{path_segment(second)}")
