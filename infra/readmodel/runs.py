@@ -262,6 +262,14 @@ class Runs:
         rows = await self._pool.fetch(SQL["groups_of_row"], owner, purpose, dataset_row, near)
         return sorted((row["step"], row["slot"]) for row in rows)
 
+    async def grades_of_steps(self, run: str, steps: Sequence[int]) -> dict[int, list[str]]:
+        """The grades of each training group of these steps, as JSON by step; at most 50 groups
+        of each step."""
+        found: dict[int, list[str]] = {}
+        for row in await self._pool.fetch(SQL["grades_of_steps"], run, list(steps)):
+            found.setdefault(row["step"], []).append(row["grades"])
+        return found
+
     async def num_groups(self, owner: str, purpose: str) -> int:
         """How many groups of `owner` are graded."""
         count: int = await self._pool.fetchval(SQL["count_groups"], owner, purpose)

@@ -124,6 +124,7 @@ def _pages() -> dict[str, str]:
         "run-paused": f"/runs/{PAUSED}",
         "run-pending": f"/runs/{PENDING}",
         "samples": f"/runs/{FIRST}/samples?step=2",
+        "health": f"/runs/{FIRST}/health",
         "events": f"/runs/{PAUSED}/events",
         "hops": f"/runs/{FIRST}/trace/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.0",
         "compare": f"/compare?runs={FIRST},{SECOND}",

@@ -179,6 +179,13 @@ select step, slot from (
    where owner = $1 and purpose = $2 and step >= $4 order by step limit 5000)
 ) near where dataset_row = $3 order by abs(step - $4), slot limit 24
 
+-- name: grades_of_steps
+select wanted.step, g.grades from unnest($2::int[]) as wanted (step) cross join lateral (
+  select slot, replacement, grades from graded_groups
+  where owner = $1 and purpose = 'train' and step = wanted.step
+  order by slot, replacement limit 50
+) g order by wanted.step, g.slot, g.replacement
+
 -- name: groups_of_evaluation
 select step, slot, replacement, dataset_row, artifact, grades, attempts, judgements
 from graded_groups where owner = $1 and purpose = 'evaluate' order by slot, replacement

@@ -157,6 +157,8 @@ PAGES = [
     Row("GET", "/runs/{run}/live", "read", 204),
     Row("GET", "/runs/{run}/samples", "read"),
     Row("GET", "/runs/{run}/samples.json", "read"),
+    Row("GET", "/runs/{run}/health", "read"),
+    Row("GET", "/runs/{run}/health.json", "read"),
     Row("GET", "/runs/{run}/samples/{run}-train-1-0-0.0/text", "read"),
     Row("GET", "/runs/{run}/samples/{run}-train-1-0-0.0/files/nothing", "read", 404),
     Row("GET", "/runs/{run}/events", "read"),
