@@ -1,6 +1,7 @@
 """The queries of the API about runs. A page costs the same, however many runs there are. For a token
 that is bound to a workspace, the runs of others do not exist."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -209,6 +210,25 @@ class Runs:
         """One metric of a run as (step, value), in order of step; with `since` only the newer part."""
         rows = await self._pool.fetch(SQL["curve"], run, key, since)
         return [(row["step"], row["value"]) for row in rows]
+
+    async def thinned_curves(
+        self, run: str, keys: Sequence[str], *, most: int, since: datetime | None = None
+    ) -> dict[str, list[tuple[int, float]]]:
+        """At most about `most` points of each of these metrics, as (step, value) in order of step. Of
+        each stretch of steps the least and the largest value stay, and the first and the last point of
+        all, so a metric with few points keeps all. A metric without points is absent."""
+        rows = await self._pool.fetch(
+            SQL["thinned_curves"], run, list(keys), since, max(1, most // 2)
+        )
+        found: dict[str, dict[int, float]] = {}
+        for row in rows:
+            points = found.setdefault(row["key"], {})
+            if row["lowest"] is None:
+                points[row["step"]] = math.nan
+            else:
+                points |= {int(step): value for value, step in (row["lowest"], row["highest"])}
+            points |= {row["first"]: row["first_value"], row["last"]: row["last_value"]}
+        return {key: sorted(found[key].items()) for key in keys if key in found}
 
     async def last_steps(self, run: str, keys: Sequence[str]) -> dict[str, int]:
         """The newest step of each of these metrics of a run; -1 for one without points."""

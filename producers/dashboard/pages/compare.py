@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.runs import RunJson
-from producers.dashboard.charts import finite_points, thin
+from producers.dashboard.charts import finite_points
 from producers.dashboard.overlay import overlay
 from producers.dashboard.pages.run import SVG_POINTS, TITLES
 from producers.dashboard.rendering import html
@@ -25,8 +25,11 @@ async def show(request: Request) -> Response:
     found = await _runs(request)
     runs = services(request).readmodel.runs
     charts = []
+    thinned = [
+        await runs.thinned_curves(run["id"], list(TITLES), most=SVG_POINTS) for run, _ in found
+    ]
     for key, title in TITLES.items():
-        curves = [thin(await runs.curve(run["id"], key), SVG_POINTS) for run, _ in found]
+        curves = [one.get(key, []) for one in thinned]
         if any(len(points) > 1 for points in curves):
             charts.append({"key": key, "title": title, "lines": overlay(curves)})
     return html(
@@ -46,10 +49,8 @@ async def points(request: Request) -> Response:
     runs = services(request).readmodel.runs
     shown: dict[str, dict[str, object]] = {}
     for run, _ in await _runs(request):
-        shown[run["name"]] = {
-            key: finite_points(thin(await runs.curve(run["id"], key), DRAWN_POINTS))
-            for key in TITLES
-        }
+        curves = await runs.thinned_curves(run["id"], list(TITLES), most=DRAWN_POINTS)
+        shown[run["name"]] = {key: finite_points(curves.get(key, ())) for key in TITLES}
     return ApiResponse({"runs": shown})
 
 

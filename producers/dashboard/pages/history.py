@@ -15,6 +15,8 @@ from producers.http.routes.runs import find_run_with_history, services
 from schemas.events import EVENT_TYPES
 
 SHOWN_EVENTS = 100
+SHOWN_CHARACTERS, FEWEST_CHARACTERS = 50_000, 200
+"""Characters of all events on a page, so that it stays below 150 KB, and the least of one event."""
 
 
 async def events(request: Request) -> Response:
@@ -40,6 +42,7 @@ async def events(request: Request) -> Response:
     values = {
         "run": run,
         "events": shown,
+        "most": max(FEWEST_CHARACTERS, SHOWN_CHARACTERS // max(1, len(shown))),
         "types": sorted(EVENT_TYPES),
         "following": str(found[-1].cursor) if len(found) == limit else None,
     }

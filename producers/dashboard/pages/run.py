@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from infra.readmodel.runs import RunJson
-from producers.dashboard.charts import curve, finite_points, thin
+from producers.dashboard.charts import curve, finite_points
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.pages.runs import REWARD, eta_s, progress
 from producers.dashboard.rendering import html
@@ -51,7 +51,7 @@ async def show(request: Request) -> Response:
     run, config = await find_run(request)
     core, now = services(request), services(request).clock.now()
     keys = await core.readmodel.runs.metric_keys(run["id"])
-    curves = {key: await core.readmodel.runs.curve(run["id"], key) for key in TITLES if key in keys}
+    curves = await core.readmodel.runs.thinned_curves(run["id"], list(TITLES), most=SVG_POINTS)
     lines, _ = await core.readmodel.runs.logs(run["id"], limit=LOG_LINES, level=_level(request))
     return html(
         request,
@@ -111,7 +111,7 @@ def _drawing(key: str, points: Sequence[tuple[int, float]]) -> Mapping[str, obje
         "key": key,
         "title": TITLES.get(key, key),
         "last": points[-1][1] if points else None,
-        "svg": curve(thin(points, SVG_POINTS), width=WIDTH, height=HEIGHT),
+        "svg": curve(points, width=WIDTH, height=HEIGHT),
     }
 
 
@@ -128,8 +128,8 @@ async def points(request: Request) -> Response:
     since = _since(request, services(request).clock.now())
     keys = [key for key in request.query_params.get("keys", REWARD).split(",") if key][:50]
     runs = services(request).readmodel.runs
-    curves = {key: thin(await runs.curve(run["id"], key, since=since), most) for key in keys}
-    shown = {key: finite_points(found) for key, found in curves.items()}
+    curves = await runs.thinned_curves(run["id"], keys, most=most, since=since)
+    shown = {key: finite_points(curves.get(key, ())) for key in keys}
     return ApiResponse({"run": run["name"], "status": run["status"], "curves": shown})
 
 

@@ -133,6 +133,29 @@ with recursive keys as (
 select step, value from metric_points where run = $1 and key = $2
 and at >= coalesce($3, '-infinity'::timestamptz) order by step
 
+-- Few points of each metric: of each stretch of steps the least and the largest value. The stretches of a
+-- metric are as wide as needed for $4 of them. A stretch that holds only NaN has its first step alone.
+
+-- name: thinned_curves
+select k.key, r.first, r.first_value, r.last, r.last_value, s.step, s.lowest, s.highest
+from unnest($2::text[]) as k (key)
+cross join lateral (
+  select f.step as first, f.value as first_value, l.step as last, l.value as last_value,
+    (l.step - f.step) / $4::int + 1 as width
+  from (select step, value from metric_points where run = $1 and key = k.key
+      and at >= coalesce($3, '-infinity'::timestamptz) order by step limit 1) f,
+    (select step, value from metric_points where run = $1 and key = k.key
+      and at >= coalesce($3, '-infinity'::timestamptz) order by step desc limit 1) l
+) r
+cross join lateral (
+  select min(m.step) as step,
+    min(array[m.value, m.step]) filter (where m.value <> 'NaN') as lowest,
+    max(array[m.value, m.step]) filter (where m.value <> 'NaN') as highest
+  from metric_points m
+  where m.run = $1 and m.key = k.key and m.step between r.first and r.last
+  group by (m.step - r.first) / r.width
+) s
+
 -- name: last_steps
 select k.key, (select max(step) from metric_points m where m.run = $1 and m.key = k.key) as step
 from unnest($2::text[]) as k (key)
@@ -462,7 +485,8 @@ returning true
 
 -- The facts about a run ($1; null: about the platform as a whole). $2 is the stream of the run, under which
 -- it requested the fetch of its commit. At most 200 effects are read. Watermarks move every few seconds, so
--- an event that is younger than 15 seconds may have been consumed above one.
+-- an event that is younger than 15 seconds may have been consumed above one. Whether events are hidden is asked
+-- of the newest one: an `exists` over the horizon reads the whole log when nothing is hidden.
 
 -- name: facts
 select
@@ -486,8 +510,10 @@ select
      'lease_s', extract(epoch from w.expires_at - clock_timestamp())::float8,
      'held', (select count(*) from effects e where e.worker = w.id)))
    from workers w where w.expires_at > clock_timestamp()) as workers,
-  exists (select from events v where ($1::text is null or v.run_id = $1)
-     and v.xid >= (select own_horizon(pg_current_snapshot()))) as hidden,
+  coalesce(coalesce(
+    (select v.xid from events v where $1::text is null order by v.xid desc, v.position desc limit 1),
+    (select v.xid from events v where v.run_id = $1 order by v.xid desc, v.position desc limit 1)
+  ) >= (select own_horizon(pg_current_snapshot())), false) as hidden,
   (select json_agg(m.consumer order by m.consumer) from watermarks m,
      (select v.id, v.xid, v.position, v.time from events v where v.run_id = $1
       order by v.xid desc, v.position desc limit 1) last

@@ -1,0 +1,62 @@
+"""Curves are thinned in the database, and keep their ends and extremes."""
+
+import math
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from infra.postgres.pool import Database
+from infra.readmodel.runs import Runs
+
+pytestmark = pytest.mark.postgres
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+INSERT = """insert into metric_points (run, key, step, value, at)
+select 'r', $1, step, value, $4::timestamptz + step * interval '1 second'
+from unnest($2::int[], $3::float8[]) as p (step, value)"""
+
+
+async def _add(database: Database, key: str, values: dict[int, float]) -> None:
+    await database.durable.execute(INSERT, key, list(values), list(values.values()), AT)
+
+
+async def test_a_long_curve_keeps_its_ends_and_its_extremes(database: Database) -> None:
+    values = {step: math.sin(step / 50) for step in range(1, 5001)}
+    values[1234], values[4000] = 7.0, -7.0
+    await _add(database, "loss", values)
+    found = (await Runs(database).thinned_curves("r", ["loss", "none"], most=100))["loss"]
+    assert 50 <= len(found) <= 102
+    assert [step for step, _ in found] == sorted({step for step, _ in found})
+    assert (found[0], found[-1]) == ((1, values[1]), (5000, values[5000]))
+    assert all(values[step] == value for step, value in found)
+    assert {(1234, 7.0), (4000, -7.0)} <= set(found)
+
+
+async def test_a_short_curve_keeps_all_its_points(database: Database) -> None:
+    values = {step: step * 0.5 for step in range(0, 200, 20)}
+    await _add(database, "eval", values)
+    found = await Runs(database).thinned_curves("r", ["eval", "none"], most=400)
+    assert found == {"eval": list(values.items())}
+
+
+async def test_values_that_are_no_numbers_do_not_hide_others(database: Database) -> None:
+    values = dict.fromkeys(range(100), 1.0) | {50: math.nan, 60: math.inf}
+    values |= dict.fromkeys(range(80, 90), math.nan)
+    await _add(database, "loss", values)
+    found = dict((await Runs(database).thinned_curves("r", ["loss"], most=40))["loss"])
+    assert found[60] == math.inf
+    assert 50 not in found
+    assert any(math.isnan(found.get(step, 0.0)) for step in range(80, 90))
+    await _add(database, "nan", {3: math.nan})
+    only = (await Runs(database).thinned_curves("r", ["nan"], most=40))["nan"]
+    assert [step for step, _ in only] == [3]
+    assert math.isnan(only[0][1])
+
+
+async def test_a_part_of_a_curve_begins_with_its_time(database: Database) -> None:
+    await _add(database, "loss", {step: float(step) for step in range(1000)})
+    since = AT + timedelta(seconds=990)
+    found = await Runs(database).thinned_curves("r", ["loss"], most=40, since=since)
+    assert found == {"loss": [(step, float(step)) for step in range(990, 1000)]}
+    later = AT + timedelta(days=1)
+    assert await Runs(database).thinned_curves("r", ["loss"], most=40, since=later) == {}
