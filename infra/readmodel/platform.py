@@ -21,8 +21,11 @@ class WorkerJson(TypedDict):
 
 
 class LaneJson(TypedDict):
+    """`oldest_s` is the age of the oldest effect that is due and that nobody holds; None without one."""
+
     waiting: int
     claimed: int
+    oldest_s: float | None
 
 
 class BusJson(TypedDict):
@@ -63,10 +66,15 @@ class PlatformState:
         ]
 
     async def effects(self) -> dict[str, LaneJson]:
-        """Effects per lane: claimed under a live lease, or waiting."""
+        """Effects per lane: claimed under a live lease, or waiting; those of a paused or held run do not
+        count for the age."""
         rows = await self._pool.fetch(SQL["effects_per_lane"])
         return {
-            row["lane"]: LaneJson(waiting=row["total"] - row["claimed"], claimed=row["claimed"])
+            row["lane"]: LaneJson(
+                waiting=row["total"] - row["claimed"],
+                claimed=row["claimed"],
+                oldest_s=row["oldest_s"],
+            )
             for row in rows
         }
 
@@ -75,6 +83,11 @@ class PlatformState:
         held."""
         age = await self._pool.fetchval(SQL["oldest_waiting_s"])
         return float(age or 0.0)
+
+    async def database_bytes(self) -> int:
+        """The size of the database on its disk."""
+        size: int = await self._pool.fetchval(SQL["database_size"])
+        return size
 
     async def lag(self) -> dict[str, int]:
         """Consumer -> events of the log above its watermark. They are counted up to `COUNTED`; a larger

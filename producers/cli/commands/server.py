@@ -12,6 +12,7 @@ import click
 from producers.cli.command_tree import command
 from producers.cli.display.output import console, print_fields, print_json, print_table, say
 from producers.cli.display.read_model import description
+from producers.cli.display.units import format_duration, format_size
 from producers.cli.errors import Failure
 from schemas.secrets.redact import redact
 
@@ -147,10 +148,19 @@ def status(*, as_json: bool) -> None:
     ]
     print_table("Workers", ("id", "host", "pid", "lanes"), workers)
     lanes = [
-        (lane, count.get("waiting"), count.get("claimed"))
+        (lane, count.get("waiting"), count.get("claimed"), _age(count.get("oldest_s")))
         for lane, count in (answer.get("effects") or {}).items()
     ]
-    print_table("Effects", ("lane", "waiting", "claimed"), lanes)
+    print_table("Effects", ("lane", "waiting", "claimed", "oldest waits"), lanes)
+    places = [
+        (", ".join(one["directories"]), format_size(one["free"]), format_size(one["total"]))
+        for one in answer.get("disks") or ()
+    ]
+    print_table("Disks", ("directories", "free", "size"), places)
+
+
+def _age(seconds: object) -> str:
+    return format_duration(seconds) if isinstance(seconds, float) else "-"
 
 
 def _bus(bus: object) -> str:

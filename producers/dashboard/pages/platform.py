@@ -1,8 +1,11 @@
 """The platform: workers, waiting work, the bus, the horizon, and dead letters."""
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from infra.readmodel.disks import disks
 from infra.readmodel.wait_reasons import describe_holder
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.rendering import html
@@ -31,6 +34,8 @@ async def show(request: Request) -> Response:
             "oldest_s": await platform.oldest_waiting_s(),
             "waits": await waiting_for(request, None),
             "runs": await platform.run_counts(),
+            "disks": await asyncio.to_thread(disks, core.settings.directories),
+            "database_bytes": await platform.database_bytes(),
             "letters": letters if actor_of(request).may("admin") else [],
             "total": total,
             "page": page,

@@ -1,6 +1,7 @@
 """The platform itself: whether it is alive and ready, what is running and waiting, and which models
 exist."""
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -9,6 +10,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.readmodel.disks import disks
 from infra.readmodel.wait_reasons import describe_holder
 from infra.telemetry import prometheus
 from producers.http.requests import body_of
@@ -46,6 +48,8 @@ async def status(request: Request) -> Response:
             "horizon_holders": [describe_holder(h) for h in await core.readmodel.waits.holders()],
             "waiting_for": await waiting_for(request, None),
             "runs": await platform.run_counts(),
+            "disks": await asyncio.to_thread(disks, core.settings.directories),
+            "database_bytes": await platform.database_bytes(),
         }
     )
 

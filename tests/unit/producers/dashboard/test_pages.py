@@ -62,6 +62,12 @@ async def test_every_page_is_whole_small_and_without_code_of_its_own(
         assert "script-src 'self'" in page.headers["content-security-policy"]
 
 
+async def test_the_platform_shows_its_disks(browser: httpx.AsyncClient) -> None:
+    text = (await browser.get("/platform")).text
+    assert re.search(r"<td>[0-9.]+ [kMGT]?B \([0-9]+%\)</td>", text)
+    assert re.search(r"The database has [0-9.]+ MB", text)
+
+
 async def test_runs_are_narrowed_by_exact_names_and_sorted(
     owner: Tenant, browser: httpx.AsyncClient
 ) -> None:
