@@ -56,6 +56,7 @@ from infra.readmodel.rows import (
 )
 from infra.readmodel.runs import Runs
 from infra.readmodel.skipped_events import SkippedEvents
+from infra.readmodel.timeline import Timelines
 from infra.readmodel.wait_facts import Waits
 from infra.readmodel.worker_chats import WorkerChats
 from schemas.errors import Refused
@@ -176,6 +177,7 @@ class ReadModel:
         self.letters = DeadLetterRows(database)
         self.deployments = Deployments(database)
         self.hub_pushes = HubPushRows(database)
+        self.timelines = Timelines(database)
         self.skipped_events = SkippedEvents(database, PROJECT)
         self.waits = Waits(database)
 

@@ -15,6 +15,7 @@ from producers.dashboard.pages import (
     runs,
     samples,
     sign_in,
+    timeline,
     workspaces,
 )
 from producers.dashboard.routing import MissingPage
@@ -29,6 +30,7 @@ PAGES = (
     samples,
     health,
     history,
+    timeline,
     compare,
     new_run,
     evaluations,

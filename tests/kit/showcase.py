@@ -125,6 +125,7 @@ def _pages() -> dict[str, str]:
         "run-pending": f"/runs/{PENDING}",
         "samples": f"/runs/{FIRST}/samples?step=2",
         "health": f"/runs/{FIRST}/health",
+        "timeline": f"/runs/{FIRST}/timeline?step=1",
         "events": f"/runs/{PAUSED}/events",
         "hops": f"/runs/{FIRST}/trace/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.0",
         "compare": f"/compare?runs={FIRST},{SECOND}",

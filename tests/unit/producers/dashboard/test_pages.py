@@ -21,6 +21,8 @@ PAGES = (
     "/runs/{run}/samples",
     "/runs/{run}/events",
     "/runs/{run}/events?types=rl.run.finished",
+    "/runs/{run}/timeline",
+    "/runs/{run}/timeline?step=7",
     "/runs/{run}/trace/{run}-train-1-0-0.0",
     "/compare?runs={run_name},{run}",
     "/evals",
