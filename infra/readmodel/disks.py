@@ -19,7 +19,7 @@ def disks(directories: Iterable[Path]) -> list[DiskJson]:
     its nearest parent. Reads file systems, so it may wait for a slow one."""
     found: dict[int, DiskJson] = {}
     for directory in directories:
-        place = existing(directory)
+        place = place_of(directory)
         if place is None:
             continue
         usage = shutil.disk_usage(place)
@@ -28,6 +28,6 @@ def disks(directories: Iterable[Path]) -> list[DiskJson]:
     return list(found.values())
 
 
-def existing(directory: Path) -> Path | None:
+def place_of(directory: Path) -> Path | None:
     """The directory, or the nearest of its parents that exists."""
     return next((place for place in (directory, *directory.parents) if place.exists()), None)

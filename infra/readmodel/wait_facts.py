@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
-from infra.readmodel.disks import existing
+from infra.readmodel.disks import place_of
 from infra.readmodel.wait_reasons import (
     BrokerFact,
     EffectFact,
@@ -79,5 +79,5 @@ def _many(kind: type[Fact], text: str | None) -> list[Fact]:
 
 
 def _is_full(directory: Path) -> bool:
-    place = existing(directory)
+    place = place_of(directory)
     return place is not None and shutil.disk_usage(place).free < FULL_BYTES
