@@ -99,8 +99,8 @@ class Timelines:
     async def steps(self, run: str, *, first: int, last: int, ahead: int) -> list[StepTimes]:
         """The times of the steps from `first` to `last`. Sampling runs at most `ahead` steps ahead of
         training."""
-        begin = await self._settled(run, first - 1 - ahead)
-        end = await self._settled(run, last + LATER_STEPS)
+        begin = await self._find_settled(run, first - 1 - ahead)
+        end = await self._find_settled(run, last + LATER_STEPS)
         after, upto = begin or START, end or END
         rows = await self._pool.fetch(
             SQL["step_events"],
@@ -115,7 +115,7 @@ class Timelines:
         )
         return times_of(rows, first, last)
 
-    async def _settled(self, run: str, step: int) -> Cursor | None:
+    async def _find_settled(self, run: str, step: int) -> Cursor | None:
         """Where a step was settled, found by halves; None when it was not, or not yet."""
         if step < 0:
             return None
