@@ -128,7 +128,7 @@ class Fleet:
         self._device = device
         self._folder = servers.folder
         self._patience_s = servers.patience_s
-        self._kept = servers.kept or KEPT
+        self._kept = servers.kept
         self._turn = asyncio.Lock()
         self._recent: dict[str, None] = {}
         self._used: Counter[str] = Counter()
@@ -316,7 +316,7 @@ class Fleet:
             return
         self._recent.pop(target.name, None)
         self._recent[target.name] = None
-        for name in list(self._recent)[: -self._kept]:
+        for name in list(self._recent)[: -(self._kept or KEPT)]:
             if not self._used[name]:
                 await self._unload(name)
 
