@@ -130,6 +130,8 @@ def _pages() -> dict[str, str]:
         "hops": f"/runs/{FIRST}/trace/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.0",
         "compare": f"/compare?runs={FIRST},{SECOND}",
         "new": "/new",
+        "new-fork": f"/new?from={FIRST}@last",
+        "new-evaluation": f"/new-evaluation?checkpoint={FIRST}@last",
         "evaluations": "/evals",
         "evaluation": f"/evals/{EVALUATION}",
         "datasets": "/datasets",

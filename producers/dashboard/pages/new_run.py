@@ -16,6 +16,7 @@ from producers.dashboard.config_form import form_sections, write_toml
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
+from producers.dashboard.run_config import fork_toml
 from producers.http.auth import actor_of
 from producers.http.routes.runs import services
 from schemas.errors import InvalidConfig, Issue, Refused
@@ -39,8 +40,16 @@ LARGEST_TOML = 64 << 10
 
 
 async def show(request: Request) -> Response:
-    """The form."""
-    return _page(request, FIRST_TOML, {})
+    """The form. `from` in the query names a checkpoint, whose run's config it begins with."""
+    checkpoint = request.query_params.get("from")
+    if not checkpoint:
+        return _page(request, FIRST_TOML, {})
+    core = services(request)
+    found = await core.lookup.checkpoint(checkpoint)
+    row = await core.readmodel.runs.get(found.run.run)
+    workspace = (row[0]["workspace"] if row else None) or ""
+    text = fork_toml(found.run.config.model_dump_json(), found.ref)
+    return _page(request, text, {"workspace": workspace})
 
 
 async def answer(request: Request) -> Response:
@@ -50,7 +59,7 @@ async def answer(request: Request) -> Response:
         return _page(request, write_toml(fields), fields)
     text = fields.get("toml", "")
     try:
-        wanted = _request_of(fields, text, actor_of(request))
+        wanted = submit_request(fields, text, actor_of(request))
         if fields.get("action") == "submit":
             return await _submit(request, wanted, fields)
         plan = await _plan(request, wanted)
@@ -60,7 +69,7 @@ async def answer(request: Request) -> Response:
     return _page(request, text, fields, plan=plan)
 
 
-def _request_of(fields: Mapping[str, str], text: str, actor: Actor) -> SubmitRequest:
+def submit_request(fields: Mapping[str, str], text: str, actor: Actor) -> SubmitRequest:
     """The request in a form. Raises InvalidConfig when its TOML cannot be read."""
     if len(text) > LARGEST_TOML:
         raise InvalidConfig(f"the TOML has more than {LARGEST_TOML} characters; write less")

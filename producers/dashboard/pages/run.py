@@ -13,6 +13,7 @@ from producers.dashboard.forms import read_session_form
 from producers.dashboard.pages.runs import REWARD, eta_s, progress
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
+from producers.dashboard.run_config import config_toml, flat_keys
 from producers.http.requests import cause_of
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import find_run, services, waiting_for
@@ -38,6 +39,7 @@ DRAWN_POINTS = 600
 SVG_POINTS = 120
 WIDTH, HEIGHT = 600.0, 150.0
 LOG_LINES = 200
+SHOWN_CHECKPOINTS = 40
 ENDED = ("finished", "failed", "crashed", "stopped", "killed")
 LEVELS = ("info", "warning", "error")
 BUTTONS = {
@@ -64,7 +66,9 @@ async def show(request: Request) -> Response:
             "curves": [_drawing(key, curves.get(key, ())) for key in _drawn_keys(run, curves)],
             "other_keys": [key for key in keys if key not in TITLES],
             "ranges": (*RANGES, "all"),
-            "checkpoints": await core.readmodel.runs.checkpoints(run["id"]),
+            **await _checkpoints(request, run),
+            "chosen": flat_keys(config),
+            "toml": config_toml(config),
             "config": json.dumps(json.loads(config), indent=2, ensure_ascii=False),
             "lines": lines,
             "levels": LEVELS,
@@ -74,6 +78,26 @@ async def show(request: Request) -> Response:
             "waits": await waiting_for(request, run["id"], status=run["status"]),
         },
     )
+
+
+async def _checkpoints(request: Request, run: RunJson) -> Mapping[str, object]:
+    """The newest checkpoints of a run and the best one, how many there are, and by step the names of the
+    deployments that serve them."""
+    core = services(request)
+    found = await core.readmodel.runs.checkpoints(run["id"])
+    newest = list(reversed(found))[:SHOWN_CHECKPOINTS]
+    rewarded = [one for one in found if one["reward"] is not None]
+    best = max(rewarded, key=lambda one: (one["reward"] or 0.0, one["step"]), default=None)
+    served: dict[int, list[str]] = {}
+    for one in await core.readmodel.deployments.all():
+        if one.is_active and one.served is not None and one.served.run == run["id"]:
+            served.setdefault(one.served.step, []).append(one.name)
+    return {
+        "checkpoints": newest if best is None or best in newest else [*newest, best],
+        "num_checkpoints": len(found),
+        "best_step": best["step"] if best else None,
+        "served": served,
+    }
 
 
 def _drawn_keys(run: RunJson, curves: Mapping[str, object]) -> Sequence[str]:

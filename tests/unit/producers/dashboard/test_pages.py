@@ -33,6 +33,7 @@ PAGES = (
     "/workspaces/{workspace}",
     "/platform",
     "/new",
+    "/new-evaluation",
 )
 
 
