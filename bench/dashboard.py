@@ -117,7 +117,7 @@ async def served(url: str, home: Path) -> AsyncIterator[Served]:
     limits = httpx.Limits(max_connections=None)
     base = f"http://127.0.0.1:{said['port']}"
     async with httpx.AsyncClient(base_url=base, timeout=60, limits=limits) as client:
-        answer = await client.get(f"/login?code={said['code']}")
+        answer = await client.post("/login", data={"code": said["code"]}, headers={"Origin": base})
         client.cookies.update(answer.cookies)
         yield Served(psutil.Process(process.pid), client)
     process.stdin.close()

@@ -43,6 +43,12 @@ class Sessions:
         )
         return code
 
+    async def find_code(self, code: str) -> Bearer | None:
+        """The token of a code that can still be used; it stays so."""
+        if len(code) > LONGEST:
+            return None
+        return _bearer(await self._pool.fetchrow(SQL["code"], _digest(code)))
+
     async def redeem_code(self, code: str) -> Bearer | None:
         """Use a code up. Returns its token; None when the code is unknown, used or expired."""
         if len(code) > LONGEST:

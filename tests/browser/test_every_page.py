@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.browser.conftest import Shown
-from tests.kit.chromium import DESK, PHONE, violations, visiting
+from tests.kit.chromium import DESK, PHONE, open_link, violations, visiting
 
 pytestmark = [pytest.mark.browser, pytest.mark.postgres]
 
@@ -45,6 +45,9 @@ def test_axe_finds_nothing_wrong_with_any_page(browser: Browser, shown: Shown, l
         found["sign-in"] = violations(page)
         take_picture(page, f"sign-in-{look}")
         page.goto(shown.dashboard.sign_in_link())
+        found["sign-in-link"] = violations(page)
+        take_picture(page, f"sign-in-link-{look}")
+        open_link(page, shown.dashboard.sign_in_link())
         for name, path in shown.showcase.pages.items():
             answer = page.goto(url + path)
             assert answer is not None
@@ -64,7 +67,7 @@ def test_every_page_is_light_and_nothing_on_it_moves(browser: Browser, shown: Sh
     heavy, moving, url = {}, {}, shown.dashboard.url
     with visiting(browser, url) as (context, watch):
         page = context.new_page()
-        page.goto(shown.dashboard.sign_in_link())
+        open_link(page, shown.dashboard.sign_in_link())
         for name, path in shown.showcase.pages.items():
             page.goto(url + path)
             page.wait_for_load_state("load")
@@ -82,7 +85,7 @@ def test_every_page_is_light_and_nothing_on_it_moves(browser: Browser, shown: Sh
 def test_the_keyboard_reaches_everything_in_its_order(browser: Browser, shown: Shown) -> None:
     with visiting(browser, shown.dashboard.url) as (context, _):
         page = context.new_page()
-        page.goto(shown.dashboard.sign_in_link())
+        open_link(page, shown.dashboard.sign_in_link())
         page.goto(f"{shown.dashboard.url}/")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"

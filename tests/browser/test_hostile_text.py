@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from producers.dashboard import rendering
 from tests.browser.conftest import Shown
-from tests.kit.chromium import visiting
+from tests.kit.chromium import open_link, visiting
 from tests.kit.hostile_strings import MARKUP, hostile_strings
 from tests.kit.platform import eventually
 from tests.kit.poisoned_pages import Poison, RenderedPage, poisoned_pages, recorded_pages
@@ -26,7 +27,7 @@ MARKS = "<>\"'"
 def visitor(browser: Browser, shown: Shown) -> Iterator[Page]:
     with visiting(browser, shown.dashboard.url) as (context, watch):
         page = context.new_page()
-        page.goto(shown.dashboard.sign_in_link())
+        open_link(page, shown.dashboard.sign_in_link())
         yield page
         # A text in the place of the points of a curve is a mistake of the test.
         watch.errors = [one for one in watch.errors if "attribute points" not in one]
@@ -109,9 +110,11 @@ def test_without_escaping_the_headers_stop_the_code_and_the_browser_reports_it(
         rendering, "_environment", partial(rendering._environment().overlay, autoescape=False)
     )
     before = num_reports(shown)
-    with visiting(browser, shown.dashboard.url) as (context, watch), poisoned_pages(MARKUP[:8]):
+    with visiting(browser, shown.dashboard.url) as (context, watch), ExitStack() as stack:
         page = context.new_page()
-        page.goto(shown.dashboard.sign_in_link())
+        open_link(page, shown.dashboard.sign_in_link())
+        stack.enter_context(poisoned_pages(MARKUP[:8]))
+        page.goto(shown.dashboard.url)
         eventually(
             lambda: True if num_reports(shown) > before else None, within_s=60, what="a report"
         )
@@ -126,9 +129,11 @@ def test_without_escaping_and_without_the_headers_the_strings_run(
         rendering, "_environment", partial(rendering._environment().overlay, autoescape=False)
     )
     monkeypatch.delitem(rendering.HEADERS, "Content-Security-Policy")
-    with visiting(browser, shown.dashboard.url) as (context, watch), poisoned_pages(MARKUP[:8]):
+    with visiting(browser, shown.dashboard.url) as (context, watch), ExitStack() as stack:
         page = context.new_page()
-        page.goto(shown.dashboard.sign_in_link())
+        open_link(page, shown.dashboard.sign_in_link())
+        stack.enter_context(poisoned_pages(MARKUP[:8]))
+        page.goto(shown.dashboard.url)
         eventually(lambda: True if watch.dialogs else None, within_s=60, what="a dialog")
         assert page.evaluate("window.hacked") >= 1
         assert watch.outside

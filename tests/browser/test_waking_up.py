@@ -10,7 +10,7 @@ from producers.dashboard.live import LiveRuns
 from producers.dashboard.pages.runs import REWARD
 from schemas.events import RunFinished
 from tests.browser.conftest import Shown
-from tests.kit.chromium import WITHIN_MS, visiting
+from tests.kit.chromium import WITHIN_MS, open_link, visiting
 from tests.kit.platform import eventually
 from tests.kit.showcase import SECOND, STEPS, step_events
 
@@ -39,7 +39,7 @@ def test_a_page_that_slept_for_an_hour_asks_for_what_it_missed(
     dashboard, asked = shown.dashboard, list[Request]()
     with visiting(browser, dashboard.url) as (context, watch):
         page = context.new_page()
-        page.goto(dashboard.sign_in_link())
+        open_link(page, dashboard.sign_in_link())
         page.goto(f"{dashboard.url}/runs/{SECOND}")
         live = eventually(lambda: _viewed(shown), within_s=60, what="the page follows the run")
         figure = page.locator(f"figure[data-key='{REWARD}'] figcaption b")

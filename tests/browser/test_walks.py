@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 from infra.local import embedded_postgres
 from infra.local.home import read_state
 from schemas.events import RunPauseRequested
-from tests.kit.chromium import WITHIN_MS, Watch, visiting
+from tests.kit.chromium import WITHIN_MS, Watch, open_link, visiting
 from tests.kit.platform import (
     TINY,
     Platform,
@@ -109,7 +109,7 @@ def visit(browser: Browser, installation: Installation) -> Iterator[tuple[Page, 
     with visiting(browser, installation.platform.url) as (context, watch):
         page = context.new_page()
         link = installation.platform.post("/login-links", {}).json()["url"]
-        page.goto(link)
+        open_link(page, link)
         yield page, watch
         watch.assert_nothing()
 
@@ -121,7 +121,7 @@ def test_a_link_opens_once_and_a_token_signs_in(
     link = installation.platform.post("/login-links", {}).json()["url"]
     with visiting(browser, url) as (context, watch):
         page = context.new_page()
-        page.goto(link)
+        open_link(page, link)
         expect(page.get_by_role("heading", name="Runs")).to_be_visible()
         assert "code=" not in page.url
         page.get_by_role("button", name="Sign out").click()
@@ -264,7 +264,7 @@ def test_without_javascript_pages_are_read_and_models_answer(
     link = running.post("/login-links", {}).json()["url"]
     with visiting(browser, running.url, java_script_enabled=False) as (context, watch):
         page = context.new_page()
-        page.goto(link)
+        open_link(page, link)
         page.goto(f"{running.url}/runs/{finished[0]}")
         expect(page.locator("figure svg polyline").first).to_be_visible()
         page.goto(f"{running.url}/playground")
@@ -375,7 +375,7 @@ def test_an_open_page_goes_on_after_the_server_was_killed(
     link = running.post("/login-links", {}).json()["url"]
     with visiting(browser, running.url) as (context, watch):
         page = context.new_page()
-        page.goto(link)
+        open_link(page, link)
         page.goto(f"{running.url}/runs/{run}")
         changes(page, REWARD)
         page.evaluate("window.isTheSamePage = true")

@@ -104,3 +104,10 @@ def violations(page: Page) -> list[str]:
         for one in found["violations"]
         for node in one["nodes"]
     ]
+
+
+def open_link(page: Page, link: str) -> None:
+    """Open a link of `POST /login-links`, and press its button."""
+    page.goto(link)
+    page.get_by_role("button", name="Sign in as").click()
+    page.wait_for_url(lambda url: "/login" not in url, timeout=WITHIN_MS)

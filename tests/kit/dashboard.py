@@ -34,7 +34,7 @@ class ServedDashboard:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(within_s)
 
     def sign_in_link(self) -> str:
-        """An address that opens a session with all rights once."""
+        """An address with a button that opens a session with all rights once."""
         code = self.run(self.app.services.sessions.issue_code(Bearer(ROOT, digest(TOKEN))))
         return f"{self.url}/login?code={code}"
 

@@ -22,12 +22,15 @@ REST_S = 0.5
 
 
 async def show(request: Request) -> Response:
-    """The form. With `code` in the query, open the code's session instead."""
+    """The form. With `code` in the query it is a button that uses the code up. The address alone opens
+    no session, because a page of another site could lead a browser there, and its reader would then
+    work in the session of somebody else. Programs that look at the links of a chat do not use it up
+    either."""
     following = local_path(request.query_params.get("next", "/"))
     if code := request.query_params.get("code"):
-        bearer = await _services(request).sessions.redeem_code(code)
+        bearer = await _services(request).sessions.find_code(code)
         if bearer is not None:
-            return await _open_session(request, bearer, following)
+            return await _offer(request, code, bearer, following)
         return await _form(request, following, USED, status=401)
     return await _form(request, following)
 
@@ -39,6 +42,11 @@ async def sign_in(request: Request) -> Response:
         raise ForeignForm("the form does not come from a page of this server; open /login here")
     fields = await read_form(request)
     following = local_path(fields.get("next", "/"))
+    if code := fields.get("code"):
+        bearer = await _services(request).sessions.redeem_code(code)
+        if bearer is None:
+            return await _form(request, following, USED, status=401)
+        return await _open_session(request, bearer, following)
     bearer = await _bearer_with(_services(request), fields.get("token", "").strip())
     if bearer is None:
         await asyncio.sleep(REST_S)
@@ -52,6 +60,25 @@ async def sign_out(request: Request) -> Response:
     answer = RedirectResponse("/login", status_code=303)
     answer.delete_cookie(COOKIE, path="/")
     return answer
+
+
+async def _offer(request: Request, code: str, bearer: Bearer, following: str) -> Response:
+    """The page of a link: who its session would be of, and whose session it would replace."""
+    now = await _services(request).sessions.find(cookie_of(request.headers))
+    values = {
+        "code": code,
+        "next": following,
+        "owner": await _owner_of(request, bearer),
+        "now": await _owner_of(request, now) if now and now != bearer else None,
+    }
+    return html(request, "sign_in_link.html", values)
+
+
+async def _owner_of(request: Request, bearer: Bearer) -> str:
+    if bearer.token == ROOT:
+        return "admin"
+    found = await _services(request).recent_tokens.find_digest(bearer.token, bearer.sha256)
+    return found.owner if found is not None else "a token that was removed"
 
 
 async def _form(

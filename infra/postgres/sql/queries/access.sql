@@ -50,6 +50,9 @@ with expired as (delete from sign_in_codes where expires_at < clock_timestamp())
 insert into sign_in_codes (sha256, token, token_sha256, expires_at)
 values ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
 
+-- name: code
+select token, token_sha256 from sign_in_codes where sha256 = $1 and expires_at > clock_timestamp()
+
 -- name: redeem_code
 delete from sign_in_codes where sha256 = $1 and expires_at > clock_timestamp()
 returning token, token_sha256

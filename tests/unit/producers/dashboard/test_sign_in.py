@@ -103,12 +103,34 @@ async def test_signing_out_ends_the_session_also_for_a_copy_of_the_cookie(
 
 async def test_a_code_opens_one_session(app: Application, browser: httpx.AsyncClient) -> None:
     code = await app.services.sessions.issue_code(Bearer(ROOT, digest(TOKEN)))
-    entered = await browser.get("/login", params={"code": code})
-    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    for _ in range(2):  # to look at it opens nothing, and does not use it up
+        offered = await browser.get("/login", params={"code": code})
+        assert offered.status_code == 200
+        assert "Sign in as admin" in offered.text
+        assert (await browser.get("/")).status_code == 303
+    entered = await browser.post("/login", data={"code": code, "next": "/platform"})
+    assert (entered.status_code, entered.headers["location"]) == (303, "/platform")
     assert (await browser.get("/")).status_code == 200
-    again = await browser.get("/login", params={"code": code})
-    assert again.status_code == 401
-    assert "has been used" in again.text
+    for again in (
+        await browser.get("/login", params={"code": code}),
+        await browser.post("/login", data={"code": code}),
+    ):
+        assert again.status_code == 401
+        assert "has been used" in again.text
+
+
+async def test_a_link_of_somebody_else_says_so_and_another_site_cannot_use_it(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(browser, await create_token(app, "ada", "read", owner="ada"))
+    code = await app.services.sessions.issue_code(Bearer(ROOT, digest(TOKEN)))
+    offered = (await browser.get("/login", params={"code": code})).text
+    assert "You are signed in as ada" in offered
+    foreign = await browser.post(
+        "/login", data={"code": code}, headers={"Origin": "http://evil.example"}
+    )
+    assert foreign.status_code == 403
+    assert ">ada<" in (await browser.get("/")).text
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:81", None])
