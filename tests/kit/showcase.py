@@ -129,6 +129,8 @@ def _pages() -> dict[str, str]:
         "events": f"/runs/{PAUSED}/events",
         "hops": f"/runs/{FIRST}/trace/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.0",
         "compare": f"/compare?runs={FIRST},{SECOND}",
+        "checkpoints-compared": f"/compare/checkpoints?a={FIRST}@last&b={SECOND}@last",
+        "evaluations-compared": f"/compare/evaluations?a={EVALUATION}&b={EVALUATION}",
         "new": "/new",
         "new-fork": f"/new?from={FIRST}@last",
         "new-evaluation": f"/new-evaluation?checkpoint={FIRST}@last",

@@ -146,6 +146,13 @@ async def compare(request: Request) -> Response:
     """Two evaluations of one dataset: their metrics, and each row with what changed."""
     first = await find_evaluation(request, request.path_params["ref"])
     second = await find_evaluation(request, request.path_params["other"])
+    return ApiResponse(await compare_evaluations(request, first, second))
+
+
+async def compare_evaluations(
+    request: Request, first: EvaluationJson, second: EvaluationJson
+) -> Mapping[str, object]:
+    """The comparison of two evaluations as JSON. Raises Conflict when their datasets differ."""
     contents = {
         DatasetRef.model_validate_json(e["dataset_ref"]).content.sha256 for e in (first, second)
     }
@@ -154,23 +161,18 @@ async def compare(request: Request) -> Response:
             f"evaluations {first['name']} and {second['name']} have different rows, of "
             f"{first['dataset']} and {second['dataset']}; compare evaluations of one dataset"
         )
-    both = [to_json(first), to_json(second)]
     metrics = [json.loads(e["metrics"]) for e in (first, second)]
     keys = sorted({key for each in metrics for key in each})
     changed = list(
         compare_rows(await results_of(request, first), await results_of(request, second))
     )
     counts = Counter(str(row["change"]) for row in changed)
-    return ApiResponse(
-        {
-            "evals": both,
-            "metrics": [
-                {"key": key, "values": [each.get(key) for each in metrics]} for key in keys
-            ],
-            "counts": {change: counts[change] for change in get_args(Change)},
-            "rows": changed,
-        }
-    )
+    return {
+        "evals": [to_json(first), to_json(second)],
+        "metrics": [{"key": key, "values": [each.get(key) for each in metrics]} for key in keys],
+        "counts": {change: counts[change] for change in get_args(Change)},
+        "rows": changed,
+    }
 
 
 async def retry(request: Request) -> Response:

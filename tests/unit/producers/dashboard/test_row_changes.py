@@ -1,0 +1,78 @@
+"""Rows whose results changed between two checkpoints or evaluations."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from producers.dashboard.pages.row_changes import sort_changes
+from tests.kit.application import TOKEN, Application
+from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
+from tests.unit.producers.http.routes.test_evaluations import dataset, evaluated
+from tests.unit.producers.http.test_checkpoint_comparison import graded, run_with_validation
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(
+        transport=transport, base_url=HERE, headers={"Origin": HERE}
+    ) as client:
+        await sign_in(client, TOKEN)
+        yield client
+
+
+def test_the_largest_differences_come_first_and_equal_rows_are_left_out() -> None:
+    rows = [
+        {"row": 0, "change": "same", "reward": [1.0, 1.0]},
+        {"row": 1, "change": "gained", "reward": [0.0, 0.5]},
+        {"row": 2, "change": "lost", "reward": [1.0, 0.0]},
+        {"row": 3, "change": "same", "reward": [0.1, 0.2]},
+        {"row": 4, "change": "missing", "reward": [None, 1.0]},
+    ]
+    assert [row["row"] for row in sort_changes(rows)] == [2, 1, 3, 4]
+
+
+async def test_two_checkpoints(app: Application, browser: httpx.AsyncClient) -> None:
+    events = [
+        *run_with_validation("r1", "first"),
+        *graded("r1", 1, (0.0, 1.0, 0.5, 1.0)),
+        *graded("r1", 2, (1.0, 0.0, 0.75, 1.0)),
+    ]
+    for event in events:
+        await app.append([event])
+    await app.services.readmodel.names.take("run", "first", "r1")
+    chosen = {"a": "first@1", "b": "first@2"}
+    page = await browser.get("/compare/checkpoints", params=chosen)
+    assert page.status_code == 200, page.text
+    assert "1 gained, 1 lost, 2 pass as before" in page.text
+    assert page.text.count('<th scope="row">') == 3 + 1  # three rows that changed, one figure
+    found = (await browser.get("/compare/checkpoints.json", params=chosen)).json()
+    assert found["counts"]["lost"] == 1
+    csv = (await browser.get("/compare/checkpoints.csv", params=chosen)).text.splitlines()
+    assert csv[0] == "row,change,reward_a,reward_b,passed_a,passed_b"
+    assert csv[1:3] == ["0,gained,0.0,1.0,0,1", "1,lost,1.0,0.0,1,0"]
+    empty = await browser.get("/compare/checkpoints")
+    assert "Name two checkpoints" in empty.text
+    assert (await browser.get("/compare/checkpoints?a=first@1")).status_code == 400
+    assert (await browser.get("/compare/checkpoints.json")).status_code == 400
+    missing = await browser.get("/compare/checkpoints", params={**chosen, "b": "first@7"})
+    assert missing.status_code == 404
+
+
+async def test_two_evaluations_with_their_questions(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    data = await dataset(app)
+    await evaluated(app, "one", data, (1.0, None), (0.0, 0.5))
+    await evaluated(app, "two", data, (1.0, 0.0), (1.0, 0.5))
+    page = await browser.get("/compare/evaluations?chosen=one&chosen=two")
+    assert "1 gained, 1 lost" in page.text
+    assert "eval/pass@1" in page.text
+    other = await dataset(app, "others")
+    await evaluated(app, "four", other, (1.0, 1.0))
+    refused = await browser.get("/compare/evaluations?a=one&b=four")
+    assert refused.status_code == 409
+    assert "compare evaluations of one dataset" in refused.text
