@@ -22,6 +22,7 @@ from infra.readmodel.dead_letters import DeadLetterRows
 from infra.readmodel.deliveries import Deliveries
 from infra.readmodel.deployments import Deployments
 from infra.readmodel.hub_pushes import HubPushRows
+from infra.readmodel.moments import Moments
 from infra.readmodel.platform import PlatformState
 from infra.readmodel.registry import Evaluations, Registry, Uploads
 from infra.readmodel.rows import (
@@ -178,6 +179,7 @@ class ReadModel:
         self.deployments = Deployments(database)
         self.hub_pushes = HubPushRows(database)
         self.timelines = Timelines(database)
+        self.moments = Moments(database)
         self.skipped_events = SkippedEvents(database, PROJECT)
         self.waits = Waits(database)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from infra.ports.event_log import Cursor
 from infra.runtime.dead_letters import dead_letter_message
 from schemas.datasets import DatasetRow
 from schemas.deployments import ServedModel
@@ -111,7 +112,8 @@ async def fill(app: Application, *, text: Texts = str, steps: int = STEPS) -> Sh
     await _evaluation(app, dataset, text)
     await _deployments(app, text)
     await _dead_letter(app, text)
-    return Showcase(_pages())
+    paused = await app.services.log.read(PAUSED, after=Cursor(), limit=1, types=[RunPaused.type])
+    return Showcase({**_pages(), "moment": f"/runs/{PAUSED}/at/{paused[0].cursor}"})
 
 
 def _pages() -> dict[str, str]:
@@ -127,6 +129,7 @@ def _pages() -> dict[str, str]:
         "health": f"/runs/{FIRST}/health",
         "timeline": f"/runs/{FIRST}/timeline?step=1",
         "events": f"/runs/{PAUSED}/events",
+        "events-found": f"/runs/{PAUSED}/events?search=paused",
         "hops": f"/runs/{FIRST}/trace/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.0",
         "compare": f"/compare?runs={FIRST},{SECOND}",
         "checkpoints-compared": f"/compare/checkpoints?a={FIRST}@last&b={SECOND}@last",
