@@ -11,6 +11,7 @@ from infra.ports.actor import bound_workspace
 from infra.ports.event_log import Cursor
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
+from schemas.ids import GroupKey, Purpose
 
 SQL = queries("read_model")
 
@@ -282,12 +283,15 @@ class Runs:
         rows = await self._pool.fetch(SQL["groups_of_row"], owner, purpose, dataset_row, near)
         return sorted((row["step"], row["slot"]) for row in rows)
 
-    async def grades_of_steps(self, run: str, steps: Sequence[int]) -> dict[int, list[str]]:
-        """The grades of each training group of these steps, as JSON by step; at most 50 groups
-        of each step."""
-        found: dict[int, list[str]] = {}
+    async def grades_of_steps(
+        self, run: str, steps: Sequence[int]
+    ) -> dict[int, list[tuple[str, str]]]:
+        """Each training group of these steps with its grades as JSON, by step; at most 50 groups of
+        each step."""
+        found: dict[int, list[tuple[str, str]]] = {}
         for row in await self._pool.fetch(SQL["grades_of_steps"], run, list(steps)):
-            found.setdefault(row["step"], []).append(row["grades"])
+            key = GroupKey(run, Purpose.TRAIN, row["step"], row["slot"], row["replacement"])
+            found.setdefault(row["step"], []).append((str(key), row["grades"]))
         return found
 
     async def num_groups(self, owner: str, purpose: str) -> int:

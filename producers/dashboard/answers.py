@@ -5,6 +5,7 @@ from itertools import chain
 
 from infra.readmodel.runs import GroupRow
 from producers.dashboard.charts import Curve, curve, thin
+from producers.dashboard.token_spans import TokenStretch, stretches
 from schemas.ids import GroupId, sample_id
 from schemas.sampling import Grade, Judgement, SampleRecord
 
@@ -52,7 +53,33 @@ def answer(
         "trained_tokens": len(logprobs),
         "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,
         "strip": _strip(logprobs),
+        "tokens": None,
+        "no_tokens": None,
     }
+
+
+def tokens(
+    one: Mapping[str, object],
+    record: SampleRecord,
+    vocabulary: Mapping[int, bytes] | None,
+    colour: str,
+    largest: float,
+    most: int | None,
+) -> Mapping[str, object]:
+    """The tokens of an answer in their colours, or a sentence about why there are none. `largest` is the
+    largest advantage of its group."""
+    absent: str | None = None
+    found: list[TokenStretch] | None = None
+    if not record.sequences:
+        absent = "No tokens of this answer are recorded, so they have no colours."
+    elif vocabulary is None:
+        absent = "The tokenizer of the model is not on this server, so the tokens have no texts."
+    else:
+        part = _float(one["advantage"]) / largest if largest else 0.0
+        found = stretches(record, vocabulary, colour=colour, advantage=part, most=most)
+        if found is None:
+            absent = "The tokenizer of the model has changed since, so the tokens have no texts."
+    return {"tokens": found, "no_tokens": absent}
 
 
 def trained_logprobs(record: SampleRecord) -> list[float]:
@@ -74,9 +101,10 @@ def has_text(record: SampleRecord, words: str) -> bool:
     return any(wanted in text[:SEARCHED_CHARACTERS].casefold() for text in texts)
 
 
-def share_of_text(records: Sequence[SampleRecord]) -> int:
-    """How many characters of each text a page with these samples shows."""
+def share_of_text(records: Sequence[SampleRecord], others: int = 0) -> int:
+    """How many characters of each text a page with these samples and `others` texts more shows."""
     count = sum(4 + sum(1 + len(m.tool_calls) for m in record.messages) for record in records)
+    count += others
     return max(LEAST_CHARACTERS, min(MOST_CHARACTERS, PAGE_CHARACTERS // max(1, count)))
 
 
@@ -87,6 +115,19 @@ def whole_text(record: SampleRecord) -> str:
         for number, message in enumerate(record.messages)
     )
     return "\n\n".join(turns) if record.messages else record.text
+
+
+def text_part(record: SampleRecord, part: str) -> str | None:
+    """One text of a sample, uncut: `message-N`, `text`, `printed`, `traceback` or `failure`. None when
+    the sample has no such text."""
+    output, failure = record.output, record.failure
+    texts = {f"message-{n}": "\n".join(_texts(record, n)) for n in range(len(record.messages))}
+    texts["text"] = record.text
+    if output is not None:
+        texts |= {"printed": output.stdout, "traceback": output.traceback or ""}
+    if failure is not None:
+        texts["failure"] = failure.message
+    return texts.get(part)
 
 
 def _texts(record: SampleRecord, number: int) -> list[str]:

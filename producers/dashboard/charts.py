@@ -18,6 +18,20 @@ class Curve:
     largest: float
 
 
+MOST_DOTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Points as SVG: a path of dots, and the least and largest values across and up."""
+
+    path: str
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+
 def thin(points: Points, most: int) -> list[tuple[int, float]]:
     """At most `most` of the points. Of each stretch of steps the first, the least, the largest and the
     last one stay, so no peak disappears."""
@@ -56,6 +70,23 @@ def curve(points: Points, *, width: float, height: float) -> Curve | None:
         for step, value in finite
     )
     return Curve(" ".join(parts), least, largest)
+
+
+def scatter(
+    points: Sequence[tuple[float, float]], *, width: float, height: float
+) -> Scatter | None:
+    """Points in a box of this width and height, as a path with a dot for each; None without a finite
+    one. Of many points some are drawn, evenly apart, and equal dots once."""
+    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    if not finite:
+        return None
+    across, up = [x for x, _ in finite], [y for _, y in finite]
+    (left, right), (bottom, top) = (min(across), max(across)), (min(up), max(up))
+    dots = {
+        f"M{width * part_of(x, left, right):.1f} {height * (1 - part_of(y, bottom, top)):.1f}h0"
+        for x, y in finite[:: len(finite) // MOST_DOTS + 1]
+    }
+    return Scatter("".join(sorted(dots)), left, right, bottom, top)
 
 
 def part_of(value: float, least: float, largest: float) -> float:

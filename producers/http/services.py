@@ -33,6 +33,7 @@ from producers.core.dead_letters import DeadLetters
 from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
 from producers.core.models.hub_push import HubPushes
+from producers.core.models.vocabularies import Vocabularies
 from producers.core.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
 from producers.core.secrets import SecretKeeping
@@ -91,6 +92,10 @@ class Services:
     @cached_property
     def lookup(self) -> Lookup:
         return Lookup(self.log, self.readmodel.names, curves=self.readmodel.runs)
+
+    @cached_property
+    def vocabularies(self) -> Vocabularies:
+        return Vocabularies(self.lookup, self.artifacts)
 
     @cached_property
     def workspaces(self) -> Workspaces:

@@ -2,6 +2,7 @@
 off, and scored by judges."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from infra.blobs.artifacts import reference
 from schemas.sampling import (
@@ -11,8 +12,10 @@ from schemas.sampling import (
     SampleFailure,
     SampleOutput,
     SampleRecord,
+    Sequence,
     ToolCall,
 )
+from schemas.scratch_models import CHARACTERS, SPECIAL_TOKENS
 
 Texts = Callable[[str], str]
 """Takes a text and returns the one to show in its place."""
@@ -94,9 +97,26 @@ def _short(text: Texts) -> SampleRecord:
         index=1,
         messages=messages,
         text=answer,
+        sequences=(character_tokens("Say 3", answer[:20_000]),),
         num_turns=1,
         prompt_tokens=41,
         completion_tokens=5,
+    )
+
+
+def character_tokens(prompt: str, answer: str) -> Sequence:
+    """A row of the characters of a prompt and an answer, as a scratch shape has them. The logprobs go
+    through all shades."""
+    unknown, end = SPECIAL_TOKENS.index("<|unk|>"), SPECIAL_TOKENS.index("<|end|>")
+    ids = {character: n for n, character in enumerate(CHARACTERS["ascii"], len(SPECIAL_TOKENS))}
+    given = [ids.get(character, unknown) for character in prompt]
+    chosen = [*(ids.get(character, unknown) for character in answer), end]
+    mask: list[Literal[0, 1]] = [0] * len(given)
+    mask += [1] * len(chosen)
+    return Sequence(
+        tokens=(*given, *chosen),
+        loss_mask=tuple(mask),
+        logprobs=(0.0,) * len(given) + tuple(-(2.0 ** (n % 12 - 8)) for n in range(len(chosen))),
     )
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-SPACE = "▁"
-"""The symbol of a space in SentencePiece's vocabularies."""
+from schemas.text import bytes_of_symbol
 
 Piece = tuple[int, ...]
 
@@ -45,11 +44,7 @@ class TokenBytes:
         symbol = self._tokenizer.convert_ids_to_tokens(token)
         if not isinstance(symbol, str):
             return ()
-        if self._is_byte_level and all(character in BYTES for character in symbol):
-            return tuple(BYTES[character] for character in symbol)
-        if len(symbol) == 6 and symbol.startswith("<0x") and symbol.endswith(">"):
-            return (int(symbol[3:5], 16),)
-        return tuple(symbol.replace(SPACE, " ").encode(errors="replace"))
+        return bytes_of_symbol(symbol, is_byte_level=self._is_byte_level)
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -60,17 +55,3 @@ class TokenBytes:
             return False
         said = json.loads(decoder.__getstate__())
         return any(part.get("type") == "ByteLevel" for part in (said, *said.get("decoders", ())))
-
-
-def _byte_symbols() -> dict[str, int]:
-    """GPT-2's table: printable bytes are their own symbols, the others have symbols from 256 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {
-        **{chr(byte): byte for byte in plain},
-        **{chr(256 + number): byte for number, byte in enumerate(others)},
-    }
-
-
-BYTES = _byte_symbols()
-"""Symbol -> byte, in a byte-level vocabulary."""

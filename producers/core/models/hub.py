@@ -147,12 +147,18 @@ def _token() -> str | None:
 
 def _read_cached(name: str) -> Config | None:
     """The config.json of the latest downloaded revision, if there is one."""
-    place = _cache() / f"models--{name.replace('/', '--')}"
     try:
-        revision = (place / "refs" / "main").read_text().strip()
-        return parse_object((place / "snapshots" / revision / "config.json").read_bytes())
+        return parse_object(cached_file(name, "config.json").read_bytes())
     except OSError:
         return None
+
+
+def cached_file(name: str, file: str) -> Path:
+    """A file of the latest downloaded revision of a model. It may not exist. Raises OSError when no
+    revision was downloaded."""
+    place = _cache() / f"models--{name.replace('/', '--')}"
+    revision = (place / "refs" / "main").read_text().strip()
+    return place / "snapshots" / revision / file
 
 
 def parse_object(data: bytes) -> Config | None:

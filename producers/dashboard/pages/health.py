@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import Response
 
+from producers.dashboard.charts import scatter
+from producers.dashboard.lengths import Lengths, read_lengths
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.responses import ApiResponse
@@ -16,33 +19,43 @@ from schemas.sampling import Grade
 SHOWN_STEPS = 40
 BINS = 10
 HEIGHT = 20
+SCATTER = {"width": 400.0, "height": 150.0}
 
 
 async def index(request: Request) -> Response:
     run, _ = await find_run_with_history(request)
-    return html(request, "health.html", {"run": run, **await _health(request)})
+    health = await _health(request)
+    lengths = health["lengths"]
+    dots = scatter(lengths.points, **SCATTER) if isinstance(lengths, Lengths) else None
+    return html(request, "health.html", {"run": run, **health, "scatter": dots})
 
 
 async def data(request: Request) -> Response:
     """The same figures as JSON."""
-    return ApiResponse(await _health(request))
+    health = await _health(request)
+    return ApiResponse(to_jsonable_python(health, inf_nan_mode="null"))
 
 
 async def _health(request: Request) -> Mapping[str, object]:
     run, _ = await find_run_with_history(request)
     wanted = thinned_steps(run["current_step"] or 0)
     found = await services(request).readmodel.runs.grades_of_steps(run["id"], wanted)
-    steps = {step: [GRADES.validate_json(one) for one in groups] for step, groups in found.items()}
+    steps = {
+        step: [GRADES.validate_json(grades) for _, grades in groups]
+        for step, groups in found.items()
+    }
     rewards = [
         reward for groups in steps.values() for group in groups for reward in _rewards(group)
     ]
     least, largest = min(rewards, default=0.0), max(rewards, default=1.0)
+    names = [group for groups in found.values() for group, _ in groups]
     return {
         "least": least,
         "largest": largest,
         "steps": [
             {"step": step, **step_health(groups, least, largest)} for step, groups in steps.items()
         ],
+        "lengths": await read_lengths(services(request).log, names),
     }
 
 

@@ -8,9 +8,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.runs import GroupRow, PageRange
-from producers.dashboard.answers import ORDERS, answer, has_text, share_of_text, whole_text
+from producers.core.models.vocabularies import Vocabulary
+from producers.dashboard.answers import (
+    ORDERS,
+    answer,
+    has_text,
+    share_of_text,
+    text_part,
+    tokens,
+    whole_text,
+)
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
+from producers.dashboard.token_spans import COLOURS, legend, num_stretches
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import find_run_with_history, services
 from producers.http.routes.samples import (
@@ -23,24 +33,26 @@ from producers.http.routes.samples import (
     sample_file,
 )
 from schemas.datasets import DatasetRow
-from schemas.errors import InvalidConfig, Issue
+from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.ids import GroupKey
 from schemas.sampling import SampleBatch
 
 EVERYTHING = PageRange(limit=MAX_STEP)
 ANSWERS_PER_PAGE = 8
+GROUPS_IN_LIST = 200
 LONGEST_SEARCH = 200
 
 
 async def index(request: Request) -> Response:
-    values = await _values(request)
+    values = await _values(request, is_cut=True)
     return html(request, "samples.html", values)
 
 
 async def data(request: Request) -> Response:
     """The same group as JSON."""
-    values = await _values(request)
+    values = await _values(request, is_cut=False)
     chosen = values["chosen"]
-    left_out = {"run", "orders", "row", "chosen", "most"}
+    left_out = {"run", "orders", "colours", "legend", "row", "chosen", "most", "listed"}
     shown = {key: value for key, value in values.items() if key not in left_out}
     group = asdict(chosen)["group"] if isinstance(chosen, GroupRow) else None
     content = to_jsonable_python({**shown, "group": group}, inf_nan_mode="null")
@@ -48,11 +60,19 @@ async def data(request: Request) -> Response:
 
 
 async def text(request: Request) -> Response:
-    """Everything that was said in one sample, as a text to download."""
+    """Everything that was said in one sample, as a text to download, or the one text that `part`
+    names."""
     run, _ = await find_run_with_history(request)
     _, _, record = await find_sample(request, run["id"])
+    part = request.query_params.get("part")
+    content = whole_text(record) if part is None else text_part(record, part)
+    if content is None:
+        raise NotFound(
+            f"the sample has no text {part[:LONGEST_SEARCH] if part else ''!r}; "
+            "leave `part` out to read all of it"
+        )
     return Response(
-        whole_text(record).encode("utf-8", "replace"),
+        content.encode("utf-8", "replace"),
         media_type="text/plain",
         headers={"Content-Disposition": 'attachment; filename="sample.txt"'},
     )
@@ -64,7 +84,7 @@ async def file(request: Request) -> Response:
     return await sample_file(request, run["id"])
 
 
-async def _values(request: Request) -> Mapping[str, object]:
+async def _values(request: Request, *, is_cut: bool) -> Mapping[str, object]:
     run, _ = await find_run_with_history(request)
     runs = services(request).readmodel.runs
     last = max(1, run["current_step"] or 1)
@@ -78,9 +98,13 @@ async def _values(request: Request) -> Mapping[str, object]:
         "step": step,
         "last": last,
         "groups": [_summary(group) for group in groups],
+        "listed": listed_groups(groups, chosen),
         "chosen": chosen,
-        "order": _order(request),
+        "order": _choice(request, "order", tuple(ORDERS)),
         "orders": tuple(ORDERS),
+        "colour": _choice(request, "colour", COLOURS),
+        "colours": COLOURS,
+        "legend": legend(_choice(request, "colour", COLOURS)),
         "find": request.query_params.get("find", "")[:LONGEST_SEARCH],
     }
     if chosen is None:
@@ -93,7 +117,7 @@ async def _values(request: Request) -> Mapping[str, object]:
         "same_row": steps,
         "before": _neighbour(groups, chosen, -1),
         "after": _neighbour(groups, chosen, 1),
-        **await _answers(request, chosen),
+        **await _answers(request, chosen, is_cut=is_cut),
     }
 
 
@@ -107,12 +131,26 @@ def _neighbour(
     return chosen.step + distance, None
 
 
-def _order(request: Request) -> str:
-    order = request.query_params.get("order") or "index"
-    if order not in ORDERS:
-        message = f"must be one of {', '.join(ORDERS)}, got {order[:20]!r}"
-        raise InvalidConfig(f"order {message}", issues=(Issue("order", message),))
-    return order
+def listed_groups(groups: Sequence[GroupRow], chosen: GroupRow | None) -> Mapping[str, object]:
+    """The groups in the list of a page: those around the chosen one, and the slots at which the lists
+    before and after begin."""
+    place = groups.index(chosen) if chosen else 0
+    first = place // GROUPS_IN_LIST * GROUPS_IN_LIST
+    after = first + GROUPS_IN_LIST
+    return {
+        "groups": [_summary(group) for group in groups[first:after]],
+        "before": groups[first - GROUPS_IN_LIST].slot if first else None,
+        "after": groups[after].slot if after < len(groups) else None,
+    }
+
+
+def _choice(request: Request, name: str, choices: Sequence[str]) -> str:
+    """The choice in the address; the first one if there is none."""
+    chosen = request.query_params.get(name) or choices[0]
+    if chosen not in choices:
+        message = f"must be one of {', '.join(choices)}, got {chosen[:20]!r}"
+        raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
+    return chosen
 
 
 def _summary(group: GroupRow) -> Mapping[str, object]:
@@ -130,7 +168,7 @@ def _summary(group: GroupRow) -> Mapping[str, object]:
     }
 
 
-async def _answers(request: Request, group: GroupRow) -> Mapping[str, object]:
+async def _answers(request: Request, group: GroupRow, *, is_cut: bool) -> Mapping[str, object]:
     """The answers of a page, in the order and with the words that the address asks for."""
     batch: SampleBatch = await read_batch(request, group)
     judged = await read_judgements(request, group)
@@ -140,19 +178,37 @@ async def _answers(request: Request, group: GroupRow) -> Mapping[str, object]:
     words = request.query_params.get("find", "")[:LONGEST_SEARCH]
     wanted = [record for record in batch.samples if not words or has_text(record, words)]
     found = [answer(group, record, grades.get(record.index), judged, mean) for record in wanted]
-    found.sort(key=ORDERS[_order(request)])  # type: ignore[arg-type]  # each order has one type of key
+    order = _choice(request, "order", tuple(ORDERS))
+    found.sort(key=ORDERS[order])  # type: ignore[arg-type]  # each order has one type of key
     first = number(request, "first", default=0, least=0, most=MAX_STEP)
     shown = found[first : first + ANSWERS_PER_PAGE]
-    indexes = {one["index"] for one in shown}
+    records = {record.index: record for record in wanted}
+    read = [records[index] for one in shown if isinstance(index := one["index"], int)]
+    colour = _choice(request, "colour", COLOURS)
+    others = 0 if colour == "none" else sum(num_stretches(record) for record in read)
+    most = share_of_text(read, others)
+    if colour != "none":
+        largest = max((abs(reward - (mean or 0.0)) for reward in rewards), default=0.0)
+        vocabulary = await _vocabulary(request, group)
+        shown = [
+            {**one, **tokens(one, record, vocabulary, colour, largest, most if is_cut else None)}
+            for one, record in zip(shown, read, strict=True)
+        ]
     return {
         "samples": shown,
         "num_found": len(found),
         "num_samples": len(batch.samples),
         "first": first,
         "per_page": ANSWERS_PER_PAGE,
-        "most": share_of_text([record for record in wanted if record.index in indexes]),
+        "most": most,
         "grader_output": batch.grader_output,
     }
+
+
+async def _vocabulary(request: Request, group: GroupRow) -> Vocabulary | None:
+    owner = GroupKey.parse(group.group).owner
+    requested = await services(request).lookup.run(owner)
+    return await services(request).vocabularies.of(requested.model)
 
 
 ROUTES = [

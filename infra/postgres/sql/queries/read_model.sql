@@ -203,7 +203,7 @@ select step, slot from (
 ) near where dataset_row = $3 order by abs(step - $4), slot limit 24
 
 -- name: grades_of_steps
-select wanted.step, g.grades from unnest($2::int[]) as wanted (step) cross join lateral (
+select wanted.step, g.slot, g.replacement, g.grades from unnest($2::int[]) as wanted (step) cross join lateral (
   select slot, replacement, grades from graded_groups
   where owner = $1 and purpose = 'train' and step = wanted.step
   order by slot, replacement limit 50

@@ -1,7 +1,30 @@
 """Reward health: bounded work, and groups that teach nothing."""
 
+import math
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from producers.dashboard.charts import MOST_DOTS, scatter
+from producers.dashboard.lengths import length_bins
 from producers.dashboard.pages.health import SHOWN_STEPS, step_health, thinned_steps
 from schemas.sampling import Grade
+from tests.kit.application import TOKEN, Application
+from tests.kit.showcase import FIRST, fill
+from tests.unit.producers.dashboard.test_sign_in import sign_in
+
+HERE = "http://127.0.0.1"
+
+
+@pytest.fixture
+async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(
+        transport=transport, base_url=HERE, headers={"Origin": HERE}
+    ) as client:
+        await sign_in(client, TOKEN)
+        yield client
 
 
 def test_a_long_run_is_shown_at_few_steps_and_at_its_last_one() -> None:
@@ -19,3 +42,38 @@ def test_groups_with_equal_rewards_are_counted_and_samples_without_a_reward_are_
     assert health["same"] == 1
     assert health["mean"] == 0.75
     assert health["bins"] == [1, 0, 0, 0, 0, 0, 0, 0, 0, 3]
+
+
+def test_answers_are_binned_by_length_and_none_is_lost() -> None:
+    points = [(length, float(length > 50)) for length in range(10, 101)]
+    bins = length_bins(points)
+    assert len(bins) <= 8
+    assert sum(one.samples for one in bins) == len(points)
+    assert (bins[0].first, bins[0].mean) == (10, 0.0)
+    assert bins[-1].last >= 100
+    assert bins[-1].mean == 1.0
+    assert length_bins([(5, 1.0), (5, 0.0)])[0].mean == 0.5
+    assert length_bins([]) == ()
+
+
+def test_dots_are_bounded_and_what_is_not_finite_is_not_drawn() -> None:
+    found = scatter([(1, 0.0), (3, 1.0), (2, math.nan)], width=100, height=10)
+    assert found is not None
+    assert found.path == "M0.0 10.0h0M100.0 0.0h0"
+    assert scatter([(1, math.inf)], width=1, height=1) is None
+    many = scatter([(n, n % 7) for n in range(20 * MOST_DOTS)], width=100, height=10)
+    assert many is not None
+    assert many.path.count("M") <= MOST_DOTS
+
+
+@pytest.mark.postgres
+async def test_the_figures_of_health_have_length_against_reward(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await fill(app, steps=3)
+    page = (await browser.get(f"/runs/{FIRST}/health")).text
+    assert '<svg class="dots"' in page
+    lengths = (await browser.get(f"/runs/{FIRST}/health.json")).json()["lengths"]
+    assert lengths["groups"] == 4
+    assert len(lengths["points"]) == sum(one["samples"] for one in lengths["bins"]) == 12
+    assert [5, 0.25] in lengths["points"]

@@ -19,6 +19,8 @@ PAGES = (
     "/?search=no-such&status=failed",
     "/runs/{run_name}",
     "/runs/{run}/samples",
+    "/runs/{run}/samples?colour=logprob",
+    "/runs/{run}/health",
     "/runs/{run}/events",
     "/runs/{run}/events?types=rl.run.finished",
     "/runs/{run}/timeline",

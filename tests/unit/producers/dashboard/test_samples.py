@@ -1,11 +1,20 @@
 """The reader of samples: one group at a time, with ways to walk, find and download."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from producers.dashboard.answers import has_text, share_of_text, trained_logprobs, whole_text
+from producers.dashboard.answers import (
+    has_text,
+    share_of_text,
+    text_part,
+    trained_logprobs,
+    whole_text,
+)
+from producers.dashboard.pages.samples import EVERYTHING, GROUPS_IN_LIST, listed_groups
+from schemas.ids import GroupKey, Purpose
 from schemas.sampling import Message, SampleRecord, Sequence, ToolCall
 from tests.kit.application import TOKEN, Application
 from tests.kit.showcase import FIRST, fill
@@ -44,6 +53,12 @@ def test_the_whole_text_has_everything_that_was_said() -> None:
 def test_many_texts_share_what_a_page_shows() -> None:
     long = RECORD.model_copy(update={"messages": RECORD.messages * 100})
     assert share_of_text([RECORD]) > share_of_text([long] * 8) == 100
+
+
+def test_one_text_can_be_read_alone() -> None:
+    assert text_part(RECORD, "message-0") == "How many?"
+    assert text_part(RECORD, "message-1") == 'add {"a": 1}'
+    assert text_part(RECORD, "message-2") is None
 
 
 @pytest.fixture
@@ -85,3 +100,47 @@ async def test_the_last_page_of_answers_may_be_empty(
     await fill(app, steps=3)
     page = await browser.get(f"/runs/{FIRST}/samples?step=2&first=1000")
     assert page.status_code == 200
+
+
+@pytest.mark.postgres
+async def test_tokens_have_colours_by_class_and_an_answer_without_tokens_says_so(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await fill(app, steps=3, text=lambda text: f"{text}<script>x</script>")
+    here = f"/runs/{FIRST}/samples"
+    page = (await browser.get(f"{here}?step=2&colour=logprob")).text
+    assert '<span class="p1">' in page
+    assert "No tokens of this answer are recorded" in page
+    assert "<script>x" not in page
+    assert "style=" not in page
+    assert "colour=logprob" in page  # the links to other groups keep the colour
+    plain = (await browser.get(f"{here}?step=2")).text
+    assert 'class="p1"' not in plain
+    found = (await browser.get(f"{here}.json?step=2&colour=trained")).json()
+    tokens = [one["tokens"] for one in found["samples"] if one["tokens"]]
+    assert tokens[0][0]["spans"] == [
+        {"text": "About 130.<script>x</script><|end|>", "colour": "trained"}
+    ]
+    wrong = await browser.get(f"{here}?step=2&colour=sound")
+    assert wrong.status_code == 400
+
+
+@pytest.mark.postgres
+async def test_a_long_list_of_groups_goes_on(app: Application, browser: httpx.AsyncClient) -> None:
+    await fill(app, steps=2)
+    groups, _ = await app.services.readmodel.runs.groups(FIRST, "train", EVERYTHING, step=1)
+    many = [replace(groups[0], slot=slot) for slot in range(2 * GROUPS_IN_LIST + 1)]
+    lists = [listed_groups(many, many[slot]) for slot in (0, GROUPS_IN_LIST, 2 * GROUPS_IN_LIST)]
+    assert [(one["before"], one["after"]) for one in lists] == [(None, 200), (0, 400), (200, None)]
+    shown = [one["groups"] for one in lists]
+    assert sum(len(one) for one in shown if isinstance(one, list)) == len(many)
+
+
+@pytest.mark.postgres
+async def test_a_text_of_a_sample_is_downloaded_alone(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await fill(app, steps=2)
+    sample = f"/runs/{FIRST}/samples/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.1/text"
+    assert (await browser.get(f"{sample}?part=message-1")).text == "About 130."
+    assert (await browser.get(f"{sample}?part=message-9")).status_code == 404
