@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from consumers.registry import REGISTRY, load
-from producers.core.trace import FILES
+from producers.core.history.trace import FILES
 from schemas.events import ALL_EVENTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.ports.event_log import Recorded
-from producers.core.run_state import changes, run_state_at
-from producers.core.trace import trace
+from producers.core.history.run_state import changes, run_state_at
+from producers.core.history.trace import trace
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.responses import ApiResponse, number
@@ -33,20 +33,7 @@ async def events(request: Request) -> Response:
     run, _ = await find_run_with_history(request)
     limit = number(request, "limit", default=SHOWN_EVENTS, least=1, most=500)
     found, following = await _read(request, run["id"], limit)
-    shown = [
-        {
-            "cursor": str(recorded.cursor),
-            "at": recorded.time,
-            "type": recorded.event.type,
-            "stream": recorded.stream,
-            "version": recorded.version,
-            "actor": recorded.actor,
-            "data": json.dumps(
-                recorded.event.model_dump(mode="json"), indent=2, ensure_ascii=False
-            ),
-        }
-        for recorded in found
-    ]
+    shown = [_event(recorded) for recorded in found]
     values = {
         "run": run,
         "events": shown,
@@ -55,6 +42,19 @@ async def events(request: Request) -> Response:
         "following": following,
     }
     return html(request, "events.html", values)
+
+
+def _event(recorded: Recorded) -> dict[str, object]:
+    """An event as the pages show it."""
+    return {
+        "cursor": str(recorded.cursor),
+        "at": recorded.time,
+        "type": recorded.event.type,
+        "stream": recorded.stream,
+        "version": recorded.version,
+        "actor": recorded.actor,
+        "data": json.dumps(recorded.event.model_dump(mode="json"), indent=2, ensure_ascii=False),
+    }
 
 
 async def data(request: Request) -> Response:
@@ -93,18 +93,18 @@ def _contains(recorded: Recorded, search: str) -> bool:
 
 async def moment(request: Request) -> Response:
     """The state of the run at one of its events."""
-    return html(request, "moment.html", await _moment(request))
+    _, values = await _moment(request)
+    return html(request, "moment.html", values)
 
 
 async def moment_data(request: Request) -> Response:
     """The same state as JSON."""
-    values = await _moment(request)
-    recorded = values["recorded"]
+    recorded, values = await _moment(request)
     shown = {key: values[key] for key in ("state", "changes", "previous", "following")}
     return ApiResponse({"event": cloud_event(recorded).model_dump(mode="json"), **shown})
 
 
-async def _moment(request: Request) -> dict[str, Any]:
+async def _moment(request: Request) -> tuple[Recorded, dict[str, Any]]:
     run, _ = await find_run_with_history(request)
     core, at = services(request), parse_cursor(request.path_params["cursor"])
     moments = core.readmodel.moments
@@ -117,10 +117,9 @@ async def _moment(request: Request) -> dict[str, Any]:
     following = await core.log.read(run["id"], after=at, limit=1)
     state = await run_state_at(moments, core.log, run["id"], at)
     before = await run_state_at(moments, core.log, run["id"], previous) if previous else {}
-    return {
+    return recorded, {
         "run": run,
-        "recorded": recorded,
-        "data": json.dumps(recorded.event.model_dump(mode="json"), indent=2, ensure_ascii=False),
+        "event": _event(recorded),
         "state": state,
         "changes": changes(before, state),
         "previous": str(previous) if previous else None,

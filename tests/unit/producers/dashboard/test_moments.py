@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from producers.core.run_state import STATUSES, changes
+from producers.core.history.run_state import STATUSES, changes
 from schemas.events import ALL_EVENTS, RunFailed, RunPaused, RunResumed
 from tests.kit.application import TOKEN, Application
 from tests.kit.story import beginning, step

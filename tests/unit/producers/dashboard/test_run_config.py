@@ -17,7 +17,7 @@ from producers.dashboard.run_config import (
 from schemas.toml.parser import parse_eval, parse_run
 from tests.kit.specs import config
 
-TEXTS = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=30)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30)
 
 
 def json_of(**sections: dict[str, Any]) -> str:

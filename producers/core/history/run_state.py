@@ -76,7 +76,7 @@ def _status(recorded: Sequence[Recorded]) -> State:
 
 
 def _figures(events: Sequence[Event]) -> State:
-    """What the newest event of each type says about the progress of the run."""
+    """The progress of the run, from the newest event of each type."""
     found: dict[str, object] = {}
     for event in events:
         match event:
