@@ -1,43 +1,33 @@
-"""The list of runs."""
+"""The list of runs, as a page, as JSON and as CSV."""
 
-from collections.abc import Mapping
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.readmodel.runs import ANY_KIND, ORDERS, RunJson, RunKind
+from infra.readmodel.runs import ANY_KIND, ORDERS, PageRange, RunJson, RunKind
 from producers.dashboard.charts import curve
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
-from producers.http.responses import flag, page_of
+from producers.http.responses import flag, page_of, page_response
 from producers.http.routes.runs import STATUSES, services
 from schemas.errors import InvalidConfig, Issue
 
 REWARD = "rollout/raw_reward"
 SPARK_WIDTH, SPARK_HEIGHT = 96.0, 20.0
+COLUMNS = tuple(RunJson.__annotations__)
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""The characters by which a spreadsheet takes the text of a cell for a formula."""
 
 
 async def index(request: Request) -> Response:
-    status = request.query_params.get("status") or None
-    if status and status not in STATUSES:
-        message = f"must be one of {', '.join(STATUSES)}, got {status[:40]!r}"
-        raise InvalidConfig(f"status {message}", issues=(Issue("status", message),))
-    order = request.query_params.get("sort") or "newest"
-    if order not in ORDERS:
-        message = f"must be one of {', '.join(ORDERS)}, got {order[:40]!r}"
-        raise InvalidConfig(f"sort {message}", issues=(Issue("sort", message),))
-    page, kind = page_of(request), _kind(request)
-    runs = services(request).readmodel.runs
-    found, total = await runs.page(
-        page,
-        status=status,
-        search=request.query_params.get("search") or None,
-        archived=flag(request, "archived"),
-        kind=kind,
-        order=order,
-    )
-    rewards = await runs.sparklines(found, REWARD)
+    order, page, kind = _order(request), page_of(request), _kind(request)
+    found, total = await _find(request, page)
+    rewards = await services(request).readmodel.runs.sparklines(found, REWARD)
     now = services(request).clock.now()
     return html(
         request,
@@ -53,6 +43,69 @@ async def index(request: Request) -> Response:
             "narrowed": kind != ANY_KIND,
         },
     )
+
+
+async def as_json(request: Request) -> Response:
+    """The runs that the page with the same filters shows, as JSON."""
+    page = page_of(request)
+    found, total = await _find(request, page)
+    return page_response("runs", [_finite(run) for run in found], total, page)
+
+
+async def as_csv(request: Request) -> Response:
+    """The runs that the page with the same filters shows, as CSV."""
+    found, _ = await _find(request, page_of(request))
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    lines.writerows([_cell(value) for value in _finite(run).values()] for run in found)
+    return Response(
+        text.getvalue(),
+        media_type="text/csv",
+        headers={"Content-Disposition": 'attachment; filename="runs.csv"'},
+    )
+
+
+async def _find(request: Request, page: PageRange) -> tuple[Sequence[RunJson], int]:
+    """The runs of a page that the filters of a request select, and how many there are in all."""
+    status = request.query_params.get("status") or None
+    if status and status not in STATUSES:
+        message = f"must be one of {', '.join(STATUSES)}, got {status[:40]!r}"
+        raise InvalidConfig(f"status {message}", issues=(Issue("status", message),))
+    return await services(request).readmodel.runs.page(
+        page,
+        status=status,
+        search=request.query_params.get("search") or None,
+        archived=flag(request, "archived"),
+        kind=_kind(request),
+        order=_order(request),
+    )
+
+
+def _order(request: Request) -> str:
+    order = request.query_params.get("sort") or "newest"
+    if order not in ORDERS:
+        message = f"must be one of {', '.join(ORDERS)}, got {order[:40]!r}"
+        raise InvalidConfig(f"sort {message}", issues=(Issue("sort", message),))
+    return order
+
+
+def _finite(run: RunJson) -> Mapping[str, object]:
+    """The columns of a run, with null for a reward that is not a finite number."""
+    values: dict[str, object] = {name: run.get(name) for name in COLUMNS}
+    reward = run["reward"]
+    if reward is not None and not math.isfinite(reward):
+        values["reward"] = None
+    return values
+
+
+def _cell(value: object) -> object:
+    """A value as a spreadsheet shows it. Texts stay texts, also those that look like formulas."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, str) and value.startswith(FORMULA_STARTS):
+        return f"'{value}"
+    return value
 
 
 def _kind(request: Request) -> RunKind:
@@ -89,4 +142,8 @@ def eta_s(run: RunJson, now: datetime) -> float | None:
     return (now - run["started_at"]).total_seconds() * (1 - part) / part
 
 
-ROUTES = [PageRoute("/", index, scope="read")]
+ROUTES = [
+    PageRoute("/", index, scope="read"),
+    PageRoute("/runs.json", as_json, scope="read"),
+    PageRoute("/runs.csv", as_csv, scope="read"),
+]

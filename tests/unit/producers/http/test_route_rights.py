@@ -151,6 +151,8 @@ PAGES = [
     Row("GET", "/login", "open"),
     Row("POST", "/login", "open", 403),
     Row("GET", "/", "read"),
+    Row("GET", "/runs.json", "read"),
+    Row("GET", "/runs.csv", "read"),
     Row("GET", "/runs/{run}", "read"),
     Row("GET", "/runs/{run}/curves.json", "read"),
     Row("GET", "/runs/{run}/curve.csv", "read"),

@@ -1,0 +1,69 @@
+"""The list of runs as JSON and as CSV."""
+
+import csv
+import io
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import cast
+
+import httpx
+import pytest
+
+from infra.readmodel.runs import RunJson
+from producers.dashboard.pages.runs import COLUMNS, _cell, _finite
+from tests.kit.application import TOKEN, Application
+from tests.kit.tokens import Tenant, tenant
+from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
+
+
+@pytest.fixture
+async def owner(app: Application) -> Tenant:
+    return await tenant(app, "first", "/repo")
+
+
+@pytest.fixture
+async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(
+        transport=transport, base_url=HERE, headers={"Origin": HERE}
+    ) as client:
+        await sign_in(client, TOKEN)
+        yield client
+
+
+@pytest.mark.postgres
+async def test_json_and_csv_have_the_runs_of_the_page(
+    owner: Tenant, browser: httpx.AsyncClient
+) -> None:
+    for filters, shown in (({}, True), ({"dataset": "no such name"}, False)):
+        listed = (await browser.get("/runs.json", params=filters)).json()
+        names = [run["name"] for run in listed["runs"]]
+        assert (owner.fill("{run_name}") in names) == shown
+        assert listed["total_count"] == len(names)
+        answer = await browser.get("/runs.csv", params=filters)
+        assert answer.headers["content-type"].startswith("text/csv")
+        lines = csv.DictReader(io.StringIO(answer.text))
+        assert tuple(lines.fieldnames or ()) == COLUMNS
+        assert [line["name"] for line in lines] == names
+
+
+@pytest.mark.postgres
+async def test_a_wrong_filter_is_refused(browser: httpx.AsyncClient) -> None:
+    for address in ("/runs.json?sort=size", "/runs.csv?status=lost"):
+        assert (await browser.get(address)).status_code == 400
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_a_text_does_not_become_a_formula(text: str) -> None:
+    assert _cell(text) == f"'{text}"
+
+
+def test_other_values_stay_as_they_are() -> None:
+    assert [_cell(value) for value in ("a-b", -1.5, None)] == ["a-b", -1.5, None]
+    assert _cell(datetime(2026, 1, 2, tzinfo=UTC)) == "2026-01-02T00:00:00+00:00"
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None])
+def test_a_reward_that_is_no_number_is_null(reward: float | None) -> None:
+    run = cast(RunJson, {**dict.fromkeys(COLUMNS), "name": "mine", "reward": reward})
+    assert (_finite(run)["name"], _finite(run)["reward"]) == ("mine", None)
