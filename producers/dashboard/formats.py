@@ -45,6 +45,8 @@ def duration(seconds: float | None) -> str:
     """A length of time in its two largest units, like `3 min 20 s`."""
     if seconds is None:
         return ABSENT
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 else "less than 1 ms"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     left = int(seconds)
