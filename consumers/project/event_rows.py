@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from datetime import datetime
 from functools import singledispatch
 
@@ -62,6 +63,7 @@ from schemas.sampling import Grade
 GRADES = TypeAdapter(tuple[Grade, ...])
 """Rows keep grades as JSON; what is not finite becomes null."""
 
+REFS = re.compile("^refs/(heads|tags)/")
 REWARD = "rollout/raw_reward"
 VALIDATION = "eval/validation/reward"
 
@@ -140,10 +142,18 @@ def run_requested(event: RunRequested, at: datetime) -> tuple[Write, ...]:
         workspace=event.owner_workspace,
         config=config.model_dump_json(),
         dataset_ref=event.dataset.model_dump_json(),
+        creator=_creator(event),
     )
     if event.needs_approval:
         return (put, ChangeRun(event.run, at, phase="approval"))
     return (put,)
+
+
+def _creator(event: RunRequested) -> str | None:
+    """The push that started a run, or the owner of the token that submitted it."""
+    if event.origin is not None:
+        return f"push to {REFS.sub('', event.origin.push.ref)}"
+    return event.submitter
 
 
 @rows.register

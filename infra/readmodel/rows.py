@@ -23,6 +23,7 @@ class PutRun:
     workspace: str | None
     config: str
     dataset_ref: str
+    creator: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from infra.ports.actor import bound_workspace
 from infra.ports.event_log import Cursor
@@ -37,6 +37,7 @@ class RunJson(TypedDict):
     started_at: datetime | None
     completed_at: datetime | None
     archived_at: datetime | None
+    creator: str | None
     error: str | None
 
 
@@ -84,9 +85,11 @@ class RunKind:
     model: str | None = None
     rollout: str | None = None
     workspace: str | None = None
+    creator: str | None = None
 
 
 ANY_KIND = RunKind()
+ALL_STEPS = (0, 2**31 - 1)
 ORDERS = {
     "newest": "newest_first",
     "oldest": "oldest_first",
@@ -109,6 +112,15 @@ class GroupRow:
     grades: str
     first: int
     judgements: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunMark:
+    """Something at a step of a run that a curve marks. The text is that of a warning."""
+
+    step: int
+    kind: Literal["checkpoint", "warning"]
+    text: str
 
 
 class Runs:
@@ -138,7 +150,7 @@ class Runs:
             "kind": "of_any_kind" if kind == ANY_KIND else "narrowed",
         }
         pattern = f"%{_escape_like(search)}%" if search else None
-        names = (kind.dataset, kind.model, kind.rollout, kind.workspace)
+        names = (kind.dataset, kind.model, kind.rollout, kind.workspace, kind.creator)
         selection = (status, pattern, workspace, *names)
         rows = await self._pool.fetch(
             SQL.variant("page_of_runs", **filters, order=ORDERS[order]),
@@ -213,13 +225,20 @@ class Runs:
         return [(row["step"], row["value"]) for row in rows]
 
     async def thinned_curves(
-        self, run: str, keys: Sequence[str], *, most: int, since: datetime | None = None
+        self,
+        run: str,
+        keys: Sequence[str],
+        *,
+        most: int,
+        since: datetime | None = None,
+        steps: tuple[int, int] = ALL_STEPS,
     ) -> dict[str, list[tuple[int, float]]]:
         """At most about `most` points of each of these metrics, as (step, value) in order of step. Of
         each stretch of steps the least and the largest value stay, and the first and the last point of
-        all, so a metric with few points keeps all. A metric without points is absent."""
+        all, so a metric with few points keeps all. Only points since a moment and between two `steps`
+        count. A metric without any is absent."""
         rows = await self._pool.fetch(
-            SQL["thinned_curves"], run, list(keys), since, max(1, most // 2)
+            SQL["thinned_curves"], run, list(keys), since, max(1, most // 2), *steps
         )
         found: dict[str, dict[int, float]] = {}
         for row in rows:
@@ -230,6 +249,13 @@ class Runs:
                 points |= {int(step): value for value, step in (row["lowest"], row["highest"])}
             points |= {row["first"]: row["first_value"], row["last"]: row["last_value"]}
         return {key: sorted(found[key].items()) for key in keys if key in found}
+
+    async def marks(self, run: str, *, steps: tuple[int, int], most: int) -> list[RunMark]:
+        """The newest checkpoints and warnings between two steps, at most so many of each, in order of
+        step."""
+        rows = await self._pool.fetch(SQL["marks"], run, *steps, most)
+        found = [RunMark(row["step"], row["kind"], row["text"]) for row in rows]
+        return sorted(found, key=lambda mark: mark.step)
 
     async def last_steps(self, run: str, keys: Sequence[str]) -> dict[str, int]:
         """The newest step of each of these metrics of a run; -1 for one without points."""

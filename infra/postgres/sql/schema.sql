@@ -604,7 +604,8 @@ create table runs (
     completed_at   timestamptz,
     last_at        timestamptz,
     archived_at    timestamptz,
-    restored_at    timestamptz
+    restored_at    timestamptz,
+    creator        text
 ) with (fillfactor = 50);
 create index runs_name on runs (name);
 create index runs_recent on runs (created_at desc, run);

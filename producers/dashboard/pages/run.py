@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from infra.readmodel.runs import RunJson
+from infra.readmodel.runs import ALL_STEPS, RunJson
 from producers.dashboard.charts import curve, finite_points
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.pages.runs import REWARD, eta_s, progress
@@ -40,6 +41,7 @@ SVG_POINTS = 120
 WIDTH, HEIGHT = 600.0, 150.0
 LOG_LINES = 200
 SHOWN_CHECKPOINTS = 40
+MOST_MARKS = 100
 ENDED = ("finished", "failed", "crashed", "stopped", "killed")
 LEVELS = ("info", "warning", "error")
 BUTTONS = {
@@ -146,15 +148,32 @@ def _buttons(run: RunJson) -> tuple[str, ...]:
 
 
 async def points(request: Request) -> Response:
-    """The points of curves as JSON: of each key in `keys`, the range `range`, at most `points`."""
+    """The points of curves as JSON: of each key in `keys`, the range `range`, the steps from `first` to
+    `last`, at most `points`; and what is marked on them."""
     run, _ = await find_run(request)
     most = number(request, "points", default=DRAWN_POINTS, least=8, most=100_000)
     since = _since(request, services(request).clock.now())
+    steps = _steps(request)
     keys = [key for key in request.query_params.get("keys", REWARD).split(",") if key][:50]
     runs = services(request).readmodel.runs
-    curves = await runs.thinned_curves(run["id"], keys, most=most, since=since)
+    curves = await runs.thinned_curves(run["id"], keys, most=most, since=since, steps=steps)
     shown = {key: finite_points(curves.get(key, ())) for key in keys}
-    return ApiResponse({"run": run["name"], "status": run["status"], "curves": shown})
+    marks = await runs.marks(run["id"], steps=steps, most=MOST_MARKS)
+    return ApiResponse(
+        {
+            "run": run["name"],
+            "status": run["status"],
+            "curves": shown,
+            "marks": [asdict(mark) for mark in marks],
+        }
+    )
+
+
+def _steps(request: Request) -> tuple[int, int]:
+    """The first and the last step that a request asks for. Raises InvalidConfig."""
+    least, most = ALL_STEPS
+    first = number(request, "first", default=least, least=least, most=most)
+    return first, number(request, "last", default=most, least=first, most=most)
 
 
 async def csv(request: Request) -> Response:

@@ -115,6 +115,7 @@ def _kind(request: Request) -> RunKind:
         model=asked.get("model") or None,
         rollout=asked.get("rollout") or None,
         workspace=asked.get("workspace") or None,
+        creator=asked.get("creator") or None,
     )
 
 

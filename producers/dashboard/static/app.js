@@ -41,15 +41,16 @@ function walk(event) {
 }
 
 // The curves of a run. They are read as a whole at first, after a change of the range, and when the page is
-// looked at again.
+// looked at again. The server thins them, so a part that is chosen is read again too, and is then exact.
 class Curves {
   constructor(section) {
     this.section = section;
     this.points = new Map();
     this.charts = new Map();
+    this.marks = [];
     this.controls = section.querySelector(".controls");
     this.controls.hidden = false;
-    this.controls.addEventListener("change", (event) => { if (event.target.name === "range") this.read(); });
+    this.controls.addEventListener("change", (event) => { if (event.target.name !== "smoothing") this.choose(); });
     this.controls.addEventListener("input", (event) => { if (event.target.name === "smoothing") this.drawAll(); });
     new ResizeObserver(() => this.resize()).observe(section);
     document.addEventListener("visibilitychange", () => this.follow());
@@ -68,20 +69,38 @@ class Curves {
       this.stream.addEventListener("points", (event) => this.add(JSON.parse(event.data)));
     }
   }
+  chosen(name) { return this.controls.querySelector(`[name=${name}]`).value; }
+  // Shows the range that the controls name, and puts it into the address of the page.
+  choose(first, last) {
+    if (first !== undefined) this.controls.querySelector("[name=first]").value = first;
+    if (last !== undefined) this.controls.querySelector("[name=last]").value = last;
+    const address = new URL(location.href);
+    for (const name of ["range", "first", "last"]) {
+      const value = this.chosen(name);
+      if (value && value !== "all") address.searchParams.set(name, value);
+      else address.searchParams.delete(name);
+    }
+    history.replaceState(null, "", address);
+    this.read();
+  }
   async read() {
-    const range = this.controls.querySelector("[name=range]").value;
     const keys = this.figures().map((figure) => figure.dataset.key).join(",");
-    const address = `${this.section.dataset.curves}?range=${range}&keys=${encodeURIComponent(keys)}`;
-    const answer = await fetch(address, { headers: { Accept: "application/json" } });
+    const asked = new URLSearchParams({ range: this.chosen("range"), keys });
+    for (const name of ["first", "last"]) if (this.chosen(name)) asked.set(name, this.chosen(name));
+    const answer = await fetch(`${this.section.dataset.curves}?${asked}`, { headers: { Accept: "application/json" } });
     if (!answer.ok || answer.redirected) return;
-    for (const [key, points] of Object.entries((await answer.json()).curves)) this.points.set(key, points);
+    const found = await answer.json();
+    for (const [key, points] of Object.entries(found.curves)) this.points.set(key, points);
+    this.marks = found.marks;
+    this.section.querySelector(".marks").classList.add("shown");
     this.drawAll();
   }
   add(found) {
+    const end = Number(this.chosen("last") || Infinity);
     for (const [key, added] of Object.entries(found.points)) {
       const points = this.points.get(key) || [];
       const last = points.length ? points[points.length - 1][0] : -1;
-      this.points.set(key, points.concat(added.filter(([step]) => step > last)));
+      this.points.set(key, points.concat(added.filter(([step]) => step > last && step <= end)));
     }
     this.drawAll();
   }
@@ -104,11 +123,37 @@ class Curves {
     box.replaceChildren();
     const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") } };
     const short = (_, values) => values.map((value) => Math.abs(value) < 1e-3 && value ? value.toExponential(0) : String(value));
+    box.addEventListener("dblclick", () => this.choose("", ""));
     return new uPlot({
-      width: box.clientWidth, height: 150, legend: { show: false }, cursor: { y: false },
+      width: box.clientWidth, height: 150, legend: { show: false },
+      cursor: { y: false, drag: { x: true, setScale: false }, bind: { dblclick: () => null } },
+      hooks: { setSelect: [(chart) => this.zoom(chart)], draw: [(chart) => this.drawMarks(chart)] },
       scales: { x: { time: false } }, axes: [{ ...axis, size: 28 }, { ...axis, size: 52, values: short }],
       series: [{}, { stroke: css("--accent"), width: 1.5, points: { show: false } }],
     }, data, box);
+  }
+  zoom(chart) {
+    const { left, width } = chart.select;
+    if (width < 4) return;
+    const [first, last] = [left, left + width].map((place) => Math.max(0, Math.round(chart.posToVal(place, "x"))));
+    chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    if (last > first) this.choose(first, last);
+  }
+  drawMarks(chart) {
+    const { ctx, bbox } = chart;
+    ctx.save();
+    ctx.lineWidth = devicePixelRatio;
+    for (const { step, kind } of this.marks) {
+      if (step < chart.scales.x.min || step > chart.scales.x.max) continue;
+      const x = Math.round(chart.valToPos(step, "x", true));
+      ctx.strokeStyle = css(kind === "warning" ? "--warn" : "--good");
+      ctx.setLineDash(kind === "warning" ? [] : [3 * devicePixelRatio, 3 * devicePixelRatio]);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + (kind === "warning" ? bbox.height / 6 : bbox.height));
+      ctx.stroke();
+    }
+    ctx.restore();
   }
   resize() {
     for (const [figure, chart] of this.charts) chart.setSize({ width: figure.querySelector(".chart").clientWidth, height: 150 });

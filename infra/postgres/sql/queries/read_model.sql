@@ -33,7 +33,7 @@ case when r.status in ('pending', 'running') then coalesce(r.error, (select
 r.run as id, r.name, {run_status} as status, {run_phase} as phase, r.algorithm,
   r.execution_mode, r.model, r.dataset, r.rollout, r.workspace, r.commit_sha, r.current_step,
   r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, r.archived_at,
-  {run_error} as error
+  r.creator, {run_error} as error
 
 -- A page of runs is filtered by status, by whether they are archived, and by words. Each filter is a choice
 -- and not an `or` on its argument, so that the plan fits what is asked. The parts that filter nothing name
@@ -69,9 +69,10 @@ $3::text is null
 ($4::text is null or r.dataset = $4) and ($5::text is null or r.model = $5)
   and ($6::text is null or r.rollout = $6) and ($7::text is null or r.workspace in (
     select workspace from workspaces where workspace = $7 or name = $7))
+  and ($8::text is null or r.creator = $8)
 
 -- part: of_any_kind
-coalesce($4::text, $5::text, $6::text, $7::text) is null
+coalesce($4::text, $5::text, $6::text, $7::text, $8::text) is null
 
 -- part: newest_first
 r.created_at desc, r.run
@@ -90,7 +91,7 @@ select {run_summary} from runs r
 where {status: with_status | with_any_status} and {archived: archived | present}
   and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
   and {kind: narrowed | of_any_kind}
-order by {order: newest_first | oldest_first | best_first | by_name} limit $8 offset $9
+order by {order: newest_first | oldest_first | best_first | by_name} limit $9 offset $10
 
 -- name: count_runs
 select count(*) from runs r
@@ -143,9 +144,11 @@ cross join lateral (
   select f.step as first, f.value as first_value, l.step as last, l.value as last_value,
     (l.step - f.step) / $4::int + 1 as width
   from (select step, value from metric_points where run = $1 and key = k.key
-      and at >= coalesce($3, '-infinity'::timestamptz) order by step limit 1) f,
+      and at >= coalesce($3, '-infinity'::timestamptz)
+      and step between $5::int and $6::int order by step limit 1) f,
     (select step, value from metric_points where run = $1 and key = k.key
-      and at >= coalesce($3, '-infinity'::timestamptz) order by step desc limit 1) l
+      and at >= coalesce($3, '-infinity'::timestamptz)
+      and step between $5::int and $6::int order by step desc limit 1) l
 ) r
 cross join lateral (
   select min(m.step) as step,
@@ -155,6 +158,16 @@ cross join lateral (
   where m.run = $1 and m.key = k.key and m.step between r.first and r.last
   group by (m.step - r.first) / r.width
 ) s
+
+-- What is marked on the curves of a run: its newest checkpoints and warnings.
+
+-- name: marks
+(select step, 'checkpoint' as kind, '' as text from checkpoints
+ where run = $1 and step between $2 and $3 order by step desc limit $4)
+union all
+(select step, 'warning', left(message, 200) from log_lines
+ where run = $1 and level = 'warning' and step between $2 and $3
+ order by xid desc, position desc, line desc limit $4)
 
 -- name: last_steps
 select k.key, (select max(step) from metric_points m where m.run = $1 and m.key = k.key) as step

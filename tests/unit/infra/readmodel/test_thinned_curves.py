@@ -60,3 +60,26 @@ async def test_a_part_of_a_curve_begins_with_its_time(database: Database) -> Non
     assert found == {"loss": [(step, float(step)) for step in range(990, 1000)]}
     later = AT + timedelta(days=1)
     assert await Runs(database).thinned_curves("r", ["loss"], most=40, since=later) == {}
+
+
+async def test_a_part_that_is_chosen_is_exact(database: Database) -> None:
+    values = {step: math.sin(step) for step in range(1, 5001)}
+    await _add(database, "loss", values)
+    found = await Runs(database).thinned_curves("r", ["loss"], most=200, steps=(700, 780))
+    assert found == {"loss": [(step, values[step]) for step in range(700, 781)]}
+    none = await Runs(database).thinned_curves("r", ["loss"], most=200, steps=(6000, 7000))
+    assert none == {}
+
+
+async def test_marks_are_the_newest_of_each_kind_in_order(database: Database) -> None:
+    await database.durable.execute(
+        """insert into log_lines (run, xid, position, line, at, level, step, message)
+        select 'r', step, step, 0, $1, case when step % 2 = 0 then 'warning' else 'info' end, step,
+        'slow'
+        from generate_series(1, 20) step""",
+        AT,
+    )
+    found = await Runs(database).marks("r", steps=(3, 15), most=4)
+    assert [(mark.step, mark.kind, mark.text) for mark in found] == [
+        (step, "warning", "slow") for step in (8, 10, 12, 14)
+    ]

@@ -130,6 +130,10 @@ async def test_curves_are_json_and_csv(owner: Tenant, browser: httpx.AsyncClient
     wrong = await browser.get(f"/runs/{owner.run}/curves.json?range=1y")
     assert wrong.status_code == 400
     assert "must be one of 1h, 6h, 24h, all" in wrong.text
+    part = (await browser.get(f"/runs/{owner.run}/curves.json?first=2&last=2")).json()
+    assert [step for step, _ in part["curves"]["rollout/raw_reward"]] == [2]
+    backwards = await browser.get(f"/runs/{owner.run}/curves.json?first=3&last=2")
+    assert backwards.status_code == 400
 
 
 async def test_files_of_pages_are_kept_by_browsers(browser: httpx.AsyncClient) -> None:

@@ -12,6 +12,8 @@ import pytest
 from infra.readmodel.runs import RunJson
 from producers.dashboard.pages.runs import COLUMNS, _cell, _finite
 from tests.kit.application import TOKEN, Application
+from tests.kit.pushes import origin
+from tests.kit.story import beginning
 from tests.kit.tokens import Tenant, tenant
 from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
 
@@ -67,3 +69,25 @@ def test_other_values_stay_as_they_are() -> None:
 def test_a_reward_that_is_no_number_is_null(reward: float | None) -> None:
     run = cast(RunJson, {**dict.fromkeys(COLUMNS), "name": "mine", "reward": reward})
     assert (_finite(run)["name"], _finite(run)["reward"]) == ("mine", None)
+
+
+@pytest.mark.postgres
+async def test_runs_name_who_or_what_started_them(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    for run, fields in (
+        ("by-ada", {"submitter": "ada"}),
+        ("by-push", {"submitter": "bob", "origin": origin()}),
+        ("by-nobody", {}),
+    ):
+        requested = next(iter(beginning(run, run, steps=1)))
+        await app.append([requested.model_copy(update=fields)])
+    listed = (await browser.get("/runs.json")).json()["runs"]
+    assert {run["name"]: run["creator"] for run in listed} == {
+        "by-ada": "ada",
+        "by-push": "push to main",
+        "by-nobody": None,
+    }
+    for creator, names in (("ada", ["by-ada"]), ("push to main", ["by-push"]), ("eve", [])):
+        found = (await browser.get("/runs.json", params={"creator": creator})).json()
+        assert [run["name"] for run in found["runs"]] == names
