@@ -1,10 +1,12 @@
 """The keys of a training TOML as fields of a form. They are derived from `schemas/config.py`."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+import tomli_w
 
 from schemas.config import RunConfig, Section
 from schemas.toml.page import allowed_values, default_text, meanings
@@ -12,6 +14,10 @@ from schemas.toml.page import allowed_values, default_text, meanings
 FIRST = ("experiment", "training", "sampling", "checkpoints", "advanced")
 NUMBER = re.compile(r"[+-]?(\d+|\d*\.\d+|\d+\.)([eE][+-]?\d+)?")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+REWARDS = "advanced.rewards"
+RUBRIC_KEYS = ("text", "model", "weight")
+NUM_RUBRICS = 3
+LONGEST_NUMBER = 30
 CHOICES = re.compile(r"`([^`]*)`")
 
 
@@ -54,20 +60,84 @@ def _fields(section: str, kind: type[Section]) -> list[FormField]:
 
 def write_toml(fields: Mapping[str, str]) -> str:
     """The TOML of the fields that are filled in."""
-    lines: list[str] = []
+    found: dict[str, dict[str, Any]] = {}
     for section, keys in form_sections():
-        filled = [(one, fields.get(one.name, "").strip()) for one in keys]
-        filled = [(one, value) for one, value in filled if value]
-        if filled:
-            lines += [
-                f"[{section}]",
-                *(f"{one.key} = {_literal(one, value)}" for one, value in filled),
-            ]
-            lines.append("")
-    return "\n".join(lines)
+        for one in keys:
+            if value := fields.get(one.name, "").strip():
+                found.setdefault(section, {})[one.key] = _value(one, value)
+    advanced = found.setdefault("advanced", {})
+    if rewards := _rewards(fields.get(REWARDS, "")):
+        advanced["rewards"] = rewards
+    if rubrics := [rubric for n in range(NUM_RUBRICS) if (rubric := _rubric(fields, n))]:
+        advanced["rubrics"] = rubrics
+    return tomli_w.dumps({section: keys for section, keys in found.items() if keys})
 
 
-def _literal(field: FormField, value: str) -> str:
-    is_number = "number" in field.allowed and NUMBER.fullmatch(value)
-    is_flag = field.choices == ("true", "false") and value in field.choices
-    return value if is_number or is_flag else json.dumps(value)
+@cache
+def field_names() -> frozenset[str]:
+    """The names of all fields. An error of a config names its field by the same text."""
+    plain = {one.name for _, keys in form_sections() for one in keys}
+    rubrics = {rubric_field(n, key) for n in range(NUM_RUBRICS) for key in RUBRIC_KEYS}
+    return frozenset(plain | rubrics | {REWARDS})
+
+
+def read_toml(config: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that a TOML fills in. What has no field is left out."""
+    found: dict[str, str] = {}
+    for section, keys in form_sections():
+        values = config.get(section)
+        if isinstance(values, dict):
+            found |= {one.name: _text(values[one.key]) for one in keys if one.key in values}
+    advanced = config.get("advanced")
+    lists = advanced if isinstance(advanced, dict) else {}
+    rewards = [one for one in _tables(lists.get("rewards")) if "name" in one]
+    found[REWARDS] = "\n".join(f"{one['name']} = {one.get('weight', 1.0)}" for one in rewards)
+    for number, one in enumerate(_tables(lists.get("rubrics"))[:NUM_RUBRICS]):
+        found |= {rubric_field(number, key): _text(one[key]) for key in RUBRIC_KEYS if key in one}
+    return found
+
+
+def rubric_field(number: int, key: str) -> str:
+    """The name of a field of a rubric. It is the key that an error about it has."""
+    return f"advanced.rubrics[{number}].{key}"
+
+
+def _rewards(text: str) -> list[dict[str, Any]]:
+    """The reward functions in lines like `exact = 1.0`; a line without a weight has the weight 1."""
+    found = []
+    for line in text.splitlines():
+        name, _, weight = (part.strip() for part in line.partition("="))
+        if name:
+            found.append({"name": name, "weight": _number(weight or "1.0")})
+    return found
+
+
+def _rubric(fields: Mapping[str, str], number: int) -> dict[str, Any]:
+    """A rubric whose criteria are filled in; empty otherwise."""
+    found = {key: fields.get(rubric_field(number, key), "").strip() for key in RUBRIC_KEYS}
+    if not found["text"]:
+        return {}
+    values: dict[str, Any] = {key: value for key, value in found.items() if value}
+    return {**values, "weight": _number(found["weight"] or "1.0")}
+
+
+def _tables(value: object) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _value(field: FormField, text: str) -> Any:
+    """The value of a field as the TOML holds it. A text that is no number stays a text, and the check of
+    the config says what is wrong with it."""
+    if field.choices == ("true", "false"):
+        return text == "true" if text in field.choices else text
+    return _number(text) if "number" in field.allowed else text
+
+
+def _number(text: str) -> int | float | str:
+    if not NUMBER.fullmatch(text) or len(text) > LONGEST_NUMBER:
+        return text
+    return int(text) if text.lstrip("+-").isdigit() else float(text)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

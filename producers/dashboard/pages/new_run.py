@@ -1,8 +1,9 @@
 """A form that writes a training TOML, checks it, shows its plan, and submits it."""
 
 import asyncio
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -10,9 +11,19 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from infra.ports.actor import Actor
+from infra.readmodel.runs import PageRange
 from producers.core.estimates import estimate, has_gpu
 from producers.core.submit import SubmitRequest
-from producers.dashboard.config_form import form_sections, write_toml
+from producers.dashboard.config_form import (
+    NUM_RUBRICS,
+    REWARDS,
+    RUBRIC_KEYS,
+    field_names,
+    form_sections,
+    read_toml,
+    rubric_field,
+    write_toml,
+)
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
@@ -21,6 +32,7 @@ from producers.http.auth import actor_of
 from producers.http.routes.runs import services
 from schemas.errors import InvalidConfig, Issue, Refused
 from schemas.limits import total_steps
+from schemas.scratch_models import SHAPES
 
 FIRST_TOML = """\
 [experiment]
@@ -37,36 +49,41 @@ rollout_batch_size = 16
 algorithm = "grpo"
 """
 LARGEST_TOML = 64 << 10
+MOST_SUGGESTED = 100
 
 
 async def show(request: Request) -> Response:
     """The form. `from` in the query names a checkpoint, whose run's config it begins with."""
     checkpoint = request.query_params.get("from")
     if not checkpoint:
-        return _page(request, FIRST_TOML, {})
+        return await _page(request, FIRST_TOML, {})
     core = services(request)
     found = await core.lookup.checkpoint(checkpoint)
     row = await core.readmodel.runs.get(found.run.run)
     workspace = (row[0]["workspace"] if row else None) or ""
     text = fork_toml(found.run.config.model_dump_json(), found.ref)
-    return _page(request, text, {"workspace": workspace})
+    return await _page(request, text, {"workspace": workspace})
 
 
 async def answer(request: Request) -> Response:
     """Write the TOML of the fields, check the TOML, or submit it, as the pressed button says."""
     fields = await read_session_form(request)
     if fields.get("action") == "write":
-        return _page(request, write_toml(fields), fields)
+        return await _page(request, write_toml(fields), fields)
     text = fields.get("toml", "")
     try:
+        if fields.get("action") == "read":
+            read = read_toml(submit_request(fields, text, actor_of(request)).config)
+            kept = {key: value for key, value in fields.items() if "." not in key}
+            return await _page(request, text, {**kept, **read})
         wanted = submit_request(fields, text, actor_of(request))
         if fields.get("action") == "submit":
             return await _submit(request, wanted, fields)
         plan = await _plan(request, wanted)
     except Refused as error:
         issues = error.issues or (Issue("", error.message),)
-        return _page(request, text, fields, issues=issues, status=error.status)
-    return _page(request, text, fields, plan=plan)
+        return await _page(request, text, fields, issues=issues, status=error.status)
+    return await _page(request, text, fields, plan=plan)
 
 
 def submit_request(fields: Mapping[str, str], text: str, actor: Actor) -> SubmitRequest:
@@ -107,7 +124,7 @@ async def _plan(request: Request, wanted: SubmitRequest) -> Mapping[str, object]
     return {"steps": steps, "figures": figures, "warnings": resolved.valid.warnings}
 
 
-def _page(
+async def _page(
     request: Request,
     text: str,
     fields: Mapping[str, str],
@@ -121,10 +138,34 @@ def _page(
         "fields": fields,
         "sections": form_sections(),
         "issues": issues,
+        "wrong": {issue.key: issue for issue in issues},
+        "field_names": field_names(),
+        "rewards": REWARDS,
+        "rubrics": [[rubric_field(n, key) for key in RUBRIC_KEYS] for n in range(NUM_RUBRICS)],
+        "known": await _known_names(request),
         "plan": plan,
         "once": fields.get("once") or uuid4().hex,
     }
     return html(request, "new_run.html", values, status=status)
+
+
+async def _known_names(request: Request) -> Mapping[str, Sequence[str]]:
+    """The names that fields suggest: datasets, base models, and the rollouts of workspaces."""
+    registry = services(request).readmodel.registry
+    everything = PageRange(limit=MOST_SUGGESTED)
+    datasets, _ = await registry.datasets(everything)
+    workspaces, _ = await registry.workspaces(everything)
+    rollouts = {
+        str(rollout["entrypoint"]["rollout"])
+        for one in workspaces
+        for rollout in json.loads(one["rollouts"] or "[]")
+    }
+    return {
+        "experiment.dataset": [one["name"] for one in datasets],
+        "experiment.model_path": [shape.model_path for shape in SHAPES],
+        "experiment.rollout": sorted(rollouts),
+        "workspace": [one["name"] for one in workspaces],
+    }
 
 
 ROUTES = [

@@ -1,0 +1,107 @@
+"""The form of a new run: fields become a TOML and back, and errors stand beside their fields."""
+
+import tomllib
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from producers.dashboard.config_form import field_names, read_toml, rubric_field, write_toml
+from schemas.toml.parser import parse_run
+from tests.kit.application import TOKEN, Application
+from tests.kit.tokens import tenant
+from tests.unit.producers.dashboard.test_sign_in import HERE, form_key_in, sign_in
+
+FILLED = {
+    "experiment.rollout": "math",
+    "experiment.entrypoint": "main.py",
+    "experiment.model_path": 'a "quoted" name',
+    "experiment.dataset": "gsm8k",
+    "training.lr": "5e-6",
+    "training.rollout_batch_size": "16",
+    "advanced.deterministic": "true",
+    "advanced.algorithm": "gspo",
+    "advanced.rewards": "exact = 1.0\nformat = 0.25",
+    rubric_field(0, "text"): "Is it clear?",
+    rubric_field(0, "model"): "openai/judge",
+    rubric_field(0, "weight"): "2",
+}
+
+
+def test_the_fields_become_a_config_and_come_back() -> None:
+    config = tomllib.loads(write_toml(FILLED))
+    made = parse_run(config)
+    assert (made.training.lr, made.advanced.deterministic) == (5e-6, True)
+    assert [(one.name, one.weight) for one in made.advanced.rewards] == [
+        ("exact", 1.0),
+        ("format", 0.25),
+    ]
+    assert made.advanced.rubrics[0].text == "Is it clear?"
+    assert made.advanced.rubrics[0].weight == 2
+    again = read_toml(config)
+    assert tomllib.loads(write_toml(again)) == config
+    assert {key: again[key] for key in FILLED if key != "training.lr"} == {
+        key: value for key, value in FILLED.items() if key != "training.lr"
+    }
+
+
+@given(st.dictionaries(st.sampled_from(sorted(field_names())), st.text(max_size=40)))
+def test_any_text_in_any_field_makes_a_toml(fields: dict[str, str]) -> None:
+    encodable = {key: value.encode("utf-8", "ignore").decode() for key, value in fields.items()}
+    tomllib.loads(write_toml(encodable))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+        max_leaves=8,
+    )
+)
+def test_a_config_of_any_shape_can_be_read(value: object) -> None:
+    for config in ({"advanced": value}, {"training": value}, {"advanced": {"rubrics": value}}):
+        assert isinstance(read_toml(config), dict)
+
+
+@pytest.fixture
+async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(
+        transport=transport, base_url=HERE, headers={"Origin": HERE}
+    ) as client:
+        await sign_in(client, TOKEN)
+        yield client
+
+
+@pytest.mark.postgres
+async def test_an_error_stands_beside_its_field_and_leads_to_it(
+    browser: httpx.AsyncClient,
+) -> None:
+    fields = {"form_key": form_key_in((await browser.get("/new")).text), "action": "check"}
+    toml = write_toml({**FILLED, "training.lr": "7"})
+    page = await browser.post("/new", data={**fields, **FILLED, "toml": toml})
+    assert page.status_code == 400
+    assert '<a href="#training.lr">' in page.text
+    field = page.text.partition('id="training.lr"')[2].partition("</div>")[0]
+    assert 'aria-invalid="true"' in field
+    assert 'class="problem"' in field
+    assert page.text.count('aria-invalid="true"') == 1
+    assert 'value="gsm8k"' in page.text
+
+
+@pytest.mark.postgres
+async def test_the_fields_are_filled_from_a_config(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await tenant(app, "first", "/repo")
+    page = (await browser.get("/new")).text
+    assert '<datalist id="known-experiment.dataset"><option>' in page
+    fields = {"form_key": form_key_in(page), "action": "read", "name": "mine"}
+    filled = (await browser.post("/new", data={**fields, "toml": write_toml(FILLED)})).text
+    assert 'value="Is it clear?"' in filled
+    assert 'name="training.rollout_batch_size" value="16"' in filled
+    assert 'value="mine"' in filled
+    wrong = await browser.post("/new", data={**fields, "toml": "[x"})
+    assert (wrong.status_code, "not valid TOML" in wrong.text) == (400, True)
