@@ -227,6 +227,7 @@ async def _request(app: Application, run: str, name: str, dataset: DatasetRef, t
         model=MODEL,
         dataset=dataset,
         workspace=WORKSPACE,
+        submitter=text("ada"),
         warnings=(text("max_response_length is less than most answers of the base model"),),
     )
     await app.append([requested])
