@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tomli_w
+from pydantic import ValidationError
 
 from schemas.config import EvalAdvanced, RunConfig
 
@@ -14,9 +15,21 @@ LENGTHS = ("max_prompt_length", "max_response_length")
 
 def chosen_keys(config: str) -> dict[str, Any]:
     """The sections of a config (JSON) with the keys that differ from their defaults. Keys that have no
-    default are always among them."""
-    found = RunConfig.model_validate_json(config)
+    default are always among them. A config that another version recorded, with keys that this one does
+    not know, is returned as a whole."""
+    try:
+        found = RunConfig.model_validate_json(config)
+    except ValidationError:
+        return _without_none(json.loads(config))
     return found.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+
+
+def _without_none(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The same sections without the keys that have no value, which TOML cannot hold."""
+    return {
+        name: {key: value for key, value in keys.items() if value is not None}
+        for name, keys in sections.items()
+    }
 
 
 def flat_keys(config: str) -> list[tuple[str, str]]:

@@ -48,6 +48,12 @@ def _without_none(value: Any) -> Any:
     return value
 
 
+def test_a_config_of_another_version_is_shown_as_a_whole() -> None:
+    old = json.loads(json_of()) | {"training": {"lr": 1e-6, "momentum": 0.9, "gone": None}}
+    assert ("training.momentum", "0.9") in flat_keys(json.dumps(old))
+    assert tomllib.loads(config_toml(json.dumps(old)))["training"] == {"lr": 1e-6, "momentum": 0.9}
+
+
 def test_a_fork_starts_from_the_checkpoint_and_keeps_the_rest() -> None:
     made = parse_run(tomllib.loads(fork_toml(json_of(), "first@40")))
     assert made.experiment.model_path == "first@40"
