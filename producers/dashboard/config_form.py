@@ -126,8 +126,8 @@ def _tables(value: object) -> list[Mapping[str, Any]]:
 
 
 def _value(field: FormField, text: str) -> Any:
-    """The value of a field as the TOML holds it. A text that is not a number stays a text, and the check of
-    the config says what is wrong with it."""
+    """The value of a field as the TOML holds it. A text that is not a number stays a text, and the check
+    of the config says what is wrong with it."""
     if field.choices == ("true", "false"):
         return text == "true" if text in field.choices else text
     return _number(text) if "number" in field.allowed else text

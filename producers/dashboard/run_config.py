@@ -15,8 +15,8 @@ LENGTHS = ("max_prompt_length", "max_response_length")
 
 def chosen_keys(config: str) -> dict[str, Any]:
     """The sections of a config (JSON) with the keys that differ from their defaults. Keys that have no
-    default are always among them. A config that another version recorded, with keys that this one does
-    not know, is returned as a whole."""
+    default are always among them. A config that another version recorded, with keys that this one
+    does not know, is returned as a whole."""
     try:
         found = RunConfig.model_validate_json(config)
     except ValidationError:
