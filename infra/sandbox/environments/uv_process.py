@@ -96,10 +96,7 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
         while not await process.wait(within_s=LOOK_S):
             size, files = await asyncio.to_thread(measure_tree, task.folder)
             if size > task.most_bytes or files > MOST_FILES:
-                raise Refused(
-                    f"{task.what} needs more than {task.most_bytes >> 20} MiB or {MOST_FILES} files; "
-                    "use fewer or smaller packages"
-                )
+                raise _too_large(task)
             if loop.time() > deadline:
                 raise Refused(
                     f"{task.what} took longer than {task.within_s:g} s; use fewer packages"
@@ -108,8 +105,19 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
         await process.end(within_s=5.0)
         output = await reading
     if not done.exists():
+        # A file at the limit of bytes may have ended the program before it was looked at.
+        size, _ = await asyncio.to_thread(measure_tree, task.folder)
+        if size >= task.most_bytes:
+            raise _too_large(task)
         raise UvFailed(ESCAPES.sub("", output).replace(f"{task.folder}/", "").strip())
     return output
+
+
+def _too_large(task: UvTask) -> Refused:
+    return Refused(
+        f"{task.what} needs more than {task.most_bytes >> 20} MiB or {MOST_FILES} files; "
+        "use fewer or smaller packages"
+    )
 
 
 @cache
