@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +31,30 @@ from infra.ports.actor import ROOT
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import connect
-from schemas.events import RunWarned
+from schemas.events import (
+    BatchAssembled,
+    Event,
+    GroupGenerated,
+    GroupGraded,
+    GroupsRequested,
+    RunWarned,
+)
+from schemas.ids import GroupKey, Purpose
+from schemas.sampling import Grade
+from schemas.specs import BatchGroup, GroupSpec, SampleEntry, Slot
 from tests.kit.application import TOKEN, application
 from tests.kit.postgres import execute, fresh_database
 from tests.kit.showcase import FIRST, SECOND, fill, step_events
+from tests.kit.specs import ref
+from tests.kit.specs import template as group_template
 from tests.stack.postgres import postgres_server
 
 RUNS, EVENTS, STEPS, VIEWERS = 10_000, 1_000_000, 10_000, 200
 MOST_P95_S, MOST_BYTES, MOST_DELAY_S, MOST_CORE = 0.1, 150_000, 1.0, 0.1
 WAITED_AFTER = 200
+GROUPS = 4
+"""Groups in each step of the long run."""
+
 WATCHED_S = 10.0
 ASSET = re.compile(r'(?:src|href)="(/static/[^"]+)"')
 
@@ -84,11 +99,35 @@ async def make_history(url: str, home: Path, *, steps: int) -> dict[str, str]:
     async with application(url, home) as app:
         showcase = await fill(app)
         for step in range(41, steps + 1):
-            await app.services.log.append([*step_events(SECOND, step)], cause=uuid4())
+            events = [*group_events(SECOND, step, GROUPS), *step_events(SECOND, step)]
+            await app.services.log.append(events, cause=uuid4())
             if step % WAITED_AFTER == 0:
                 await app.append([RunWarned(run=SECOND, step=step, message="slow")])  # projected
         await app.append(step_events(SECOND, steps + 1))
         return showcase.pages
+
+
+def group_events(run: str, step: int, groups: int) -> Iterator[Event]:
+    """The events of the groups of a step, until they are its batch."""
+    template = group_template(num_samples=2).model_copy(update={"run": run})
+    slots = tuple(Slot(slot=slot, row=slot) for slot in range(groups))
+    yield GroupsRequested(
+        owner=run, purpose=Purpose.TRAIN, step=step, slots=slots, template=template
+    )
+    artifact, held = ref("samples"), []
+    for slot in slots:
+        key = GroupKey(run, Purpose.TRAIN, step, slot.slot)
+        spec = GroupSpec(group=str(key), row=slot.row, template=template)
+        entries = tuple(
+            SampleEntry(index=n, prompt_tokens=50, completion_tokens=90) for n in (0, 1)
+        )
+        yield GroupGenerated(spec=spec, entries=entries, parts=(artifact,))
+        grades = (Grade(index=0, reward=1.0), Grade(index=1, reward=0.0))
+        yield GroupGraded(spec=spec, artifact=artifact, entries=entries, grades=grades)
+        held.append(
+            BatchGroup(slot=slot.slot, replacement=0, artifact=artifact, rewards=(1.0, 0.0))
+        )
+    yield BatchAssembled(run=run, step=step, groups=tuple(held))
 
 
 async def serve(url: str, home: Path) -> None:
@@ -154,6 +193,12 @@ async def _watch(server: Served, shown: list[tuple[int, float]]) -> None:
                 shown.append((int(json.loads(line[6:])["step"]), time.perf_counter()))
 
 
+async def newest_event(server: Served) -> str:
+    """The cursor of the newest event of the long run."""
+    page = (await server.client.get(f"/runs/{SECOND}/events.json?before=end&limit=1")).json()
+    return str(page["events"][-1]["cursor"])
+
+
 async def measure_viewers(server: Served, url: str, *, first: int, viewers: int) -> bool:
     """Let a run take a step each second while so many view it. Returns whether the goals are met."""
     shown: list[list[tuple[int, float]]] = [[] for _ in range(viewers)]
@@ -192,10 +237,18 @@ async def measure(url: str, home: Path, options: argparse.Namespace) -> bool:
     for statement in COPIES:
         await execute(url, statement.format(run=FIRST, long=SECOND, **numbers))
     print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
+    async with served(url, home) as server:
+        newest = await newest_event(server)
     pages |= {
         "run-long": f"/runs/{SECOND}",
         "curves-long": f"/runs/{SECOND}/curves.json?keys=rollout/raw_reward,train/kl",
         "events-long": f"/runs/{SECOND}/events",
+        "events-newest": f"/runs/{SECOND}/events?before=end",
+        "events-settled": f"/runs/{SECOND}/events?types=rl.step.settled&before=end",
+        "events-searched": f"/runs/{SECOND}/events?search=no such text",
+        "at-long": f"/runs/{SECOND}/at/{newest}",
+        "timeline-long": f"/runs/{SECOND}/timeline",
+        "timeline-middle": f"/runs/{SECOND}/timeline?step={options.steps // 2}",
         "runs-searched": "/?search=run-99",
         "runs-best": "/?sort=reward",
         "runs-late": "/?offset=9000",

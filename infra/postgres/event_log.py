@@ -42,6 +42,17 @@ MISSES = {"HR001": "stale", "HR002": "fenced", "HR004": "duplicate"}
 """The error conditions of `commit_decision`, each as the kind of a CommitMiss."""
 
 
+MILESTONES = ("rl.run.", "rl.evaluation.")
+"""Types of events that say how a run went. They are few, and an index holds only them
+(`events_milestones` in `sql/schema.sql`), so that a long run is not read to find one of them."""
+
+
+def kind_of_types(types: Iterable[str]) -> str:
+    """The part of a query that selects events of these types: by the index of milestones if it holds all
+    of them."""
+    return "of_milestones" if all(kind.startswith(MILESTONES) for kind in types) else "of_types"
+
+
 def _miss_in(error: asyncpg.PostgresError) -> CommitMiss | CommitRefused | None:
     """Return the exception for an error of `commit_decision`; None when the decision did not cause
     it."""
@@ -224,13 +235,14 @@ class PostgresLog:
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
+        wanted = list(EVENT_TYPES if types is None else types)
         rows = await self._pool.fetch(
-            SQL.variant("read_run", end=self._horizon.below),
+            SQL.variant("read_run", end=self._horizon.below, kind=kind_of_types(wanted)),
             run,
             after.xid,
             after.position,
             limit,
-            list(types) if types is not None else None,
+            wanted,
         )
         return known_in(rows)
 

@@ -96,9 +96,12 @@ class Timelines:
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
-    async def steps(self, run: str, *, first: int, last: int, ahead: int) -> list[StepTimes]:
-        """The times of the steps from `first` to `last`. Sampling runs at most `ahead` steps ahead of
-        training."""
+    async def steps(
+        self, run: str, *, first: int, last: int, ahead: int
+    ) -> tuple[list[StepTimes], int]:
+        """The times of the steps from `first` to `last`, and the last step that they cover: an earlier
+        one than `last` if there are more than 20,000 events, but at least `first`. Sampling runs at most
+        `ahead` steps ahead of training."""
         begin = await self._find_settled(run, first - 1 - ahead)
         end = await self._find_settled(run, last + LATER_STEPS)
         after, upto = begin or START, end or END
@@ -113,7 +116,9 @@ class Timelines:
             OF_GROUPS,
             MOST_EVENTS,
         )
-        return times_of(rows, first, last)
+        if len(rows) == MOST_EVENTS:
+            last = _last_whole_step(rows, first)
+        return times_of(rows, first, last), last
 
     async def _find_settled(self, run: str, step: int) -> Cursor | None:
         """Where a step was settled, found by halves; None when it was not, or not yet."""
@@ -131,6 +136,12 @@ class Timelines:
             else:
                 low = row["version"] + 1
         return None
+
+
+def _last_whole_step(rows: Sequence[Any], first: int) -> int:
+    """The last step that is settled in these rows, but no less than the first one."""
+    settled = [int(row["step"]) for row in rows if row["type"] == StepSettled.type]
+    return max([first, *settled])
 
 
 def times_of(rows: Sequence[Any], first: int, last: int) -> list[StepTimes]:

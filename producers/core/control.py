@@ -5,10 +5,10 @@ boundary what a command leads to.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from uuid import UUID
 
 from infra.ports.event_log import Cursor, EventStore
+from producers.core.history.standing import TELLING, Standing, standing_after
 from producers.core.lookup import Lookup
 from schemas.errors import Conflict
 from schemas.events import (
@@ -19,46 +19,17 @@ from schemas.events import (
     Event,
     MessageDeadLettered,
     MessageRedriven,
-    RunArchived,
-    RunFailed,
-    RunFinished,
-    RunPaused,
     RunPauseRequested,
-    RunRejected,
-    RunResumed,
     RunResumeRequested,
-    RunStopped,
     RunStopRequested,
 )
 from schemas.ids import HEADRACE, derive_id
 
-TELLING: tuple[type[Event], ...] = (
-    RunRejected,
-    RunPauseRequested,
-    RunPaused,
-    RunResumeRequested,
-    RunResumed,
-    RunStopRequested,
-    RunStopped,
-    RunFailed,
-    RunFinished,
-    RunArchived,
-)
 COMMANDS: dict[str, Callable[[str], Event]] = {
     "stop": lambda run: RunStopRequested(run=run),
     "pause": lambda run: RunPauseRequested(run=run),
     "resume": lambda run: RunResumeRequested(run=run),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The part of a run's state that commands depend on."""
-
-    ended: str | None = None
-    paused: bool = False
-    pausing: bool = False
-    stopping: bool = False
 
 
 class Control:
@@ -143,33 +114,9 @@ class Control:
         standing, after = Standing(), Cursor()
         while found := await self._log.read(run, after=after, limit=500, types=types):
             for recorded in found:
-                standing = _fold(standing, recorded.event)
+                standing = standing_after(standing, recorded.event)
             after = found[-1].cursor
         return standing
-
-
-def _fold(standing: Standing, event: Event) -> Standing:
-    match event:
-        case RunPauseRequested():
-            return Standing(paused=standing.paused, pausing=True, stopping=standing.stopping)
-        case RunPaused():
-            return Standing(paused=True, stopping=standing.stopping)
-        case RunResumeRequested() | RunResumed():
-            return Standing(stopping=standing.stopping)
-        case RunStopRequested():
-            return Standing(paused=standing.paused, stopping=True)
-        case RunStopped():
-            return Standing(ended="stopped")
-        case RunFinished():
-            return Standing(ended="finished")
-        case RunFailed():
-            return Standing(ended="crashed" if event.kind == "crash" else "failed")
-        case RunRejected():
-            return Standing(ended="failed")
-        case RunArchived():
-            return Standing(ended="archived")
-        case _:
-            return standing
 
 
 def _changes_anything(verb: str, name: str, standing: Standing) -> bool:
@@ -181,11 +128,13 @@ def _changes_anything(verb: str, name: str, standing: Standing) -> bool:
     if standing.stopping:
         raise Conflict(f"run {name} is stopping, so it cannot {verb}; wait until it has stopped")
     if verb == "pause":
-        if standing.paused:
+        if standing.paused and not standing.resuming:
             raise Conflict(
                 f"run {name} is already paused; `headrace train resume {name}` resumes it"
             )
         return not standing.pausing
+    if standing.resuming:
+        return standing.pausing
     if not standing.paused and not standing.pausing:
         raise Conflict(f"run {name} is not paused; `headrace train pause {name}` pauses it")
     return True

@@ -46,6 +46,10 @@ create table events (
 create index events_tail on events (xid, position);
 create index events_stream on events (stream, version);
 create index events_run on events (run_id, xid, position);
+-- The few events that say how a run went: how it stands and how it was evaluated. They are found in a long run
+-- without reading what happened in each of its steps.
+create index events_milestones on events (run_id, xid, position)
+    where type like 'rl.run.%' or type like 'rl.evaluation.%';
 -- Only what edges appended: such an event begins a correlation of its own, and a retry of the edge finds it
 -- here by its id. The log itself remembers, so no row in the inbox has to be kept for it.
 create index events_edge on events (id) where causation = correlation;

@@ -1,10 +1,10 @@
-"""The state of a run as it was at an event of its log: its status, its step, its figures, and what had
-happened so often."""
+"""The state of a run as it was at an event of its log: its status, its step and its figures."""
 
 from collections.abc import Mapping, Sequence
 
-from infra.ports.event_log import Cursor, EventStore, Recorded
-from infra.readmodel.moments import Moments, places
+from infra.ports.event_log import Cursor, EventStore
+from infra.readmodel.moments import Moments
+from producers.core.history.standing import TELLING, Standing, standing_after
 from schemas.events import (
     BatchAssembled,
     CheckpointSaved,
@@ -13,66 +13,56 @@ from schemas.events import (
     GroupsRequested,
     PolicyInitialized,
     PolicyUpdated,
-    RunApproved,
-    RunArchived,
     RunFailed,
-    RunFinished,
     RunPaused,
-    RunPauseRequested,
     RunRejected,
     RunRequested,
-    RunRestored,
     RunResumed,
-    RunResumeRequested,
     RunStarted,
-    RunStopped,
-    RunStopRequested,
     RunWarned,
     StepSettled,
 )
-
-STATUSES: Mapping[type[Event], str] = {
-    RunRequested: "pending",
-    RunApproved: "pending",
-    RunRejected: "failed",
-    RunStarted: "running",
-    RunPauseRequested: "running, to be paused",
-    RunPaused: "paused",
-    RunResumeRequested: "paused, to be resumed",
-    RunResumed: "running",
-    RunStopRequested: "running, to be stopped",
-    RunStopped: "stopped",
-    RunFailed: "failed",
-    RunFinished: "finished",
-    RunArchived: "archived",
-    RunRestored: "restored",
-}
-"""The status of a run after an event."""
+from schemas.ids import checkpoint_stream, policy_stream
 
 State = Mapping[str, object]
+
+
+OF_STEPS = (GroupsRequested, BatchAssembled, PolicyUpdated, StepSettled)
+"""Of these each step of training has one."""
 
 
 async def run_state_at(moments: Moments, log: EventStore, run: str, at: Cursor) -> State:
     """The state of a run (its id) after its event at `at`, as names and values. A value that is not
     known yet is absent."""
-    newest = await moments.newest(run, at)
-    recorded = await log.events_at(places(newest))
-    counts = {f"events/{one.type}": one.count for one in sorted(newest, key=lambda one: one.type)}
-    return {**_status(recorded), **_figures([one.event for one in recorded]), **counts}
+    telling = [RunRequested.type, *(kind.type for kind in TELLING)]
+    newest = [EvaluationSettled.type, RunWarned.type]
+    places = await moments.milestones(run, at, newest=newest, every=telling)
+    places += await moments.newest_of_steps(run, at, [kind.type for kind in OF_STEPS])
+    places += await moments.newest_of_stream(policy_stream(run), at)
+    places += await moments.newest_of_stream(checkpoint_stream(run), at)
+    recorded = await log.events_at(list(dict.fromkeys(places)))
+    events = [one.event for one in sorted(recorded, key=lambda one: one.cursor)]
+    return {**_status(events), **_figures(events)}
 
 
-def _status(recorded: Sequence[Recorded]) -> State:
-    """The status after the newest event that decides it."""
-    deciding = [one for one in recorded if type(one.event) in STATUSES]
-    if not deciding:
+def _status(events: Sequence[Event]) -> State:
+    """The status after all events that decide it."""
+    if not events:
         return {}
-    newest = max(deciding, key=lambda one: one.cursor)
-    found: dict[str, object] = {"status": STATUSES[type(newest.event)]}
-    if isinstance(newest.event, RunFailed | RunRejected):
-        found["error"] = newest.event.message
-    if isinstance(newest.event, RunPaused) and newest.event.reason:
-        found["reason"] = newest.event.reason
-    return found
+    standing = Standing()
+    told: dict[str, object] = {}
+    for event in events:
+        standing = standing_after(standing, event)
+        match event:
+            case RunFailed() | RunRejected():
+                told["error"] = event.message
+            case RunPaused() if event.reason:
+                told["reason"] = event.reason
+            case RunPaused() | RunResumed():
+                told.pop("reason", None)
+            case _:
+                pass
+    return {"status": standing.status, **told}
 
 
 def _figures(events: Sequence[Event]) -> State:

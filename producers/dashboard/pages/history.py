@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.ports.event_log import Recorded
+from infra.ports.event_log import Cursor, Encoded, EventStore, Recorded
 from producers.core.history.run_state import changes, run_state_at
 from producers.core.history.trace import trace
 from producers.dashboard.rendering import html
@@ -20,11 +20,13 @@ from schemas.errors import NotFound
 from schemas.events import EVENT_TYPES
 
 SHOWN_EVENTS = 100
-SEARCHED_EVENTS, MOST_PAGES = 1000, 5
+SEARCHED_EVENTS, MOST_PAGES = 1000, 3
 """A search reads so many events at once, and at most so often; its last event is where it goes on."""
 
 LONGEST_SEARCH = 200
 LARGEST_CURSOR = 2**63
+LAST, END = Cursor(LARGEST_CURSOR - 1, LARGEST_CURSOR - 1), "end"
+FILTERS = ("types", "search", "limit")
 SHOWN_CHARACTERS, FEWEST_CHARACTERS = 50_000, 200
 """Characters of all events on a page, so that it stays below 150 KB, and the least of one event."""
 
@@ -32,14 +34,17 @@ SHOWN_CHARACTERS, FEWEST_CHARACTERS = 50_000, 200
 async def events(request: Request) -> Response:
     run, _ = await find_run_with_history(request)
     limit = number(request, "limit", default=SHOWN_EVENTS, least=1, most=500)
-    found, following = await _read(request, run["id"], limit)
-    shown = [_event(recorded) for recorded in found]
+    page = await _read(request, run["id"], limit)
+    shown = [_event(recorded) for recorded in page.events]
     values = {
         "run": run,
         "events": shown,
         "most": max(FEWEST_CHARACTERS, SHOWN_CHARACTERS // max(1, len(shown))),
         "types": sorted(EVENT_TYPES),
-        "following": following,
+        "previous": page.previous,
+        "following": page.following,
+        "searched": page.searched,
+        "filters": {key: value for key in FILTERS if (value := request.query_params.get(key))},
     }
     return html(request, "events.html", values)
 
@@ -49,7 +54,7 @@ def _event(recorded: Recorded) -> dict[str, object]:
     return {
         "cursor": str(recorded.cursor),
         "at": recorded.time,
-        "type": recorded.event.type,
+        "type": recorded.type,
         "stream": recorded.stream,
         "version": recorded.version,
         "actor": recorded.actor,
@@ -61,34 +66,81 @@ async def data(request: Request) -> Response:
     """The same events as JSON, as CloudEvents."""
     run, _ = await find_run_with_history(request)
     limit = number(request, "limit", default=SHOWN_EVENTS, least=1, most=500)
-    found, following = await _read(request, run["id"], limit)
-    shown = [cloud_event(recorded).model_dump(mode="json") for recorded in found]
-    return ApiResponse({"events": shown, "next": following})
+    page = await _read(request, run["id"], limit)
+    shown = [cloud_event(recorded).model_dump(mode="json") for recorded in page.events]
+    return ApiResponse({"events": shown, "previous": page.previous, "next": page.following})
 
 
-async def _read(request: Request, run: str, limit: int) -> tuple[Sequence[Recorded], str | None]:
-    """The events that the query asks for, and the cursor of the next ones: of some `types`, after a
-    cursor, whose stream or data contain the text `search`. Raises InvalidConfig."""
-    log, types = services(request).log, parse_types(request)
-    after = parse_cursor(request.query_params.get("after"))
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Events, with the cursors of the pages beside them: `previous` for `before`, `following` for
+    `after`. `searched` counts the events that a search has looked at."""
+
+    events: Sequence[Recorded]
+    previous: str | None = None
+    following: str | None = None
+    searched: int = 0
+
+
+async def _read(request: Request, run: str, limit: int) -> EventPage:
+    """The events that the query asks for: of some `types`, `after` a cursor or the last ones `before`
+    one (or before the `end`), whose stream or data contain the text `search`. Raises InvalidConfig."""
+    core, types = services(request), parse_types(request)
     search = request.query_params.get("search", "").strip()[:LONGEST_SEARCH].lower()
-    if not search:
-        page = await log.read(run, after=after, limit=limit, types=types)
-        return page, str(page[-1].cursor) if len(page) == limit else None
+    after = parse_cursor(request.query_params.get("after"))
+    if search:
+        return await _search(core.log, run, search, after=after, limit=limit, types=types)
+    before, end = request.query_params.get("before"), LAST
+    if before:
+        end = end if before == END else parse_cursor(before)
+        begin = await core.readmodel.moments.before_page(run, end, limit=limit, types=types)
+        after = begin or Cursor()
+    found = await core.log.read(run, after=after, limit=limit + 1, types=types)
+    shown = [one for one in found[:limit] if one.cursor < end]
+    has_earlier = after != Cursor() and bool(shown)
+    return EventPage(
+        shown,
+        previous=str(shown[0].cursor) if has_earlier else None,
+        following=str(shown[-1].cursor) if len(found) > len(shown) else None,
+    )
+
+
+async def _search(
+    log: EventStore,
+    run: str,
+    search: str,
+    *,
+    after: Cursor,
+    limit: int,
+    types: Sequence[str] | None,
+) -> EventPage:
+    """The first events after a cursor that contain a text, among the next ones."""
     found: list[Recorded] = []
+    searched = 0
     for _ in range(MOST_PAGES):
         page = await log.read(run, after=after, limit=SEARCHED_EVENTS, types=types)
-        found += [one for one in page if _contains(one, search)][: limit - len(found)]
-        if len(found) == limit:
-            return found, str(found[-1].cursor)
+        for one in page:
+            searched += 1
+            if _contains(one, search):
+                found.append(one)
+            if len(found) == limit:
+                return EventPage(found, following=str(one.cursor), searched=searched)
         if len(page) < SEARCHED_EVENTS:
-            return found, None
+            return EventPage(found, searched=searched)
         after = page[-1].cursor
-    return found, str(after)
+    return EventPage(found, following=str(after), searched=searched)
 
 
 def _contains(recorded: Recorded, search: str) -> bool:
-    return search in recorded.stream.lower() or search in recorded.event.model_dump_json().lower()
+    return search in recorded.stream.lower() or search in _text(recorded).lower()
+
+
+def _text(recorded: Recorded) -> str:
+    """The data of an event as JSON, as the log holds it."""
+    held = recorded.payload
+    if not isinstance(held, Encoded):
+        return held.model_dump_json()
+    return held.data if isinstance(held.data, str) else held.data.decode()
 
 
 async def moment(request: Request) -> Response:

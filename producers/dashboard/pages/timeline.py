@@ -98,20 +98,23 @@ async def _steps(request: Request) -> tuple[Extent, Sequence[StepTimes]]:
     """The steps that the query names: from `step`, or the newest ones."""
     run, config = await find_run_with_history(request)
     newest = (run["current_step"] or 0) + 1  # also the one that is being done
-    first = max(1, newest - SHOWN_STEPS + 1)
-    if request.query_params.get("step"):
+    first, is_named = max(1, newest - SHOWN_STEPS + 1), bool(request.query_params.get("step"))
+    if is_named:
         first = number(request, "step", default=first, least=1, most=LARGEST_STEP)
-    last = first + SHOWN_STEPS - 1
+    depth = json.loads(config).get("advanced", {}).get("max_steps_off_policy")
+    ahead = DEFAULT_AHEAD if depth is None else depth
+    timelines, wanted = services(request).readmodel.timelines, first + SHOWN_STEPS - 1
+    found, last = await timelines.steps(run["id"], first=first, last=wanted, ahead=ahead)
+    if last < wanted and not is_named:  # as many, but the newest ones
+        first += wanted - last
+        found, last = await timelines.steps(run["id"], first=first, last=wanted, ahead=ahead)
     extent = Extent(
         first=first,
         last=last,
-        earlier=max(1, first - SHOWN_STEPS) if first > 1 else None,
+        earlier=max(1, first - (last - first + 1)) if first > 1 else None,
         later=last + 1 if last < newest else None,
     )
-    depth = json.loads(config).get("advanced", {}).get("max_steps_off_policy")
-    timelines = services(request).readmodel.timelines
-    ahead = DEFAULT_AHEAD if depth is None else depth
-    return extent, await timelines.steps(run["id"], first=first, last=last, ahead=ahead)
+    return extent, found
 
 
 def _bounds(steps: Sequence[StepTimes]) -> tuple[datetime | None, datetime | None]:

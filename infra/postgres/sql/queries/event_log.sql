@@ -26,6 +26,14 @@ not exists (select from inbox i where i.consumer = consumer_name and i.event_id 
 and not exists (select from watermarks m where m.consumer = consumer_name
                 and (m.xid, m.position) >= (e.xid, e.position))
 
+-- Events of some types. An index holds the milestones of runs only (`MILESTONES` in the module).
+
+-- part: of_types
+type = any ($5)
+
+-- part: of_milestones
+(type like 'rl.run.%' or type like 'rl.evaluation.%') and type = any ($5)
+
 -- Events that edges appended: each begins a correlation of its own. An index holds only these, so that the
 -- log itself remembers what was appended, permanently and without a copy.
 
@@ -69,7 +77,7 @@ join events on stream = w.name and version = w.at
 
 -- name: read_run
 select {event_columns} from events where run_id = $1 and (xid, position) > ($2, $3)
-and {end: below_horizon | below_own_horizon} and ($5::text[] is null or type = any ($5))
+and {end: below_horizon | below_own_horizon} and {kind: of_types | of_milestones}
 order by xid, position limit $4
 
 -- name: find

@@ -31,7 +31,7 @@ async def test_each_phase_lies_between_its_events(app: Application) -> None:
         for stream in log.values()
         for recorded in stream
     }
-    found = await Timelines(app.database).steps("r", first=4, last=6, ahead=0)
+    found, _ = await Timelines(app.database).steps("r", first=4, last=6, ahead=0)
     assert [one.step for one in found] == [4, 5, 6]
     for one in found:
         assert one.groups == 2
@@ -49,18 +49,18 @@ async def test_a_step_that_was_sampled_ahead_is_whole(app: Application) -> None:
     first, second = [*step("r", 1)], [*step("r", 2)]
     for events in ([first[0], second[0]], first[1:], second[1:]):
         await app.append(events)
-    (cut,) = await Timelines(app.database).steps("r", first=2, last=2, ahead=0)
+    (cut,), _ = await Timelines(app.database).steps("r", first=2, last=2, ahead=0)
     assert "generate" not in cut.spans
-    (whole,) = await Timelines(app.database).steps("r", first=2, last=2, ahead=1)
+    (whole,), _ = await Timelines(app.database).steps("r", first=2, last=2, ahead=1)
     assert isinstance(whole.spans["generate"].begin, datetime)
 
 
 async def test_steps_without_events_are_absent(app: Application) -> None:
     await app.append([*beginning("r", "first", steps=9)])
-    assert await Timelines(app.database).steps("r", first=1, last=20, ahead=4) == []
+    assert await Timelines(app.database).steps("r", first=1, last=20, ahead=4) == ([], 20)
     begun = [*step("r", 1)][:2]
     await app.append(begun)
-    (open_step,) = await Timelines(app.database).steps("r", first=1, last=20, ahead=4)
+    (open_step,), _ = await Timelines(app.database).steps("r", first=1, last=20, ahead=4)
     assert open_step.spans["generate"].end is None or open_step.groups == 0
 
 
@@ -71,5 +71,5 @@ async def test_other_events_between_do_not_hide_a_step(app: Application) -> None
         if number % 3:
             await app.append([RunPaused(run="r", step=number), RunResumed(run="r", step=number)])
     for number in range(1, 30):
-        (one,) = await Timelines(app.database).steps("r", first=number, last=number, ahead=0)
+        (one,), _ = await Timelines(app.database).steps("r", first=number, last=number, ahead=0)
         assert (one.step, one.groups) == (number, 2)

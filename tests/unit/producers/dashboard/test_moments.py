@@ -1,19 +1,41 @@
 """The state of a run at each of its events, and a search in them."""
 
 from collections.abc import AsyncIterator
+from itertools import chain
 
 import httpx
 import pytest
 
-from producers.core.history.run_state import STATUSES, changes
-from schemas.events import ALL_EVENTS, RunFailed, RunPaused, RunResumed
+from infra.ports.event_log import Cursor
+from producers.core.history.run_state import changes, run_state_at
+from producers.core.history.standing import TELLING
+from producers.dashboard.pages import history
+from schemas.events import (
+    ALL_EVENTS,
+    Event,
+    RunFailed,
+    RunFinished,
+    RunPaused,
+    RunPauseRequested,
+    RunResumed,
+    RunResumeRequested,
+    RunStopped,
+    RunStopRequested,
+)
 from tests.kit.application import TOKEN, Application
 from tests.kit.story import beginning, step
 from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
 
 pytestmark = pytest.mark.postgres
 
-SAME_STATUS = {"rl.run.renamed", "rl.run.deleted", "rl.run.warned"}
+SAME_STATUS = {
+    "rl.run.requested",
+    "rl.run.approved",
+    "rl.run.renamed",
+    "rl.run.deleted",
+    "rl.run.restored",
+    "rl.run.warned",
+}
 
 
 @pytest.fixture
@@ -33,7 +55,7 @@ async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
 
 def test_every_event_of_a_run_has_a_status_or_changes_none() -> None:
     types = {kind.type for kind in ALL_EVENTS if kind.type.startswith("rl.run.")}
-    assert types == {kind.type for kind in STATUSES} | SAME_STATUS
+    assert types == {kind.type for kind in TELLING} | SAME_STATUS
 
 
 def test_changes_name_what_came_and_what_went() -> None:
@@ -87,3 +109,93 @@ async def test_events_are_searched(browser: httpx.AsyncClient) -> None:
     assert later.json()["events"][0]["cursor"] != some["events"][1]["cursor"]
     none = await browser.get("/runs/first/events?search=no such text")
     assert "No event matches" in none.text
+
+
+async def test_a_status_follows_from_all_events_that_decide_it(app: Application) -> None:
+    await app.append([*beginning("r", "first", steps=9)])
+    commands: list[tuple[Event, str]] = [
+        (RunPauseRequested(run="r"), "running, to be paused"),
+        (RunPaused(run="r", step=1, reason="a person"), "paused"),
+        (RunResumeRequested(run="r"), "paused, to be resumed"),
+        (RunResumed(run="r", step=1), "running"),
+        (RunPauseRequested(run="r"), "running, to be paused"),
+        (RunPaused(run="r", step=1), "paused"),
+        (RunStopRequested(run="r"), "paused, to be stopped"),
+        (RunStopped(run="r", step=1), "stopped"),
+    ]
+    for event, _ in commands:
+        await app.append([event])
+    states = await _states(app, [event.type for event, _ in commands])
+    assert [state["status"] for state in states] == [status for _, status in commands]
+    assert ["reason" in state for state in states] == [False, True, True, *[False] * 5]
+
+
+async def test_a_crash_is_no_failure(app: Application) -> None:
+    await app.append([*beginning("r", "first", steps=9)])
+    await app.append([RunFailed(run="r", kind="crash", message="the learner was lost")])
+    [state] = await _states(app, ["rl.run.failed"])
+    assert (state["status"], state["error"]) == ("crashed", "the learner was lost")
+
+
+async def _states(app: Application, types: list[str]) -> list[dict[str, object]]:
+    """The states at the events of these types, in their order."""
+    found = await app.services.log.read("r", after=Cursor(), limit=100, types=types)
+    core, states = app.services, list[dict[str, object]]()
+    for one in await core.log.read("r", after=Cursor(), limit=100):
+        state = await run_state_at(core.readmodel.moments, core.log, "r", one.cursor)
+        if one in found:
+            states.append(dict(state))
+    return states
+
+
+async def test_pages_of_events_lead_forward_and_back(browser: httpx.AsyncClient) -> None:
+    everything = (await browser.get("/runs/first/events.json?limit=500")).json()
+    assert (everything["previous"], everything["next"]) == (None, None)
+    wanted = [one["id"] for one in everything["events"]]
+
+    async def walk(query: str, link: str) -> list[list[str]]:
+        pages = []
+        while True:
+            page = (await browser.get(f"/runs/first/events.json?limit=7{query}")).json()
+            pages.append([one["id"] for one in page["events"]])
+            if page[link] is None:
+                return pages
+            query = f"&{'after' if link == 'next' else 'before'}={page[link]}"
+
+    forward = await walk("", "next")
+    assert [*chain(*forward)] == wanted
+    back = await walk("&before=end", "previous")
+    assert [*chain(*reversed(back))] == wanted
+    assert len(back[0]) == 7, "the newest page is full"
+    page = (await browser.get("/runs/first/events?limit=7&before=end&types=")).text
+    assert 'rel="prev"' in page
+    assert 'rel="next"' not in page
+    assert (await browser.get("/runs/first/events?before=nonsense")).status_code == 400
+
+
+async def test_an_event_of_a_later_version_is_left_out_and_ends_no_page(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    before = (await browser.get("/runs/first/events.json?limit=500")).json()["events"]
+    await app.database.durable.execute(
+        """insert into events
+        (id, stream, version, type, schema_version, data, run_id, causation, correlation)
+        select gen_random_uuid(), 'later-r', n, 'rl.later.thing', 1, '{}', 'r', gen_random_uuid(),
+        gen_random_uuid() from generate_series(1, 3) n""",
+    )
+    await app.append([RunFinished(run="r", step=3, reward=None)])
+    first = (await browser.get(f"/runs/first/events.json?limit={len(before)}")).json()
+    assert len(first["events"]) == len(before)
+    last = (await browser.get(f"/runs/first/events.json?after={first['next']}")).json()["events"]
+    assert [one["type"] for one in last] == ["rl.run.finished"]
+    page = (await browser.get(f"/runs/r/at/{last[0]['cursor']}/state.json")).json()
+    assert page["previous"] == before[-1]["cursor"]
+
+
+async def test_a_search_that_finds_nothing_yet_says_how_far_it_looked(
+    browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "SEARCHED_EVENTS", 2)
+    page = (await browser.get("/runs/first/events?search=out of memory")).text
+    assert "No event matches among 6 events" in page
+    assert 'rel="next"' in page

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
+from infra.readmodel import timeline
 from infra.readmodel.timeline import Span, StepTimes
 from producers.dashboard.pages.timeline import NARROWEST, SHOWN_STEPS, WIDTH, bars
 from tests.kit.application import TOKEN, Application
@@ -55,3 +56,22 @@ async def test_the_page_shows_the_newest_steps_or_those_from_a_step_on(app: Appl
         late = await browser.get("/runs/first/timeline?step=5000")
         assert "No event of these steps" in late.text
         assert (await browser.get("/runs/first/timeline?step=no")).status_code == 400
+
+
+@pytest.mark.postgres
+async def test_steps_with_too_many_events_are_spread_over_more_pages(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await app.append([*beginning("r", "first", steps=90)])
+    for number in range(1, 31):
+        await app.append([*step("r", number)])
+    timelines = app.services.readmodel.timelines
+    whole, last = await timelines.steps("r", first=3, last=22, ahead=0)
+    assert (len(whole), last) == (20, 22)
+    monkeypatch.setattr(timeline, "MOST_EVENTS", 30)
+    some, last = await timelines.steps("r", first=3, last=22, ahead=0)
+    assert [one.step for one in some] == [*range(3, last + 1)]
+    assert some == whole[: len(some)]
+    assert 3 < last < 22
+    monkeypatch.setattr(timeline, "MOST_EVENTS", 2)
+    assert (await timelines.steps("r", first=3, last=22, ahead=0))[1] == 3

@@ -1,0 +1,87 @@
+"""Where a run stands: whether it waits, runs, rests or has ended, and what it is asked to do."""
+
+from dataclasses import dataclass, replace
+
+from schemas.events import (
+    Event,
+    RunArchived,
+    RunFailed,
+    RunFinished,
+    RunPaused,
+    RunPauseRequested,
+    RunRejected,
+    RunResumed,
+    RunResumeRequested,
+    RunStarted,
+    RunStopped,
+    RunStopRequested,
+)
+
+TELLING: tuple[type[Event], ...] = (
+    RunRejected,
+    RunStarted,
+    RunPauseRequested,
+    RunPaused,
+    RunResumeRequested,
+    RunResumed,
+    RunStopRequested,
+    RunStopped,
+    RunFailed,
+    RunFinished,
+    RunArchived,
+)
+"""The events that change where a run stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands. `ended` says how it ended; `pausing`, `resuming` and `stopping` mean that it
+    is asked to and has not done it yet."""
+
+    started: bool = False
+    ended: str | None = None
+    paused: bool = False
+    pausing: bool = False
+    resuming: bool = False
+    stopping: bool = False
+
+    @property
+    def status(self) -> str:
+        """The status in words, such as `paused, to be stopped`."""
+        if self.ended is not None:
+            return self.ended
+        status = "paused" if self.paused else "running" if self.started else "pending"
+        if self.stopping:
+            return f"{status}, to be stopped"
+        if self.pausing and not self.paused:
+            return f"{status}, to be paused"
+        return f"{status}, to be resumed" if self.resuming else status
+
+
+def standing_after(standing: Standing, event: Event) -> Standing:
+    """Where the run stands after the next event of its log."""
+    match event:
+        case RunStarted():
+            return replace(standing, started=True)
+        case RunPauseRequested():
+            return replace(standing, pausing=True)
+        case RunPaused():
+            return replace(standing, paused=True, pausing=False)
+        case RunResumeRequested():
+            return replace(standing, pausing=False, resuming=standing.paused)
+        case RunResumed():
+            return replace(standing, paused=False, resuming=False)
+        case RunStopRequested():
+            return replace(standing, stopping=True)
+        case RunStopped():
+            return Standing(ended="stopped")
+        case RunFinished():
+            return Standing(ended="finished")
+        case RunFailed():
+            return Standing(ended="crashed" if event.kind == "crash" else "failed")
+        case RunRejected():
+            return Standing(ended="failed")
+        case RunArchived():
+            return Standing(ended="archived")
+        case _:
+            return standing
