@@ -149,7 +149,7 @@ class Runs:
             "reach": "of_any_workspace" if workspace is None else "of_workspace",
             "kind": "of_any_kind" if kind == ANY_KIND else "narrowed",
         }
-        pattern = f"%{_escape_like(search)}%" if search else None
+        pattern = f"%{escape_like(search)}%" if search else None
         names = (kind.dataset, kind.model, kind.rollout, kind.workspace, kind.creator)
         selection = (status, pattern, workspace, *names)
         rows = await self._pool.fetch(
@@ -385,5 +385,6 @@ def _log_cursor(text: str | None, *, older: bool) -> tuple[Cursor, int]:
     return Cursor.parse(position), int(line, 16)
 
 
-def _escape_like(search: str) -> str:
+def escape_like(search: str) -> str:
+    """A text as a pattern of `like` that matches only itself."""
     return search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from infra.ports.event_log import EventStore, Recorded
-from infra.readmodel.deliveries import Deliveries, DeliveryRow
+from infra.readmodel.deliveries import EVERY, Deliveries, DeliveryFilter, DeliveryRow
 from infra.readmodel.runs import PageRange
 from schemas.events import RefsCheckRequested
 from schemas.ids import WorkspaceId
@@ -27,10 +27,10 @@ class ShownDelivery:
 
 
 async def page_of_deliveries(
-    table: Deliveries, workspace: str, page: PageRange
+    table: Deliveries, workspace: str, page: PageRange, chosen: DeliveryFilter = EVERY
 ) -> tuple[list[ShownDelivery], int]:
     """A page of the deliveries of a workspace (its id), the newest first, and how many there are."""
-    rows, total = await table.page(workspace, page)
+    rows, total = await table.page(workspace, page, chosen)
     found = []
     for row in rows:
         runs = tuple(json.loads(row["runs"]))

@@ -18,6 +18,7 @@ from schemas.deployments import ServedModel
 from schemas.events import (
     BatchAssembled,
     CheckpointSaved,
+    CommitStatusDecided,
     DatasetRegistered,
     EvaluationCompleted,
     EvaluationRequested,
@@ -32,8 +33,10 @@ from schemas.events import (
     ModelDeployRequested,
     PolicyInitialized,
     PolicyUpdated,
+    PushExamined,
     PushReceived,
     RefsListed,
+    RefsMoved,
     RepositoryPushed,
     RunFailed,
     RunFinished,
@@ -42,6 +45,9 @@ from schemas.events import (
     RunStarted,
     RunWarned,
     StepSettled,
+    TriggerFired,
+    TriggerRefused,
+    TriggerSubmitted,
     WorkspaceConnected,
     WorkspaceRejected,
     WorkspaceSynced,
@@ -51,14 +57,19 @@ from schemas.sampling import JudgementBatch, Message, PolicyRef, SampleBatch
 from schemas.specs import (
     BatchGroup,
     CommitSpec,
+    CommitStatus,
     DatasetRef,
     DiscoveredRollout,
     Entrypoint,
     GroupSpec,
     Plan,
+    Push,
+    PushOrigin,
+    RefMove,
     SampleEntry,
     Slot,
     TrainSpec,
+    TriggerMatch,
 )
 from tests.kit.application import Application
 from tests.kit.history import keep
@@ -146,6 +157,7 @@ def _pages() -> dict[str, str]:
         "dataset": f"/datasets/{DATASET}",
         "workspaces": "/workspaces",
         "workspace": f"/workspaces/{WORKSPACE}",
+        "workspace-filtered": f"/workspaces/{WORKSPACE}?event=ping",
         "deployments": "/deployments?checkpoint=gsm8k-grpo-3e-6@best",
         "deployment": "/deployments/sums",
         "playground": "/playground",
@@ -207,10 +219,42 @@ async def _workspace(app: Application, text: Texts) -> None:
             pusher=text("ada"),
         ),
         RefsListed(workspace=WORKSPACE, round=1, digest=None, error=text("the forge is away")),
+        *_triggers(url, text),
         WorkspaceRejected(workspace=WORKSPACE, push=uuid4(), message=text("no rollouts/ folder")),
     ]
     for event in events:
         await app.append([event])
+
+
+def _triggers(url: str, text: Texts) -> Iterator[Event]:
+    """A push that two triggers matched: one made a run, the other was refused."""
+    main = text("refs/heads/main")
+    push = Push(
+        workspace=WORKSPACE, workspace_name=text("sums"), url=url, number=1, ref=main,
+        before="a" * 40, after="b" * 40,
+    )  # fmt: skip
+    move = RefMove(ref=main, before=push.before, after=push.after, number=1)
+    first, second = (
+        TriggerMatch(trigger=number, config=text(f"configs/training/{name}.toml"))
+        for number, name in enumerate(("sums", "tools"), 1)
+    )
+    fired = PushOrigin(push=push, match=first, context="headrace/sums/sums")
+    refused = PushOrigin(push=push, match=second, context="headrace/sums/tools")
+    status = CommitStatus(
+        workspace=WORKSPACE, sha="b" * 40, context=fired.context, state="success",
+        text=text("held-out reward 0.2 -> 0.9"),
+    )  # fmt: skip
+    name = text("sums")
+    yield RefsMoved(workspace=WORKSPACE, workspace_name=name, url=url, round=1, moves=(move,))
+    yield PushExamined(workspace=WORKSPACE, push=push, matches=(first, second), day="2026-11-22")
+    yield TriggerFired(workspace=WORKSPACE, run=FIRST, origin=fired)
+    yield TriggerSubmitted(
+        workspace=WORKSPACE, run=FIRST, origin=fired, run_name=text("gsm8k-grpo-3e-6")
+    )
+    yield TriggerRefused(
+        workspace=WORKSPACE, run="run-refused", origin=refused, message=text("no dataset tools")
+    )
+    yield CommitStatusDecided(workspace=WORKSPACE, subject=FIRST, number=1, stage=3, status=status)
 
 
 async def _request(app: Application, run: str, name: str, dataset: DatasetRef, text: Texts) -> None:

@@ -3,14 +3,20 @@
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from infra.readmodel.deliveries import KINDS
 from producers.core.deliveries import page_of_deliveries, request_refs_check
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.requests import cause_of
-from producers.http.responses import page_of
+from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
-from producers.http.routes.workspaces import find_workspace_json, to_json
+from producers.http.routes.workspaces import (
+    delivery_filter,
+    delivery_json,
+    find_workspace_json,
+    to_json,
+)
 
 
 async def index(request: Request) -> Response:
@@ -20,12 +26,43 @@ async def index(request: Request) -> Response:
     return html(request, "workspaces.html", values)
 
 
+async def list_data(request: Request) -> Response:
+    """The same workspaces as JSON."""
+    page = page_of(request)
+    rows, total = await services(request).readmodel.registry.workspaces(page)
+    return page_response("workspaces", [to_json(row) for row in rows], total, page)
+
+
 async def show(request: Request) -> Response:
     core, page = services(request), page_of(request)
     workspace = await find_workspace_json(request, request.path_params["ref"])
-    found, total = await page_of_deliveries(core.readmodel.deliveries, str(workspace["id"]), page)
-    values = {"workspace": workspace, "deliveries": found, "total": total, "page": page}
+    table, chosen = core.readmodel.deliveries, delivery_filter(request)
+    found, total = await page_of_deliveries(table, str(workspace["id"]), page, chosen)
+    values = {
+        "workspace": workspace,
+        "triggers": await table.triggers(str(workspace["id"])),
+        "deliveries": found,
+        "kinds": KINDS,
+        "total": total,
+        "page": page,
+    }
     return html(request, "workspace.html", values)
+
+
+async def data(request: Request) -> Response:
+    """The same as JSON: the workspace, its triggers, and a page of its deliveries."""
+    core, page = services(request), page_of(request)
+    workspace = await find_workspace_json(request, request.path_params["ref"])
+    table, chosen = core.readmodel.deliveries, delivery_filter(request)
+    found, total = await page_of_deliveries(table, str(workspace["id"]), page, chosen)
+    return ApiResponse(
+        {
+            "workspace": workspace,
+            "triggers": await table.triggers(str(workspace["id"])),
+            "deliveries": [delivery_json(one) for one in found],
+            "total": total,
+        }
+    )
 
 
 async def sync(request: Request) -> Response:
@@ -39,6 +76,8 @@ async def sync(request: Request) -> Response:
 
 ROUTES = [
     PageRoute("/workspaces", index, scope="read"),
+    PageRoute("/workspaces.json", list_data, scope="read"),
+    PageRoute("/workspaces/{ref}/deliveries.json", data, scope="read"),
     PageRoute("/workspaces/{ref}", show, scope="read"),
     PageRoute("/workspaces/{ref}/sync", sync, scope="control", methods=["POST"]),
 ]

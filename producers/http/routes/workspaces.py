@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.readmodel.deliveries import KINDS, DeliveryFilter
 from infra.readmodel.registry import WorkspaceJson
 from producers.core.deliveries import ShownDelivery, page_of_deliveries, request_refs_check
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
-from schemas.errors import TransientError
+from schemas.errors import InvalidConfig, Issue, TransientError
 
 
 def to_json(workspace: WorkspaceJson) -> Mapping[str, object]:
@@ -57,11 +58,23 @@ async def deliveries(request: Request) -> Response:
     page = page_of(request)
     core = services(request)
     workspace = await core.workspaces.find(request.path_params["ref"])
-    found, total = await page_of_deliveries(core.readmodel.deliveries, workspace.id, page)
-    return page_response("deliveries", [_delivery_json(each) for each in found], total, page)
+    chosen = delivery_filter(request)
+    found, total = await page_of_deliveries(core.readmodel.deliveries, workspace.id, page, chosen)
+    return page_response("deliveries", [delivery_json(each) for each in found], total, page)
 
 
-def _delivery_json(delivery: ShownDelivery) -> Mapping[str, object]:
+def delivery_filter(request: Request) -> DeliveryFilter:
+    """The deliveries that a query asks for: of a kind `event`, whose ref contains `ref`. Raises
+    InvalidConfig."""
+    kind = request.query_params.get("event") or None
+    if kind is not None and kind not in KINDS:
+        message = f"must be one of {', '.join(KINDS)}, got {kind[:20]!r}"
+        raise InvalidConfig(f"event {message}", issues=(Issue("event", message),))
+    return DeliveryFilter(kind, request.query_params.get("ref") or None)
+
+
+def delivery_json(delivery: ShownDelivery) -> Mapping[str, object]:
+    """A delivery, with what it led to."""
     row = delivery.row
     shown = ("at", "provider", "delivery", "ref", "before", "after", "forced", "pusher")
     return {

@@ -341,7 +341,23 @@ select e.at, e.kind, e.provider, e.delivery, e.ref, e.before, e.after, e.forced,
       'status', r.status, 'commit_state', t.commit_state, 'commit_text', t.commit_text) order by t.trigger)
     from triggered_runs t left join runs r on r.run = t.run where t.push = e.push), '[]')::text as runs
 from entries e left join moves m on m.push = e.push left join workspaces w on w.workspace = $1
+where ($4::text is null or e.kind = $4) and ($5::text is null or e.ref ilike $5)
 order by e.at desc, e.event limit $2 offset $3
+
+-- The triggers that the newest pushes of a repository matched, each with what became of the last one.
+
+-- name: triggers
+select t.config, t.trigger, t.matched, t.submitted, t.ref, t.after, t.at, t.outcome,
+  nullif(t.detail, '') as detail, t.run, coalesce(r.name, t.run_name) as run_name, r.status as run_status,
+  t.commit_state, t.commit_text
+from (select t.*, p.ref, p.after, p.at,
+    row_number() over (partition by t.config, t.trigger order by p.number desc) as place,
+    count(*) over (partition by t.config, t.trigger) as matched,
+    count(*) filter (where t.outcome = 'submitted') over (partition by t.config, t.trigger) as submitted
+  from (select * from pushes where workspace = $1 order by number desc limit 1000) p
+  join triggered_runs t on t.push = p.push) t
+left join runs r on r.run = t.run
+where t.place = 1 order by t.at desc, t.config, t.trigger limit 50
 
 -- Evaluations that users asked for have no run; those of a run belong to the run.
 

@@ -177,6 +177,8 @@ PAGES = [
     Row("GET", "/datasets", "read"),
     Row("GET", "/datasets/{dataset}", "read"),
     Row("GET", "/workspaces", "read"),
+    Row("GET", "/workspaces.json", "read"),
+    Row("GET", "/workspaces/{workspace}/deliveries.json", "read"),
     Row("GET", "/workspaces/{workspace}", "read"),
     Row("POST", "/workspaces/{workspace}/sync", "control", 303),
     Row("GET", "/deployments", "read"),
