@@ -53,7 +53,7 @@ async def test_deliveries_are_filtered_by_event_and_ref(
     assert await kinds("ref=heads_main") == []
     assert "No delivery matches" in (await browser.get("/workspaces/sums?event=found")).text
     assert (await browser.get("/workspaces/sums?event=other")).status_code == 400
-    [one] = (await app.get("/workspaces/sums/deliveries", event="ping"))["deliveries"]
+    [one] = (await app.get(f"/workspaces/{WORKSPACE}/deliveries", event="ping"))["deliveries"]
     assert one["event"] == "ping"
 
 
