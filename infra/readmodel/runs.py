@@ -257,6 +257,11 @@ class Runs:
         found = [RunMark(row["step"], row["kind"], row["text"]) for row in rows]
         return sorted(found, key=lambda mark: mark.step)
 
+    async def recent_means(self, run: str, keys: Sequence[str], *, after: int) -> dict[str, float]:
+        """The means of metrics over the steps after this one. A metric without points is absent."""
+        rows = await self._pool.fetch(SQL["recent_means"], run, list(keys), after)
+        return {row["key"]: row["mean"] for row in rows}
+
     async def last_steps(self, run: str, keys: Sequence[str]) -> dict[str, int]:
         """The newest step of each of these metrics of a run; -1 for one without points."""
         rows = await self._pool.fetch(SQL["last_steps"], run, list(keys))

@@ -88,6 +88,7 @@ FIRST, SECOND, FAILED, PAUSED, PENDING = (
 )
 EVALUATION = "eval-held-out"
 STEPS = 40
+SECONDS = {"generate": 2.4, "grade": 0.3, "learn": 1.8, "publish": 0.2, "wait": 0.1}
 QUESTIONS = (
     "A farmer has 17 sheep. All but 9 run away. How many are left?",
     "What is 12 * 11 + 5? Use the calculator.",
@@ -318,6 +319,7 @@ def step_events(run: str, step: int) -> Iterator[Event]:
         "rollout/failed_ratio": max(0.0, 0.05 - 0.04 * rise),
         "rollout/zero_variance_ratio": 0.1 + 0.2 * rise,
         "train/loss": 0.5 - 0.2 * rise,
+        **{f"time/{part}_s": seconds for part, seconds in SECONDS.items()},
     }
     state = version(step)
     yield PolicyUpdated(

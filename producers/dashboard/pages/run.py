@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from infra.readmodel.runs import ALL_STEPS, RunJson
+from producers.core.history.environment import Environment, environment_of
 from producers.dashboard.charts import curve, finite_points
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.pages.runs import REWARD, eta_s, progress
@@ -35,11 +36,23 @@ TITLES = {
 }
 """The metrics that a run's page draws first, in this order."""
 
+TIMES = {
+    "time/generate_s": "generate",
+    "time/grade_s": "grade",
+    "time/learn_s": "learn",
+    "time/publish_s": "publish",
+    "time/wait_s": "wait",
+}
+"""The parts of a step's time. In an asynchronous mode the first two overlap with the others."""
+
+SPLIT_STEPS = 50
+"""The time of a step is the mean of so many of the newest steps."""
+
 RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 24 * 3600}
 DRAWN_POINTS = 600
 SVG_POINTS = 120
 WIDTH, HEIGHT = 600.0, 150.0
-LOG_LINES = 200
+LOG_LINES, MOST_LOG_LINES = 200, 2000
 SHOWN_CHECKPOINTS = 40
 MOST_MARKS = 100
 ENDED = ("finished", "failed", "crashed", "stopped", "killed")
@@ -66,8 +79,11 @@ async def show(request: Request) -> Response:
             "eta_s": eta_s(run, now),
             "figures": _figures(run, curves, now),
             "curves": [_drawing(key, curves.get(key, ())) for key in _drawn_keys(run, curves)],
-            "other_keys": [key for key in keys if key not in TITLES],
+            "curve_keys": keys[:50],
             "ranges": (*RANGES, "all"),
+            "split": await _time_split(request, run),
+            "split_steps": SPLIT_STEPS,
+            "environment": await _environment(request, run),
             **await _checkpoints(request, run),
             "chosen": flat_keys(config),
             "toml": config_toml(config),
@@ -80,6 +96,21 @@ async def show(request: Request) -> Response:
             "waits": await waiting_for(request, run["id"], status=run["status"]),
         },
     )
+
+
+async def _time_split(request: Request, run: RunJson) -> Sequence[tuple[str, float, float]]:
+    """The parts of a step's time: the name, seconds, and the share of their sum."""
+    after = (run["current_step"] or 0) - SPLIT_STEPS
+    found = await services(request).readmodel.runs.recent_means(run["id"], list(TIMES), after=after)
+    whole = sum(found.values())
+    return [(name, found[key], found[key] / whole) for key, name in TIMES.items() if found.get(key)]
+
+
+async def _environment(request: Request, run: RunJson) -> Environment:
+    core = services(request)
+    if run["archived_at"] is not None:
+        return {}
+    return await environment_of(core.readmodel.moments, core.log, run["id"])
 
 
 async def _checkpoints(request: Request, run: RunJson) -> Mapping[str, object]:
@@ -145,6 +176,35 @@ def _buttons(run: RunJson) -> tuple[str, ...]:
     state = "paused" if run["phase"] == "paused" else run["status"]
     approve = ("approve",) if run["status"] == "pending" and run["phase"] == "approval" else ()
     return (*approve, *BUTTONS.get(state, ()))
+
+
+async def data(request: Request) -> Response:
+    """The same as JSON, without the curves, which have an address of their own."""
+    run, config = await find_run(request)
+    core, now = services(request), services(request).clock.now()
+    curves = await core.readmodel.runs.thinned_curves(run["id"], list(TITLES), most=SVG_POINTS)
+    split = await _time_split(request, run)
+    return ApiResponse(
+        {
+            "run": run,
+            "figures": {name: value for name, _, value in _figures(run, curves, now)},
+            "eta_s": eta_s(run, now),
+            "time_split_s": {name: seconds for name, seconds, _ in split},
+            "environment": await _environment(request, run),
+            **await _checkpoints(request, run),
+            "config": json.loads(config),
+        }
+    )
+
+
+async def log(request: Request) -> Response:
+    """The newest lines of the log as JSON, of one severity or of all."""
+    run, _ = await find_run(request)
+    limit = number(request, "limit", default=LOG_LINES, least=1, most=MOST_LOG_LINES)
+    lines, older = await services(request).readmodel.runs.logs(
+        run["id"], limit=limit, level=_level(request)
+    )
+    return ApiResponse({"lines": lines, "older": older is not None})
 
 
 async def points(request: Request) -> Response:
@@ -215,6 +275,8 @@ async def command(request: Request) -> Response:
 
 ROUTES = [
     PageRoute("/runs/{ref}", show, scope="read"),
+    PageRoute("/runs/{ref}/run.json", data, scope="read"),
+    PageRoute("/runs/{ref}/log.json", log, scope="read"),
     PageRoute("/runs/{ref}/curves.json", points, scope="read"),
     PageRoute("/runs/{ref}/curve.csv", csv, scope="read"),
     *(

@@ -169,6 +169,10 @@ union all
  where run = $1 and level = 'warning' and step between $2 and $3
  order by xid desc, position desc, line desc limit $4)
 
+-- name: recent_means
+select key, avg(value)::float8 as mean from metric_points
+where run = $1 and key = any ($2) and step > $3 and value <> 'NaN' group by key
+
 -- name: last_steps
 select k.key, (select max(step) from metric_points m where m.run = $1 and m.key = k.key) as step
 from unnest($2::text[]) as k (key)

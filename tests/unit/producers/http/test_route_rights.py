@@ -176,6 +176,8 @@ PAGES = [
     Row("GET", "/evals/{evaluation}", "read"),
     Row("GET", "/datasets", "read"),
     Row("GET", "/datasets/{dataset}", "read"),
+    Row("GET", "/runs/{run}/run.json", "read"),
+    Row("GET", "/runs/{run}/log.json", "read"),
     Row("GET", "/workspaces", "read"),
     Row("GET", "/workspaces.json", "read"),
     Row("GET", "/workspaces/{workspace}/deliveries.json", "read"),
