@@ -154,6 +154,7 @@ def _pages() -> dict[str, str]:
         "new-evaluation": f"/new-evaluation?checkpoint={FIRST}@last",
         "evaluations": "/evals",
         "evaluation": f"/evals/{EVALUATION}",
+        "evaluation-samples": f"/evals/{EVALUATION}/samples?row=1&colour=logprob",
         "datasets": "/datasets",
         "dataset": f"/datasets/{DATASET}",
         "workspaces": "/workspaces",

@@ -19,7 +19,7 @@ from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.specs import DatasetRef
 
-COLUMNS = ("row", "change", "reward_a", "reward_b", "passed_a", "passed_b")
+COLUMNS = ("row", "change", "reward_a", "reward_b", "difference", "passed_a", "passed_b")
 SHOWN_QUESTION = 300
 
 Comparison = Mapping[str, Any]
@@ -30,7 +30,10 @@ async def show_checkpoints(request: Request) -> Response:
     if not a:
         return _page(request, "checkpoints", {"names": ("", ""), "both": ()})
     found, dataset = await _compare_checkpoints(request, a, b)
-    both = [{"name": one["ref"], "id": one["run"]} for one in found["checkpoints"]]
+    both = [
+        {"name": one["ref"], "id": one["run"], "answers": f"{one['run']}v{one['step']}"}
+        for one in found["checkpoints"]
+    ]
     rewards = [one["held_out_reward"] for one in found["checkpoints"]]
     values = {
         "names": (a, b),
@@ -47,7 +50,7 @@ async def show_evaluations(request: Request) -> Response:
     if not a:
         return _page(request, "evaluations", {"names": ("", ""), "both": ()})
     found, dataset = await _compare_evaluations(request, a, b)
-    both = [{"name": one["name"], "id": one["id"]} for one in found["evals"]]
+    both = [{"name": one["name"], "id": one["id"], "answers": one["id"]} for one in found["evals"]]
     figures = [
         {"key": "reward", "values": [one["reward"] for one in found["evals"]]},
         *found["metrics"],
@@ -125,7 +128,10 @@ async def _rows_page(
     questions = await _questions(request, dataset, {int(row["row"]) for row in shown})
     more = {
         "counts": found["counts"],
-        "rows": [{**row, "question": questions.get(int(row["row"]), "")} for row in shown],
+        "rows": [
+            {**row, "difference": difference(row), "question": questions.get(int(row["row"]), "")}
+            for row in shown
+        ],
         "total": len(changed),
         "page": page,
     }
@@ -171,7 +177,8 @@ def _csv(found: Comparison) -> Response:
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(COLUMNS)
     for row in cast(Sequence[Comparison], found["rows"]):
-        lines.writerow((row["row"], row["change"], *row["reward"], *row["passed"]))
+        figures = (*row["reward"], difference(row), *row["passed"])
+        lines.writerow((row["row"], row["change"], *figures))
     return Response(
         out.getvalue(),
         media_type="text/csv",

@@ -1,7 +1,7 @@
 """The samples of a run: the groups of a step, and the answers of one group side by side."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from pydantic_core import to_jsonable_python
 from starlette.requests import Request
@@ -35,7 +35,7 @@ from producers.http.routes.samples import (
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.ids import GroupKey
-from schemas.sampling import SampleBatch
+from schemas.sampling import ModelRef, SampleBatch
 
 EVERYTHING = PageRange(limit=MAX_STEP)
 ANSWERS_PER_PAGE = 8
@@ -50,9 +50,13 @@ async def index(request: Request) -> Response:
 
 async def data(request: Request) -> Response:
     """The same group as JSON."""
-    values = await _values(request, is_cut=False)
+    return group_json(await _values(request, is_cut=False))
+
+
+def group_json(values: Mapping[str, object]) -> Response:
+    """A group and its answers as JSON, from what its page says."""
     chosen = values["chosen"]
-    left_out = {"run", "orders", "colours", "legend", "row", "chosen", "most", "listed"}
+    left_out = {"run", "source", "orders", "colours", "legend", "row", "chosen", "most", "listed"}
     shown = {key: value for key, value in values.items() if key not in left_out}
     group = asdict(chosen)["group"] if isinstance(chosen, GroupRow) else None
     content = to_jsonable_python({**shown, "group": group}, inf_nan_mode="null")
@@ -63,7 +67,12 @@ async def text(request: Request) -> Response:
     """Everything that was said in one sample, as a text to download, or the one text that `part`
     names."""
     run, _ = await find_run_with_history(request)
-    _, _, record = await find_sample(request, run["id"])
+    return await sample_text(request, run["id"])
+
+
+async def sample_text(request: Request, owner: str) -> Response:
+    """The text, or a part of it, of a sample of a run or an evaluation (its id)."""
+    _, _, record = await find_sample(request, owner)
     part = request.query_params.get("part")
     content = whole_text(record) if part is None else text_part(record, part)
     if content is None:
@@ -92,32 +101,69 @@ async def _values(request: Request, *, is_cut: bool) -> Mapping[str, object]:
     slot = number(request, "slot", default=-1, least=0, most=MAX_STEP)
     groups, _ = await runs.groups(run["id"], "train", EVERYTHING, step=step)
     chosen = next((group for group in groups if group.slot == slot), groups[0] if groups else None)
-    dataset = await runs.dataset_ref(run["id"])
+    source = Source(
+        title=run["name"],
+        dataset=await runs.dataset_ref(run["id"]),
+        colours=COLOURS,
+    )
     values = {
+        **await reader_values(request, source, groups, chosen, is_cut=is_cut),
         "run": run,
         "step": step,
         "last": last,
+    }
+    if chosen is None:
+        return values
+    before = _neighbour(groups, chosen, -1)
+    after = _neighbour(groups, chosen, 1)
+    near = await runs.groups_of_row(run["id"], "train", chosen.dataset_row, near=step)
+    return {
+        **values,
+        "same_row": near,
+        "before": before if before[0] >= 0 else None,
+        "after": after if after[0] <= last else None,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The run or evaluation whose answers a page shows: its name, its dataset (as JSON), and the colours
+    that its tokens can have."""
+
+    title: str
+    dataset: str | None
+    colours: Sequence[str]
+
+
+async def reader_values(
+    request: Request,
+    source: Source,
+    groups: Sequence[GroupRow],
+    chosen: GroupRow | None,
+    *,
+    is_cut: bool,
+) -> Mapping[str, object]:
+    """What a page says about the chosen group and its answers. Raises InvalidConfig."""
+    colour = _choice(request, "colour", source.colours)
+    values = {
+        "source": source,
         "groups": [_summary(group) for group in groups],
         "listed": listed_groups(groups, chosen),
         "chosen": chosen,
         "order": _choice(request, "order", tuple(ORDERS)),
         "orders": tuple(ORDERS),
-        "colour": _choice(request, "colour", COLOURS),
-        "colours": COLOURS,
-        "legend": legend(_choice(request, "colour", COLOURS)),
+        "colour": colour,
+        "colours": source.colours,
+        "legend": legend(colour),
         "find": request.query_params.get("find", "")[:LONGEST_SEARCH],
     }
     if chosen is None:
         return values
-    rows = await read_rows(request, dataset, [chosen])
-    steps = await runs.groups_of_row(run["id"], "train", chosen.dataset_row, near=step)
+    rows = await read_rows(request, source.dataset, [chosen])
     return {
         **values,
         "row": rows.get(chosen.dataset_row, DatasetRow(prompt=())),
-        "same_row": steps,
-        "before": _neighbour(groups, chosen, -1),
-        "after": _neighbour(groups, chosen, 1),
-        **await _answers(request, chosen, is_cut=is_cut),
+        **await _answers(request, chosen, colour, is_cut=is_cut),
     }
 
 
@@ -168,7 +214,9 @@ def _summary(group: GroupRow) -> Mapping[str, object]:
     }
 
 
-async def _answers(request: Request, group: GroupRow, *, is_cut: bool) -> Mapping[str, object]:
+async def _answers(
+    request: Request, group: GroupRow, colour: str, *, is_cut: bool
+) -> Mapping[str, object]:
     """The answers of a page, in the order and with the words that the address asks for."""
     batch: SampleBatch = await read_batch(request, group)
     judged = await read_judgements(request, group)
@@ -184,7 +232,6 @@ async def _answers(request: Request, group: GroupRow, *, is_cut: bool) -> Mappin
     shown = found[first : first + ANSWERS_PER_PAGE]
     records = {record.index: record for record in wanted}
     read = [records[index] for one in shown if isinstance(index := one["index"], int)]
-    colour = _choice(request, "colour", COLOURS)
     others = 0 if colour == "none" else sum(num_stretches(record) for record in read)
     most = share_of_text(read, others)
     if colour != "none":
@@ -206,9 +253,22 @@ async def _answers(request: Request, group: GroupRow, *, is_cut: bool) -> Mappin
 
 
 async def _vocabulary(request: Request, group: GroupRow) -> Vocabulary | None:
-    owner = GroupKey.parse(group.group).owner
-    requested = await services(request).lookup.run(owner)
-    return await services(request).vocabularies.of(requested.model)
+    owner, core = GroupKey.parse(group.group).owner, services(request)
+    try:
+        model = (await core.lookup.run(owner)).model
+    except NotFound:
+        model = await _evaluated_model(request, owner)
+    return await core.vocabularies.of(model)
+
+
+async def _evaluated_model(request: Request, evaluation: str) -> ModelRef:
+    """The model of an evaluation (its id). The validations of a run are named after it, and have its
+    model."""
+    core = services(request)
+    try:
+        return (await core.lookup.evaluation(evaluation)).template.model
+    except NotFound:
+        return (await core.lookup.run(evaluation.rpartition("v")[0])).model
 
 
 ROUTES = [

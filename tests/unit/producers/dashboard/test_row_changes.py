@@ -6,7 +6,11 @@ import httpx
 import pytest
 
 from producers.dashboard.pages.row_changes import sort_changes
+from schemas.events import EvaluationRequested, Event
 from tests.kit.application import TOKEN, Application
+from tests.kit.history import keep
+from tests.kit.specs import template
+from tests.kit.story import batch_of
 from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
 from tests.unit.producers.http.routes.test_evaluations import dataset, evaluated
 from tests.unit.producers.http.test_checkpoint_comparison import graded, run_with_validation
@@ -36,11 +40,22 @@ def test_the_largest_differences_come_first_and_equal_rows_are_left_out() -> Non
 
 
 async def test_two_checkpoints(app: Application, browser: httpx.AsyncClient) -> None:
-    events = [
+    data = await dataset(app)
+    events: list[Event] = [
         *run_with_validation("r1", "first"),
         *graded("r1", 1, (0.0, 1.0, 0.5, 1.0)),
+        EvaluationRequested(
+            evaluation="r1v2",
+            eval_name="r1v2",
+            template=template(num_samples=1, dataset=data),
+            rows=(0, 1, 2, 3),
+            run="r1",
+            step=2,
+        ),
         *graded("r1", 2, (1.0, 0.0, 0.75, 1.0)),
     ]
+    for row in range(4):
+        await keep(app, batch_of(f"r1v2-evaluate-0-{row}-0"))
     for event in events:
         await app.append([event])
     await app.services.readmodel.names.take("run", "first", "r1")
@@ -52,8 +67,13 @@ async def test_two_checkpoints(app: Application, browser: httpx.AsyncClient) -> 
     found = (await browser.get("/compare/checkpoints.json", params=chosen)).json()
     assert found["counts"]["lost"] == 1
     csv = (await browser.get("/compare/checkpoints.csv", params=chosen)).text.splitlines()
-    assert csv[0] == "row,change,reward_a,reward_b,passed_a,passed_b"
-    assert csv[1:3] == ["0,gained,0.0,1.0,0,1", "1,lost,1.0,0.0,1,0"]
+    assert csv[0] == "row,change,reward_a,reward_b,difference,passed_a,passed_b"
+    assert csv[1:3] == ["0,gained,0.0,1.0,1.0,0,1", "1,lost,1.0,0.0,-1.0,1,0"]
+    assert '<a href="/evals/r1v1/samples?row=0">' in page.text
+    assert '<a href="/evals/r1v2/samples?row=0">' in page.text
+    answers = (await browser.get("/evals/r1v2/samples.json?row=0&colour=logprob")).json()
+    assert answers["group"] == "r1v2-evaluate-0-0-0"
+    assert answers["samples"][0]["reward"] == 1.0
     empty = await browser.get("/compare/checkpoints")
     assert "Name two checkpoints" in empty.text
     assert (await browser.get("/compare/checkpoints?a=first@1")).status_code == 400
