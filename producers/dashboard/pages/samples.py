@@ -143,7 +143,7 @@ async def reader_values(
     *,
     is_cut: bool,
 ) -> Mapping[str, object]:
-    """What a page says about the chosen group and its answers. Raises InvalidConfig."""
+    """The values of a page about the chosen group and its answers. Raises InvalidConfig."""
     colour = _choice(request, "colour", source.colours)
     values = {
         "source": source,

@@ -45,8 +45,11 @@ from unnest($1::text[], $2::timestamptz[]) as u (id, at) where t.id = u.id
 
 -- == Sign-ins of browsers =================================================================================
 
+-- Each sign-in deletes a few that have expired, so that the tables stay small and no sign-in waits long.
+
 -- name: insert_code
-with expired as (delete from sign_in_codes where expires_at < clock_timestamp())
+with expired as (delete from sign_in_codes where sha256 in (
+  select sha256 from sign_in_codes where expires_at < clock_timestamp() limit 1000 for update skip locked))
 insert into sign_in_codes (sha256, token, token_sha256, expires_at)
 values ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
 
@@ -58,7 +61,8 @@ delete from sign_in_codes where sha256 = $1 and expires_at > clock_timestamp()
 returning token, token_sha256
 
 -- name: insert_session
-with expired as (delete from browser_sessions where expires_at < clock_timestamp())
+with expired as (delete from browser_sessions where sha256 in (
+  select sha256 from browser_sessions where expires_at < clock_timestamp() limit 1000 for update skip locked))
 insert into browser_sessions (sha256, token, token_sha256, expires_at)
 values ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
+from infra.access.sessions import Bearer
 from producers.http.browsers import COOKIE, local_path
 from tests.kit.application import TOKEN, Application
 from tests.kit.hostile_strings import hostile_strings
@@ -81,6 +82,23 @@ async def test_a_session_expires_and_its_row_counts_for_nothing(
         "update browser_sessions set expires_at = now() - $1::interval", timedelta(seconds=1)
     )
     assert (await browser.get("/")).headers["location"] == "/login"
+
+
+async def test_expired_sessions_and_codes_are_deleted_in_bounded_batches(app: Application) -> None:
+    pool, sessions = app.database.durable, app.services.sessions
+    bearer = Bearer("root", b"x" * 32)
+    for table in ("browser_sessions", "sign_in_codes"):
+        await pool.execute(
+            f"insert into {table} (sha256, token, token_sha256, expires_at)"
+            " select sha256(n::text::bytea), 'root', 'x', now() - interval '1 day'"
+            " from generate_series(1, 1500) n"
+        )
+    for left in (501, 2):
+        await sessions.open(bearer)
+        await sessions.issue_code(bearer)
+        for table in ("browser_sessions", "sign_in_codes"):
+            found = await pool.fetchval(f"select count(*) from {table}")
+            assert found == left
 
 
 async def test_signing_in_again_makes_another_session(browser: httpx.AsyncClient) -> None:
