@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict, cast
 
-from infra.ports.actor import bound_workspace
+from infra.ports.actor import acting, bound_workspace
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 from infra.readmodel.runs import PageRange
 from schemas.errors import Conflict
 
 SQL = queries("read_model")
+
+MAX_ERROR = 1000
+"""Characters of the reason for which an upload was refused."""
 
 
 class DatasetJson(TypedDict):
@@ -28,6 +31,20 @@ class DatasetJson(TypedDict):
     sha256: str | None
     created_at: datetime
     workspace: str | None
+
+
+class RejectedUpload(TypedDict):
+    """An upload that is not a dataset, because its file was refused. `issues` is JSON text. `uploader`
+    is the owner of the token that sent it."""
+
+    id: str
+    name: str
+    file_name: str
+    error: str | None
+    issues: str | None
+    uploader: str | None
+    workspace: str | None
+    rejected_at: datetime
 
 
 class WorkspaceJson(TypedDict):
@@ -214,11 +231,29 @@ class Uploads:
         """Remove an upload that is not a dataset."""
         await self._pool.execute(SQL["forget_upload"], upload)
 
-    async def mark(self, upload: str, status: str, error: str | None = None) -> None:
-        """Set the status: processing, error (with the reason) or uploaded."""
+    async def mark(self, upload: str, status: str) -> None:
+        """Set the status: processing or uploaded."""
+        await self._pool.execute(SQL["mark_upload"], upload, status)
+
+    async def reject(self, upload: str, error: str, *, issues: str) -> None:
+        """Record that the file was refused, for whom, and why. `issues` is JSON text. A long error is
+        cut."""
+        actor = acting()
         await self._pool.execute(
-            SQL["mark_upload"],
+            SQL["reject_upload"],
             upload,
-            status,
-            error,
+            error.replace("\0", "\N{REPLACEMENT CHARACTER}")[:MAX_ERROR],
+            issues,
+            actor.owner if actor is not None else None,
         )
+
+    async def list_rejected(self, limit: int) -> tuple[list[RejectedUpload], int]:
+        """The uploads that were refused last, the newest first, and how many there are in all."""
+        rows = await self._pool.fetch(SQL["page_of_rejected_uploads"], bound_workspace(), limit)
+        total = await self._pool.fetchval(SQL["count_rejected_uploads"], bound_workspace())
+        return [cast(RejectedUpload, dict(row)) for row in rows], int(total)
+
+    async def find_rejected(self, upload: str) -> RejectedUpload | None:
+        """The upload with this id, if it was refused."""
+        row = await self._pool.fetchrow(SQL["rejected_upload"], bound_workspace(), upload)
+        return cast(RejectedUpload, dict(row)) if row else None

@@ -10,7 +10,8 @@ from consumers.process.tryout import Tryout
 from infra.http.providers.endpoints import provider_ref
 from infra.memory.secrets import MemorySecrets
 from infra.ports.secrets import SecretOwner
-from producers.core.datasets.rules import FORMATS, FileReport, check_file
+from producers.core.datasets.readers import FORMATS
+from producers.core.datasets.rules import FileReport, check_file
 from producers.core.lookup import CHECKPOINT
 from producers.core.models.model_ref import local_model
 from producers.core.models.provider_model import owned_model

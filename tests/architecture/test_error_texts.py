@@ -15,10 +15,13 @@ ROOT_ERRORS = {"HeadraceError", "BadSetting", "BadValue", "BadMessages"} | {
 }
 """The roots of the errors whose message a user reads; classes that derive from them count too."""
 
-MESSAGE_IS_SECOND = {"Issue", "Failure", "UserCodeError", "BadRow", "BadValue", "_invalid_field"}
+MESSAGE_IS_SECOND = {"Issue", "Failure", "UserCodeError", "BadValue", "_invalid_field"} | {
+    "file_issue",
+    "line_issue",
+}
 """Errors that take a key, a code or a place before the message."""
 
-HELPERS = {"_invalid_mapping", "_invalid_field", "Issue", "BadRow"}
+HELPERS = {"_invalid_mapping", "_invalid_field", "Issue", "file_issue", "line_issue"}
 """Other makers of messages."""
 
 NAMES = {

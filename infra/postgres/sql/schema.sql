@@ -815,13 +815,16 @@ create table names (
 
 -- Uploads that are not datasets yet, or never became one.
 create table dataset_uploads (
-    id         text primary key,
-    name       text not null,
-    file_name  text not null,
-    status     text not null,
-    error      text,
-    created_at timestamptz not null default clock_timestamp(),
-    workspace  text
+    id          text primary key,
+    name        text not null,
+    file_name   text not null,
+    status      text not null,
+    error       text,
+    created_at  timestamptz not null default clock_timestamp(),
+    workspace   text,
+    uploader    text,
+    rejected_at timestamptz,
+    issues      text
 );
 
 -- Where the device workers that are alive answer requests of the API.

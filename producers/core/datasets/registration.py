@@ -24,7 +24,9 @@ from infra.ports.actor import bound_workspace, may_see, may_use_dataset
 from infra.ports.event_log import EventStore, Recorded
 from infra.ports.services import Blobs
 from infra.postgres.names import Names
-from producers.core.datasets.rules import FORMATS, SHOWN_ISSUES, FileReport, check_file
+from producers.core.datasets.readers import FORMATS
+from producers.core.datasets.row_issues import ISSUES
+from producers.core.datasets.rules import FileReport, check_file
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered
 from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, short_id
@@ -214,9 +216,9 @@ async def registration(log: EventStore, ref: str) -> tuple[Recorded, DatasetRegi
 
 def refusal(file_name: str, report: FileReport) -> InvalidConfig:
     """The error that lists the first problems of a file."""
-    first = report.issues[0]
+    first, *_ = issues = tuple(issue.for_text() for issue in report.issues)
     message = f"{file_name} cannot be a dataset: {first.key} {first.message}"
-    return InvalidConfig(message, issues=tuple(report.issues[:SHOWN_ISSUES]))
+    return InvalidConfig(message, issues=issues)
 
 
 async def _store(path: Path, blobs: Blobs) -> ArtifactRef:
@@ -244,7 +246,7 @@ def _parse_report(printed: bytes) -> FileReport:
     return FileReport(
         num_rows=int(report_json["num_rows"]),
         columns=tuple(report_json["columns"]),
-        issues=[Issue(key, message) for key, message in report_json["issues"]],
+        issues=ISSUES.validate_python(report_json["issues"]),
         characters=str(report_json["characters"]),
     )
 
@@ -261,7 +263,7 @@ def main(path: str, kind: str, out: str, memory_bytes: str, mapping: str) -> int
     report_json = {
         "num_rows": report.num_rows,
         "columns": report.columns,
-        "issues": [(issue.key, issue.message) for issue in report.issues],
+        "issues": ISSUES.dump_python(report.issues),
         "characters": report.characters,
     }
     sys.stdout.write(json.dumps(report_json))

@@ -8,54 +8,47 @@ in that column, and the prompt columns are optional. Each column has one type, a
 four rows. The file is untrusted, so it is read one bounded line at a time.
 """
 
-import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from producers.core.datasets.mapping import mapping_problems, rename_columns
 from producers.core.datasets.messages import BadMessages, parse_conversation, parse_tools
+from producers.core.datasets.readers import MAX_DEPTH, READERS, Values, type_name
+from producers.core.datasets.row_issues import (
+    MAX_KEY,
+    MAX_MESSAGE,
+    SHOWN_ISSUES,
+    RowIssue,
+    excerpt_of,
+    file_issue,
+    shorten,
+)
 from producers.core.datasets.strict_json import loads
 from schemas.datasets import DatasetRow
-from schemas.errors import Issue
 from schemas.sampling import Message
 
-MAX_ROW_BYTES = 1 << 20
 MAX_ROWS = 5_000_000
 MAX_COLUMNS = 256
-MAX_DEPTH = 32
 MIN_ROWS = 4
 MAX_CHARACTERS = 512
-SHOWN_ISSUES = 5
 INT64 = 2**63
 
-FORMATS = {".jsonl": "jsonl", ".csv": "csv"}
 PROMPT_COLUMNS = ("user_prompt", "ground_truth")
 LABELS = ("ground_truth", "label")
 SHAREGPT = "conversations"
 """The column in which public datasets of ShareGPT's form have their messages."""
 
-Values = Mapping[str, object]
-
-
-class BadRow(Exception):
-    """A row that cannot be read at all. It says where the row is and what is wrong with it."""
-
-    def __init__(self, where: str, message: str) -> None:
-        super().__init__(message)
-        self.issue = Issue(where, message)
-
 
 @dataclass
 class FileReport:
-    """The result of a check. `issues` holds the first five problems. A file without issues is a valid
+    """The result of a check. `issues` holds the first twenty problems. A file without issues is a valid
     dataset. `characters` holds the first 512 characters of prompts and labels, in sorted order."""
 
     num_rows: int = 0
     columns: tuple[str, ...] = ()
-    issues: list[Issue] = field(default_factory=list)
+    issues: list[RowIssue] = field(default_factory=list)
     characters: str = ""
 
     @property
@@ -63,8 +56,12 @@ class FileReport:
         return len(self.issues) >= SHOWN_ISSUES
 
     def add(self, where: str, message: str) -> None:
+        """Report a problem of the file as a whole."""
+        self.add_issue(file_issue(where, message))
+
+    def add_issue(self, issue: RowIssue) -> None:
         if not self.full:
-            self.issues.append(Issue(where, message))
+            self.issues.append(issue)
 
 
 def check_file(
@@ -78,19 +75,14 @@ def check_file(
     `mapping` renames columns (`producers/core/datasets/mapping.py`)."""
     report, named = FileReport(), mapping or {}
     rules = Rules(report, named)
-    try:
-        with path.open("rb") as file:
-            for line, values in READERS[kind](file):
-                if report.num_rows == 0:
-                    for misfit in mapping_problems(tuple(values), named):
-                        report.add("file", misfit)
-                row = rename_columns(values, named)
-                if report.full or (report.issues and report.num_rows == 0):
-                    break
-                if not rules.accept(line, row, write):
-                    break
-    except BadRow as bad:
-        report.add(bad.issue.key, bad.issue.message)
+    with path.open("rb") as file:
+        for line, values in READERS[kind](file):
+            if isinstance(values, RowIssue):
+                report.add_issue(values)
+            elif not rules.accept(line, values, write):
+                break
+            if report.full:
+                break
     if not report.issues:
         rules.close()
     return report
@@ -101,15 +93,20 @@ class Rules:
 
     def __init__(self, report: FileReport, mapping: Mapping[str, str]) -> None:
         self._report = report
+        self._mapping = mapping
+        self._current: Values = {}
         self._sources = {target: source for source, target in mapping.items()}
         self._characters: set[str] = set()
         self._types: dict[str, tuple[str, int]] = {}
         self._columns: tuple[str, ...] | None = None
         self._label: str | None = None
 
-    def accept(self, line: int, values: Values, write: Callable[[bytes], object]) -> bool:
-        """Check a row and write it. Returns False when the rest of the file cannot be checked."""
-        if self._columns is None and not self._header(values):
+    def accept(self, line: int, read: Values, write: Callable[[bytes], object]) -> bool:
+        """Check a row, as it is in the file, and write it. Returns False when the rest of the file
+        cannot be checked."""
+        self._current = read
+        values = rename_columns(read, self._mapping)
+        if self._columns is None and not (self._has_mapped(read) and self._header(values)):
             return False
         if self._report.num_rows >= MAX_ROWS:
             self._report.add("file", f"has more than {MAX_ROWS} rows; split it")
@@ -143,6 +140,27 @@ class Rules:
             return f"line {line}, column {path}"
         return f"line {line}, column {self._sources[name]}{dot}{rest} (mapped to {name})"
 
+    def _refuse(self, line: int, path: str, message: str) -> None:
+        """Report a problem of a column in the current row."""
+        if self._report.full:
+            return
+        name, dot, rest = path.partition(".")
+        issue = RowIssue(
+            shorten(self._at(line, path), MAX_KEY),
+            shorten(message, MAX_MESSAGE),
+            line=line,
+            column=shorten(f"{self._sources.get(name, name)}{dot}{rest}", MAX_KEY),
+            excerpt=excerpt_of(self._current),
+        )
+        self._report.add_issue(issue)
+
+    def _has_mapped(self, values: Values) -> bool:
+        """Whether the first row has the columns of the mapping."""
+        misfits = list(mapping_problems(tuple(values), self._mapping))
+        for misfit in misfits:
+            self._report.add("file", misfit)
+        return not misfits
+
     def _header(self, values: Values) -> bool:
         self._columns = tuple(values)
         self._report.columns = self._columns
@@ -172,12 +190,10 @@ class Rules:
         expected = self._columns or ()
         for name in expected:
             if name not in values:
-                self._report.add(self._at(line, name), "is missing")
+                self._refuse(line, name, "is missing")
         for name in values:
             if name not in expected:
-                self._report.add(
-                    self._at(line, name), "is not in the first row; use one set of columns"
-                )
+                self._refuse(line, name, "is not in the first row; use one set of columns")
 
     def _row(self, line: int, values: Values) -> DatasetRow | None:
         metadata: dict[str, object] = {}
@@ -212,12 +228,12 @@ class Rules:
                 values["messages"], labelled=self._label is not None
             )
         except BadMessages as bad:
-            self._report.add(self._at(line, "messages"), str(bad))
+            self._refuse(line, "messages", str(bad))
             return None
         try:
             tools = parse_tools(values.get("tools"))
         except BadMessages as bad:
-            self._report.add(self._at(line, "tools"), str(bad))
+            self._refuse(line, "tools", str(bad))
             return None
         return DatasetRow(prompt=prompt, label=answer or label, metadata=metadata, tools=tools)
 
@@ -227,36 +243,35 @@ class Rules:
         value = values[name]
         if value is None and optional:
             return None
-        where = self._at(line, name)
         if not isinstance(value, str):
-            self._report.add(where, f"must be a string, got {_quote(value)}")
+            self._refuse(line, name, f"must be a string, got {_quote(value)}")
         elif not value.strip() and not optional:
-            self._report.add(where, "is empty")
+            self._refuse(line, name, "is empty")
         else:
             return value
         return None
 
     def _scalar(self, line: int, name: str, value: object) -> str | None:
-        where = self._at(line, name)
         if isinstance(value, str):
             if value == "":
-                self._report.add(where, "is empty")
+                self._refuse(line, name, "is empty")
             return value
         if isinstance(value, bool | int | float):
             return json.dumps(value)
-        self._report.add(where, f"must be a string or a number, got {_quote(value)}")
+        self._refuse(line, name, f"must be a string or a number, got {_quote(value)}")
         return None
 
     def _metadata(self, line: int, value: object) -> Mapping[str, object] | None:
-        where = self._at(line, "metadata")
         if isinstance(value, str):
             try:
                 value = loads(value)
             except (ValueError, RecursionError):
-                self._report.add(where, f"is not a JSON object: {_quote(value)}")
+                self._refuse(line, "metadata", f"is not a JSON object: {_quote(value)}")
                 return None
         if not isinstance(value, dict) or not value:
-            self._report.add(where, f"must be an object with at least one key, got {_quote(value)}")
+            self._refuse(
+                line, "metadata", f"must be an object with at least one key, got {_quote(value)}"
+            )
             return None
         before = len(self._report.issues)
         self._paths(line, "metadata", value, depth=0)
@@ -264,120 +279,29 @@ class Rules:
 
     def _paths(self, line: int, path: str, value: object, *, depth: int) -> None:
         """Check for one type per key path over all rows, and for nothing empty, too deep or too wide."""
-        where = self._at(line, path)
         if depth > MAX_DEPTH:
-            self._report.add(where, f"is nested deeper than {MAX_DEPTH} levels; flatten it")
+            self._refuse(line, path, f"is nested deeper than {MAX_DEPTH} levels; flatten it")
         elif isinstance(value, dict):
             if not value:
-                self._report.add(where, "is an empty object; give it a key, or leave it out")
+                self._refuse(line, path, "is an empty object; give it a key, or leave it out")
             for key, inner in value.items():
                 self._paths(line, f"{path}.{key}", inner, depth=depth + 1)
         else:
             self._one_type(line, path, value)
 
     def _one_type(self, line: int, path: str, value: object) -> None:
-        where = self._at(line, path)
         if isinstance(value, int) and not -INT64 <= value < INT64:
-            self._report.add(
-                where, f"does not fit in 64 bits, got {_quote(value)}; write it as text"
+            self._refuse(
+                line, path, f"does not fit in 64 bits, got {_quote(value)}; write it as text"
             )
         kind = type_name(value)
         if kind == "null":
             return
         first, at = self._types.setdefault(path, (kind, line))
         if first != kind and len(self._types) <= MAX_COLUMNS * MAX_DEPTH:
-            self._report.add(
-                where, f"is a {kind} and was a {first} in line {at}; use one type per column"
+            self._refuse(
+                line, path, f"is a {kind} and was a {first} in line {at}; use one type per column"
             )
-
-
-def type_name(value: object) -> str:
-    """The name of a value's JSON type. Integers and other numbers are one type."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "list" if isinstance(value, list) else "object"
-
-
-def bounded_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 file, as pairs of line number and text. Memory never holds more than one row
-    of the largest allowed size. Raises BadRow."""
-    number = 0
-    while data := file.readline(MAX_ROW_BYTES + 1):
-        number += 1
-        if len(data) > MAX_ROW_BYTES:
-            raise BadRow(
-                f"line {number}", f"must have at most {MAX_ROW_BYTES} bytes; shorten the row"
-            )
-        try:
-            text = data.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise BadRow(
-                f"line {number}", f"is not UTF-8 at byte {error.start + 1}; save the file as UTF-8"
-            ) from error
-        yield number, text
-
-
-def read_jsonl(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
-    """The rows of a JSON Lines file, as pairs of line number and values. Blank lines are skipped, but
-    they count as lines. Raises BadRow."""
-    for number, text in bounded_lines(file):
-        if not text.strip():
-            continue
-        try:
-            value = loads(text)
-        except RecursionError as error:
-            raise BadRow(
-                f"line {number}", f"is nested deeper than {MAX_DEPTH} levels; flatten it"
-            ) from error
-        except ValueError as error:
-            raise BadRow(f"line {number}", f"is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise BadRow(f"line {number}", f"must be a JSON object, got {_quote(value)}")
-        yield number, value
-
-
-def read_csv(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
-    """The rows of a CSV file with a header, as pairs of line number and values. Raises BadRow."""
-    csv.field_size_limit(MAX_ROW_BYTES)
-    rows = _csv_rows(text for _, text in bounded_lines(file))
-    header = next(rows, None)
-    if header is None:
-        return
-    names = header[1]
-    if len(set(names)) < len(names):
-        raise BadRow("line 1", "names a column twice; rename one of them")
-    for number, cells in rows:
-        if len(cells) != len(names):
-            raise BadRow(
-                f"line {number}",
-                f"has {len(cells)} cells; it must have {len(names)}, like the header",
-            )
-        yield number, dict(zip(names, cells, strict=True))
-
-
-def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(lines, strict=True)
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise BadRow(f"line {reader.line_num}", f"is not CSV: {error}") from error
-        if cells:
-            yield reader.line_num, cells
-
-
-READERS: Mapping[str, Callable[[IO[bytes]], Iterator[tuple[int, Values]]]] = {
-    "jsonl": read_jsonl,
-    "csv": read_csv,
-}
 
 
 def _quote(value: object) -> str:

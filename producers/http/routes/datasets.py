@@ -1,7 +1,7 @@
 """Datasets: announce an upload, send its content, show the result."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,13 +9,14 @@ from starlette.responses import Response
 from infra.readmodel.registry import DatasetJson
 from producers.core.datasets import registration
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
+from producers.core.datasets.row_issues import RowIssue, to_text
 from producers.http.downloads import download, first_lines
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 from schemas.datasets import DatasetRow
-from schemas.errors import InvalidConfig, NotFound, TransientError
+from schemas.errors import InvalidConfig, NotFound, Refused, TransientError
 from schemas.events import DatasetRegistered
 
 
@@ -48,26 +49,29 @@ async def upload_content(request: Request) -> Response:
     if announced is None:
         raise NotFound(f"upload {ref} was not announced; send POST /api/v1/datasets first")
     name, file_name = announced
-    mapping = from_query(request.query_params.get("mapping"))
-    async with registration.receive_upload(
-        request.stream(), core.settings.home / "uploads"
-    ) as path:
-        await core.readmodel.uploads.mark(ref, "processing")
-        checked = await registration.check(path, registration.file_kind(file_name), mapping=mapping)
-        if checked.report.issues:
-            refusal = registration.refusal(file_name, checked.report)
-            await core.readmodel.uploads.mark(ref, "error", refusal.message)
-            raise refusal
-        recorded = await registration.register(
-            checked,
-            path,
-            name=name,
-            file_name=file_name,
-            log=core.log,
-            blobs=core.blobs,
-            names=core.readmodel.names,
-            mapping=mapping,
-        )
+    found_issues: Sequence[RowIssue] = ()
+    try:
+        mapping = from_query(request.query_params.get("mapping"))
+        async with registration.receive_upload(
+            request.stream(), core.settings.home / "uploads"
+        ) as path:
+            await core.readmodel.uploads.mark(ref, "processing")
+            kind = registration.file_kind(file_name)
+            checked = await registration.check(path, kind, mapping=mapping)
+            found_issues = checked.report.issues
+            recorded = await registration.register(
+                checked,
+                path,
+                name=name,
+                file_name=file_name,
+                log=core.log,
+                blobs=core.blobs,
+                names=core.readmodel.names,
+                mapping=mapping,
+            )
+    except Refused as refusal:
+        await core.readmodel.uploads.reject(ref, refusal.message, issues=to_text(found_issues))
+        raise
     await core.readmodel.caught_up(recorded.cursor)
     found = await core.readmodel.registry.dataset(ref)
     if found is None or not isinstance(recorded.event, DatasetRegistered):
@@ -89,7 +93,7 @@ async def validate(request: Request) -> Response:
         report = (await registration.check(path, kind, mapping=mapping)).report
     issues = [
         {"key": issue.key, "message": issue.message, "did_you_mean": issue.did_you_mean}
-        for issue in report.issues
+        for issue in (one.for_text() for one in report.issues)
     ]
     return ApiResponse(
         {

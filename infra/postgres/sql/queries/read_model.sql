@@ -278,7 +278,8 @@ order by (id = $2) desc, (status = 'uploaded') desc limit 1
 -- name: announce_upload
 insert into dataset_uploads as u (id, name, file_name, status, workspace)
 values ($1, $2, $3, 'pending', $4) on conflict (id) do update
-set file_name = excluded.file_name, status = 'pending', error = null
+set file_name = excluded.file_name, status = 'pending', error = null,
+  uploader = null, rejected_at = null, issues = null
 where $4::text is null or u.workspace = $4
 returning id
 
@@ -290,7 +291,29 @@ where id = $1 and ($2::text is null or workspace = $2)
 delete from dataset_uploads where id = $1
 
 -- name: mark_upload
-update dataset_uploads set status = $2, error = $3 where id = $1
+update dataset_uploads set status = $2, error = null where id = $1
+
+-- name: reject_upload
+update dataset_uploads
+set status = 'error', error = $2, issues = $3, uploader = $4, rejected_at = clock_timestamp()
+where id = $1
+
+-- An upload that an earlier version rejected has no `rejected_at`.
+
+-- part: rejected_uploads
+(select id, name, file_name, error, issues, uploader, workspace,
+   coalesce(rejected_at, created_at) as rejected_at
+ from dataset_uploads where status = 'error')
+
+-- name: page_of_rejected_uploads
+select * from {rejected_uploads} d
+where {dataset_to_show} order by rejected_at desc, id limit $2
+
+-- name: count_rejected_uploads
+select count(*) from {rejected_uploads} d where {dataset_to_show}
+
+-- name: rejected_upload
+select * from {rejected_uploads} d where id = $2 and {dataset_to_show}
 
 -- part: select_workspaces
 select workspace as id, name, url, status, commit_sha, rollouts,

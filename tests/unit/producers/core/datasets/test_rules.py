@@ -6,9 +6,22 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
-from producers.core.datasets.rules import MAX_ROW_BYTES, FileReport, check_file
+from producers.core.datasets.readers import MAX_ROW_BYTES
+from producers.core.datasets.row_issues import (
+    MAX_EXCERPT,
+    SHOWN_ISSUES,
+    RowIssue,
+    excerpt_of,
+    file_issue,
+    from_text,
+    line_issue,
+    to_text,
+)
+from producers.core.datasets.rules import FileReport, check_file
 from schemas.datasets import DatasetRow, parse_rows
 from schemas.errors import InvalidConfig
 
@@ -231,10 +244,65 @@ def test_broken_csv_is_named(tmp_path: Path, content: str, where: str, says: str
     assert says in report.issues[0].message
 
 
-def test_only_the_first_five_problems_are_listed(tmp_path: Path) -> None:
-    report, _ = check(tmp_path, lines(*good(), *({"user_prompt": "a"} for _ in range(9))))
-    assert len(report.issues) == 5
-    assert [issue.key for issue in report.issues][-1] == "line 9, column ground_truth"
+def test_only_the_first_twenty_problems_are_listed(tmp_path: Path) -> None:
+    report, _ = check(tmp_path, lines(*good(), *({"user_prompt": "a"} for _ in range(30))))
+    assert len(report.issues) == 20
+    assert [issue.key for issue in report.issues][-1] == "line 24, column ground_truth"
+
+
+def test_a_problem_names_its_line_and_column_and_quotes_its_row(tmp_path: Path) -> None:
+    row = {"question": 7, "ground_truth": "<b>" * 99}
+    report, _ = check(tmp_path, lines(row), question="user_prompt")
+    [issue] = report.issues
+    assert (issue.line, issue.column) == (1, "question")
+    assert issue.excerpt is not None
+    assert issue.excerpt.startswith('{"question": 7, "ground_truth": "<b><b>')
+    assert len(issue.excerpt) == MAX_EXCERPT
+    assert issue.for_text().message.endswith(f"; the row begins with {issue.excerpt}")
+
+
+def test_lines_that_cannot_be_read_do_not_hide_what_comes_after_them(tmp_path: Path) -> None:
+    broken = [
+        b"not json",
+        b'{"user_prompt": "\xff"}',
+        b"x" * (8 * MAX_ROW_BYTES),
+        b"[" * 100_000,
+        b"[1]",
+        b'{"user_prompt": "q"}',
+    ]
+    content = b"\n".join([*broken[:2], lines(*good(1)).strip().encode(), *broken[2:]])
+    report, rows = check(tmp_path, content)
+    assert [issue.line for issue in report.issues] == [1, 2, 4, 5, 6, 7]
+    assert [issue.column for issue in report.issues] == [None] * 5 + ["ground_truth"]
+    assert [issue.excerpt for issue in report.issues][:2] == [
+        "not json",
+        '{"user_prompt": "\ufffd"}',
+    ]
+    assert len(rows) == 1
+
+
+def test_csv_ends_with_a_line_that_cannot_be_read_and_not_with_one_of_other_length(
+    tmp_path: Path,
+) -> None:
+    content = b"user_prompt,label\na\nb\n\xff,c\nd\n"
+    report, _ = check(tmp_path, content, "csv")
+    assert [issue.line for issue in report.issues] == [2, 3, 4]
+    assert [issue.excerpt for issue in report.issues] == ['["a"]', '["b"]', "\ufffd,c"]
+
+
+@given(columns=st.dictionaries(st.text(), st.text() | st.integers(), max_size=3), text=st.text())
+def test_what_is_stored_of_problems_is_bounded_and_comes_back(
+    columns: dict[str, object], text: str
+) -> None:
+    issues = [line_issue(2, text, text), file_issue(text, text)]
+    issues.append(RowIssue("x", text, line=1, column=text, excerpt=excerpt_of(columns)))
+    stored = to_text(issues)
+    assert "\0" not in stored
+    assert from_text(stored) == issues
+    many = to_text([line_issue(1, "\0" * 10_000, "\0" * 10_000)] * 100)
+    assert len(many) < 100_000
+    assert len(from_text(many)) == SHOWN_ISSUES
+    assert from_text('{"of": "another version"}') == from_text(None) == []
 
 
 def test_text_must_be_utf8(tmp_path: Path) -> None:

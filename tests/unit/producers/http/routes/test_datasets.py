@@ -75,12 +75,13 @@ async def test_a_name_means_one_content(app: Application) -> None:
 
 
 async def test_a_bad_file_is_refused_with_its_first_problems(app: Application) -> None:
-    content = rows(4) + '{"user_prompt": "x"}\n' * 9
+    content = rows(4) + '{"user_prompt": "x"}\n' * 30
     refused = await app.upload("bad", content)
     assert refused.status_code == 400
     issues = refused.json()["issues"]
-    assert len(issues) == 5
+    assert len(issues) == 20
     assert issues[0]["key"] == "line 5, column ground_truth"
+    assert issues[0]["message"] == 'is missing; the row begins with {"user_prompt": "x"}'
     shown = (await app.get("/datasets/bad"))["dataset"]
     assert shown["status"] == "error"
     assert "line 5" in shown["error"]
