@@ -29,6 +29,7 @@ from infra.settings.settings import Settings
 from producers.core.approval import Approvals
 from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
+from producers.core.datasets.recent_statistics import RecentStatistics
 from producers.core.dead_letters import DeadLetters
 from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
@@ -92,6 +93,10 @@ class Services:
     @cached_property
     def lookup(self) -> Lookup:
         return Lookup(self.log, self.readmodel.names, curves=self.readmodel.runs)
+
+    @cached_property
+    def dataset_statistics(self) -> RecentStatistics:
+        return RecentStatistics(self.blobs)
 
     @cached_property
     def vocabularies(self) -> Vocabularies:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from infra.ports.actor import Actor, acting_as
 from infra.ports.event_log import Cursor
 from infra.runtime.dead_letters import dead_letter_message
+from producers.core.datasets.row_issues import RowIssue, line_issue, to_text
 from schemas.datasets import DatasetRow
 from schemas.deployments import ServedModel
 from schemas.events import (
@@ -79,6 +81,7 @@ from tests.kit.specs import template as group_template
 
 WORKSPACE = "ws-sums"
 DATASET = "ds-sums"
+REJECTED = "ds-broken"
 FIRST, SECOND, FAILED, PAUSED, PENDING = (
     "run-finished",
     "run-running",
@@ -157,6 +160,7 @@ def _pages() -> dict[str, str]:
         "evaluation-samples": f"/evals/{EVALUATION}/samples?row=1&colour=logprob",
         "datasets": "/datasets",
         "dataset": f"/datasets/{DATASET}",
+        "dataset-rejected": f"/datasets/{REJECTED}",
         "workspaces": "/workspaces",
         "workspace": f"/workspaces/{WORKSPACE}",
         "workspace-filtered": f"/workspaces/{WORKSPACE}?event=ping",
@@ -186,7 +190,25 @@ async def _dataset(app: Application, text: Texts) -> DatasetRef:
         mapping={text("question"): "user_prompt"},
     )
     await app.append([registered])
+    await _rejected_upload(app, text)
     return dataset
+
+
+async def _rejected_upload(app: Application, text: Texts) -> None:
+    uploads = app.services.readmodel.uploads
+    first = line_issue(3, text("is not JSON: Expecting value"), text('{"user_prompt": What is'))
+    second = RowIssue(
+        "line 5, column ground_truth",
+        text("is missing"),
+        line=5,
+        column=text("ground_truth"),
+        excerpt=text('{"user_prompt": "What is 2 + 2?"}'),
+    )
+    await uploads.announce(REJECTED, text("sums-draft"), text("sums-draft.jsonl"))
+    error = text("sums-draft.jsonl cannot be a dataset: line 3 is not JSON: Expecting value")
+    actor = Actor("t-ada", text("ada"), frozenset({"submit"}))
+    with acting_as(actor):
+        await uploads.reject(REJECTED, error, issues=to_text([first, second]))
 
 
 async def _workspace(app: Application, text: Texts) -> None:
