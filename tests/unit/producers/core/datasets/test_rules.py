@@ -13,6 +13,8 @@ from producers.core.datasets.mapping import as_query, from_query, mapping_of, un
 from producers.core.datasets.readers import MAX_ROW_BYTES
 from producers.core.datasets.row_issues import (
     MAX_EXCERPT,
+    MAX_KEY,
+    MAX_MESSAGE,
     SHOWN_ISSUES,
     RowIssue,
     excerpt_of,
@@ -299,8 +301,9 @@ def test_what_is_stored_of_problems_is_bounded_and_comes_back(
     stored = to_text(issues)
     assert "\0" not in stored
     assert from_text(stored) == issues
-    many = to_text([line_issue(1, "\0" * 10_000, "\0" * 10_000)] * 100)
-    assert len(many) < 100_000
+    key, message, cut = "\0" * MAX_KEY, "\0" * MAX_MESSAGE, "\0" * MAX_EXCERPT
+    many = to_text([RowIssue(key, message, line=10**9, column=key, excerpt=cut)] * 100)
+    assert len(many) < 160_000
     assert len(from_text(many)) == SHOWN_ISSUES
     assert from_text('{"of": "another version"}') == from_text(None) == []
 
