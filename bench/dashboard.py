@@ -31,6 +31,7 @@ from infra.ports.actor import ROOT
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import connect
+from infra.readmodel.run_pages import ORDERS
 from schemas.events import (
     BatchAssembled,
     Event,
@@ -199,6 +200,18 @@ async def newest_event(server: Served) -> str:
     return str(page["events"][-1]["cursor"])
 
 
+async def late_cursors(server: Served) -> dict[str, str]:
+    """By the order of a list of runs: the cursor that its last full page begins after."""
+    found = {}
+    for order in ORDERS:
+        cursors, asked = [""], {"sort": order}
+        while after := (await server.client.get("/runs.json", params=asked)).json()["next_cursor"]:
+            cursors.append(after)
+            asked["after"] = after
+        found[order] = cursors[max(0, len(cursors) - 2)]
+    return found
+
+
 async def measure_viewers(server: Served, url: str, *, first: int, viewers: int) -> bool:
     """Let a run take a step each second while so many view it. Returns whether the goals are met."""
     shown: list[list[tuple[int, float]]] = [[] for _ in range(viewers)]
@@ -239,6 +252,7 @@ async def measure(url: str, home: Path, options: argparse.Namespace) -> bool:
     print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
     async with served(url, home) as server:
         newest = await newest_event(server)
+        late = await late_cursors(server)
     pages |= {
         "run-long": f"/runs/{SECOND}",
         "curves-long": f"/runs/{SECOND}/curves.json?keys=rollout/raw_reward,train/kl",
@@ -251,7 +265,7 @@ async def measure(url: str, home: Path, options: argparse.Namespace) -> bool:
         "timeline-middle": f"/runs/{SECOND}/timeline?step={options.steps // 2}",
         "runs-searched": "/?search=run-99",
         "runs-best": "/?sort=reward",
-        "runs-late": "/?offset=9000",
+        **{f"runs-late-{order}": f"/?sort={order}&after={late[order]}" for order in late},
     }
     async with served(url, home) as server:
         is_kept = await measure_pages(server, pages, requests=options.requests)

@@ -1,5 +1,5 @@
-"""The queries of the API about runs. A page costs the same, however many runs there are. For a token
-that is bound to a workspace, the runs of others do not exist."""
+"""The queries of the API about a run. For a token that is bound to a workspace, the runs of others do
+not exist."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -77,26 +77,7 @@ class PageRange:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RunKind:
-    """The exact names by which a list of runs is narrowed. None selects any."""
-
-    dataset: str | None = None
-    model: str | None = None
-    rollout: str | None = None
-    workspace: str | None = None
-    creator: str | None = None
-
-
-ANY_KIND = RunKind()
 ALL_STEPS = (0, 2**31 - 1)
-ORDERS = {
-    "newest": "newest_first",
-    "oldest": "oldest_first",
-    "reward": "best_first",
-    "name": "by_name",
-}
-"""The orders of a list of runs, with the part of the query that each one is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,38 +109,6 @@ class Runs:
 
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
-
-    async def page(
-        self,
-        page: PageRange,
-        *,
-        status: str | None = None,
-        search: str | None = None,
-        archived: bool = False,
-        kind: RunKind = ANY_KIND,
-        order: str = "newest",
-    ) -> tuple[list[RunJson], int]:
-        """A page of runs in one of ORDERS, and how many there are in all. `archived` selects the runs
-        that were archived instead of the others."""
-        workspace = bound_workspace()
-        filters = {
-            "status": "with_status" if status else "with_any_status",
-            "archived": "archived" if archived else "present",
-            "words": "with_words" if search else "with_any_words",
-            "reach": "of_any_workspace" if workspace is None else "of_workspace",
-            "kind": "of_any_kind" if kind == ANY_KIND else "narrowed",
-        }
-        pattern = f"%{escape_like(search)}%" if search else None
-        names = (kind.dataset, kind.model, kind.rollout, kind.workspace, kind.creator)
-        selection = (status, pattern, workspace, *names)
-        rows = await self._pool.fetch(
-            SQL.variant("page_of_runs", **filters, order=ORDERS[order]),
-            *selection,
-            page.limit,
-            page.offset,
-        )
-        total = await self._pool.fetchval(SQL.variant("count_runs", **filters), *selection)
-        return [cast(RunJson, dict(row)) for row in rows], int(total)
 
     async def ended_before(self, moment: datetime) -> list[RunJson]:
         """Runs that ended before `moment`, the oldest first, and were neither archived nor restored

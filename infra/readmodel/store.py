@@ -55,6 +55,7 @@ from infra.readmodel.rows import (
     Unarchive,
     Write,
 )
+from infra.readmodel.run_pages import RunPages
 from infra.readmodel.runs import Runs
 from infra.readmodel.skipped_events import SkippedEvents
 from infra.readmodel.timeline import Timelines
@@ -169,6 +170,7 @@ class ReadModel:
         self._turn = 0
         self.names = PostgresNames(database)
         self.runs = Runs(database)
+        self.run_pages = RunPages(database)
         self.registry = Registry(database)
         self.deliveries = Deliveries(database)
         self.evaluations = Evaluations(database)

@@ -3,41 +3,74 @@
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.readmodel.runs import ANY_KIND, ORDERS, PageRange, RunJson, RunKind
+from infra.readmodel.run_pages import (
+    ANY_KIND,
+    ORDERS,
+    RunFilter,
+    RunKind,
+    RunOrder,
+    RunPage,
+    RunPlace,
+)
+from infra.readmodel.runs import RunJson
 from producers.dashboard.charts import curve
+from producers.dashboard.formats import url_part
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
-from producers.http.responses import flag, page_of, page_response
+from producers.http.responses import MAX_LIMIT, ApiResponse, flag, number
 from producers.http.routes.runs import STATUSES, services
 from schemas.errors import InvalidConfig, Issue
 
 REWARD = "rollout/raw_reward"
 SPARK_WIDTH, SPARK_HEIGHT = 96.0, 20.0
+PAGE_RUNS = 50
+KEPT = (
+    *("search", "status", "dataset", "model", "rollout", "workspace", "creator"),
+    *("archived", "sort", "limit"),
+)
+"""The parameters of the list that lead to the same list on each of its pages."""
+
+LABELS: Mapping[RunOrder, tuple[str, str]] = {
+    "newest": ("Newer", "Older"),
+    "oldest": ("Older", "Newer"),
+    "reward": ("Previous", "Next"),
+    "name": ("Previous", "Next"),
+}
+"""How the links to the pages before and after a page are called."""
+
+PageLink = Literal["prev", "next"]
+
 COLUMNS = tuple(RunJson.__annotations__)
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """The characters by which a spreadsheet takes the text of a cell for a formula."""
 
 
 async def index(request: Request) -> Response:
-    order, page, kind = _order(request), page_of(request), _kind(request)
-    found, total = await _find(request, page)
-    rewards = await services(request).readmodel.runs.sparklines(found, REWARD)
+    order, kind = _order(request), _kind(request)
+    page = await _find(request, order)
+    rewards = await services(request).readmodel.runs.sparklines(page.runs, REWARD)
     now = services(request).clock.now()
     return html(
         request,
         "runs.html",
         {
-            "rows": [_row(run, rewards.get(run["id"], []), now) for run in found],
-            "total": total,
-            "page": page,
+            "rows": [_row(run, rewards.get(run["id"], []), now) for run in page.runs],
+            "total": page.total,
+            "first": page.first,
+            "last": page.first + len(page.runs) - 1,
+            "to_previous": _place_query(request, page, "prev"),
+            "to_following": _place_query(request, page, "next"),
+            "to_first": _kept_query(request),
+            "labels": LABELS[order],
             "statuses": STATUSES,
-            "orders": tuple(ORDERS),
+            "orders": ORDERS,
             "order": order,
             "kind": kind,
             "narrowed": kind != ANY_KIND,
@@ -46,48 +79,111 @@ async def index(request: Request) -> Response:
 
 
 async def as_json(request: Request) -> Response:
-    """The runs that the page with the same filters shows, as JSON."""
-    page = page_of(request)
-    found, total = await _find(request, page)
-    return page_response("runs", [_finite(run) for run in found], total, page)
-
-
-async def as_csv(request: Request) -> Response:
-    """The runs that the page with the same filters shows, as CSV."""
-    found, _ = await _find(request, page_of(request))
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(COLUMNS)
-    lines.writerows([_cell(value) for value in _finite(run).values()] for run in found)
-    return Response(
-        text.getvalue(),
-        media_type="text/csv",
-        headers={"Content-Disposition": 'attachment; filename="runs.csv"'},
+    """The runs that the page with the same address shows, as JSON, with the cursors of the pages before
+    and after it."""
+    page = await _find(request, _order(request))
+    return ApiResponse(
+        {
+            "runs": [_finite(run) for run in page.runs],
+            "total_count": page.total,
+            "has_more": page.following is not None,
+            "next_cursor": page.following.cursor if page.following else None,
+            "previous_cursor": page.previous.cursor if page.previous else None,
+        },
+        headers=_links(request, page),
     )
 
 
-async def _find(request: Request, page: PageRange) -> tuple[Sequence[RunJson], int]:
-    """The runs of a page that the filters of a request select, and how many there are in all."""
+async def as_csv(request: Request) -> Response:
+    """The runs that the page with the same address shows, as CSV. The header Link has the addresses of
+    the pages before and after it."""
+    page = await _find(request, _order(request))
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    lines.writerows([_cell(value) for value in _finite(run).values()] for run in page.runs)
+    return Response(
+        text.getvalue(),
+        media_type="text/csv",
+        headers={
+            "Content-Disposition": 'attachment; filename="runs.csv"',
+            **_links(request, page),
+        },
+    )
+
+
+async def _find(request: Request, order: RunOrder) -> RunPage:
+    """The page of runs that the filters and the cursor of a request select. Raises InvalidConfig."""
     status = request.query_params.get("status") or None
     if status and status not in STATUSES:
         message = f"must be one of {', '.join(STATUSES)}, got {status[:40]!r}"
         raise InvalidConfig(f"status {message}", issues=(Issue("status", message),))
-    return await services(request).readmodel.runs.page(
-        page,
+    if request.query_params.get("offset"):
+        message = "does not page this list; remove it, and follow the links of the list"
+        raise InvalidConfig(f"offset {message}", issues=(Issue("offset", message),))
+    after, before = _place(request, "after", order), _place(request, "before", order)
+    if after and before:
+        message = "cannot be used together with after; remove one of them"
+        raise InvalidConfig(f"before {message}", issues=(Issue("before", message),))
+    found = RunFilter(
         status=status,
         search=request.query_params.get("search") or None,
         archived=flag(request, "archived"),
         kind=_kind(request),
-        order=_order(request),
+    )
+    limit = number(request, "limit", default=PAGE_RUNS, least=1, most=MAX_LIMIT)
+    return await services(request).readmodel.run_pages.at_place(
+        order, limit=limit, found=found, after=after, before=before
     )
 
 
-def _order(request: Request) -> str:
-    order = request.query_params.get("sort") or "newest"
-    if order not in ORDERS:
-        message = f"must be one of {', '.join(ORDERS)}, got {order[:40]!r}"
-        raise InvalidConfig(f"sort {message}", issues=(Issue("sort", message),))
-    return order
+def _place(request: Request, name: str, order: RunOrder) -> RunPlace | None:
+    """The place in the list that a parameter names. Raises InvalidConfig when it is not one that a list
+    in this order has linked to."""
+    text = request.query_params.get(name)
+    if not text:
+        return None
+    try:
+        return RunPlace.parse(text, order=order)
+    except ValueError as error:
+        message = (
+            f"must be a cursor of this list with sort={order}, got {text[:40]!r}; remove it to see "
+            "the first page, and follow the links from there"
+        )
+        raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),)) from error
+
+
+def _kept_query(request: Request) -> dict[str, str]:
+    """The filters, the order and the limit of a request, which each page of its list keeps."""
+    asked = request.query_params
+    return {name: asked[name] for name in KEPT if asked.get(name)}
+
+
+def _place_query(request: Request, page: RunPage, link: PageLink) -> dict[str, str] | None:
+    """The query of the page before or after a page; None when no run is there."""
+    place = page.previous if link == "prev" else page.following
+    name = "before" if link == "prev" else "after"
+    return {**_kept_query(request), name: place.cursor} if place else None
+
+
+def _links(request: Request, page: RunPage) -> dict[str, str]:
+    """The header with the addresses of the pages before and after a page (RFC 8288)."""
+    names: tuple[PageLink, ...] = ("prev", "next")
+    links = [
+        f'<{request.url.path}?{url_part(query)}>; rel="{name}"'
+        for name in names
+        if (query := _place_query(request, page, name))
+    ]
+    return {"Link": ", ".join(links)} if links else {}
+
+
+def _order(request: Request) -> RunOrder:
+    asked = request.query_params.get("sort") or "newest"
+    for order in ORDERS:
+        if asked == order:
+            return order
+    message = f"must be one of {', '.join(ORDERS)}, got {asked[:40]!r}"
+    raise InvalidConfig(f"sort {message}", issues=(Issue("sort", message),))
 
 
 def _finite(run: RunJson) -> Mapping[str, object]:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from infra.ports.actor import Actor
 from infra.ports.event_log import Cursor
+from infra.readmodel.run_pages import RunFilter
 from infra.readmodel.runs import RunJson
 from infra.readmodel.wait_reasons import WaitJson, wait_for_approval, waits_of
 from producers.core.estimates import estimate, has_gpu
@@ -161,12 +162,12 @@ async def index(request: Request) -> Response:
         message = f"must be one of {', '.join(STATUSES)}, got {status!r}"
         raise InvalidConfig(f"status {message}", issues=(Issue("status", message),))
     page = page_of(request)
-    runs, total = await services(request).readmodel.runs.page(
-        page,
+    found = RunFilter(
         status=status or None,
         search=request.query_params.get("search") or None,
         archived=flag(request, "archived"),
     )
+    runs, total = await services(request).readmodel.run_pages.at_offset(page, found)
     return page_response("runs", runs, total, page)
 
 

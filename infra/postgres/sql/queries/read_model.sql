@@ -74,30 +74,83 @@ $3::text is null
 -- part: of_any_kind
 coalesce($4::text, $5::text, $6::text, $7::text, $8::text) is null
 
+-- part: runs_that_match
+runs r
+where {status: with_status | with_any_status} and {archived: archived | present}
+  and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
+  and {kind: narrowed | of_any_kind}
+
+-- The orders of runs, each with its reverse. All end with the start and the id, so no two runs share a place.
+
 -- part: newest_first
 r.created_at desc, r.run
 
 -- part: oldest_first
-r.created_at, r.run
+r.created_at, r.run desc
 
 -- part: best_first
 r.reward desc nulls last, r.created_at desc, r.run
 
+-- part: worst_first
+r.reward nulls first, r.created_at, r.run desc
+
 -- part: by_name
 r.name, r.created_at desc, r.run
 
+-- part: by_name_reversed
+r.name desc, r.created_at, r.run desc
+
+-- The runs beyond a place: a start $9, an id $10, and in some orders a reward $11 or a name $12. A run
+-- without a reward comes after all others. None of these is null, so they can be counted.
+
+-- part: older
+(r.created_at <= $9 and (r.created_at < $9 or r.run > $10))
+
+-- part: newer
+(r.created_at >= $9 and (r.created_at > $9 or r.run < $10))
+
+-- part: without_value
+$11::float8 is null and $12::text is null
+
+-- part: at_any_place
+$9::timestamptz is null and $10::text is null and {without_value}
+
+-- part: started_before
+{older} and {without_value}
+
+-- part: started_after
+{newer} and {without_value}
+
+-- part: rewarded_less
+(($11::float8 is not null and (r.reward is null or r.reward < $11))
+  or (r.reward is not distinct from $11 and {older})) and $12::text is null
+
+-- part: rewarded_more
+((r.reward is not null and ($11::float8 is null or r.reward > $11))
+  or (r.reward is not distinct from $11 and {newer})) and $12::text is null
+
+-- part: named_later
+r.name >= $12 and (r.name > $12 or {older}) and $11::float8 is null
+
+-- part: named_earlier
+r.name <= $12 and (r.name < $12 or {newer}) and $11::float8 is null
+
 -- name: page_of_runs
-select {run_summary} from runs r
-where {status: with_status | with_any_status} and {archived: archived | present}
-  and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
-  and {kind: narrowed | of_any_kind}
-order by {order: newest_first | oldest_first | best_first | by_name} limit $9 offset $10
+select {run_summary} from {runs_that_match} order by {newest_first} limit $9 offset $10
 
 -- name: count_runs
-select count(*) from runs r
-where {status: with_status | with_any_status} and {archived: archived | present}
-  and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
-  and {kind: narrowed | of_any_kind}
+select count(*) from {runs_that_match}
+
+-- name: runs_beyond
+select {run_summary} from {runs_that_match}
+  and {place: at_any_place | started_before | started_after | rewarded_less | rewarded_more | named_later | named_earlier}
+order by {order: newest_first | oldest_first | best_first | worst_first | by_name | by_name_reversed}
+limit $13
+
+-- name: count_runs_beyond
+select count(*) as total, count(*) filter (where
+  {place: at_any_place | started_before | started_after | rewarded_less | rewarded_more | named_later | named_earlier}
+) as beyond from {runs_that_match}
 
 -- name: runs_ended_before
 select {run_summary} from runs r where r.archived_at is null

@@ -306,4 +306,4 @@ async def test_two_projectors_show_each_event_once(database: Database) -> None:
         assert not await two.apply(found, before=Cursor(), after=after)
         assert await two.cursor() == after
         assert (await two.runs.logs("r1", limit=9))[0][0]["message"].startswith("Run a-run")
-        assert (await two.runs.page(PageRange()))[1] == 1
+        assert (await two.run_pages.at_offset(PageRange()))[1] == 1
