@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from infra.readmodel.runs import ALL_STEPS, RunJson
 from producers.core.history.environment import Environment, environment_of
 from producers.dashboard.charts import curve, finite_points
+from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.pages.runs import REWARD, eta_s, progress
 from producers.dashboard.rendering import html
@@ -75,6 +76,7 @@ async def show(request: Request) -> Response:
         "run.html",
         {
             "run": run,
+            "commit_address": await _commit_address(request, run),
             "progress": progress(run),
             "eta_s": eta_s(run, now),
             "figures": _figures(run, curves, now),
@@ -111,6 +113,16 @@ async def _environment(request: Request, run: RunJson) -> Environment:
     if run["archived_at"] is not None:
         return {}
     return await environment_of(core.readmodel.moments, core.log, run["id"])
+
+
+async def _commit_address(request: Request, run: RunJson) -> str | None:
+    """The page of a run's commit on the forge of its workspace, or None."""
+    if run["workspace"] is None or run["commit_sha"] is None:
+        return None
+    found = await services(request).readmodel.registry.workspace(run["workspace"])
+    if found is None:
+        return None
+    return commit_address(found["url"], run["commit_sha"], provider=found["provider"])
 
 
 async def _checkpoints(request: Request, run: RunJson) -> Mapping[str, object]:

@@ -1,10 +1,13 @@
 """Workspaces: the list, and one with its rollouts and what arrived about its repository."""
 
+from collections.abc import Mapping
+
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from infra.readmodel.deliveries import KINDS
 from producers.core.deliveries import page_of_deliveries, request_refs_check
+from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
@@ -40,8 +43,15 @@ async def show(request: Request) -> Response:
     found, total = await page_of_deliveries(table, str(workspace["id"]), page, chosen)
     values = {
         "workspace": workspace,
-        "triggers": await table.triggers(str(workspace["id"])),
-        "deliveries": found,
+        "commit_address": _commit_address(workspace, workspace["commit_sha"]),
+        "triggers": [
+            {"trigger": one, "commit_address": _commit_address(workspace, one["after"])}
+            for one in await table.triggers(str(workspace["id"]))
+        ],
+        "deliveries": [
+            {"delivery": one, "commit_address": _commit_address(workspace, one.row["after"])}
+            for one in found
+        ],
         "kinds": KINDS,
         "total": total,
         "page": page,
@@ -62,6 +72,14 @@ async def data(request: Request) -> Response:
             "deliveries": [delivery_json(one) for one in found],
             "total": total,
         }
+    )
+
+
+def _commit_address(workspace: Mapping[str, object], sha: object) -> str | None:
+    """The page of a commit on the forge of a workspace, or None."""
+    url, provider = str(workspace["url"]), workspace["provider"]
+    return commit_address(
+        url, str(sha) if sha else None, provider=str(provider) if provider else None
     )
 
 
