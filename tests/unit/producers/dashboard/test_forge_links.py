@@ -158,7 +158,7 @@ async def test_pages_link_to_commits_and_show_text_without_a_forge(
     page = "https://git.example.org/team/sums/commit/"
     for path, shas in ((f"/runs/{FIRST}", "c"), (f"/workspaces/{WORKSPACE}", "cb")):
         text = (await browser.get(path)).text
-        assert _links(text) == [page + sha * 40 for sha in shas]
+        assert [*dict.fromkeys(_links(text))] == [page + sha * 40 for sha in shas]
     for url, provider in (
         ("http://git.example.org/team/sums", "gitea"),
         ("/srv/team/sums", "none"),
