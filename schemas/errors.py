@@ -108,11 +108,15 @@ class JudgeAway(TransientError):
 class RepositoryAway(TransientError):
     """A git repository cannot be reached: the network, the server or git on this machine failed, and
     git reported nothing about the repository itself. The work is retried after `pause_s` seconds,
-    for as long as this lasts. The message says what failed."""
+    for as long as this lasts. With `longest_pause_s` each pause is twice the one before, up to that
+    one. The message says what failed."""
 
-    def __init__(self, message: str, *, pause_s: float = 2.0) -> None:
+    def __init__(
+        self, message: str, *, pause_s: float = 2.0, longest_pause_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.pause_s = pause_s
+        self.longest_pause_s = longest_pause_s
 
 
 class ForgeAway(RepositoryAway):
@@ -121,8 +125,8 @@ class ForgeAway(RepositoryAway):
 
 
 class HubAway(RepositoryAway):
-    """A model hub cannot be reached, or asks to wait. The upload is continued after `pause_s` seconds,
-    for as long as this lasts."""
+    """A model hub cannot be reached, or asks to wait. The upload is continued after a pause, for as long
+    as this lasts."""
 
 
 class CorruptData(HeadraceError):

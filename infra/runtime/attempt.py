@@ -38,6 +38,9 @@ STORE_PAUSE_S = 3.0
 """About how long an effect waits before it asks an unavailable blob store, sandbox service or judge
 again. It waits without limit, because a run must not end when a disk was full overnight."""
 
+MOST_DOUBLINGS = 30
+"""How often a pause is doubled at most, whatever its limit, so that it stays a number."""
+
 DEADLINE_S = 6 * 3600.0
 """The longest that an attempt may take. User code has its own, shorter deadlines."""
 
@@ -76,7 +79,7 @@ async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) ->
         return Attempt(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)
     except RepositoryAway as error:
         logger.warning("%s waits: %s", claimed.effect.type, error)
-        pause_s = random.uniform(0.5, 1.0) * error.pause_s  # noqa: S311 - jitter
+        pause_s = random.uniform(0.5, 1.0) * pause_after(error, claimed.epoch)  # noqa: S311 - jitter
         return Attempt(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)
     except UserCodeError as error:
         return _failure(claimed, error.category, error.message)
@@ -92,6 +95,14 @@ async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) ->
     except Exception as error:  # a consumer may have any bug
         return _retry_or_fail(claimed, error)
     return Attempt(claimed, outcome)
+
+
+def pause_after(error: RepositoryAway, tries: int) -> float:
+    """Seconds to wait before an effect is tried again that was claimed so often."""
+    if error.longest_pause_s is None:
+        return error.pause_s
+    doublings = min(max(0, tries - 1), MOST_DOUBLINGS)
+    return max(error.pause_s, min(error.pause_s * 2.0**doublings, error.longest_pause_s))
 
 
 def _failure(claimed: Claimed, category: FailureCategory, message: str) -> Attempt:

@@ -21,7 +21,7 @@ from schemas.text import plain
 WALL_S = 5 * 3600.0
 """The longest that one attempt may take. The files that were uploaded meanwhile stay on the hub."""
 AWAY_S = 15.0
-"""About how long an upload waits before it asks the hub again, unless the hub names a pause."""
+"""About how long an upload waits at first before it asks the hub again, unless the hub names a pause."""
 LONGEST_PAUSE_S = 900.0
 PASSED_ON = ("PATH", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR")
 SCRIPT = "infra.blobs.hub.upload_program"
@@ -66,8 +66,11 @@ class HubUploads:
             raise Refused(message)
         if answer.get("kind") != "away":
             raise TransientError(f"{message}; it is tried again")
-        pause_s = min(float(answer.get("pause_s") or self._away_s), LONGEST_PAUSE_S)
-        raise HubAway(f"{message}; it is asked again until it answers", pause_s=pause_s)
+        message = f"{message}; it is asked again until it answers"
+        if answer.get("pause_s"):
+            # Twice, because half of a pause may be waited.
+            raise HubAway(message, pause_s=2 * min(float(answer["pause_s"]), LONGEST_PAUSE_S))
+        raise HubAway(message, pause_s=self._away_s, longest_pause_s=LONGEST_PAUSE_S)
 
 
 def check_endpoint(endpoint: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from infra.blobs.hub.uploads import HubUploads, check_endpoint
 from infra.ports.hub import HubUpload
+from infra.runtime.attempt import pause_after
 from schemas.errors import HubAway, InvalidConfig, Refused
 from schemas.secrets.secret_value import SecretValue
 from tests.kit.model_hub import CHUNK, TOKEN, Hub, HubFault, model_hub
@@ -141,12 +142,15 @@ async def test_a_rate_limit_waits_for_as_long_as_the_hub_says(hub: Hub, wanted: 
     )
     with pytest.raises(HubAway, match="slow down") as away:
         await HubUploads(hub.url).upload(wanted, SecretValue(TOKEN))
-    assert away.value.pause_s == 77
+    assert away.value.pause_s / 2 == 77, "at least half of a pause is waited"
+    assert away.value.longest_pause_s is None
 
 
 async def test_a_hub_that_is_away_is_asked_again(wanted: HubUpload) -> None:
-    with pytest.raises(HubAway, match="does not answer"):
+    with pytest.raises(HubAway, match="does not answer") as away:
         await HubUploads("http://127.0.0.1:9").upload(wanted, SecretValue(TOKEN))
+    pauses = [pause_after(away.value, tries) for tries in (1, 2, 3, 50)]
+    assert pauses == [15, 30, 60, 900]
 
 
 async def test_an_error_of_the_storage_is_repeated_by_the_client(
