@@ -1,0 +1,150 @@
+"""`headrace model deploy|undeploy|list|info|push`: what is asked of the server, and what is printed."""
+
+from typing import Any
+
+import pytest
+
+from producers.cli.commands.models import model
+from tests.unit.producers.cli.conftest import FakeServer, Run
+
+
+def deployment(**others: Any) -> dict[str, Any]:
+    return {
+        "name": "sums",
+        "model": "qwen:sums",
+        "status": "active",
+        "checkpoint": "my-run@3",
+        "pending": None,
+        "error": None,
+        "reward": 0.75,
+        "adapter_sha256": "a" * 64,
+        "requested_by": "ada",
+        "deployed_at": "2026-11-23T12:00:00Z",
+        "usage": {"requests": 7},
+        "usage_by_token": [
+            {
+                "token": "t1",
+                "token_name": "ci",
+                "owner": "ada",
+                "requests": 7,
+                "prompt_tokens": 70,
+                "completion_tokens": 140,
+            }
+        ],
+        **others,
+    }
+
+
+def push(status: str, **others: Any) -> dict[str, Any]:
+    return {"id": "p1", "ref": "my-run@3", "status": status, "waiting": None, **others}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "POLL_S", 0.0)
+    monkeypatch.setattr(model, "PUSH_POLL_S", 0.0)
+
+
+def test_deploy_waits_until_the_checkpoint_is_loaded(server: FakeServer, headrace: Run) -> None:
+    loading = deployment(status="loading", pending="my-run@3", checkpoint=None)
+    server.answer("POST", "/deployments", {"deployment": loading}, 201)
+    server.answer("GET", "/deployments/sums", {"deployment": loading})
+    server.answer("GET", "/deployments/sums", {"deployment": deployment()})
+    ran = headrace("model", "deploy", "my-run@best", "--name", "sums")
+    assert ran.code == 0
+    assert server.requests[0].document == {"checkpoint": "my-run@best", "name": "sums"}
+    assert "my-run@3 is deployed; clients call the model qwen:sums" in ran.out + ran.err
+    assert len(server.requests) == 3
+
+
+def test_deploy_without_waiting_names_the_next_command(server: FakeServer, headrace: Run) -> None:
+    loading = deployment(pending="my-run@3")
+    server.answer("POST", "/deployments", {"deployment": loading}, 201)
+    ran = headrace("model", "deploy", "my-run@3", "--no-wait")
+    assert ran.code == 0
+    assert server.requests[0].document == {"checkpoint": "my-run@3"}
+    assert "`headrace model info sums` shows it" in ran.out + ran.err
+    assert len(server.requests) == 1
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_an_error(server: FakeServer, headrace: Run) -> None:
+    failed = deployment(status="failed", error="it is of another base model")
+    server.answer("POST", "/deployments", {"deployment": deployment(pending="my-run@3")}, 201)
+    server.answer("GET", "/deployments/sums", {"deployment": failed})
+    ran = headrace("model", "deploy", "my-run@3", "--json")
+    assert ran.code != 0
+    assert (ran.error["code"], ran.error["message"]) == ("REFUSED", "it is of another base model")
+
+
+def test_undeploy_waits_until_it_is_not_served_any_more(server: FakeServer, headrace: Run) -> None:
+    server.answer("DELETE", "/deployments/sums", {"deployment": deployment()})
+    server.answer("GET", "/deployments/sums", {"deployment": deployment()})
+    server.answer("GET", "/deployments/sums", {"deployment": deployment(status="ended")})
+    ran = headrace("model", "undeploy", "sums", "--json")
+    assert ran.code == 0
+    assert ran.document["deployment"]["status"] == "ended"
+    assert headrace("model", "undeploy", "other").code != 0
+
+
+def test_list_shows_how_many_are_active(server: FakeServer, headrace: Run) -> None:
+    answer = {
+        "deployments": [deployment()],
+        "active_deployments": 1,
+        "max_active_deployments": 4,
+    }
+    server.answer("GET", "/deployments", answer)
+    ran = headrace("model", "list")
+    assert ran.code == 0
+    assert "1 of 4 active" in ran.out
+    assert "qwen:sums" in ran.out
+    assert headrace("model", "list", "--json").document["deployments"] == [deployment()]
+
+
+def test_info_shows_what_each_token_used(server: FakeServer, headrace: Run) -> None:
+    server.answer("GET", "/deployments/sums", {"deployment": deployment()})
+    ran = headrace("model", "info", "sums")
+    assert ran.code == 0
+    for shown in ("my-run@3", "ci", "ada", "70", "140"):
+        assert shown in ran.out
+    absent = headrace("model", "info", "no/such", "--json")
+    assert absent.error["code"] == "NOT_FOUND"
+    assert server.requests[-1].path == "/api/v1/deployments/no%2Fsuch"
+
+
+def test_push_waits_says_why_once_and_ends_with_the_address(
+    server: FakeServer, headrace: Run
+) -> None:
+    away = push("requested", waiting="the hub answers 503")
+    pushed = push("pushed", url="https://hub.example.org/o/sums", revision="r1")
+    server.answer("POST", "/checkpoints/my-run@best/pushes", {"push": push("requested")}, 201)
+    for rows in ([away], [away], [pushed]):
+        server.answer("GET", "/checkpoints/my-run@3/pushes", {"pushes": rows})
+    ran = headrace("model", "push", "my-run@best", "o/sums", "--public", "--merged")
+    assert ran.code == 0, ran.err
+    assert server.requests[0].document == {
+        "repository": "o/sums",
+        "merged": True,
+        "private": False,
+        "secret": "HF_TOKEN",
+    }
+    said = ran.out + ran.err
+    assert said.count("waiting: the hub answers 503") == 1
+    assert "my-run@3 is on https://hub.example.org/o/sums (revision r1)" in said
+
+
+def test_a_push_that_the_hub_refused_is_an_error(server: FakeServer, headrace: Run) -> None:
+    refused = push("failed", error="401: the token is wrong")
+    server.answer("POST", "/checkpoints/my-run@3/pushes", {"push": push("requested")}, 201)
+    server.answer("GET", "/checkpoints/my-run@3/pushes", {"pushes": [refused]})
+    ran = headrace("model", "push", "my-run@3", "o/sums", "--json")
+    assert ran.code != 0
+    assert ran.error["message"] == "401: the token is wrong"
+
+
+def test_a_push_without_waiting_leaves_it_to_a_worker(server: FakeServer, headrace: Run) -> None:
+    server.answer("POST", "/checkpoints/my-run@3/pushes", {"push": push("requested")}, 201)
+    arguments = ("my-run@3", "o/sums", "--no-wait", "--token-secret", "MY_TOKEN")
+    ran = headrace("model", "push", *arguments, "--json")
+    assert ran.document["push"]["status"] == "requested"
+    assert server.requests[0].document["secret"] == "MY_TOKEN"
+    assert len(server.requests) == 1
