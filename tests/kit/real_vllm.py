@@ -64,12 +64,16 @@ def python() -> Path:
 
 
 @contextmanager
-def real_vllm(base: Base, folder: Path, *, max_model_len: int = 128) -> Iterator[RealVllm]:
-    """A server of this model, which is written to `folder`, until the block ends."""
+def real_vllm(
+    base: Base, folder: Path, *, max_model_len: int = 128, port: int | None = None
+) -> Iterator[RealVllm]:
+    """A server of this model, which is written to `folder`, until the block ends. Without a `port` it
+    has a free one."""
     base.model.save_pretrained(folder / "model")
     base.tokenizer.save_pretrained(folder / "model")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    if port is None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = int(free.getsockname()[1])
     place = ("--model", str(folder / "model"), "--host", "127.0.0.1", "--port", str(port))
     log = folder / "vllm.log"
     with log.open("wb") as output:
