@@ -45,6 +45,7 @@ class Hop:
     what: str
     event: str
     event_id: str
+    cursor: str
     at: datetime
     ms_since_previous: float | None
 
@@ -100,6 +101,7 @@ def _hops(found: HopEvents) -> Iterator[Hop]:
             what=what,
             event=recorded.event.type,
             event_id=str(recorded.id),
+            cursor=str(recorded.cursor),
             at=recorded.time,
             ms_since_previous=None if since is None else round(since, 3),
         )

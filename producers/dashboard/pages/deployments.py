@@ -9,6 +9,7 @@ from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.requests import cause_of
 from producers.http.responses import ApiResponse
+from producers.http.routes import deployments
 from producers.http.routes.deployments import deployment_json
 from producers.http.routes.runs import services
 from schemas.errors import Issue, Refused
@@ -77,5 +78,6 @@ ROUTES = [
     PageRoute("/deployments.json", rows, scope="read"),
     PageRoute("/deployments", deploy, scope="control", methods=["POST"]),
     PageRoute("/deployments/{name}", show, scope="read"),
+    PageRoute("/deployments/{name}/usage.json", deployments.show, scope="read"),
     PageRoute("/deployments/{name}/undeploy", undeploy, scope="control", methods=["POST"]),
 ]

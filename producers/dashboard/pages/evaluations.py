@@ -8,6 +8,7 @@ from starlette.responses import Response
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.responses import page_of
+from producers.http.routes import evaluations
 from producers.http.routes.evaluations import find_evaluation, results_of, to_json
 from producers.http.routes.runs import services
 
@@ -39,5 +40,7 @@ async def show(request: Request) -> Response:
 
 ROUTES = [
     PageRoute("/evals", index, scope="read"),
+    PageRoute("/evals.json", evaluations.index, scope="read"),
     PageRoute("/evals/{ref}", show, scope="read"),
+    PageRoute("/evals/{ref}/rows.json", evaluations.rows, scope="read"),
 ]

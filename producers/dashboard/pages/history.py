@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.ports.event_log import Cursor, Encoded, EventStore, Recorded
+from infra.readmodel.runs import RunJson
 from producers.core.history.run_state import changes, run_state_at
-from producers.core.history.trace import trace
+from producers.core.history.trace import Hop, trace
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.responses import ApiResponse, number
@@ -181,12 +182,23 @@ async def _moment(request: Request) -> tuple[Recorded, dict[str, Any]]:
 
 async def hops(request: Request) -> Response:
     """The eight hops of the sample that the path names."""
-    run, _ = await find_run_with_history(request)
-    sample = request.path_params["sample"]
-    requested = await services(request).lookup.whole_run(run["id"])
-    found = await trace(services(request).log, requested, sample)
-    values = {"run": run, "sample": sample, "hops": [asdict(hop) for hop in found]}
+    run, found = await _hops(request)
+    shown = [{**asdict(hop), "seconds": (hop.ms_since_previous or 0) / 1000} for hop in found]
+    values = {"run": run, "sample": request.path_params["sample"], "hops": shown}
     return html(request, "hops.html", values)
+
+
+async def hops_data(request: Request) -> Response:
+    """The same hops as JSON."""
+    _, found = await _hops(request)
+    return ApiResponse({"hops": [asdict(hop) for hop in found]})
+
+
+async def _hops(request: Request) -> tuple[RunJson, Sequence[Hop]]:
+    run, _ = await find_run_with_history(request)
+    requested = await services(request).lookup.whole_run(run["id"])
+    found = await trace(services(request).log, requested, request.path_params["sample"])
+    return run, found
 
 
 ROUTES = [
@@ -195,4 +207,5 @@ ROUTES = [
     PageRoute("/runs/{ref}/at/{cursor}", moment, scope="read"),
     PageRoute("/runs/{ref}/at/{cursor}/state.json", moment_data, scope="read"),
     PageRoute("/runs/{ref}/trace/{sample}", hops, scope="read"),
+    PageRoute("/runs/{ref}/trace/{sample}/hops.json", hops_data, scope="read"),
 ]

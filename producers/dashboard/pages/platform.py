@@ -12,7 +12,7 @@ from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.auth import actor_of
 from producers.http.responses import page_of
-from producers.http.routes.platform import own_version
+from producers.http.routes.platform import own_version, status
 from producers.http.routes.runs import services, waiting_for
 
 
@@ -54,6 +54,7 @@ async def redrive(request: Request) -> Response:
 
 ROUTES = [
     PageRoute("/platform", show, scope="read", reach="installation"),
+    PageRoute("/platform.json", status, scope="read", reach="installation"),
     PageRoute(
         "/platform/dead-letters/{ref}/redrive",
         redrive,
