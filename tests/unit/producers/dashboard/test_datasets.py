@@ -12,10 +12,10 @@ import pytest
 from producers.core.datasets import column_statistics
 from producers.core.datasets.recent_statistics import RecentStatistics
 from producers.dashboard.pages import datasets
-from tests.kit.application import TOKEN, Application, rows
+from tests.kit.application import Application, rows
 from tests.kit.hostile_strings import hostile_strings
 from tests.kit.markup import structure
-from tests.unit.producers.dashboard.test_sign_in import sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 pytestmark = pytest.mark.postgres
 
@@ -25,11 +25,7 @@ LARGEST_PAGE = 150_000
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from infra.postgres.pool import connect
 from producers.dashboard.forge_links import commit_address
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.hostile_strings import hostile_strings
 from tests.kit.markup import structure
 from tests.kit.showcase import FIRST, WORKSPACE, fill
-from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 SHA = "c" * 40
 
@@ -134,11 +134,7 @@ def test_a_link_is_plain_whatever_the_address_is(
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

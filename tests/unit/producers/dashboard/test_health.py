@@ -10,20 +10,16 @@ from producers.dashboard.charts import MOST_DOTS, scatter
 from producers.dashboard.lengths import length_bins
 from producers.dashboard.pages.health import SHOWN_STEPS, step_health, thinned_steps
 from schemas.sampling import Grade
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.showcase import FIRST, fill
-from tests.unit.producers.dashboard.test_sign_in import sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 HERE = "http://127.0.0.1"
 
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

@@ -8,12 +8,12 @@ import httpx
 import pytest
 
 from producers.dashboard import rendering
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.hostile_strings import hostile_strings, one_line_of
 from tests.kit.markup import structure
 from tests.kit.poisoned_pages import Poison, RenderedPage, recorded_pages
 from tests.kit.showcase import FIRST, fill
-from tests.unit.producers.dashboard.test_sign_in import sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 pytestmark = pytest.mark.postgres
 
@@ -25,11 +25,7 @@ LARGEST_PAGE = 150_000
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

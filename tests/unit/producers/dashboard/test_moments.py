@@ -22,9 +22,9 @@ from schemas.events import (
     RunStopped,
     RunStopRequested,
 )
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.story import beginning, step
-from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 pytestmark = pytest.mark.postgres
 
@@ -45,11 +45,7 @@ async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
         await app.append([*step("r", number)])
     await app.append([RunPaused(run="r", step=3, reason="a person"), RunResumed(run="r", step=3)])
     await app.append([RunFailed(run="r", kind="error", message="out of memory")])
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from producers.dashboard.config_form import field_names, read_toml, rubric_field, write_toml
 from schemas.toml.parser import parse_run
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.tokens import tenant
-from tests.unit.producers.dashboard.test_sign_in import HERE, form_key_in, sign_in
+from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
 
 FILLED = {
     "experiment.rollout": "math",
@@ -67,11 +67,7 @@ def test_a_config_of_any_shape_can_be_read(value: object) -> None:
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.story import beginning
 from tests.kit.tokens import Tenant, tenant
-from tests.unit.producers.dashboard.test_sign_in import form_key_in, sign_in
+from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
 
 pytestmark = pytest.mark.postgres
 
@@ -41,11 +41,7 @@ PAGES = (
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from producers.dashboard.playground_form import MOST_TURNS, parse_question
 from schemas.errors import InvalidConfig
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.showcase import fill
-from tests.unit.producers.dashboard.test_sign_in import form_key_in, sign_in
+from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
 
 HERE = "http://127.0.0.1"
 FORM = {"left": "base", "right": "base:sums", "question": "Say 3"}
@@ -18,11 +18,7 @@ FORM = {"left": "base", "right": "base:sums", "question": "Say 3"}
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from producers.dashboard.pages.row_changes import sort_changes
 from schemas.events import EvaluationRequested, Event
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.history import keep
 from tests.kit.specs import template
 from tests.kit.story import batch_of
-from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 from tests.unit.producers.http.routes.test_evaluations import dataset, evaluated
 from tests.unit.producers.http.test_checkpoint_comparison import graded, run_with_validation
 
@@ -20,11 +20,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

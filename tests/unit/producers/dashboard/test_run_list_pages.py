@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from infra.readmodel.run_pages import RunPlace
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.hostile_strings import hostile_strings
 from tests.kit.markup import structure
 from tests.kit.postgres import execute
-from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 pytestmark = pytest.mark.postgres
 
@@ -32,11 +32,7 @@ PLACE = RunPlace("newest", datetime(2026, 1, 1, tzinfo=UTC), "r1")
 @pytest.fixture
 async def browser(app: Application, database_url: str) -> AsyncIterator[httpx.AsyncClient]:
     await execute(database_url, ADD.format(first=1, last=NUM_RUNS))
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

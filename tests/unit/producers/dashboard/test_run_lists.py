@@ -11,11 +11,11 @@ import pytest
 
 from infra.readmodel.runs import RunJson
 from producers.dashboard.pages.runs import COLUMNS, _cell, _finite
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.pushes import origin
 from tests.kit.story import beginning
 from tests.kit.tokens import Tenant, tenant
-from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 
 @pytest.fixture
@@ -25,11 +25,7 @@ async def owner(app: Application) -> Tenant:
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.showcase import FIRST, PENDING, SECONDS, fill
-from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 pytestmark = pytest.mark.postgres
 
@@ -15,11 +15,7 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
     await fill(app, steps=3)
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

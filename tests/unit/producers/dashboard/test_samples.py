@@ -16,9 +16,9 @@ from producers.dashboard.answers import (
 from producers.dashboard.pages.samples import EVERYTHING, GROUPS_IN_LIST, listed_groups
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import Message, SampleRecord, Sequence, ToolCall
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.showcase import FIRST, fill
-from tests.unit.producers.dashboard.test_sign_in import sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 HERE = "http://127.0.0.1"
 RECORD = SampleRecord(
@@ -63,11 +63,7 @@ def test_one_text_can_be_read_alone() -> None:
 
 @pytest.fixture
 async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as client:
-        await sign_in(client, TOKEN)
+    async with signed_in(app) as client:
         yield client
 
 

@@ -1,6 +1,7 @@
 """Signing in: who gets a session, how long it lasts, and what other sites cannot do with it."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -28,6 +29,18 @@ async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
 
 async def sign_in(browser: httpx.AsyncClient, token: str, following: str = "/") -> httpx.Response:
     return await browser.post("/login", data={"token": token, "next": following})
+
+
+@asynccontextmanager
+async def signed_in(app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser with a session of the administrator, until the block ends. An error of the application
+    is raised."""
+    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(
+        transport=transport, base_url=HERE, headers={"Origin": HERE}
+    ) as client:
+        await sign_in(client, TOKEN)
+        yield client
 
 
 async def test_a_page_without_a_session_leads_to_the_form_and_back(

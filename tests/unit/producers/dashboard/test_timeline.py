@@ -2,15 +2,14 @@
 
 from datetime import UTC, datetime, timedelta
 
-import httpx
 import pytest
 
 from infra.readmodel import timeline
 from infra.readmodel.timeline import Span, StepTimes
 from producers.dashboard.pages.timeline import NARROWEST, SHOWN_STEPS, WIDTH, bars
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import Application
 from tests.kit.story import beginning, step
-from tests.unit.producers.dashboard.test_sign_in import HERE, sign_in
+from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
@@ -39,11 +38,7 @@ async def test_the_page_shows_the_newest_steps_or_those_from_a_step_on(app: Appl
     await app.append([*beginning("r", "first", steps=90)])
     for number in range(1, 31):
         await app.append([*step("r", number)])
-    transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(
-        transport=transport, base_url=HERE, headers={"Origin": HERE}
-    ) as browser:
-        await sign_in(browser, TOKEN)
+    async with signed_in(app) as browser:
         newest = (await browser.get("/runs/first/timeline.json")).json()
         assert [one["step"] for one in newest["steps"]] == [*range(32 - SHOWN_STEPS, 31)]
         assert newest["extent"]["later"] is None
