@@ -4,8 +4,8 @@ It is read from the log alone. Each hop is an event. The events of a sample are 
 its step and its run.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from infra.ports.event_log import Cursor, EventStore, Recorded
@@ -38,7 +38,8 @@ OF_THE_RUN = (RunRequested, GroupsRequested, BatchAssembled, PolicyUpdated)
 @dataclass(frozen=True, slots=True)
 class Hop:
     """One of the eight hops. `ms_since_previous` is the time since the previous hop in milliseconds, and
-    None for the first one."""
+    None for the first one. `cursor` is where its event is in the log, which changes when the log moves
+    to another cluster."""
 
     hop: int
     file: str
@@ -48,6 +49,12 @@ class Hop:
     cursor: str
     at: datetime
     ms_since_previous: float | None
+
+    def to_json(self) -> Mapping[str, object]:
+        """The hop as JSON, without its cursor, so that it is the same after a move."""
+        found = asdict(self)
+        del found["cursor"]
+        return found
 
 
 async def trace(log: EventStore, run: RunRequested, sample: str) -> tuple[Hop, ...]:

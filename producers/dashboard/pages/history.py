@@ -191,7 +191,7 @@ async def hops(request: Request) -> Response:
 async def hops_data(request: Request) -> Response:
     """The same hops as JSON."""
     _, found = await _hops(request)
-    return ApiResponse({"hops": [asdict(hop) for hop in found]})
+    return ApiResponse({"hops": [hop.to_json() for hop in found]})
 
 
 async def _hops(request: Request) -> tuple[RunJson, Sequence[Hop]]:

@@ -1,7 +1,5 @@
 """`GET /runs/{ref}/trace?sample=ID`: the eight hops of a sample."""
 
-from dataclasses import asdict
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +19,7 @@ async def hops(request: Request) -> Response:
         )
     run = await services(request).lookup.whole_run(request.path_params["ref"])
     found = await trace(services(request).log, run, sample)
-    return ApiResponse({"sample": sample, "hops": [asdict(hop) for hop in found]})
+    return ApiResponse({"sample": sample, "hops": [hop.to_json() for hop in found]})
 
 
 ROUTES = [ScopedRoute("/runs/{ref}/trace", hops, scope="read")]
