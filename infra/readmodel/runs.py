@@ -96,6 +96,14 @@ class GroupRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CurveEnds:
+    """The first and the last point of a metric, as (step, value). With one point they are the same."""
+
+    first: tuple[int, float]
+    last: tuple[int, float]
+
+
+@dataclass(frozen=True, slots=True)
 class RunMark:
     """Something at a step of a run that a curve marks. The text is that of a warning."""
 
@@ -210,6 +218,22 @@ class Runs:
         """The means of metrics over the steps after this one. A metric without points is absent."""
         rows = await self._pool.fetch(SQL["recent_means"], run, list(keys), after)
         return {row["key"]: row["mean"] for row in rows}
+
+    async def ends(self, run: str, keys: Sequence[str]) -> dict[str, CurveEnds]:
+        """The first and the last point of each of these metrics of a run. A metric without points is
+        absent."""
+        rows = await self._pool.fetch(SQL["ends"], run, list(keys))
+        return {
+            row["key"]: CurveEnds(
+                (row["first_step"], row["first"]), (row["last_step"], row["last"])
+            )
+            for row in rows
+        }
+
+    async def total(self, run: str, key: str) -> float | None:
+        """The sum of a metric of a run over its steps, without NaN; None without points."""
+        found: float | None = await self._pool.fetchval(SQL["total"], run, key)
+        return found
 
     async def last_steps(self, run: str, keys: Sequence[str]) -> dict[str, int]:
         """The newest step of each of these metrics of a run; -1 for one without points."""

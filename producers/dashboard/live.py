@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from infra.ports.actor import Actor, acting_as
+from infra.ports.clock import Clock
 from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.rate_limited_log import RateLimit
-from infra.readmodel.runs import Runs
+from infra.readmodel.runs import RunJson, Runs
 from producers.dashboard.charts import finite_points, thin
-from producers.dashboard.pages.run import ENDED, TITLES
+from producers.dashboard.pages.run import ENDED, TITLES, figures_of, state_of
+from producers.dashboard.pages.runs import progress, progress_text
 from producers.dashboard.routing import PageRoute
 from producers.http.auth import is_still_valid
 from producers.http.browsers import bearer_of, cookie_of
@@ -34,6 +37,9 @@ logger = logging.getLogger(__name__)
 logger.addFilter(RateLimit())
 
 EVERY_S = 0.5
+FIGURES_EVERY_S = 5.0
+"""How often the figures of a run are sent in which nothing happens, because its duration grows."""
+
 COMMENT_EVERY_S = 15.0
 SESSION_CHECKED_S = 15.0
 """How long a stream may go on after its session has ended. A revoked token ends it at once."""
@@ -63,6 +69,7 @@ class _Feed:
     last: dict[str, int] = field(default_factory=dict)
     shown: Mapping[str, object] = field(default_factory=dict)
     reading: asyncio.Task[None] | None = None
+    figures_at: float = -math.inf
 
     def send(self, message: bytes | None) -> None:
         for viewer in tuple(self.viewers):
@@ -77,8 +84,9 @@ class _Feed:
 class LiveRuns:
     """The runs that are viewed now."""
 
-    def __init__(self, runs: Runs, *, every_s: float = EVERY_S) -> None:
+    def __init__(self, runs: Runs, *, clock: Clock, every_s: float = EVERY_S) -> None:
         self._runs = runs
+        self._clock = clock
         self._every_s = every_s
         self._feeds: dict[str, _Feed] = {}
 
@@ -168,22 +176,46 @@ class LiveRuns:
                 if found is None:
                     break
                 points = await self._runs.new_points(feed.run, feed.last)
-                run = found[0]
-                shown = {
-                    "status": run["status"],
-                    "phase": run["phase"],
-                    "step": run["current_step"] or 0,
-                    "total": run["total_steps"],
-                }
-                if points or shown != feed.shown:
-                    feed.shown = shown
-                    feed.last |= {key: added[-1][0] for key, added in points.items()}
-                    finite = {key: finite_points(added) for key, added in points.items()}
-                    newest = max(feed.last.values(), default=0)
-                    feed.send(_event({**shown, "points": finite}, str(max(newest, 0))))
-                if run["status"] in ENDED:
+                message = await self._message(feed, found[0], points)
+                if message is not None:
+                    feed.send(message)
+                if found[0]["status"] in ENDED:
                     break
                 await asyncio.sleep(self._every_s)
+
+    async def _message(
+        self, feed: _Feed, run: RunJson, points: Mapping[str, Sequence[tuple[int, float]]]
+    ) -> bytes | None:
+        """A message with what is new about a run; None if nothing is."""
+        state, elapsed_s = _state(run), self._clock.elapsed_s()
+        is_old = elapsed_s - feed.figures_at >= FIGURES_EVERY_S
+        if not points and not is_old and state.items() <= feed.shown.items():
+            return None
+        feed.figures_at, now = elapsed_s, self._clock.now()
+        shown = {
+            **state,
+            "figures": [one.text for one in await figures_of(self._runs, run, now=now)],
+            "progress": progress_text(run, now),
+            "part": progress(run),
+        }
+        if not points and shown == feed.shown:
+            return None
+        feed.shown = shown
+        feed.last |= {key: added[-1][0] for key, added in points.items()}
+        finite = {key: finite_points(added) for key, added in points.items()}
+        newest = max(feed.last.values(), default=0)
+        return _event({**shown, "points": finite}, str(max(newest, 0)))
+
+
+def _state(run: RunJson) -> Mapping[str, object]:
+    """Where a run stands."""
+    return {
+        "status": run["status"],
+        "phase": run["phase"],
+        "state": state_of(run),
+        "step": run["current_step"] or 0,
+        "total": run["total_steps"],
+    }
 
 
 def _event(values: Mapping[str, object], identity: str) -> bytes:
@@ -234,7 +266,8 @@ async def _has_session(request: Request) -> bool:
 def _live_runs(request: Request) -> LiveRuns:
     state = request.app.state
     if not hasattr(state, "live_runs"):
-        state.live_runs = LiveRuns(services(request).readmodel.runs)
+        core = services(request)
+        state.live_runs = LiveRuns(core.readmodel.runs, clock=core.clock)
     found: LiveRuns = state.live_runs
     return found
 

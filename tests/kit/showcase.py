@@ -331,6 +331,7 @@ def step_events(run: str, step: int) -> Iterator[Event]:
     draw = random.Random(f"{run}/{step}")
     rise = 1 - math.exp(-step / 12)
     metrics = {
+        "rollout/num_samples": 2.0 * NUM_SAMPLES,
         "rollout/raw_reward": 0.2 + 0.65 * rise + draw.gauss(0, 0.03),
         "train/entropy_loss": 1.4 - 0.7 * rise + draw.gauss(0, 0.02),
         "rollout/response_lengths": 180 + 90 * rise + draw.gauss(0, 8),

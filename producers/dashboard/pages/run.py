@@ -1,19 +1,21 @@
 """A run: its figures, curves, checkpoints, config and log, and the buttons that control it."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
+from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from infra.readmodel.runs import ALL_STEPS, RunJson
+from infra.readmodel.runs import ALL_STEPS, CurveEnds, RunJson, Runs
 from producers.core.history.environment import Environment, environment_of
+from producers.dashboard import formats
 from producers.dashboard.charts import curve, finite_points
 from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form
-from producers.dashboard.pages.runs import REWARD, eta_s, progress
+from producers.dashboard.pages.runs import REWARD, eta_s, progress, progress_text
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.dashboard.run_config import config_toml, flat_keys
@@ -37,6 +39,11 @@ TITLES = {
 }
 """The metrics that a run's page draws first, in this order."""
 
+FIGURES = tuple(TITLES)[:9]
+"""The metrics whose newest value is among the figures of the overview."""
+
+SAMPLES = "rollout/num_samples"
+
 TIMES = {
     "time/generate_s": "generate",
     "time/grade_s": "grade",
@@ -50,6 +57,9 @@ SPLIT_STEPS = 50
 """The time of a step is the mean of so many of the newest steps."""
 
 RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 24 * 3600}
+OTHER_RANGES = ("all", "custom")
+"""All steps, and those from `first` to `last`."""
+
 DRAWN_POINTS = 600
 SVG_POINTS = 120
 WIDTH, HEIGHT = 600.0, 150.0
@@ -65,11 +75,26 @@ BUTTONS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of the overview, and how it is written."""
+
+    title: str
+    value: float | None
+    form: Callable[[float | None], str] = formats.number
+
+    @property
+    def text(self) -> str:
+        return self.form(self.value)
+
+
 async def show(request: Request) -> Response:
     run, config = await find_run(request)
     core, now = services(request), services(request).clock.now()
     keys = await core.readmodel.runs.metric_keys(run["id"])
-    curves = await core.readmodel.runs.thinned_curves(run["id"], list(TITLES), most=SVG_POINTS)
+    curves = await core.readmodel.runs.thinned_curves(
+        run["id"], list(TITLES), most=SVG_POINTS, since=_since(request, run), steps=_steps(request)
+    )
     lines, _ = await core.readmodel.runs.logs(run["id"], limit=LOG_LINES, level=_level(request))
     return html(
         request,
@@ -78,11 +103,13 @@ async def show(request: Request) -> Response:
             "run": run,
             "commit_address": await _commit_address(request, run),
             "progress": progress(run),
-            "eta_s": eta_s(run, now),
-            "figures": _figures(run, curves, now),
-            "curves": [_drawing(key, curves.get(key, ())) for key in _drawn_keys(run, curves)],
+            "progress_text": progress_text(run, now),
+            "figures": await figures_of(core.readmodel.runs, run, now=now),
+            "curves": [_drawing(key, curves.get(key, ())) for key in _drawn_keys(run, keys)],
             "curve_keys": keys[:50],
-            "ranges": (*RANGES, "all"),
+            "ranges": (*RANGES, *OTHER_RANGES),
+            "range": _range(request),
+            "state": state_of(run),
             "split": await _time_split(request, run),
             "split_steps": SPLIT_STEPS,
             "environment": await _environment(request, run),
@@ -145,9 +172,16 @@ async def _checkpoints(request: Request, run: RunJson) -> Mapping[str, object]:
     }
 
 
-def _drawn_keys(run: RunJson, curves: Mapping[str, object]) -> Sequence[str]:
-    """The metrics that a page draws: while a run lasts, also those that may come."""
-    return [key for key in TITLES if key in curves or run["status"] not in ENDED]
+def state_of(run: RunJson) -> str:
+    """The facts on which the buttons and notes of a run's page depend. An open page is read again when
+    they change."""
+    return f"{run['status']}, {run['phase']}" + (", error" if run["error"] else "")
+
+
+def _drawn_keys(run: RunJson, keys: Sequence[str]) -> Sequence[str]:
+    """The metrics that a page draws, of those that the run has: while it lasts, also those that may
+    come."""
+    return [key for key in TITLES if key in keys or run["status"] not in ENDED]
 
 
 def _level(request: Request) -> str | None:
@@ -158,21 +192,29 @@ def _level(request: Request) -> str | None:
     return level
 
 
-def _figures(
-    run: RunJson, curves: Mapping[str, Sequence[tuple[int, float]]], now: datetime
-) -> Sequence[tuple[str, str, object]]:
-    """The figures of the overview: a title, the name of a filter, and a value."""
-    rewards = curves.get(REWARD, ())
-    improvement = rewards[-1][1] - rewards[0][1] if len(rewards) > 1 else None
-    started = run["started_at"]
-    lasted = ((run["completed_at"] or now) - started).total_seconds() if started else None
-    last = {key: points[-1][1] for key, points in curves.items() if points}
+async def figures_of(runs: Runs, run: RunJson, *, now: datetime) -> Sequence[Figure]:
+    """The figures of the overview. They are those of the whole run, whatever its curves show."""
+    ends = await runs.ends(run["id"], FIGURES)
     return (
-        ("Duration", "duration", lasted),
-        ("Reward", "number", run["reward"]),
-        ("Improvement", "number", improvement),
-        *((title, "number", last.get(key)) for key, title in list(TITLES.items())[:8]),
+        Figure("Duration", _duration_s(run, now), formats.duration),
+        Figure("Reward", run["reward"]),
+        Figure("Improvement", _improvement(ends.get(REWARD))),
+        Figure("Samples", await runs.total(run["id"], SAMPLES)),
+        *(Figure(TITLES[key], ends[key].last[1] if key in ends else None) for key in FIGURES),
     )
+
+
+def _duration_s(run: RunJson, now: datetime) -> float | None:
+    """How long a run lasts. The clock of the log may be ahead of the one of this machine."""
+    if run["started_at"] is None:
+        return None
+    return max(0.0, ((run["completed_at"] or now) - run["started_at"]).total_seconds())
+
+
+def _improvement(rewards: CurveEnds | None) -> float | None:
+    if rewards is None or rewards.first[0] == rewards.last[0]:
+        return None
+    return rewards.last[1] - rewards.first[1]
 
 
 def _drawing(key: str, points: Sequence[tuple[int, float]]) -> Mapping[str, object]:
@@ -194,19 +236,18 @@ async def data(request: Request) -> Response:
     """The same as JSON, without the curves, which have an address of their own."""
     run, config = await find_run(request)
     core, now = services(request), services(request).clock.now()
-    curves = await core.readmodel.runs.thinned_curves(run["id"], list(TITLES), most=SVG_POINTS)
+    figures = await figures_of(core.readmodel.runs, run, now=now)
     split = await _time_split(request, run)
-    return ApiResponse(
-        {
-            "run": run,
-            "figures": {name: value for name, _, value in _figures(run, curves, now)},
-            "eta_s": eta_s(run, now),
-            "time_split_s": {name: seconds for name, seconds, _ in split},
-            "environment": await _environment(request, run),
-            **await _checkpoints(request, run),
-            "config": json.loads(config),
-        }
-    )
+    content = {
+        "run": run,
+        "figures": {one.title: one.value for one in figures},
+        "eta_s": eta_s(run, now),
+        "time_split_s": {name: seconds for name, seconds, _ in split},
+        "environment": await _environment(request, run),
+        **await _checkpoints(request, run),
+        "config": json.loads(config),
+    }
+    return ApiResponse(to_jsonable_python(content, inf_nan_mode="null"))
 
 
 async def log(request: Request) -> Response:
@@ -224,7 +265,7 @@ async def points(request: Request) -> Response:
     `last`, at most `points`; and what is marked on them."""
     run, _ = await find_run(request)
     most = number(request, "points", default=DRAWN_POINTS, least=8, most=100_000)
-    since = _since(request, services(request).clock.now())
+    since = _since(request, run)
     steps = _steps(request)
     keys = [key for key in request.query_params.get("keys", REWARD).split(",") if key][:50]
     runs = services(request).readmodel.runs
@@ -235,6 +276,7 @@ async def points(request: Request) -> Response:
         {
             "run": run["name"],
             "status": run["status"],
+            "has_ended": run["status"] in ENDED,
             "curves": shown,
             "marks": [asdict(mark) for mark in marks],
         }
@@ -263,12 +305,24 @@ async def csv(request: Request) -> Response:
     )
 
 
-def _since(request: Request, now: datetime) -> datetime | None:
+def _since(request: Request, run: RunJson) -> datetime | None:
+    """When the range of a request begins: so long before now, or before the end of a run that has
+    ended. Raises InvalidConfig."""
     name = request.query_params.get("range") or "all"
-    if name != "all" and name not in RANGES:
-        message = f"must be one of {', '.join((*RANGES, 'all'))}, got {name[:20]!r}"
+    if name in OTHER_RANGES:
+        return None
+    if name not in RANGES:
+        message = f"must be one of {', '.join((*RANGES, *OTHER_RANGES))}, got {name[:20]!r}"
         raise InvalidConfig(f"range {message}", issues=(Issue("range", message),))
-    return None if name == "all" else now - timedelta(seconds=RANGES[name])
+    end = run["completed_at"] or services(request).clock.now()
+    return end - timedelta(seconds=RANGES[name])
+
+
+def _range(request: Request) -> str:
+    """The range that the page names as the chosen one."""
+    asked = request.query_params
+    is_custom = asked.get("first") or asked.get("last")
+    return asked.get("range") or ("custom" if is_custom else "all")
 
 
 async def command(request: Request) -> Response:

@@ -21,7 +21,7 @@ from infra.readmodel.run_pages import (
 )
 from infra.readmodel.runs import RunJson
 from producers.dashboard.charts import curve
-from producers.dashboard.formats import url_part
+from producers.dashboard.formats import duration, url_part
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.responses import MAX_LIMIT, ApiResponse, flag, number
@@ -232,11 +232,21 @@ def progress(run: RunJson) -> float | None:
 
 
 def eta_s(run: RunJson, now: datetime) -> float | None:
-    """About how long a running run still takes, in seconds, if it goes on as it did so far."""
-    done, part = run["current_step"], progress(run)
-    if run["status"] != "running" or not done or not part or run["started_at"] is None:
+    """About how long a running run still takes, in seconds, if it goes on as it did so far. A run that
+    is paused does not go on, and after the last step nobody knows."""
+    part = progress(run)
+    if run["status"] != "running" or run["phase"] == "paused" or run["started_at"] is None:
+        return None
+    if not part or part >= 1 or now < run["started_at"]:
         return None
     return (now - run["started_at"]).total_seconds() * (1 - part) / part
+
+
+def progress_text(run: RunJson, now: datetime) -> str:
+    """How far a run is, like `step 12 of 40, about 3 min left`."""
+    total, left = run["total_steps"], eta_s(run, now)
+    text = f"step {run['current_step'] or 0}" + (f" of {total}" if total else "")
+    return text if left is None else f"{text}, about {duration(left)} left"
 
 
 ROUTES = [

@@ -1,6 +1,9 @@
 // What moves on the pages: times in the browser's zone, curves, and parts that are read again.
 "use strict";
 
+const FIRST_PAUSE_MS = 3000, LONGEST_PAUSE_MS = 60_000;
+const shownParts = new Map();  // the source of each part that was read again
+
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function showTimes(root) {
@@ -40,6 +43,19 @@ function walk(event) {
   if (next) next.focus();
 }
 
+const short = (value) => value === null ? "NaN" : Number(value.toPrecision(4));
+
+// The text at an address, or null without one: the server is away, it refuses, or the session has ended.
+async function get(address, kind) {
+  try {
+    const answer = await fetch(address, { headers: { Accept: kind } });
+    document.getElementById("stale").hidden = !answer.redirected;
+    return answer.ok && !answer.redirected ? await answer.text() : null;
+  } catch {
+    return null;
+  }
+}
+
 // The curves of a run. They are read as a whole at first, after a change of the range, and when the page is
 // looked at again. The server thins them, so a part that is chosen is read again too, and is then exact.
 class Curves {
@@ -48,10 +64,16 @@ class Curves {
     this.points = new Map();
     this.charts = new Map();
     this.marks = [];
+    this.pauseMs = FIRST_PAUSE_MS;
     this.controls = section.querySelector(".controls");
-    this.controls.hidden = false;
-    this.controls.addEventListener("change", (event) => { if (event.target.name !== "smoothing") this.choose(); });
+    this.controls.querySelector("[hidden]").hidden = false;
+    this.controls.addEventListener("change", (event) => this.change(event.target.name));
     this.controls.addEventListener("input", (event) => { if (event.target.name === "smoothing") this.drawAll(); });
+    document.getElementById("view").addEventListener("submit", (event) => {
+      if (event.submitter && !this.controls.contains(event.submitter)) return;
+      event.preventDefault();
+      this.choose();
+    });
     new ResizeObserver(() => this.resize()).observe(section);
     document.addEventListener("visibilitychange", () => this.follow());
     this.read();
@@ -63,33 +85,69 @@ class Curves {
       if (this.stream) this.stream.close();
       this.stream = null;
     } else if (!this.stream) {
-      this.stream = new EventSource(this.section.dataset.live);
+      const stream = this.stream = new EventSource(this.section.dataset.live);
       // A stream that broke goes on where it was, so only a new one needs what was before it.
-      this.stream.addEventListener("open", () => this.read(), { once: true });
-      this.stream.addEventListener("points", (event) => this.add(JSON.parse(event.data)));
+      stream.addEventListener("open", () => this.read(), { once: true });
+      stream.addEventListener("open", () => this.goOn());
+      stream.addEventListener("points", (event) => this.add(JSON.parse(event.data)));
+      stream.addEventListener("error", () => this.retry(stream));
     }
   }
-  chosen(name) { return this.controls.querySelector(`[name=${name}]`).value; }
+  goOn() {
+    this.pauseMs = FIRST_PAUSE_MS;
+    if (this.hasFollowed) readAgain();
+    this.hasFollowed = true;
+  }
+  // The browser itself connects again, but not after an answer that is an error, such as that of a server that
+  // starts, and not after the end of the run, which the curves tell.
+  retry(stream) {
+    if (stream.readyState !== EventSource.CLOSED || stream !== this.stream) return;
+    this.stream = null;
+    setTimeout(() => this.read().finally(() => this.follow()), this.pauseMs);
+    this.pauseMs = Math.min(2 * this.pauseMs, LONGEST_PAUSE_MS);
+  }
+  control(name) { return this.controls.querySelector(`[name=${name}]`); }
+  chosen(name) { return this.control(name).value; }
+  // A range is a time before now or two steps, so a new one takes the place of the other.
+  change(name) {
+    if (name === "range" && this.chosen("range") === "custom") {
+      this.control("first").focus();
+    } else if (name === "range") {
+      this.choose("", "");
+    } else if (name === "smoothing") {
+      this.remember();
+    } else {
+      this.choose();
+    }
+  }
   // Shows the range that the controls name, and puts it into the address of the page.
-  choose(first, last) {
-    if (first !== undefined) this.controls.querySelector("[name=first]").value = first;
-    if (last !== undefined) this.controls.querySelector("[name=last]").value = last;
+  choose(first = this.chosen("first"), last = this.chosen("last"), range = this.chosen("range")) {
+    const name = first || last ? "custom" : range === "custom" ? "all" : range;
+    this.control("first").value = first;
+    this.control("last").value = last;
+    this.control("range").value = name;
+    this.control("last").min = first || 0;
+    if (!["first", "last"].every((one) => this.control(one).reportValidity())) return;
+    this.remember();
+    this.read();
+  }
+  remember() {
     const address = new URL(location.href);
-    for (const name of ["range", "first", "last"]) {
+    for (const name of ["range", "first", "last", "smoothing"]) {
       const value = this.chosen(name);
-      if (value && value !== "all") address.searchParams.set(name, value);
+      if (value && !["all", "custom", "0"].includes(value)) address.searchParams.set(name, value);
       else address.searchParams.delete(name);
     }
     history.replaceState(null, "", address);
-    this.read();
   }
   async read() {
     const keys = this.figures().map((figure) => figure.dataset.key).join(",");
     const asked = new URLSearchParams({ range: this.chosen("range"), keys });
     for (const name of ["first", "last"]) if (this.chosen(name)) asked.set(name, this.chosen(name));
-    const answer = await fetch(`${this.section.dataset.curves}?${asked}`, { headers: { Accept: "application/json" } });
-    if (!answer.ok || answer.redirected) return;
-    const found = await answer.json();
+    const text = await get(`${this.section.dataset.curves}?${asked}`, "application/json");
+    if (text === null) return;
+    const found = JSON.parse(text);
+    if (found.has_ended) delete this.section.dataset.live;
     for (const [key, points] of Object.entries(found.curves)) this.points.set(key, points);
     this.marks = found.marks;
     this.section.querySelector(".marks").classList.add("shown");
@@ -103,17 +161,26 @@ class Curves {
       this.points.set(key, points.concat(added.filter(([step]) => step > last && step <= end)));
     }
     this.drawAll();
+    if (found.figures) this.showState(found);
+  }
+  showState(found) {
+    const texts = [...document.querySelectorAll("#figures dd"), document.querySelector("#progress span")];
+    [...found.figures, found.progress].forEach((text, place) => { texts[place].textContent = text; });
+    const bar = document.querySelector("#progress progress");
+    if (bar) bar.value = found.part || 0;
+    if (found.state === this.section.dataset.state) return;
+    this.section.dataset.state = found.state;
+    readAgain();
   }
   drawAll() {
     const factor = Number(this.controls.querySelector("[name=smoothing]").value);
     for (const figure of this.figures()) {
       const points = this.points.get(figure.dataset.key) || [];
-      if (points.length < 2) continue;
+      const chart = this.charts.get(figure);
+      if (points.length < 2 && !chart) continue;
       const values = points.map(([, value]) => value);
       const data = [points.map(([step]) => step), smooth(values, factor)];
-      const last = values[values.length - 1];
-      figure.querySelector("figcaption b").textContent = last === null ? "NaN" : Number(last.toPrecision(4));
-      const chart = this.charts.get(figure);
+      figure.querySelector("figcaption b").textContent = values.length ? short(values[values.length - 1]) : "—";
       if (chart) chart.setData(data);
       else this.charts.set(figure, this.make(figure, data));
     }
@@ -122,14 +189,14 @@ class Curves {
     const box = figure.querySelector(".chart");
     box.replaceChildren();
     const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") } };
-    const short = (_, values) => values.map((value) => Math.abs(value) < 1e-3 && value ? value.toExponential(0) : String(value));
-    box.addEventListener("dblclick", () => this.choose("", ""));
+    const ticks = (_, values) => values.map((value) => Math.abs(value) < 1e-3 && value ? value.toExponential(0) : String(value));
+    box.addEventListener("dblclick", () => this.choose("", "", "all"));
     return new uPlot({
       width: box.clientWidth, height: 150, legend: { show: false },
       cursor: { y: false, drag: { x: true, setScale: false }, bind: { dblclick: () => null } },
       hooks: { setSelect: [(chart) => this.zoom(chart)], draw: [(chart) => this.drawMarks(chart)] },
-      scales: { x: { time: false } }, axes: [{ ...axis, size: 28 }, { ...axis, size: 52, values: short }],
-      series: [{}, { stroke: css("--accent"), width: 1.5, points: { show: false } }],
+      scales: { x: { time: false } }, axes: [{ ...axis, size: 28 }, { ...axis, size: 52, values: ticks }],
+      series: [{}, { stroke: css("--accent"), width: 1.5, points: { show: (chart) => chart.data[0].length === 1 } }],
     }, data, box);
   }
   zoom(chart) {
@@ -160,18 +227,30 @@ class Curves {
   }
 }
 
+// Reads the page again, and puts in what is new. What a person has marked or scrolled stays.
 async function readAgain() {
   if (document.hidden || !document.querySelector("[data-poll]")) return;
-  const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (!answer.ok || answer.redirected) return;
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const text = await get(location.href, "text/html");
+  if (text === null) return;
+  const page = new DOMParser().parseFromString(text, "text/html");
   for (const old of document.querySelectorAll("[data-poll]")) {
     const fresh = page.getElementById(old.id);
-    if (fresh && !old.contains(document.activeElement)) {
-      showTimes(fresh);
-      old.replaceChildren(...fresh.childNodes);
-    }
+    if (!fresh || old.contains(document.activeElement) || shownParts.get(old.id) === fresh.innerHTML) continue;
+    shownParts.set(old.id, fresh.innerHTML);
+    showTimes(fresh);
+    const marked = new Set([...old.querySelectorAll("input:checked")].map((box) => box.value));
+    for (const box of fresh.querySelectorAll("input[type=checkbox]")) box.checked = marked.has(box.value);
+    const places = [...old.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    old.replaceChildren(...fresh.childNodes);
+    [...old.querySelectorAll(".scroll")].forEach((one, place) => { one.scrollLeft = places[place] || 0; });
   }
+}
+
+// The stream of a run in training says when its page has changed. Of one that waits, it does not say why.
+function readAgainLater() {
+  const curves = document.querySelector("[data-curves]");
+  const ms = !curves ? 3000 : curves.dataset.state === "running, train" ? 60_000 : 6000;
+  setTimeout(() => readAgain().finally(readAgainLater), ms);
 }
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -179,5 +258,5 @@ document.addEventListener("DOMContentLoaded", () => {
   document.addEventListener("submit", askBefore);
   document.addEventListener("keydown", walk);
   for (const section of document.querySelectorAll("[data-curves]")) new Curves(section);
-  if (document.querySelector("[data-poll]")) setInterval(readAgain, 3000);
+  if (document.querySelector("[data-poll]")) readAgainLater();
 });

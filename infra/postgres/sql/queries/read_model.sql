@@ -226,6 +226,17 @@ union all
 select key, avg(value)::float8 as mean from metric_points
 where run = $1 and key = any ($2) and step > $3 and value <> 'NaN' group by key
 
+-- name: ends
+select k.key, f.step as first_step, f.value as first, l.step as last_step, l.value as last
+from unnest($2::text[]) as k (key)
+cross join lateral (select step, value from metric_points m where m.run = $1 and m.key = k.key
+  order by step limit 1) f
+cross join lateral (select step, value from metric_points m where m.run = $1 and m.key = k.key
+  order by step desc limit 1) l
+
+-- name: total
+select sum(value) from metric_points where run = $1 and key = $2 and value <> 'NaN'
+
 -- name: last_steps
 select k.key, (select max(step) from metric_points m where m.run = $1 and m.key = k.key) as step
 from unnest($2::text[]) as k (key)

@@ -11,6 +11,7 @@ import pytest
 from infra.postgres.errors import DatabaseUnavailable
 from infra.readmodel.runs import Runs
 from producers.dashboard import live
+from producers.dashboard.formats import number
 from producers.dashboard.live import MOST_WAITING, LiveRuns
 from producers.dashboard.pages.runs import REWARD
 from schemas.events import Event
@@ -43,7 +44,7 @@ async def collect(messages: AsyncIterator[bytes | None]) -> list[dict[str, Any]]
 async def test_viewers_get_each_new_point_once_until_the_run_ends(app: Application) -> None:
     first, rest = split_story()
     await app.append(first)
-    runs = LiveRuns(app.services.readmodel.runs, every_s=0.01)
+    runs = LiveRuns(app.services.readmodel.runs, clock=app.services.clock, every_s=0.01)
     viewers = [asyncio.ensure_future(collect(runs.messages("r1", (REWARD,)))) for _ in range(3)]
     while runs.num_viewers < len(viewers):
         await asyncio.sleep(0)
@@ -59,6 +60,10 @@ async def test_viewers_get_each_new_point_once_until_the_run_ends(app: Applicati
         ]
         assert points == stored[before:]
         assert messages[-1]["status"] == "finished"
+        assert messages[-1]["state"] == "finished, complete"
+        assert messages[-1]["progress"] == "step 3 of 3"
+        assert len(messages[-1]["figures"]) == 13
+        assert messages[-1]["figures"][4] == number(stored[-1][1])
     assert runs.num_viewers == 0
     assert runs.num_runs == 0
 
@@ -66,7 +71,7 @@ async def test_viewers_get_each_new_point_once_until_the_run_ends(app: Applicati
 async def test_a_viewer_that_does_not_read_loses_its_stream(app: Application) -> None:
     first, _ = split_story()
     await app.append(first)
-    runs = LiveRuns(app.services.readmodel.runs, every_s=0.01)
+    runs = LiveRuns(app.services.readmodel.runs, clock=app.services.clock, every_s=0.01)
     messages = runs.messages("r1", (REWARD,))
     assert await asyncio.wait_for(anext(messages), WITHIN_S) is None
     for _ in range(MOST_WAITING + 1):
@@ -79,7 +84,7 @@ async def test_a_viewer_that_does_not_read_loses_its_stream(app: Application) ->
 async def test_nothing_is_read_for_nobody(app: Application) -> None:
     first, _ = split_story()
     await app.append(first)
-    runs = LiveRuns(app.services.readmodel.runs, every_s=0.01)
+    runs = LiveRuns(app.services.readmodel.runs, clock=app.services.clock, every_s=0.01)
     messages = runs.messages("r1", (REWARD,))
     assert await asyncio.wait_for(anext(messages), WITHIN_S) is None
     assert runs.num_runs == 1
@@ -92,7 +97,7 @@ async def test_a_browser_that_slept_gets_what_it_missed(app: Application) -> Non
     first, rest = split_story()
     for event in (*first, *rest[:-1]):  # all but the end of the run
         await app.append([event])
-    runs = LiveRuns(app.services.readmodel.runs, every_s=0.01)
+    runs = LiveRuns(app.services.readmodel.runs, clock=app.services.clock, every_s=0.01)
     stored = await app.services.readmodel.runs.curve("r1", REWARD)
     messages = runs.messages("r1", (REWARD,), known=stored[1][0])
     assert await asyncio.wait_for(anext(messages), WITHIN_S) is None
@@ -159,7 +164,7 @@ class AwayRuns(Runs):
 async def test_streams_end_when_the_database_goes_away(app: Application) -> None:
     first, _ = split_story()
     await app.append(first)
-    runs = LiveRuns(AwayRuns(app.database), every_s=0.01)
+    runs = LiveRuns(AwayRuns(app.database), clock=app.services.clock, every_s=0.01)
     async with asyncio.timeout(WITHIN_S):
         assert [one async for one in runs.messages("r1", (REWARD,))] == [None]
     assert runs.num_runs == 0

@@ -1,15 +1,25 @@
 """The page of a run: where its time goes, in which environment it works, and the same as JSON."""
 
+import math
+import re
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
+from producers.dashboard.formats import number
+from producers.dashboard.pages.runs import REWARD
 from tests.kit.application import Application
-from tests.kit.showcase import FIRST, PENDING, SECONDS, fill
+from tests.kit.showcase import FIRST, PAUSED, PENDING, SECOND, SECONDS, fill
+from tests.kit.showcase_answers import NUM_SAMPLES
 from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 pytestmark = pytest.mark.postgres
+FIGURES = [
+    *("Duration", "Reward", "Improvement", "Samples", "Training Reward", "Validation Reward"),
+    *("Model Entropy", "Response Length", "Total Length", "Truncation Ratio", "KL Divergence"),
+    *("Gradient Norm", "Lag (versions)"),
+]
 
 
 @pytest.fixture
@@ -45,3 +55,90 @@ async def test_the_log_is_json_with_a_severity(browser: httpx.AsyncClient) -> No
     assert {one["level"].lower() for one in warned} == {"warning"}
     for wrong in ("level=loud", "limit=0", "limit=x"):
         assert (await browser.get(f"/runs/{FIRST}/log.json?{wrong}")).status_code == 400
+
+
+async def test_the_overview_counts_samples_and_says_how_far_the_run_has_come(
+    browser: httpx.AsyncClient,
+) -> None:
+    shown = (await browser.get(f"/runs/{FIRST}/run.json")).json()
+    figures = shown["figures"]
+    assert list(figures) == FIGURES
+    assert figures["Samples"] == 3 * 2 * NUM_SAMPLES
+    assert figures["Lag (versions)"] == 1
+    points = (await browser.get(f"/runs/{FIRST}/curves.json")).json()["curves"][REWARD]
+    assert figures["Improvement"] == pytest.approx(points[-1][1] - points[0][1])
+    page = (await browser.get(f"/runs/{FIRST}?first=3")).text  # a range changes no figure
+    assert re.findall(r"<dt>([^<]*)</dt><dd>", page)[: len(FIGURES)] == FIGURES
+    assert f"<dt>Samples</dt><dd>{6 * NUM_SAMPLES}</dd>" in page
+
+
+async def test_a_run_with_one_step_or_none_has_no_improvement(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    sql = "delete from metric_points where run = $1 and step > 1"
+    await app.database.durable.execute(sql, FIRST)
+    for run in (FIRST, PENDING):
+        figures = (await browser.get(f"/runs/{run}/run.json")).json()["figures"]
+        assert figures["Improvement"] is None
+        assert (await browser.get(f"/runs/{run}")).status_code == 200
+
+
+async def test_values_that_are_no_numbers_are_shown(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    sql = "update metric_points set value = $3 where run = $1 and key = any ($2) and step = 3"
+    for key, value in ((REWARD, math.nan), ("train/kl", math.inf), ("time/learn_s", -math.inf)):
+        await app.database.durable.execute(sql, FIRST, [key], value)
+    answer = await browser.get(f"/runs/{FIRST}/run.json")
+    assert answer.status_code == 200, answer.text
+    figures = answer.json()["figures"]
+    assert (figures["Training Reward"], figures["KL Divergence"]) == (None, None)
+    page = (await browser.get(f"/runs/{FIRST}")).text
+    assert "<dt>Training Reward</dt><dd>nan</dd>" in page
+    assert (await browser.get("/")).status_code == 200
+    curves = (await browser.get(f"/runs/{FIRST}/curves.json?keys=train/kl")).json()["curves"]
+    assert curves["train/kl"][-1] == [3, None]
+
+
+async def test_a_range_is_a_form_and_a_part_of_the_address(browser: httpx.AsyncClient) -> None:
+    """Without JavaScript too: the server draws the curves."""
+    whole = (await browser.get(f"/runs/{FIRST}")).text
+    assert "<option selected>all</option>" in whole
+    assert re.search(r'<input name="first"[^>]* form="view">', whole)
+    part = (await browser.get(f"/runs/{FIRST}?range=custom&first=2&last=3&level=info")).text
+    assert "<option selected>custom</option>" in part
+    assert re.search(r'<input name="last"[^>]* value="3"', part)
+    assert "<option selected>info</option>" in part  # one form, so neither choice drops the other
+    points = (await browser.get(f"/runs/{FIRST}/curves.json")).json()["curves"][REWARD]
+    least = min(value for step, value in points if step > 1)
+    assert f'aria-label="Training Reward from {number(least)} to' in part
+    for wrong in ("range=1y", "first=x", "first=3&last=2"):
+        assert (await browser.get(f"/runs/{FIRST}?{wrong}")).status_code == 400
+
+
+async def test_the_last_hour_of_a_run_that_has_ended_is_that_before_its_end(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    for table, column in (("runs", "completed_at"), ("metric_points", "at")):
+        sql = f"update {table} set {column} = {column} - interval '3 days' where run = $1"
+        await app.database.durable.execute(sql, FIRST)
+    found = (await browser.get(f"/runs/{FIRST}/curves.json?range=1h")).json()
+    assert len(found["curves"][REWARD]) == 3
+    assert found["has_ended"] is True
+
+
+async def test_a_range_without_points_keeps_the_places_of_its_curves(
+    browser: httpx.AsyncClient,
+) -> None:
+    page = (await browser.get(f"/runs/{FIRST}?first=1000")).text
+    assert f'data-key="{REWARD}"' in page
+    assert "Fewer than two points" in page
+
+
+async def test_only_a_run_that_goes_on_says_how_long_it_still_takes(
+    browser: httpx.AsyncClient,
+) -> None:
+    for run, has_time_left in ((SECOND, True), (PAUSED, False), (FIRST, False), (PENDING, False)):
+        assert (" left</span>" in (await browser.get(f"/runs/{run}")).text) == has_time_left
+        left = (await browser.get(f"/runs/{run}/run.json")).json()["eta_s"]
+        assert (left is not None) == has_time_left
