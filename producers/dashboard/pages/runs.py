@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.run_pages import (
-    ANY_KIND,
     ORDERS,
     RunFilter,
     RunKind,
@@ -48,7 +47,7 @@ LABELS: Mapping[RunOrder, tuple[str, str]] = {
 PageLink = Literal["prev", "next"]
 
 COLUMNS = tuple(RunJson.__annotations__)
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """The characters by which a spreadsheet takes the text of a cell for a formula."""
 
 
@@ -67,13 +66,13 @@ async def index(request: Request) -> Response:
             "last": page.first + len(page.runs) - 1,
             "to_previous": _place_query(request, page, "prev"),
             "to_following": _place_query(request, page, "next"),
-            "to_first": _kept_query(request),
+            "kept": _kept_query(request),
             "labels": LABELS[order],
             "statuses": STATUSES,
             "orders": ORDERS,
             "order": order,
             "kind": kind,
-            "narrowed": kind != ANY_KIND,
+            "is_narrowed": not {"sort", "limit"} >= _kept_query(request).keys(),
         },
     )
 
@@ -99,7 +98,9 @@ async def as_csv(request: Request) -> Response:
     the pages before and after it."""
     page = await _find(request, _order(request))
     text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
+    lines = csv.writer(
+        text
+    )  # with the line ends of RFC 4180, so that it quotes both of their parts
     lines.writerow(COLUMNS)
     lines.writerows([_cell(value) for value in _finite(run).values()] for run in page.runs)
     return Response(

@@ -145,3 +145,40 @@ async def test_a_page_without_runs_leads_to_the_first_one(browser: httpx.AsyncCl
     page = (await browser.get("/", params={"after": place.cursor, "model": "m & m"})).text
     assert "not in the list any more" in page
     assert '<a href="/?model=m+%26+m">First page</a>' in page
+
+
+async def test_filters_and_the_limit_last_through_the_form_and_the_links_of_cells(
+    browser: httpx.AsyncClient,
+) -> None:
+    asked = {"search": "run-", "sort": "name", "limit": "7", "archived": "false"}
+    page = (await browser.get("/", params=asked)).text
+    assert '<input type="hidden" name="limit" value="7">' in page
+    address = html.unescape(re.findall(r'<td><a href="(/\?[^"]*model=[^"]*)">', page)[0])
+    assert parse_qs(urlsplit(address).query) == {
+        **{name: [value] for name, value in asked.items()},
+        "model": ["m & m"],
+    }
+    assert len(_names((await browser.get(address)).text)) == 7
+
+
+async def test_an_archived_run_is_reached_although_another_has_its_name(
+    browser: httpx.AsyncClient, database_url: str
+) -> None:
+    await execute(
+        database_url, "update runs set archived_at = now(), name = 'run-002' where run = 'r1'"
+    )
+    page = (await browser.get("/", params={"archived": "true"})).text
+    assert 'name="archived" value="true" checked' in page
+    assert '<a href="/runs/r1">run-002</a>' in page
+    assert 'value="r1" aria-label="Compare run-002"' in page
+    none = (await browser.get("/", params={"archived": "true", "model": "no such"})).text
+    assert "No run matches" in none
+
+
+async def test_a_text_with_a_line_end_is_one_cell(
+    browser: httpx.AsyncClient, database_url: str
+) -> None:
+    await execute(database_url, "update runs set error = E'a\\rb,c\\n\"d\"' where run = 'r1'")
+    text = (await browser.get("/runs.csv?search=run-001")).text
+    [line] = csv.DictReader(io.StringIO(text, newline=""))
+    assert line["error"] == 'a\rb,c\n"d"'
