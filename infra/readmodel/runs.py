@@ -54,6 +54,7 @@ class CheckpointJson(TypedDict):
     hub_url: str | None
     hub_revision: str | None
     hub_error: str | None
+    hub_requested_by: str | None
 
 
 class PointJson(TypedDict):
@@ -258,6 +259,15 @@ class Runs:
             run,
         )
         return [cast(CheckpointJson, dict(row)) for row in rows]
+
+    async def chosen_checkpoints(
+        self, run: str, *, newest: int, steps: Sequence[int] = ()
+    ) -> tuple[list[CheckpointJson], int]:
+        """The newest checkpoints of a run, the best one, and those of these steps, the newest first, and
+        how many it has in all."""
+        rows = await self._pool.fetch(SQL["chosen_checkpoints"], run, newest, list(steps))
+        total: int = await self._pool.fetchval(SQL["count_checkpoints"], run)
+        return [cast(CheckpointJson, dict(row)) for row in rows], total
 
     async def groups(
         self, owner: str, purpose: str, page: PageRange, *, step: int | None = None

@@ -81,12 +81,13 @@ def size(count: float | None) -> str:
 
 def plain(text: object, most: int = LONGEST_TEXT) -> str:
     """At most this many characters of a text of users. Control characters and changes of direction can
-    be seen in it, and surrogates that no encoding takes are replaced."""
+    be seen in it, and surrogates that no encoding takes are replaced. Line ends of Windows are line
+    ends."""
     found = str(text)
     cut = len(found) - most
     if cut > 0:
         found = f"{found[:most]}\N{HORIZONTAL ELLIPSIS} ({cut} more characters)"
-    return _encodable(found).translate(VISIBLE)
+    return _encodable(found.replace("\r\n", "\n")).translate(VISIBLE)
 
 
 def url_part(value: object) -> str:

@@ -1,6 +1,7 @@
 """A run: its figures, curves, checkpoints, config and log, and the buttons that control it."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -64,6 +65,10 @@ DRAWN_POINTS = 600
 SVG_POINTS = 120
 WIDTH, HEIGHT = 600.0, 150.0
 LOG_LINES, MOST_LOG_LINES = 200, 2000
+LOG_CHARACTERS, LEAST_LINE = 20_000, 100
+"""Characters of the log on the page, so that it stays below 150 KB with everything, and those of a line
+that are always shown."""
+
 SHOWN_CHECKPOINTS = 40
 MOST_MARKS = 100
 ENDED = ("finished", "failed", "crashed", "stopped", "killed")
@@ -118,6 +123,7 @@ async def show(request: Request) -> Response:
             "toml": config_toml(config),
             "config": json.dumps(json.loads(config), indent=2, ensure_ascii=False),
             "lines": lines,
+            "most_of_line": max(LEAST_LINE, LOG_CHARACTERS // max(1, len(lines))),
             "levels": LEVELS,
             "level": _level(request),
             "ended": ENDED,
@@ -153,22 +159,27 @@ async def _commit_address(request: Request, run: RunJson) -> str | None:
 
 
 async def _checkpoints(request: Request, run: RunJson) -> Mapping[str, object]:
-    """The newest checkpoints of a run and the best one, how many there are, and by step the names of the
-    deployments that serve them."""
+    """The newest checkpoints of a run, the best one and those that are deployed, how many there are, and
+    by step the deployments that serve it, or served it last."""
     core = services(request)
-    found = await core.readmodel.runs.checkpoints(run["id"])
-    newest = list(reversed(found))[:SHOWN_CHECKPOINTS]
-    rewarded = [one for one in found if one["reward"] is not None]
-    best = max(rewarded, key=lambda one: (one["reward"] or 0.0, one["step"]), default=None)
-    served: dict[int, list[str]] = {}
+    deployments: dict[int, list[Mapping[str, str]]] = {}
     for one in await core.readmodel.deployments.all():
-        if one.is_active and one.served is not None and one.served.run == run["id"]:
-            served.setdefault(one.served.step, []).append(one.name)
+        if one.served is not None and one.served.run == run["id"]:
+            state = {"name": one.name, "status": one.status}
+            deployments.setdefault(one.served.step, []).append(state)
+    found, total = await core.readmodel.runs.chosen_checkpoints(
+        run["id"], newest=SHOWN_CHECKPOINTS, steps=list(deployments)[:SHOWN_CHECKPOINTS]
+    )
+    rewards = {
+        one["step"]: reward
+        for one in found
+        if (reward := one["reward"]) is not None and not math.isnan(reward)
+    }
     return {
-        "checkpoints": newest if best is None or best in newest else [*newest, best],
-        "num_checkpoints": len(found),
-        "best_step": best["step"] if best else None,
-        "served": served,
+        "checkpoints": found,
+        "num_checkpoints": total,
+        "best_step": max(rewards, key=lambda step: (rewards[step], step), default=None),
+        "deployments": deployments,
     }
 
 

@@ -247,14 +247,30 @@ cross join lateral (select step, value from metric_points p where p.run = $1 and
   and p.step > k.last order by step limit 2000) m
 order by k.key, m.step
 
--- name: checkpoints
+-- part: select_checkpoints
 select c.step, coalesce(r.name, c.run) || '@' || c.step as ref, c.reward, c.uri,
   c.manifest_sha256, c.adapter_sha256, c.created_at, h.status as hub_status,
-  h.repository as hub_repository, h.url as hub_url, h.revision as hub_revision, h.error as hub_error
+  h.repository as hub_repository, h.url as hub_url, h.revision as hub_revision, h.error as hub_error,
+  h.requested_by as hub_requested_by
 from checkpoints c left join runs r using (run) left join lateral (
-  select status, repository, url, revision, error from hub_pushes p
+  select status, repository, url, revision, error, requested_by from hub_pushes p
   where p.run = c.run and p.step = c.step order by p.created_at desc, p.push limit 1) h on true
-where c.run = $1 order by c.step
+
+-- name: checkpoints
+{select_checkpoints} where c.run = $1 order by c.step
+
+-- The newest checkpoints, the best one, and those of some steps.
+
+-- name: chosen_checkpoints
+{select_checkpoints} where c.run = $1 and c.step in (
+  (select step from checkpoints where run = $1 order by step desc limit $2)
+  union all (select step from checkpoints where run = $1 and reward <> 'NaN'
+    order by reward desc, step desc limit 1)
+  union all select unnest($3::int[]))
+order by c.step desc
+
+-- name: count_checkpoints
+select count(*) from checkpoints where run = $1
 
 -- name: pushes
 select p.push as id, coalesce(r.name, p.run) || '@' || p.step as ref, p.repository, p.form, p.visibility,

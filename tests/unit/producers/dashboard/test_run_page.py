@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from producers.dashboard.formats import number
+from producers.dashboard.pages.run import LOG_LINES, SHOWN_CHECKPOINTS
 from producers.dashboard.pages.runs import REWARD
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, PAUSED, PENDING, SECOND, SECONDS, fill
@@ -142,3 +143,45 @@ async def test_only_a_run_that_goes_on_says_how_long_it_still_takes(
         assert (" left</span>" in (await browser.get(f"/runs/{run}")).text) == has_time_left
         left = (await browser.get(f"/runs/{run}/run.json")).json()["eta_s"]
         assert (left is not None) == has_time_left
+
+
+async def test_checkpoints_say_where_they_are_served_and_who_uploaded_them(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    """Of many there are the newest, the best, and those that are deployed."""
+    copy = """insert into checkpoints select run, n, $2, uri, manifest_sha256, adapter_sha256, created_at
+    from checkpoints, generate_series(100, 400) n where run = $1 and step = 3"""
+    await app.database.durable.execute(copy, FIRST, math.nan)
+    await app.database.durable.execute(
+        "update deployments set served = replace(served, '\"step\":40', '\"step\":120')"
+    )
+    await app.database.durable.execute(
+        """insert into hub_pushes (push, run, step, repository, form, visibility, status,
+        requested_by, created_at) values ('p', $1, 400, 'org/<b>', 'adapter', 'private', 'pushed',
+        '<i>ada', now())""",
+        FIRST,
+    )
+    shown = (await browser.get(f"/runs/{FIRST}/run.json")).json()
+    steps = [one["step"] for one in shown["checkpoints"]]
+    assert steps == [*range(400, 400 - SHOWN_CHECKPOINTS, -1), 120, 3]
+    assert (shown["best_step"], shown["num_checkpoints"]) == (3, 302)
+    assert shown["deployments"] == {"120": [{"name": "sums", "status": "active"}]}
+    assert shown["checkpoints"][0]["hub_requested_by"] == "<i>ada"
+    page = (await browser.get(f"/runs/{FIRST}")).text
+    assert '<a href="/deployments/sums">sums</a> <span class="dim">active</span>' in page
+    assert "pushed by <bdi>&lt;i&gt;ada</bdi>" in page
+    assert "42 of 302 checkpoints" in page
+
+
+async def test_a_log_of_long_lines_keeps_the_page_small(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await app.database.durable.execute(
+        """insert into log_lines select $1, 1, n, 0, now(), 'error', 1, repeat('no reward ', 200)
+        from generate_series(1, 400) n""",
+        FIRST,
+    )
+    page = await browser.get(f"/runs/{FIRST}?level=error")
+    assert page.text.count('<p class="error">') == LOG_LINES
+    assert "(1900 more characters)" in page.text
+    assert len(page.content) < 75_000  # its files have as much
