@@ -291,11 +291,17 @@ class Runs:
 
     async def groups_of_row(
         self, owner: str, purpose: str, dataset_row: int, *, near: int
-    ) -> list[tuple[int, int]]:
-        """The (step, slot) of groups that answered one dataset row, in order of step. They are the
-        nearest ones to the step `near`, at most 24, among 5000 groups before it and 5000 after it."""
+    ) -> list[tuple[int, int, int]]:
+        """The (step, slot, replacement) of groups that answered one dataset row, in order of step. They
+        are the nearest ones to the step `near`, at most 24, among 5000 groups before it and 5000 after
+        it."""
         rows = await self._pool.fetch(SQL["groups_of_row"], owner, purpose, dataset_row, near)
-        return sorted((row["step"], row["slot"]) for row in rows)
+        return sorted((row["step"], row["slot"], row["replacement"]) for row in rows)
+
+    async def newest_graded_step(self, owner: str, purpose: str) -> int | None:
+        """The newest step with a graded group; None without one."""
+        step: int | None = await self._pool.fetchval(SQL["newest_graded_step"], owner, purpose)
+        return step
 
     async def grades_of_steps(
         self, run: str, steps: Sequence[int]

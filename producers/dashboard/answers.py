@@ -92,11 +92,15 @@ def trained_logprobs(record: SampleRecord) -> list[float]:
     ]
 
 
-def has_text(record: SampleRecord, words: str) -> bool:
-    """Whether a text of a sample holds these words, in small or capital letters."""
-    wanted = words.casefold()
+def has_text(record: SampleRecord, words: str, judged: Sequence[Judgement] = ()) -> bool:
+    """Whether a text of a sample holds these words, in small or capital letters: of what was said, what
+    user code printed and raised, why it failed, and what judges wrote."""
+    wanted, output, failure = words.casefold(), record.output, record.failure
     texts = chain(
-        [record.text], *(_texts(record, number) for number in range(len(record.messages)))
+        [record.text, failure.message if failure else ""],
+        [output.stdout, output.traceback or ""] if output else [],
+        (f"{one.explanation} {one.problem or ''}" for one in judged if one.index == record.index),
+        *(_texts(record, number) for number in range(len(record.messages))),
     )
     return any(wanted in text[:SEARCHED_CHARACTERS].casefold() for text in texts)
 

@@ -9,9 +9,11 @@ from infra.readmodel.runs import GroupRow
 from producers.dashboard.pages.samples import (
     EVERYTHING,
     Source,
+    chosen_group,
     group_json,
     reader_values,
     sample_text,
+    slot_text,
 )
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
@@ -67,22 +69,25 @@ async def _values(request: Request, *, is_cut: bool) -> Mapping[str, object]:
         "step": chosen.step,
         "last": chosen.step,
         "same_row": [],
-        "before": (before[0].step, before[0].slot) if before else None,
-        "after": (after[0].step, after[0].slot) if after else None,
+        "before": _place(before),
+        "after": _place(after),
     }
+
+
+def _place(groups: Sequence[GroupRow]) -> tuple[int, str] | None:
+    return next(((one.step, slot_text(one.slot, one.replacement)) for one in groups), None)
 
 
 def _choose(request: Request, groups: Sequence[GroupRow]) -> GroupRow | None:
     """The group with the `slot` or the dataset `row` that the query names, and else the first one.
     Raises NotFound for a row without graded answers."""
     row = number(request, "row", default=-1, least=0, most=MAX_STEP)
-    slot = number(request, "slot", default=-1, least=0, most=MAX_STEP)
     if row >= 0:
         of_row = [group for group in groups if group.dataset_row == row]
         if not of_row:
             raise NotFound(f"no answer to row {row} is graded; the evaluation lists its rows")
         return of_row[0]
-    return next((group for group in groups if group.slot == slot), groups[0] if groups else None)
+    return chosen_group(request, groups)
 
 
 ROUTES = [

@@ -1,5 +1,6 @@
 """The samples of a run: the groups of a step, and the answers of one group side by side."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -40,6 +41,8 @@ from schemas.sampling import ModelRef, SampleBatch
 EVERYTHING = PageRange(limit=MAX_STEP)
 ANSWERS_PER_PAGE = 8
 GROUPS_IN_LIST = 200
+LAST = "last"
+SLOT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 LONGEST_SEARCH = 200
 
 
@@ -56,7 +59,18 @@ async def data(request: Request) -> Response:
 def group_json(values: Mapping[str, object]) -> Response:
     """A group and its answers as JSON, from what its page says."""
     chosen = values["chosen"]
-    left_out = {"run", "source", "orders", "colours", "legend", "row", "chosen", "most", "listed"}
+    left_out = {
+        "run",
+        "source",
+        "orders",
+        "colours",
+        "legend",
+        "row",
+        "chosen",
+        "most",
+        "listed",
+        "slot",
+    }
     shown = {key: value for key, value in values.items() if key not in left_out}
     group = asdict(chosen)["group"] if isinstance(chosen, GroupRow) else None
     content = to_jsonable_python({**shown, "group": group}, inf_nan_mode="null")
@@ -96,11 +110,10 @@ async def file(request: Request) -> Response:
 async def _values(request: Request, *, is_cut: bool) -> Mapping[str, object]:
     run, _ = await find_run_with_history(request)
     runs = services(request).readmodel.runs
-    last = max(1, run["current_step"] or 1)
+    last = await runs.newest_graded_step(run["id"], "train") or 1
     step = number(request, "step", default=last, least=0, most=MAX_STEP)
-    slot = number(request, "slot", default=-1, least=0, most=MAX_STEP)
     groups, _ = await runs.groups(run["id"], "train", EVERYTHING, step=step)
-    chosen = next((group for group in groups if group.slot == slot), groups[0] if groups else None)
+    chosen = chosen_group(request, groups)
     source = Source(
         title=run["name"],
         dataset=await runs.dataset_ref(run["id"]),
@@ -119,7 +132,7 @@ async def _values(request: Request, *, is_cut: bool) -> Mapping[str, object]:
     near = await runs.groups_of_row(run["id"], "train", chosen.dataset_row, near=step)
     return {
         **values,
-        "same_row": near,
+        "same_row": [(there, slot_text(slot, replacement)) for there, slot, replacement in near],
         "before": before if before[0] >= 0 else None,
         "after": after if after[0] <= last else None,
     }
@@ -150,6 +163,7 @@ async def reader_values(
         "groups": [_summary(group) for group in groups],
         "listed": listed_groups(groups, chosen),
         "chosen": chosen,
+        "slot": slot_text(chosen.slot, chosen.replacement) if chosen else None,
         "order": _choice(request, "order", tuple(ORDERS)),
         "orders": tuple(ORDERS),
         "colour": colour,
@@ -167,14 +181,30 @@ async def reader_values(
     }
 
 
-def _neighbour(
-    groups: Sequence[GroupRow], chosen: GroupRow, distance: int
-) -> tuple[int, int | None]:
-    """The step and slot of the group beside the chosen one. The first slot of a step is None."""
+def chosen_group(request: Request, groups: Sequence[GroupRow]) -> GroupRow | None:
+    """The group that `slot` names: `3`, `3.1` for the first group that took its place, or `last`. The
+    first one without it. Raises InvalidConfig."""
+    text = request.query_params.get("slot") or ""
+    if text and text != LAST and not SLOT.fullmatch(text):
+        message = f"must be a slot like 3 or 3.1, got {text[:20]!r}"
+        raise InvalidConfig(f"slot {message}", issues=(Issue("slot", message),))
+    if text == LAST:
+        return groups[-1] if groups else None
+    named = (one for one in groups if slot_text(one.slot, one.replacement) == text)
+    return next(named, groups[0] if groups else None)
+
+
+def slot_text(slot: int, replacement: int) -> str:
+    """A group of a step in an address. Filtered groups are replaced, so a slot may have several."""
+    return f"{slot}.{replacement}" if replacement else str(slot)
+
+
+def _neighbour(groups: Sequence[GroupRow], chosen: GroupRow, distance: int) -> tuple[int, str]:
+    """The step and slot of the group beside the chosen one: in another step its first or its last."""
     place = groups.index(chosen) + distance
     if 0 <= place < len(groups):
-        return chosen.step, groups[place].slot
-    return chosen.step + distance, None
+        return chosen.step, slot_text(groups[place].slot, groups[place].replacement)
+    return chosen.step + distance, LAST if distance < 0 else ""
 
 
 def listed_groups(groups: Sequence[GroupRow], chosen: GroupRow | None) -> Mapping[str, object]:
@@ -183,10 +213,14 @@ def listed_groups(groups: Sequence[GroupRow], chosen: GroupRow | None) -> Mappin
     place = groups.index(chosen) if chosen else 0
     first = place // GROUPS_IN_LIST * GROUPS_IN_LIST
     after = first + GROUPS_IN_LIST
+    slots = [slot_text(group.slot, group.replacement) for group in groups]
     return {
-        "groups": [_summary(group) for group in groups[first:after]],
-        "before": groups[first - GROUPS_IN_LIST].slot if first else None,
-        "after": groups[after].slot if after < len(groups) else None,
+        "groups": [
+            {**_summary(group), "place": slot}
+            for group, slot in zip(groups[first:after], slots[first:after], strict=True)
+        ],
+        "before": slots[first - GROUPS_IN_LIST] if first else None,
+        "after": slots[after] if after < len(groups) else None,
     }
 
 
@@ -224,7 +258,7 @@ async def _answers(
     rewards = [grade.reward for grade in grades.values() if grade.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     words = request.query_params.get("find", "")[:LONGEST_SEARCH]
-    wanted = [record for record in batch.samples if not words or has_text(record, words)]
+    wanted = [one for one in batch.samples if not words or has_text(one, words, judged)]
     found = [answer(group, record, grades.get(record.index), judged, mean) for record in wanted]
     order = _choice(request, "order", tuple(ORDERS))
     found.sort(key=ORDERS[order])  # type: ignore[arg-type]  # each order has one type of key

@@ -291,13 +291,16 @@ select *, sum(num_samples) over () as total from (
 -- groups, because no index holds the rows of a dataset.
 
 -- name: groups_of_row
-select step, slot from (
-  (select step, slot, dataset_row from graded_groups
+select step, slot, replacement from (
+  (select step, slot, replacement, dataset_row from graded_groups
    where owner = $1 and purpose = $2 and step < $4 order by step desc limit 5000)
   union all
-  (select step, slot, dataset_row from graded_groups
+  (select step, slot, replacement, dataset_row from graded_groups
    where owner = $1 and purpose = $2 and step >= $4 order by step limit 5000)
-) near where dataset_row = $3 order by abs(step - $4), slot limit 24
+) near where dataset_row = $3 order by abs(step - $4), slot, replacement limit 24
+
+-- name: newest_graded_step
+select max(step) from graded_groups where owner = $1 and purpose = $2
 
 -- name: grades_of_steps
 select wanted.step, g.slot, g.replacement, g.grades from unnest($2::int[]) as wanted (step) cross join lateral (

@@ -1,5 +1,7 @@
 """The reader of samples: one group at a time, with ways to walk, find and download."""
 
+import html
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -14,8 +16,17 @@ from producers.dashboard.answers import (
     whole_text,
 )
 from producers.dashboard.pages.samples import EVERYTHING, GROUPS_IN_LIST, listed_groups
+from schemas.errors import FailureCategory
 from schemas.ids import GroupKey, Purpose
-from schemas.sampling import Message, SampleRecord, Sequence, ToolCall
+from schemas.sampling import (
+    Judgement,
+    Message,
+    SampleFailure,
+    SampleOutput,
+    SampleRecord,
+    Sequence,
+    ToolCall,
+)
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, fill
 from tests.unit.producers.dashboard.test_sign_in import signed_in
@@ -43,6 +54,21 @@ def test_a_text_is_found_in_messages_and_in_calls_of_tools() -> None:
     assert has_text(RECORD, "HOW many")
     assert has_text(RECORD, '"a": 1')
     assert not has_text(RECORD, "nothing")
+
+
+def test_a_text_is_found_in_what_code_printed_and_in_what_judges_wrote() -> None:
+    output = SampleOutput(stdout="took 3 turns", traceback="KeyError: 'x'")
+    failure = SampleFailure(category=FailureCategory.VALIDATION, message="no label")
+    record = RECORD.model_copy(update={"output": output, "failure": failure})
+    for words in ("TOOK 3", "keyerror", "no label"):
+        assert has_text(record, words)
+        assert not has_text(RECORD, words)
+    judged = [
+        Judgement(index=index, rubric="r", model="m", score=1.0, explanation=text)
+        for index, text in ((0, "It is clear."), (1, "It is wrong."))
+    ]
+    assert has_text(RECORD, "is clear", judged)
+    assert not has_text(RECORD, "is wrong", judged)
 
 
 def test_the_whole_text_has_everything_that_was_said() -> None:
@@ -127,7 +153,11 @@ async def test_a_long_list_of_groups_goes_on(app: Application, browser: httpx.As
     groups, _ = await app.services.readmodel.runs.groups(FIRST, "train", EVERYTHING, step=1)
     many = [replace(groups[0], slot=slot) for slot in range(2 * GROUPS_IN_LIST + 1)]
     lists = [listed_groups(many, many[slot]) for slot in (0, GROUPS_IN_LIST, 2 * GROUPS_IN_LIST)]
-    assert [(one["before"], one["after"]) for one in lists] == [(None, 200), (0, 400), (200, None)]
+    assert [(one["before"], one["after"]) for one in lists] == [
+        (None, "200"),
+        ("0", "400"),
+        ("200", None),
+    ]
     shown = [one["groups"] for one in lists]
     assert sum(len(one) for one in shown if isinstance(one, list)) == len(many)
 
@@ -140,3 +170,43 @@ async def test_a_text_of_a_sample_is_downloaded_alone(
     sample = f"/runs/{FIRST}/samples/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.1/text"
     assert (await browser.get(f"{sample}?part=message-1")).text == "About 130."
     assert (await browser.get(f"{sample}?part=message-9")).status_code == 404
+
+
+@pytest.mark.postgres
+async def test_a_group_that_took_the_place_of_another_is_read_and_walked(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    """Each link leads to another group, through all of them and back."""
+    await fill(app, steps=2)
+    copy = """insert into graded_groups select owner, purpose, step, slot, replacement + 1,
+    dataset_row + 4, num_samples, artifact, grades, at, judgements, attempts from graded_groups
+    where owner = $1 and step = 1 and slot = 0"""
+    await app.database.durable.execute(copy, FIRST)
+    here = f"/runs/{FIRST}/samples"
+    page, seen = (await browser.get(f"{here}?step=1")).text, list[str]()
+    assert '<option value="0.1">0.1: row 4, reward' in page
+    for key in ("n", "n", "n", "p", "p", "p"):
+        found = re.search(rf'<a href="([^"]*)" data-shortcut="{key}"', page)
+        assert found is not None
+        page = (await browser.get(html.unescape(found[1]))).text
+        chosen = re.search(r'<option value="([0-9.]+)" selected>', page)
+        assert chosen is not None
+        seen.append(chosen[1])
+    assert seen == ["0.1", "1", "0", "1", "0.1", "0"]
+    again = (await browser.get(f"{here}?step=1&slot=0.1")).text
+    assert "/samples.json?step=1&amp;slot=0.1&amp;" in again
+    assert (await browser.get(f"{here}?step=1&slot=x")).status_code == 400
+
+
+@pytest.mark.postgres
+async def test_the_newest_graded_answers_are_shown_first(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    """Also those of a step that has not ended: of a run that failed in it, they say why."""
+    await fill(app, steps=3)
+    await app.database.durable.execute("update runs set current_step = 1 where run = $1", FIRST)
+    here = f"/runs/{FIRST}/samples"
+    assert (await browser.get(f"{here}.json")).json()["step"] == 2
+    assert "Next group" in (await browser.get(f"{here}?step=1&slot=1")).text
+    nothing = (await browser.get(f"{here}?step=7")).text
+    assert re.search(r'no graded groups. <a href="[^"]*step=2&amp;[^"]*">Step 2</a>', nothing)
