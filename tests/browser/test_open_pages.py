@@ -135,3 +135,18 @@ def test_without_javascript_a_range_is_a_form(browser: Browser, shown: Shown) ->
         expect(page.get_by_label("Steps from")).to_have_value("30")
         expect(page.get_by_label("Severity")).to_have_value("info")
         assert re.search(r"range=custom&first=30&last=&.*level=info#curves$", page.url)
+
+
+def test_an_answer_is_as_wide_before_the_others_have_arrived(
+    browser: Browser, shown: Shown
+) -> None:
+    with visiting(browser, shown.dashboard.url) as (context, _):
+        page = context.new_page()
+        open_link(page, shown.dashboard.sign_in_link())
+        page.goto(f"{shown.dashboard.url}/runs/{FIRST}/samples?step=2")
+        width = "document.querySelector('article.sample').getBoundingClientRect().width"
+        whole = page.evaluate(width)
+        page.evaluate(
+            "document.querySelectorAll('article.sample + article').forEach(e => e.remove())"
+        )
+        assert page.evaluate(width) == whole
