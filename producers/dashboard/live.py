@@ -25,7 +25,7 @@ from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.rate_limited_log import RateLimit
 from infra.readmodel.runs import RunJson, Runs
 from producers.dashboard.charts import finite_points, thin
-from producers.dashboard.pages.run import ENDED, TITLES, figures_of, state_of
+from producers.dashboard.pages.run import ENDED, TITLES, VALIDATION, figures_of, state_of
 from producers.dashboard.pages.runs import progress, progress_text
 from producers.dashboard.routing import PageRoute
 from producers.http.auth import is_still_valid
@@ -137,8 +137,9 @@ class LiveRuns:
         self, run: str, keys: Sequence[str], known: int, *, mark: str = ""
     ) -> bytes:
         """A message with the points of a run (its id) from the step `known` on. That step is sent again,
-        because some metrics of a step are later than others."""
-        last = dict.fromkeys(keys, known - 1)
+        because some metrics of a step are later than others. Validations may be many steps later, so all
+        of them are sent again. A browser leaves out those that it has."""
+        last = {key: -1 if key == VALIDATION else known - 1 for key in keys}
         found: dict[str, list[tuple[int, float]]] = {}
         for _ in range(MISSED_READS):
             points = await self._runs.new_points(run, last)

@@ -25,9 +25,11 @@ from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import find_run, services, waiting_for
 from schemas.errors import InvalidConfig, Issue
 
+VALIDATION = "eval/validation/reward"
+
 TITLES = {
     REWARD: "Training Reward",
-    "eval/validation/reward": "Validation Reward",
+    VALIDATION: "Validation Reward",
     "train/entropy_loss": "Model Entropy",
     "rollout/response_lengths": "Response Length",
     "rollout/total_lengths": "Total Length",

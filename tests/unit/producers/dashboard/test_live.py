@@ -13,6 +13,7 @@ from infra.readmodel.runs import Runs
 from producers.dashboard import live
 from producers.dashboard.formats import number
 from producers.dashboard.live import MOST_WAITING, LiveRuns
+from producers.dashboard.pages.run import VALIDATION
 from producers.dashboard.pages.runs import REWARD
 from schemas.events import Event
 from tests.kit.application import TOKEN, Application
@@ -107,6 +108,21 @@ async def test_a_browser_that_slept_gets_what_it_missed(app: Application) -> Non
     assert [tuple(point) for point in points["points"][REWARD]] == stored[1:]
     assert f"id: {stored[-1][0]}\n" in missed.decode()
     await messages.aclose()
+
+
+async def test_a_validation_that_is_later_than_other_steps_is_not_missed(app: Application) -> None:
+    """The browser knows step 3 when the validation after step 1 ends."""
+    first, rest = split_story()
+    for event in (*first, *rest[:-1]):
+        await app.append([event])
+    late = "insert into metric_points values ('r1', $1, 1, 0.5, now())"
+    await app.database.durable.execute(late, VALIDATION)
+    runs = LiveRuns(app.services.readmodel.runs, clock=app.services.clock, every_s=0.01)
+    missed = await runs.read_missed("r1", (REWARD, VALIDATION), 3)
+    [found] = await collect(_only(missed))
+    assert found["points"][VALIDATION] == [[1, 0.5]]
+    assert [step for step, _ in found["points"][REWARD]] == [3]
+    assert "id: 3\n" in missed.decode()
 
 
 async def test_a_stream_ends_with_its_session(
