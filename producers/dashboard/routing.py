@@ -11,7 +11,7 @@ from infra.postgres.errors import UNAVAILABLE_ERRORS
 from producers.dashboard.rendering import HEADERS, html
 from producers.http.browsers import is_for_browsers
 from producers.http.routing import Endpoint, Reach, RouteScope, ScopedRoute
-from schemas.errors import NotFound, Refused, TransientError
+from schemas.errors import CorruptData, NotFound, Refused, TransientError
 from schemas.secrets.redact import redact
 
 TITLES = {
@@ -42,6 +42,8 @@ class PageRoute(ScopedRoute):
                 return error_page(request, error.status, error.message)
             except TransientError as error:
                 return error_page(request, 503, str(error))
+            except CorruptData as error:
+                return error_page(request, 500, str(error))
             except UNAVAILABLE_ERRORS:
                 return error_page(request, 503, "the database does not answer now; try again")
 

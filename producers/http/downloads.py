@@ -9,6 +9,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
+from producers.core.datasets.recent_statistics import open_stored
 from producers.http.routes.runs import services
 from schemas.sampling import ArtifactRef
 
@@ -25,6 +26,7 @@ async def download(request: Request, ref: ArtifactRef, file_name: str) -> Respon
     kind = "application/octet-stream"
     path = await services(request).blobs.file(ref.uri)
     if path is not None and ref.size > WHOLE_BYTES:
+        (await asyncio.to_thread(open_stored, path)).close()
         return FileResponse(path, media_type=kind, headers=headers)
     if ref.size > WHOLE_BYTES:
         stream = await first_chunk_checked(services(request).blobs.chunks(ref.uri))
@@ -35,7 +37,8 @@ async def download(request: Request, ref: ArtifactRef, file_name: str) -> Respon
 
 
 async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[bytes]:
-    """The first `count` lines of a file. A large file is not read completely."""
+    """The first `count` lines of a file. A large file is not read completely. Raises NotFound when it is
+    not stored."""
     path = await services(request).blobs.file(ref.uri)
     if path is not None:
         return await asyncio.to_thread(_read_head, path, count)
@@ -48,7 +51,8 @@ async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[by
 
 
 async def select_lines(request: Request, ref: ArtifactRef, numbers: set[int]) -> dict[int, bytes]:
-    """The lines of a file with these numbers (from 0), by number. Other lines do not stay in memory."""
+    """The lines of a file with these numbers (from 0), by number. Other lines do not stay in memory.
+    Raises NotFound when the file is not stored."""
     path = await services(request).blobs.file(ref.uri)
     if path is not None:
         return await asyncio.to_thread(_select_lines, path, numbers)
@@ -95,11 +99,11 @@ async def _read_lines(request: Request, ref: ArtifactRef) -> AsyncIterator[bytes
 
 
 def _select_lines(path: Path, numbers: set[int]) -> dict[int, bytes]:
-    with path.open("rb") as file:
+    with open_stored(path) as file:
         last = islice(enumerate(file), max(numbers, default=-1) + 1)
         return {number: line for number, line in last if number in numbers}
 
 
 def _read_head(path: Path, count: int) -> list[bytes]:
-    with path.open("rb") as file:
+    with open_stored(path) as file:
         return [line for _, line in zip(range(count), file, strict=False)]

@@ -89,16 +89,17 @@ async def read_head(blobs: Blobs, ref: ArtifactRef, most: int) -> bytes:
 
 
 def _read_file_head(path: Path, most: int) -> bytes:
-    with _open_file(path) as file:
+    with open_stored(path) as file:
         return file.read(most)
 
 
 def _compute_of_file(path: Path, kind: str, mapping: Columns) -> DatasetStatistics:
-    with _open_file(path) as file:
+    with open_stored(path) as file:
         return compute_statistics(file, kind, mapping=mapping)
 
 
-def _open_file(path: Path) -> BinaryIO:
+def open_stored(path: Path) -> BinaryIO:
+    """Open a file that is stored. Raises NotFound when it is not there any more."""
     try:
         return path.open("rb")
     except FileNotFoundError as error:

@@ -34,7 +34,7 @@ from producers.http.routes.samples import (
     sample_file,
 )
 from schemas.datasets import DatasetRow
-from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
 from schemas.ids import GroupKey
 from schemas.sampling import ModelRef, SampleBatch
 
@@ -173,12 +173,25 @@ async def reader_values(
     }
     if chosen is None:
         return values
-    rows = await read_rows(request, source.dataset, [chosen])
+    row, row_problem = await _row(request, source.dataset, chosen)
     return {
         **values,
-        "row": rows.get(chosen.dataset_row, DatasetRow(prompt=())),
+        "row": row,
+        "row_problem": row_problem,
         **await _answers(request, chosen, colour, is_cut=is_cut),
     }
+
+
+async def _row(
+    request: Request, dataset: str | None, group: GroupRow
+) -> tuple[DatasetRow, str | None]:
+    """The row that a group answers. Without its dataset an empty row, and a sentence about the reason:
+    the answers can be read all the same, and they begin with the prompt."""
+    nothing = DatasetRow(prompt=())
+    try:
+        return (await read_rows(request, dataset, [group])).get(group.dataset_row, nothing), None
+    except (NotFound, TransientError) as error:
+        return nothing, f"The row cannot be read now: {error}"
 
 
 def chosen_group(request: Request, groups: Sequence[GroupRow]) -> GroupRow | None:

@@ -16,9 +16,10 @@ from producers.dashboard.answers import (
     whole_text,
 )
 from producers.dashboard.pages.samples import EVERYTHING, GROUPS_IN_LIST, listed_groups
-from schemas.errors import FailureCategory
+from schemas.errors import CorruptData, FailureCategory
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import (
+    ArtifactRef,
     Judgement,
     Message,
     SampleFailure,
@@ -27,8 +28,9 @@ from schemas.sampling import (
     Sequence,
     ToolCall,
 )
+from schemas.specs import DatasetRef
 from tests.kit.application import Application
-from tests.kit.showcase import FIRST, fill
+from tests.kit.showcase import FIRST, QUESTIONS, fill
 from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 HERE = "http://127.0.0.1"
@@ -210,3 +212,40 @@ async def test_the_newest_graded_answers_are_shown_first(
     assert "Next group" in (await browser.get(f"{here}?step=1&slot=1")).text
     nothing = (await browser.get(f"{here}?step=7")).text
     assert re.search(r'no graded groups. <a href="[^"]*step=2&amp;[^"]*">Step 2</a>', nothing)
+
+
+@pytest.mark.postgres
+async def test_answers_are_read_although_their_dataset_is_gone(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await fill(app, steps=2)
+    dataset = await app.services.readmodel.runs.dataset_ref(FIRST)
+    path = await app.services.blobs.file(DatasetRef.model_validate_json(dataset or "").content.uri)
+    assert path is not None
+    path.unlink()
+    page = await browser.get(f"/runs/{FIRST}/samples?step=2")
+    assert page.status_code == 200
+    assert "The row cannot be read now: no file at" in page.text
+    assert "The answer is 137." in page.text
+    assert QUESTIONS[0] in html.unescape(
+        page.text
+    )  # each answer has the messages that it began with
+    found = (await browser.get(f"/runs/{FIRST}/samples.json?step=2")).json()
+    assert found["row_problem"].startswith("The row cannot be read now")
+    answer = await app.api.get(f"/api/v1/runs/{FIRST}/samples")
+    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+
+
+@pytest.mark.postgres
+async def test_a_damaged_answer_is_a_page_that_says_so(
+    app: Application, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(app, steps=2)
+
+    async def damaged(ref: ArtifactRef) -> bytes:
+        raise CorruptData(f"{ref.uri} has another SHA-256; restore it from a backup")
+
+    monkeypatch.setattr(app.services.artifacts, "get", damaged)
+    page = await browser.get(f"/runs/{FIRST}/samples?step=2")
+    assert (page.status_code, page.headers["content-type"][:9]) == (500, "text/html")
+    assert "another SHA-256; restore it from a backup" in page.text
