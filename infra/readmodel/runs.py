@@ -147,7 +147,7 @@ class Runs:
         return found
 
     async def metrics(self, run: str) -> dict[str, list[PointJson]]:
-        """Key -> points in order of step."""
+        """Key -> points in order of step. Values that are not finite are left out."""
         rows = await self._pool.fetch(SQL["metrics"], run)
         found: dict[str, list[PointJson]] = {}
         for row in rows:
@@ -170,6 +170,20 @@ class Runs:
         for row in rows:
             found.setdefault(row["run"], []).append((row["step"], row["value"]))
         return found
+
+    async def step_seconds(
+        self, runs: Sequence[RunJson], key: str, *, steps: int = 20
+    ) -> dict[str, float]:
+        """How long each of the newest steps of these runs took on average, by the run's id, told from
+        when a metric had its values. A run without two of them is absent."""
+        rows = await self._pool.fetch(
+            SQL["step_seconds"],
+            [run["id"] for run in runs],
+            [run["current_step"] or 0 for run in runs],
+            key,
+            steps,
+        )
+        return {row["run"]: row["seconds"] for row in rows}
 
     async def metric_keys(self, run: str) -> list[str]:
         """The names of the metrics that a run has, in alphabetical order."""

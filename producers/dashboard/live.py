@@ -26,7 +26,7 @@ from infra.rate_limited_log import RateLimit
 from infra.readmodel.runs import RunJson, Runs
 from producers.dashboard.charts import finite_points, thin
 from producers.dashboard.pages.run import ENDED, TITLES, VALIDATION, figures_of, state_of
-from producers.dashboard.pages.runs import progress, progress_text
+from producers.dashboard.pages.runs import progress, progress_text, times_left
 from producers.dashboard.routing import PageRoute
 from producers.http.auth import is_still_valid
 from producers.http.browsers import bearer_of, cookie_of
@@ -193,10 +193,11 @@ class LiveRuns:
         if not points and not is_old and state.items() <= feed.shown.items():
             return None
         feed.figures_at, now = elapsed_s, self._clock.now()
+        left = await times_left(self._runs, [run], now)
         shown = {
             **state,
             "figures": [one.text for one in await figures_of(self._runs, run, now=now)],
-            "progress": progress_text(run, now),
+            "progress": progress_text(run, left.get(run["id"])),
             "part": progress(run),
         }
         if not points and shown == feed.shown:

@@ -16,7 +16,7 @@ from producers.dashboard import formats
 from producers.dashboard.charts import curve, finite_points
 from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form
-from producers.dashboard.pages.runs import REWARD, eta_s, progress, progress_text
+from producers.dashboard.pages.runs import REWARD, progress, progress_text, times_left
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.dashboard.run_config import config_toml, flat_keys
@@ -102,6 +102,7 @@ async def show(request: Request) -> Response:
     curves = await core.readmodel.runs.thinned_curves(
         run["id"], list(TITLES), most=SVG_POINTS, since=_since(request, run), steps=_steps(request)
     )
+    left = await times_left(core.readmodel.runs, [run], now)
     lines, _ = await core.readmodel.runs.logs(run["id"], limit=LOG_LINES, level=_level(request))
     return html(
         request,
@@ -110,7 +111,7 @@ async def show(request: Request) -> Response:
             "run": run,
             "commit_address": await _commit_address(request, run),
             "progress": progress(run),
-            "progress_text": progress_text(run, now),
+            "progress_text": progress_text(run, left.get(run["id"])),
             "figures": await figures_of(core.readmodel.runs, run, now=now),
             "curves": [_drawing(key, curves.get(key, ())) for key in _drawn_keys(run, keys)],
             "curve_keys": keys[:50],
@@ -251,10 +252,11 @@ async def data(request: Request) -> Response:
     core, now = services(request), services(request).clock.now()
     figures = await figures_of(core.readmodel.runs, run, now=now)
     split = await _time_split(request, run)
+    left = await times_left(core.readmodel.runs, [run], now)
     content = {
         "run": run,
         "figures": {one.title: one.value for one in figures},
-        "eta_s": eta_s(run, now),
+        "eta_s": left.get(run["id"]),
         "time_split_s": {name: seconds for name, seconds, _ in split},
         "environment": await _environment(request, run),
         **await _checkpoints(request, run),

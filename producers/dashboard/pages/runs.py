@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -18,7 +18,7 @@ from infra.readmodel.run_pages import (
     RunPage,
     RunPlace,
 )
-from infra.readmodel.runs import RunJson
+from infra.readmodel.runs import RunJson, Runs
 from producers.dashboard.charts import curve
 from producers.dashboard.formats import duration, url_part
 from producers.dashboard.rendering import html
@@ -54,13 +54,16 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 async def index(request: Request) -> Response:
     order, kind = _order(request), _kind(request)
     page = await _find(request, order)
-    rewards = await services(request).readmodel.runs.sparklines(page.runs, REWARD)
-    now = services(request).clock.now()
+    runs, now = services(request).readmodel.runs, services(request).clock.now()
+    rewards = await runs.sparklines(page.runs, REWARD)
+    left = await times_left(runs, page.runs, now)
     return html(
         request,
         "runs.html",
         {
-            "rows": [_row(run, rewards.get(run["id"], []), now) for run in page.runs],
+            "rows": [
+                _row(run, rewards.get(run["id"], []), left.get(run["id"])) for run in page.runs
+            ],
             "total": page.total,
             "first": page.first,
             "last": page.first + len(page.runs) - 1,
@@ -216,12 +219,14 @@ def _kind(request: Request) -> RunKind:
     )
 
 
-def _row(run: RunJson, rewards: list[tuple[int, float]], now: datetime) -> Mapping[str, object]:
+def _row(
+    run: RunJson, rewards: list[tuple[int, float]], left_s: float | None
+) -> Mapping[str, object]:
     return {
         **run,
         "spark": curve(rewards, width=SPARK_WIDTH, height=SPARK_HEIGHT),
         "progress": progress(run),
-        "eta_s": eta_s(run, now),
+        "eta_s": left_s,
     }
 
 
@@ -232,22 +237,29 @@ def progress(run: RunJson) -> float | None:
     return min(1.0, (run["current_step"] or 0) / run["total_steps"])
 
 
-def eta_s(run: RunJson, now: datetime) -> float | None:
-    """About how long a running run still takes, in seconds, if it goes on as it did so far. A run that
-    is paused does not go on, and after the last step nobody knows."""
-    part = progress(run)
-    if run["status"] != "running" or run["phase"] == "paused" or run["started_at"] is None:
-        return None
-    if not part or part >= 1 or now < run["started_at"]:
-        return None
-    return (now - run["started_at"]).total_seconds() * (1 - part) / part
+async def times_left(runs: Runs, shown: Sequence[RunJson], now: datetime) -> Mapping[str, float]:
+    """About how long running runs still take, in seconds, by the run's id, if they go on as in their
+    newest steps. Runs that do not go on are absent: those that are paused, or past their last step."""
+    going = [run for run in shown if _goes_on(run)]
+    seconds = await runs.step_seconds(going, REWARD) if going else {}
+    found = {}
+    for run in going:
+        done, total, started = run["current_step"] or 1, run["total_steps"] or 0, run["started_at"]
+        usual = max(0.0, (now - (started or now)).total_seconds()) / done
+        found[run["id"]] = (total - done) * seconds.get(run["id"], usual)
+    return found
 
 
-def progress_text(run: RunJson, now: datetime) -> str:
+def _goes_on(run: RunJson) -> bool:
+    is_running = run["status"] == "running" and run["phase"] != "paused"
+    return is_running and run["started_at"] is not None and 0 < (progress(run) or 0) < 1
+
+
+def progress_text(run: RunJson, left_s: float | None) -> str:
     """How far a run is, like `step 12 of 40, about 3 min left`."""
-    total, left = run["total_steps"], eta_s(run, now)
+    total = run["total_steps"]
     text = f"step {run['current_step'] or 0}" + (f" of {total}" if total else "")
-    return text if left is None else f"{text}, about {duration(left)} left"
+    return text if left_s is None else f"{text}, about {duration(left_s)} left"
 
 
 ROUTES = [

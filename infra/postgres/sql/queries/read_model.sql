@@ -164,8 +164,11 @@ order by (r.run = $1) desc, r.created_at desc limit 1
 -- name: dataset_ref_of_run
 select dataset_ref from runs where run = $1
 
+-- JSON cannot hold NaN and infinity. Here NaN is larger than all numbers.
+
 -- name: metrics
-select key, step, value, at from metric_points where run = $1 order by key, step
+select key, step, value, at from metric_points
+where run = $1 and value > '-Infinity' and value < 'Infinity' order by key, step
 
 -- Few values of one metric for each of several runs. Each is looked up by the key of the table.
 
@@ -174,6 +177,20 @@ select r.run, m.step, m.value from unnest($1::text[], $2::int[]) as r (run, step
 cross join lateral generate_series(1, greatest(r.steps, 1), greatest(1, r.steps / $4)) as wanted (step)
 join metric_points m on m.run = r.run and m.key = $3 and m.step = wanted.step
 order by r.run, m.step
+
+-- How long the newest $4 steps of each run took, on average. A step that a pause made much longer than the
+-- others counts as ten of them.
+
+-- name: step_seconds
+with took as (
+  select r.run, extract(epoch from m.at - lag(m.at) over steps) / (m.step - lag(m.step) over steps) as s
+  from unnest($1::text[], $2::int[]) as r (run, step)
+  join metric_points m on m.run = r.run and m.key = $3 and m.step between r.step - $4 and r.step
+  window steps as (partition by r.run order by m.step)
+), usual as (
+  select run, percentile_cont(0.5) within group (order by s) as s from took group by run
+) select run, avg(least(took.s, 10 * usual.s))::float8 as seconds from took join usual using (run)
+where took.s is not null group by run
 
 -- name: metric_keys
 with recursive keys as (

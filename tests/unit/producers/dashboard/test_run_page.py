@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from producers.dashboard import formats
 from producers.dashboard.formats import number
 from producers.dashboard.pages.run import LOG_LINES, SHOWN_CHECKPOINTS
 from producers.dashboard.pages.runs import REWARD
@@ -99,6 +100,8 @@ async def test_values_that_are_no_numbers_are_shown(
     assert (await browser.get("/")).status_code == 200
     curves = (await browser.get(f"/runs/{FIRST}/curves.json?keys=train/kl")).json()["curves"]
     assert curves["train/kl"][-1] == [3, None]
+    metrics = (await app.api.get(f"/api/v1/runs/{FIRST}")).json()["metrics"]
+    assert [point["step"] for point in metrics["train/kl"]] == [1, 2]
 
 
 async def test_a_range_is_a_form_and_a_part_of_the_address(browser: httpx.AsyncClient) -> None:
@@ -185,3 +188,25 @@ async def test_a_log_of_long_lines_keeps_the_page_small(
     assert page.text.count('<p class="error">') == LOG_LINES
     assert "(1900 more characters)" in page.text
     assert len(page.content) < 75_000  # its files have as much
+
+
+async def test_the_time_left_is_that_of_the_newest_steps_without_a_pause(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    """Steps took 100 s at first, then 2 s each, and before step 45 the run was paused for a day."""
+    db = app.database.durable
+    await db.execute("delete from metric_points where run = $1", SECOND)
+    await db.execute(
+        """insert into metric_points select $1, $2, n, 0.5, '2026-01-01Z'::timestamptz
+        + interval '1 s' * (case when n <= 20 then n * 100 else 2000 + (n - 20) * 2 end)
+        + case when n >= 45 then interval '1 day' else interval '0' end
+        from generate_series(1, 50) n""",
+        SECOND,
+        REWARD,
+    )
+    await db.execute("update runs set current_step = 50, total_steps = 150 where run = $1", SECOND)
+    left = (await browser.get(f"/runs/{SECOND}/run.json")).json()["eta_s"]
+    assert left == pytest.approx(100 * (2 * 19 + 20) / 20)
+    text = formats.duration(left)
+    assert f"step 50 of 150, about {text} left" in (await browser.get(f"/runs/{SECOND}")).text
+    assert f"{text} left" in (await browser.get("/")).text
