@@ -73,6 +73,9 @@ that are always shown."""
 
 SHOWN_CHECKPOINTS = 40
 MOST_MARKS = 100
+MOST_OTHERS = 60
+"""Metrics without a curve on the page that it lists."""
+
 ENDED = ("finished", "failed", "crashed", "stopped", "killed")
 LEVELS = ("info", "warning", "error")
 BUTTONS = {
@@ -115,6 +118,7 @@ async def show(request: Request) -> Response:
             "figures": await figures_of(core.readmodel.runs, run, now=now),
             "curves": [_drawing(key, curves.get(key, ())) for key in _drawn_keys(run, keys)],
             "curve_keys": keys[:50],
+            "others": await _other_metrics(request, run, keys),
             "ranges": (*RANGES, *OTHER_RANGES),
             "range": _range(request),
             "state": state_of(run),
@@ -134,6 +138,15 @@ async def show(request: Request) -> Response:
             "waits": await waiting_for(request, run["id"], status=run["status"]),
         },
     )
+
+
+async def _other_metrics(
+    request: Request, run: RunJson, keys: Sequence[str]
+) -> Mapping[str, float]:
+    """The newest values of the metrics that have no curve on the page, such as each reward."""
+    others = [key for key in keys if key not in TITLES and key not in TIMES][:MOST_OTHERS]
+    ends = await services(request).readmodel.runs.ends(run["id"], others)
+    return {key: ends[key].last[1] for key in others if key in ends}
 
 
 async def _time_split(request: Request, run: RunJson) -> Sequence[tuple[str, float, float]]:

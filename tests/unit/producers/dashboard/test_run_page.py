@@ -1,5 +1,6 @@
 """The page of a run: where its time goes, in which environment it works, and the same as JSON."""
 
+import html
 import math
 import re
 from collections.abc import AsyncIterator
@@ -210,3 +211,17 @@ async def test_the_time_left_is_that_of_the_newest_steps_without_a_pause(
     text = formats.duration(left)
     assert f"step 50 of 150, about {text} left" in (await browser.get(f"/runs/{SECOND}")).text
     assert f"{text} left" in (await browser.get("/")).text
+
+
+async def test_metrics_without_a_curve_are_listed(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    row = "insert into metric_points values ($1, 'reward/<b>x', 3, 0.25, now())"
+    await app.database.durable.execute(row, FIRST)
+    page = (await browser.get(f"/runs/{FIRST}")).text
+    assert '<th scope="row">reward/&lt;b&gt;x</th><td class="figure">0.25</td>' in page
+    address = re.search(r'href="([^"]*key=reward[^"]*)"', page)
+    assert address is not None
+    assert (await browser.get(html.unescape(address[1]))).text == "step,value\n3,0.25\n"
+    assert '<th scope="row">train/loss</th>' in page
+    assert '<th scope="row">train/kl</th>' not in page  # it has a curve
