@@ -21,6 +21,9 @@ SEPARATOR = "\0"
 """The parts of a cursor are separated by what no text in the database holds."""
 
 LONGEST_CURSOR = 4096
+PAUSED = "paused"
+"""Selects the running runs that are paused."""
+
 
 RunOrder = Literal["newest", "oldest", "reward", "name"]
 
@@ -208,11 +211,17 @@ class RunPages:
         )
 
 
+def _status_part(status: str | None) -> str:
+    if status == PAUSED:
+        return "paused"
+    return "with_status" if status else "with_any_status"
+
+
 def _selection(found: RunFilter) -> tuple[dict[str, str], tuple[str | None, ...]]:
     """The parts of a query that select these runs, and its first arguments."""
     workspace, kind = bound_workspace(), found.kind
     parts = {
-        "status": "with_status" if found.status else "with_any_status",
+        "status": _status_part(found.status),
         "archived": "archived" if found.archived else "present",
         "words": "with_words" if found.search else "with_any_words",
         "reach": "of_any_workspace" if workspace is None else "of_workspace",

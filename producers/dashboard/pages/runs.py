@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from infra.readmodel.run_pages import (
     ORDERS,
+    PAUSED,
     RunFilter,
     RunKind,
     RunOrder,
@@ -28,6 +29,7 @@ from producers.http.routes.runs import STATUSES, services
 from schemas.errors import InvalidConfig, Issue
 
 REWARD = "rollout/raw_reward"
+SHOWN_STATUSES = (*STATUSES, PAUSED)
 SPARK_WIDTH, SPARK_HEIGHT = 96.0, 20.0
 PAGE_RUNS = 50
 KEPT = (
@@ -71,7 +73,7 @@ async def index(request: Request) -> Response:
             "to_following": _place_query(request, page, "next"),
             "kept": _kept_query(request),
             "labels": LABELS[order],
-            "statuses": STATUSES,
+            "statuses": SHOWN_STATUSES,
             "orders": ORDERS,
             "order": order,
             "kind": kind,
@@ -119,8 +121,8 @@ async def as_csv(request: Request) -> Response:
 async def _find(request: Request, order: RunOrder) -> RunPage:
     """The page of runs that the filters and the cursor of a request select. Raises InvalidConfig."""
     status = request.query_params.get("status") or None
-    if status and status not in STATUSES:
-        message = f"must be one of {', '.join(STATUSES)}, got {status[:40]!r}"
+    if status and status not in SHOWN_STATUSES:
+        message = f"must be one of {', '.join(SHOWN_STATUSES)}, got {status[:40]!r}"
         raise InvalidConfig(f"status {message}", issues=(Issue("status", message),))
     if request.query_params.get("offset"):
         message = "does not page this list; remove it, and follow the links of the list"

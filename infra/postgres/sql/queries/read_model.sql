@@ -42,6 +42,11 @@ r.run as id, r.name, {run_status} as status, {run_phase} as phase, r.algorithm,
 -- part: with_status
 ({run_status}) = $1
 
+-- Pages show a running run that is paused as such.
+
+-- part: paused
+({run_status}) = 'running' and ({run_phase}) = 'paused' and $1::text = 'paused'
+
 -- part: with_any_status
 $1::text is null
 
@@ -76,7 +81,7 @@ coalesce($4::text, $5::text, $6::text, $7::text, $8::text) is null
 
 -- part: runs_that_match
 runs r
-where {status: with_status | with_any_status} and {archived: archived | present}
+where {status: with_status | with_any_status | paused} and {archived: archived | present}
   and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
   and {kind: narrowed | of_any_kind}
 

@@ -11,6 +11,7 @@ import pytest
 
 from infra.readmodel.runs import RunJson
 from producers.dashboard.pages.runs import COLUMNS, _cell, _finite
+from schemas.events import RunPaused
 from tests.kit.application import Application
 from tests.kit.pushes import origin
 from tests.kit.story import beginning
@@ -87,3 +88,18 @@ async def test_runs_name_who_or_what_started_them(
     for creator, names in (("ada", ["by-ada"]), ("push to main", ["by-push"]), ("eve", [])):
         found = (await browser.get("/runs.json", params={"creator": creator})).json()
         assert [run["name"] for run in found["runs"]] == names
+
+
+@pytest.mark.postgres
+async def test_paused_runs_are_found_by_the_status_that_pages_show(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    for run in ("going", "resting"):
+        for event in beginning(run, run, steps=2):
+            await app.append([event])
+    await app.append([RunPaused(run="resting", step=0, reason="by ada")])
+    for status, names in (("paused", {"resting"}), ("running", {"going", "resting"})):
+        found = (await browser.get("/runs.json", params={"status": status})).json()
+        assert {run["name"] for run in found["runs"]} == names
+        assert found["total_count"] == len(names)
+    assert "<option selected>paused</option>" in (await browser.get("/?status=paused")).text
