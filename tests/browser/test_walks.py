@@ -206,6 +206,8 @@ def test_two_runs_are_compared(
         page.get_by_label(f"Compare {name}", exact=True).check()
     page.get_by_role("button", name="Compare").click()
     expect(page.get_by_role("heading", name="Compare runs")).to_be_visible()
+    charts = page.get_by_role("region", name="Curves").locator("figure canvas")
+    expect(charts.first).to_be_visible()
     settings = page.get_by_role("region", name="Settings that differ")
     expect(settings.get_by_role("rowheader")).to_have_text(["training.lr"])
     expect(settings).to_contain_text("0.005")

@@ -25,7 +25,7 @@ function smooth(values, factor) {
   if (!factor) return values;
   let last = null;
   return values.map((value) => {
-    if (value === null) return null;
+    if (typeof value !== "number") return value;
     last = last === null ? value : factor * last + (1 - factor) * value;
     return last;
   });
@@ -56,6 +56,62 @@ async function get(address, kind) {
   }
 }
 
+const CHART_HEIGHT = 150;
+const WHOLE_STEPS = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power));
+
+// A chart of values by step, with a line of each colour.
+function chartIn(box, data, colours, options) {
+  const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") } };
+  const ticks = (_, values) => values.map((value) => Math.abs(value) < 1e-3 && value ? value.toExponential(0) : String(value));
+  return new uPlot({
+    width: box.clientWidth, height: CHART_HEIGHT, legend: { show: false },
+    scales: { x: { time: false } },
+    axes: [{ ...axis, size: 28, incrs: WHOLE_STEPS }, { ...axis, size: 52, values: ticks }],
+    series: [{}, ...colours.map((stroke) => ({ stroke, width: 1.5, points: { show: (chart) => chart.data[0].length === 1 } }))],
+    ...options,
+  }, data, box);
+}
+
+function fit(charts) {
+  for (const [figure, chart] of charts) chart.setSize({ width: figure.querySelector(".chart").clientWidth, height: CHART_HEIGHT });
+}
+
+// The curves of several runs in common axes. Draw over a part to enlarge it; press twice to see all again.
+class Comparison {
+  constructor(section) {
+    this.section = section;
+    this.charts = new Map();
+    this.keys = [...document.querySelectorAll(".key[data-run]")];
+    this.smoothing = section.querySelector("[name=smoothing]");
+    section.querySelector(".controls").hidden = false;
+    this.smoothing.addEventListener("input", () => this.draw());
+    new ResizeObserver(() => fit(this.charts)).observe(section);
+    this.read();
+  }
+  async read() {
+    const text = await get(this.section.dataset.compare, "application/json");
+    if (text === null) return;
+    this.runs = new Map(Object.entries(JSON.parse(text).runs));
+    this.draw();
+  }
+  draw() {
+    if (!this.runs) return;
+    for (const figure of this.section.querySelectorAll("figure[data-key]")) {
+      const curves = this.keys.map((key) => new Map((this.runs.get(key.dataset.run) || {})[figure.dataset.key]));
+      // Of the steps of all runs. null leaves a gap, and undefined, where a run has no point, leaves none.
+      const steps = [...new Set(curves.flatMap((curve) => [...curve.keys()]))].sort((a, b) => a - b);
+      const lines = curves.map((curve) => smooth(steps.map((step) => curve.get(step)), Number(this.smoothing.value)));
+      const chart = this.charts.get(figure), box = figure.querySelector(".chart");
+      if (chart) chart.setData([steps, ...lines], false);
+      else {
+        box.replaceChildren();
+        const colours = this.keys.map((key) => getComputedStyle(key).backgroundColor);
+        this.charts.set(figure, chartIn(box, [steps, ...lines], colours, { cursor: { y: false, drag: { x: true } } }));
+      }
+    }
+  }
+}
+
 // The curves of a run. They are read as a whole at first, after a change of the range, and when the page is
 // looked at again. The server thins them, so a part that is chosen is read again too, and is then exact.
 class Curves {
@@ -74,7 +130,7 @@ class Curves {
       event.preventDefault();
       this.choose();
     });
-    new ResizeObserver(() => this.resize()).observe(section);
+    new ResizeObserver(() => fit(this.charts)).observe(section);
     document.addEventListener("visibilitychange", () => this.follow());
     this.read();
     this.follow();
@@ -188,16 +244,11 @@ class Curves {
   make(figure, data) {
     const box = figure.querySelector(".chart");
     box.replaceChildren();
-    const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") } };
-    const ticks = (_, values) => values.map((value) => Math.abs(value) < 1e-3 && value ? value.toExponential(0) : String(value));
     box.addEventListener("dblclick", () => this.choose("", "", "all"));
-    return new uPlot({
-      width: box.clientWidth, height: 150, legend: { show: false },
+    return chartIn(box, data, [css("--accent")], {
       cursor: { y: false, drag: { x: true, setScale: false }, bind: { dblclick: () => null } },
       hooks: { setSelect: [(chart) => this.zoom(chart)], draw: [(chart) => this.drawMarks(chart)] },
-      scales: { x: { time: false } }, axes: [{ ...axis, size: 28 }, { ...axis, size: 52, values: ticks }],
-      series: [{}, { stroke: css("--accent"), width: 1.5, points: { show: (chart) => chart.data[0].length === 1 } }],
-    }, data, box);
+    });
   }
   zoom(chart) {
     const { left, width } = chart.select;
@@ -221,9 +272,6 @@ class Curves {
       ctx.stroke();
     }
     ctx.restore();
-  }
-  resize() {
-    for (const [figure, chart] of this.charts) chart.setSize({ width: figure.querySelector(".chart").clientWidth, height: 150 });
   }
 }
 
@@ -258,5 +306,6 @@ document.addEventListener("DOMContentLoaded", () => {
   document.addEventListener("submit", askBefore);
   document.addEventListener("keydown", walk);
   for (const section of document.querySelectorAll("[data-curves]")) new Curves(section);
+  for (const section of document.querySelectorAll("[data-compare]")) new Comparison(section);
   if (document.querySelector("[data-poll]")) readAgainLater();
 });
