@@ -89,7 +89,7 @@ FIRST, SECOND, FAILED, PAUSED, PENDING = (
     "run-paused",
     "run-pending",
 )
-EVALUATION = "eval-held-out"
+EVALUATION, LATER = "eval-held-out", "eval-later"
 STEPS = 40
 SECONDS = {"generate": 2.4, "grade": 0.3, "learn": 1.8, "publish": 0.2, "wait": 0.1}
 QUESTIONS = (
@@ -124,7 +124,8 @@ async def fill(app: Application, *, text: Texts = str, steps: int = STEPS) -> Sh
     await app.append([RunFailed(run=FAILED, kind="error", message=message)])
     await _train(app, PAUSED, 3, text, total=steps)
     await app.append([RunPaused(run=PAUSED, step=3, reason=text("paused by ada"))])
-    await _evaluation(app, dataset, text)
+    await _evaluation(app, EVALUATION, text("held-out-after-40"), dataset, text)
+    await _evaluation(app, LATER, text("held-out-later"), dataset, text, rewards=(1.0, 0.0))
     await _deployments(app, text)
     await _dead_letter(app, text)
     paused = await app.services.log.read(PAUSED, after=Cursor(), limit=1, types=[RunPaused.type])
@@ -151,7 +152,7 @@ def _pages() -> dict[str, str]:
         "hops": f"/runs/{FIRST}/trace/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.0",
         "compare": f"/compare?runs={FIRST},{SECOND}",
         "checkpoints-compared": f"/compare/checkpoints?a={FIRST}@last&b={SECOND}@last",
-        "evaluations-compared": f"/compare/evaluations?a={EVALUATION}&b={EVALUATION}",
+        "evaluations-compared": f"/compare/evaluations?a={EVALUATION}&b={LATER}",
         "new": "/new",
         "new-fork": f"/new?from={FIRST}@last",
         "new-evaluation": f"/new-evaluation?checkpoint={FIRST}@last",
@@ -378,11 +379,14 @@ async def _groups(app: Application, run: str, step: int, text: Texts) -> Sequenc
 
 
 async def _graded_group(
-    app: Application, run: str, group: str, row: int, text: Texts
+    app: Application, run: str, group: str, row: int, text: Texts, *, reward: float | None = None
 ) -> tuple[GroupGenerated, GroupGraded]:
+    """A group as it was generated and graded. `reward` replaces the rewards of all its answers."""
     template = group_template(num_samples=NUM_SAMPLES).model_copy(update={"run": run})
     spec = GroupSpec(group=group, row=row, template=template)
     samples, grades, judgements = group_of_answers(QUESTIONS[row % 4], text)
+    if reward is not None:
+        grades = tuple(one.model_copy(update={"reward": reward}) for one in grades)
     batch = SampleBatch(group=group, samples=samples)
     artifact = await keep(app, batch.model_dump_json().encode())
     judged = JudgementBatch(group=group, judgements=judgements)
@@ -407,19 +411,26 @@ async def _graded_group(
     return generated, graded
 
 
-async def _evaluation(app: Application, dataset: DatasetRef, text: Texts) -> None:
+async def _evaluation(
+    app: Application,
+    evaluation: str,
+    name: str,
+    dataset: DatasetRef,
+    text: Texts,
+    *,
+    rewards: Sequence[float | None] = (None, None),
+) -> None:
+    """An evaluation of two rows. `rewards` replaces the rewards of all answers of a row."""
     template = group_template(num_samples=NUM_SAMPLES, dataset=dataset)
-    asked: dict[str, Any] = {"evaluation": EVALUATION, "template": template, "rows": (0, 1)}
-    requested = EvaluationRequested(
-        eval_name=text("held-out-after-40"), workspace=WORKSPACE, **asked
-    )
+    asked: dict[str, Any] = {"evaluation": evaluation, "template": template, "rows": (0, 1)}
+    requested = EvaluationRequested(eval_name=name, workspace=WORKSPACE, **asked)
     started = EvaluationStarted(batch_size=8, pass_threshold=1.0, **asked)
     events: list[Event] = [requested, started]
-    for row in range(2):
-        group = str(GroupKey(EVALUATION, Purpose.EVALUATE, 0, row))
-        events += await _graded_group(app, EVALUATION, group, row, text)
+    for row, reward in enumerate(rewards):
+        group = str(GroupKey(evaluation, Purpose.EVALUATE, 0, row))
+        events += await _graded_group(app, evaluation, group, row, text, reward=reward)
     ended = EvaluationCompleted(
-        evaluation=EVALUATION,
+        evaluation=evaluation,
         status="failed",
         reward=0.62,
         metrics={"pass@1": 0.5},
