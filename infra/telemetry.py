@@ -35,6 +35,9 @@ FLUSH_S = 2.0
 _propagator = TraceContextTextMapPropagator()
 _exporting = False
 
+HTTP_CLIENT = "httpx"
+"""Logs the address of each request, as often as clients ask a deployment."""
+
 MOST_MASKS = 64
 """How many different masks log lines are masked with."""
 
@@ -79,6 +82,7 @@ def setup(settings: Settings, *, service: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(service))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger(HTTP_CLIENT).setLevel(logging.WARNING)
     if settings.telemetry:
         export(service)
 
