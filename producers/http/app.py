@@ -2,7 +2,8 @@
 everything else."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,6 +14,7 @@ from starlette.routing import Mount
 
 from infra.postgres.errors import UNAVAILABLE_ERRORS, DiskFull
 from producers.http.auth import Guard
+from producers.http.openai_errors import in_form_of
 from producers.http.responses import problem, refusal_response, unavailable_response
 from producers.http.routes import (
     audit,
@@ -42,6 +44,8 @@ from producers.http.tracing import Traced
 from schemas.errors import CorruptData, Refused, TransientError
 
 logger = logging.getLogger(__name__)
+
+ErrorHandler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
 RESOURCES = (
     platform,
@@ -74,17 +78,19 @@ def create_app(services: Services, *, pages: Sequence[ScopedRoute] = ()) -> Star
     app = Starlette(
         routes=[*scoped_table(table)],
         middleware=[Middleware(Guard, services=services), Middleware(Traced)],
-        exception_handlers={
-            HTTPException: _http_error,
-            Refused: _refused_error,
-            TransientError: _transient_error,
-            CorruptData: _corrupt_data,
-            **dict.fromkeys(UNAVAILABLE_ERRORS, _database_unavailable),
-            Exception: _internal_error,
-        },
+        exception_handlers={kind: _in_form(handler) for kind, handler in HANDLERS.items()},
     )
     app.state.services = services
     return app
+
+
+def _in_form(handler: ErrorHandler) -> ErrorHandler:
+    """A handler whose responses have the form that clients of a path expect."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        return in_form_of(request.url.path, await handler(request, error))
+
+    return handle
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -124,3 +130,13 @@ async def _internal_error(request: Request, error: Exception) -> Response:
     after this response, so that the server logs its traceback."""
     del error
     return problem(500, "INTERNAL", f"{request.method} {request.url.path} failed; see the log")
+
+
+HANDLERS: dict[type[Exception], ErrorHandler] = {
+    HTTPException: _http_error,
+    Refused: _refused_error,
+    TransientError: _transient_error,
+    CorruptData: _corrupt_data,
+    **dict.fromkeys(UNAVAILABLE_ERRORS, _database_unavailable),
+    Exception: _internal_error,
+}

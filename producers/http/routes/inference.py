@@ -6,6 +6,7 @@ process that serves (`infra/access/serving/`), which parses it, samples, counts 
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from infra.access.serving.directory import ModelEntry
 from infra.gateway.bodies import LONGEST_BODY
 from infra.gateway.errors import GatewayError
 from infra.gateway.serving.call import ServingCall, WireName
+from infra.gateway.wire.chat_completions import failure
 from producers.http.auth import actor_of
 from producers.http.openai_errors import in_form_of, openai_error
 from producers.http.responses import RETRY_AFTER_S, ApiResponse, problem
@@ -26,6 +28,10 @@ from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 from schemas.errors import TransientError
 
+logger = logging.getLogger(__name__)
+
+EVENTS = "text/event-stream"
+BROKEN = "the process that serves deployments ended within this answer; ask again"
 MOST_BYTES = LONGEST_BODY - (1 << 20)
 LONGEST_NAME = 600
 
@@ -110,10 +116,16 @@ async def _forward(answer: ServedAnswer) -> Response:
 
 
 async def _rest_of(answer: ServedAnswer, first: bytes) -> AsyncIterator[bytes]:
+    """The chunks of an answer. A stream that breaks off ends with an error that clients know."""
     try:
         yield first
         async for chunk in answer.chunks:
             yield chunk
+    except httpx.TransportError as error:
+        logger.warning("a process that serves ended within an answer: %s", error)
+        if answer.content_type != EVENTS:
+            raise
+        yield b"data: " + failure(GatewayError(503, "unavailable", BROKEN)) + b"\n\n"
     finally:
         await answer.aclose()
 

@@ -1,6 +1,8 @@
 """Deployed models below /v1: found by name, answered by a process that serves, and only for tokens that
 may use them."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -157,6 +159,61 @@ async def test_a_bad_request_has_an_error_of_openai(
     assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
     stranger = await app.api.get("/v1/models", headers={"Authorization": "Bearer x"})
     assert (stranger.status_code, stranger.json()["error"]["code"]) == (401, "unauthorized")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("GET", "/v1/responses/r1", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method"),
+        ("DELETE", "/v1/models/tiny", 405, "method"),
+    ],
+)
+async def test_what_the_endpoint_does_not_have_is_an_error_of_openai(
+    app: Application, method: str, path: str, status: int, code: str
+) -> None:
+    refused = await app.api.request(method, path, json={"model": "tiny", "input": "x"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+    assert path in refused.json()["error"]["message"]
+    ours = await app.api.request("POST", "/api/v1/embeddings")
+    assert ours.headers["content-type"] == "application/problem+json", "the twin"
+
+
+@asynccontextmanager
+async def breaking_off(app: Application, head: bytes) -> AsyncIterator[None]:
+    """A process that serves and dies after the beginning of its answer."""
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        piece = b'data: {"id": "c1"}\n\n'
+        writer.write(head + b"%x\r\n%s\r\n" % (len(piece), piece))
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.close()
+
+    server = await asyncio.start_server(die, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    await app.services.effects.register(WORKER, host="h", pid=1, lease_s=60)
+    await ServingDoors(app.services.database).announce(WORKER, f"http://127.0.0.1:{port}/")
+    try:
+        yield
+    finally:
+        server.close()
+        await app.services.serving.aclose()
+
+
+async def test_a_stream_whose_process_dies_ends_with_an_error(app: Application) -> None:
+    await deploy(app, served())
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    async with breaking_off(app, head):
+        answer = await chat(app, "tiny:sums")
+    begun, said = answer.text.strip().split("\n\n")
+    assert begun == 'data: {"id": "c1"}'
+    error = json.loads(said.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("server_error", "unavailable")
 
 
 async def test_a_token_without_the_scope_is_refused(app: Application) -> None:
