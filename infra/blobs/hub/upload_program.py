@@ -29,6 +29,8 @@ OWN = (".gitattributes",)
 REPLACED = (".safetensors", ".safetensors.index.json", "adapter_config.json", "config.json")
 """How the files end that a push deletes if it does not replace them, because loaders look for them."""
 THREADS = 2
+NO_ROOM = 507
+"""The status of a hub whose storage for an account is full. Asking again does not help."""
 MOST_WORDS = 600
 
 
@@ -177,7 +179,7 @@ def _classify(error: BaseException, hub: str) -> Mapping[str, object]:
         return {"kind": "broken", "error": f"the hub's client failed: {_short(repr(error))}"}
     status = cause.response.status_code
     words = _words(cause)
-    if status in (408, 425, 429) or status >= 500:
+    if status in (408, 425, 429) or (status >= 500 and status != NO_ROOM):
         asked = cause.response.headers.get("Retry-After", "")
         pause = {"pause_s": float(asked)} if asked.isdigit() else {}
         return {"kind": "away", "error": f"{hub} answered {status}: {words}", **pause}
@@ -207,7 +209,7 @@ def _advice(status: int) -> str:
     match status:
         case 401:
             return "store a valid token: headrace secret set HF_TOKEN"
-        case 402:
+        case 402 | 507:
             return "the account needs another plan or more storage"
         case 403:
             return (

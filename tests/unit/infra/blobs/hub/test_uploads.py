@@ -96,6 +96,7 @@ async def test_another_upload_is_another_commit_and_uploads_only_what_is_new(
         (HubFault("PUT", "/storage/", 403, "AccessDenied"), "write access"),
         (HubFault("POST", "/commit/main$", 400, "bad card"), "bad card"),
         (HubFault("POST", "/repos/create$", 402, "pay first"), "another plan"),
+        (HubFault("PUT", "/storage/", 507, "disk full"), "more storage"),
     ],
 )
 async def test_a_hub_that_refuses_in_mid_upload_says_why(
