@@ -69,12 +69,14 @@ def shown_base_name(model_path: str) -> str:
     return model_path.rstrip("/").rpartition("/")[2] or "model"
 
 
-def other_base(served: ServedModel, other: ServedModel) -> str:
-    """The text for a checkpoint of another base model than a deployment has."""
+def other_base(served: ServedModel, other: ServedModel, *, is_visible: bool) -> str:
+    """The text for a checkpoint of another base model than a deployment has. That of a workspace which
+    the reader may not see (not `is_visible`) is not named."""
+    named = f"the deployment {other.name} ({other.base_name})"
     return (
-        f"{served.ref} is trained on another base model ({served.base_name}) than the deployment "
-        f"{other.name} ({other.base_name}), and one base is served at a time; undeploy what is deployed "
-        "first"
+        f"{served.ref} is trained on another base model ({served.base_name}) than "
+        f"{named if is_visible else 'a deployment of another workspace'}, and one base is served at a "
+        "time; undeploy what is deployed first"
     )
 
 

@@ -133,7 +133,8 @@ def _conflict(state: DeploymentsState, served: ServedModel) -> str | None:
         return f"the name {served.name} is deployed by another workspace; choose another name"
     for other in state.active.values():
         if other.base_key != served.base_key:
-            return other_base(served, other)
+            is_visible = served.workspace in (None, other.workspace)
+            return other_base(served, other, is_visible=is_visible)
     return None
 
 
@@ -174,6 +175,9 @@ def _compare(state: DeploymentsState, message: CheckpointChosen) -> Decision:
     if served is None:
         return _skip(state, effect, message.reason)
     now = state.active.get(effect.name)
+    if now is not None and now.workspace != served.workspace:
+        # The name is refused below, without a word about what another workspace deployed.
+        now = None
     if now is not None and now.reward is not None and (served.reward or 0.0) <= now.reward:
         reason = (
             f"the best held-out reward of {served.run_name} is {served.reward:.4g} ({served.ref}), and "

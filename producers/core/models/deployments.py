@@ -72,7 +72,8 @@ class DeploymentRequests:
             )
         for other in active:
             if other.base_key != served.base_key:
-                raise Conflict(other_base(served, other))
+                is_visible = may_see(other.workspace)
+                raise Conflict(other_base(served, other, is_visible=is_visible))
         if own is None and len(active) >= self._most:
             names = ", ".join(other.name for other in active if may_see(other.workspace))
             raise Conflict(

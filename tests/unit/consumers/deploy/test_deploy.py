@@ -116,6 +116,25 @@ def test_a_checkpoint_that_does_not_fit_fails(change: dict[str, Any], words: str
     given(CONSUMER).when(asked(4, **change)).then(effects=[load(4, **change)])  # the twin
 
 
+def test_a_refusal_does_not_name_the_deployments_of_another_workspace() -> None:
+    theirs: dict[str, Any] = {"workspace": "w1", "reward": 0.9, "run_name": "quiet-fox"}
+    before = (asked(2, **theirs), deployed(2, 1, **theirs))
+    other_base = asked(1, name="b", workspace="w2", model=OTHER_BASE)
+    [refused] = given(CONSUMER, *before).when(other_base).events
+    effect = ChooseCheckpoint(run="r2", name="sums")
+    chosen = CheckpointChosen(effect, served(4, workspace="w2", reward=0.5))
+    *_, taken = given(CONSUMER, *before).when(chosen, stream=STREAM).events
+    for event in (refused, taken):
+        assert isinstance(event, ModelDeployFailed)
+        assert "another workspace" in event.message
+        assert "quiet-fox" not in event.message
+        assert "deployment sums" not in event.message
+    same = asked(1, name="b", workspace="w1", model=OTHER_BASE)
+    [told] = given(CONSUMER, *before).when(same).events
+    assert isinstance(told, ModelDeployFailed)
+    assert "the deployment sums" in told.message, "the twin"
+
+
 def test_two_bases_that_are_loaded_together_do_not_both_become_active() -> None:
     before = (asked(2), asked(1, name="b", model=OTHER_BASE), deployed(2, 1))
     late = ModelLoaded(load(1, name="b", model=OTHER_BASE))
