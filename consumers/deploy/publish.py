@@ -1,11 +1,11 @@
 """Pushes checkpoints to a model hub.
-Reads: HubPushRequested.  Emits: HubPushed, HubPushFailed.  Stream: hub.
+Reads: HubPushRequested, HubPushCancelRequested.  Emits: HubPushed, HubPushFailed.  Stream: hub.
 Does: prepares the files of a checkpoint and uploads them as one commit (lane: export).
 Waits for: nothing.
 Safe to repeat because: the commit names its push, and is looked for before and after each attempt.
 
-A hub that does not answer, or limits the rate, is asked again for as long as that lasts. Files that it
-has already are not uploaded again.
+A hub that does not answer, or limits the rate, is asked again for as long as that lasts, or until the
+push is cancelled. Files that it has already are not uploaded again.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,14 @@ from consumers.error_excerpt import excerpt
 from infra.ports.ports import Ports
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import CheckpointUploaded, Failed, PushCheckpoint
-from schemas.events import HubPushed, HubPushFailed, HubPushRequested
+from schemas.events import HubPushCancelRequested, HubPushed, HubPushFailed, HubPushRequested
 from schemas.ids import ConsumerName, StreamName, hub_stream
 
-HubEvent = HubPushRequested | HubPushed | HubPushFailed
-HubMessage = HubPushRequested | CheckpointUploaded | Failed
+HubRequest = HubPushRequested | HubPushCancelRequested
+HubEvent = HubRequest | HubPushed | HubPushFailed
+HubMessage = HubRequest | CheckpointUploaded | Failed
+
+CANCELLED = "the push was cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class HubPushState:
 def evolve(state: HubPushState, event: HubEvent) -> HubPushState:
     """Return the state after one event of a push."""
     match event:
-        case HubPushRequested():
+        case HubPushRequested() | HubPushCancelRequested():
             return state
         case HubPushed() | HubPushFailed():
             return HubPushState(is_ended=True)
@@ -48,6 +51,9 @@ def handle(state: HubPushState, message: HubMessage, meta: Meta) -> Decision:
     match message:
         case HubPushRequested(push=push):
             return Decision(effects=(PushCheckpoint(push=push),))
+        case HubPushCancelRequested(push=push):
+            # Closes the push, so its effect is neither performed any longer nor claimed again.
+            return Decision(events=(HubPushFailed(push=push, message=CANCELLED),))
         case CheckpointUploaded(effect=effect):
             done = HubPushed(push=effect.push, url=message.url, revision=message.revision)
             return Decision(events=(done,))
@@ -60,7 +66,7 @@ def handle(state: HubPushState, message: HubMessage, meta: Meta) -> Decision:
 
 def routes(message: HubMessage) -> tuple[StreamName, ...]:
     """Each push has a stream."""
-    return (hub_stream(message.push.push),) if isinstance(message, HubPushRequested) else ()
+    return (hub_stream(message.push.push),) if isinstance(message, HubRequest) else ()
 
 
 async def perform(effect: PushCheckpoint, ports: Ports) -> CheckpointUploaded:
@@ -73,7 +79,7 @@ async def perform(effect: PushCheckpoint, ports: Ports) -> CheckpointUploaded:
 CONSUMER: Consumer[HubPushState, HubEvent, HubMessage, PushCheckpoint] = Consumer(
     name=ConsumerName("publish"),
     category="hub",
-    reads=(HubPushRequested,),
+    reads=(HubPushRequested, HubPushCancelRequested),
     emits=(HubPushed, HubPushFailed),
     effects=(PushCheckpoint,),
     initial=HubPushState(),

@@ -34,7 +34,12 @@ from schemas.events.groups import (
     SampleGenerated,
     SettledGroup,
 )
-from schemas.events.hub_pushes import HubPushed, HubPushFailed, HubPushRequested
+from schemas.events.hub_pushes import (
+    HubPushCancelRequested,
+    HubPushed,
+    HubPushFailed,
+    HubPushRequested,
+)
 from schemas.events.models import (
     ModelDeployed,
     ModelDeployFailed,
@@ -171,6 +176,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     ModelUndeployRequested,
     ModelUndeployed,
     HubPushRequested,
+    HubPushCancelRequested,
     HubPushed,
     HubPushFailed,
     MessageDeadLettered,
@@ -210,6 +216,7 @@ __all__ = [
     "GroupsSettled",
     "Hold",
     "HookPinged",
+    "HubPushCancelRequested",
     "HubPushFailed",
     "HubPushRequested",
     "HubPushed",

@@ -29,6 +29,12 @@ class HubPushRequested(_HubPushEvent):
     type: ClassVar[str] = "rl.hub-push.requested"
 
 
+class HubPushCancelRequested(_HubPushEvent):
+    """A user asked to give up a push that has not ended."""
+
+    type: ClassVar[str] = "rl.hub-push.cancel-requested"
+
+
 class HubPushed(_HubPushEvent):
     """The checkpoint is on the hub: one commit, `revision`, of the repository at `url`."""
 
@@ -39,8 +45,9 @@ class HubPushed(_HubPushEvent):
 
 
 class HubPushFailed(_HubPushEvent):
-    """The hub refused the checkpoint, or it could not be prepared. `message` has the hub's words and
-    what to do. The repository has no new commit."""
+    """The hub refused the checkpoint, it could not be prepared, or the push was cancelled. `message` has
+    the hub's words and what to do. The repository has no new commit, except one that was made while the
+    push was cancelled."""
 
     type: ClassVar[str] = "rl.hub-push.failed"
     gate: ClassVar[Gate | None] = "closed"

@@ -36,6 +36,7 @@ EDGE_EVENTS = {
     "VerificationRequested",
     "ModelUndeployRequested",
     "HubPushRequested",
+    "HubPushCancelRequested",
     "DatasetDeleted",
     "RunRenamed",
     "RunArchived",

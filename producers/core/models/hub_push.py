@@ -14,9 +14,9 @@ from producers.core.lookup import Checkpoint, Lookup
 from producers.core.models.hub import hub_licence
 from producers.core.models.model_card import CURVES, CardFacts, model_card
 from schemas.deployments import REPOSITORY, HubForm, HubPush
-from schemas.errors import InvalidConfig, Issue
-from schemas.events import HubPushRequested
-from schemas.ids import short_id
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.events import HubPushCancelRequested, HubPushed, HubPushFailed, HubPushRequested
+from schemas.ids import hub_stream, short_id
 from schemas.secrets.rules import check_secret_name, how_to_set
 
 HELD_OUT = "eval/validation/reward"
@@ -77,6 +77,24 @@ class HubPushes:
         )
         recorded = await self._log.append([HubPushRequested(push=push)], cause=cause)
         return push, recorded[-1].cursor
+
+    async def cancel(self, ref: str, *, push: str, cause: UUID) -> tuple[HubPush, Cursor]:
+        """Give up a push of a checkpoint. Raises NotFound, and Conflict when it has ended."""
+        checkpoint = await self._lookup.checkpoint(ref)
+        stream = hub_stream(push)
+        events = [recorded.event for recorded in (await self._log.load({stream: 0}))[stream]]
+        asked = next((event.push for event in events if isinstance(event, HubPushRequested)), None)
+        place = (checkpoint.run.run, checkpoint.spec.step)
+        if asked is None or (asked.run, asked.step) != place:
+            raise NotFound(
+                f"{checkpoint.ref} has no push {push[:80]!r}; `headrace checkpoint list` shows pushes"
+            )
+        for event in events:
+            if isinstance(event, HubPushed | HubPushFailed):
+                how = "pushed" if isinstance(event, HubPushed) else "failed"
+                raise Conflict(f"the push of {asked.ref} to {asked.repository} has already {how}")
+        recorded = await self._log.append([HubPushCancelRequested(push=asked)], cause=cause)
+        return asked, recorded[-1].cursor
 
     async def _card(self, checkpoint: Checkpoint, asked: PushRequest, form: HubForm) -> str:
         run, model = checkpoint.run.run, checkpoint.spec.model

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.ports.event_log import Cursor
 from infra.readmodel.worker_chats import WorkerAddress, WorkerChats
 from producers.core.lookup import Checkpoint
 from producers.core.models.comparison import compare_checkpoints
@@ -23,6 +24,7 @@ from producers.http.requests import JsonBody, body_of, cause_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
+from schemas.deployments import HubPush
 from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
 from schemas.sampling import (
     DrawKey,
@@ -106,8 +108,22 @@ async def push(request: Request) -> Response:
         submitter=actor_of(request).owner,
     )
     made, cursor = await core.hub_pushes.request(asked, cause=cause_of(request, "hub-push"))
-    await core.readmodel.caught_up(cursor)
-    rows = await core.readmodel.hub_pushes.of(made.run, step=made.step)
+    return await _push_at(request, made, cursor)
+
+
+async def cancel_push(request: Request) -> Response:
+    """Give up a push that has not ended."""
+    path, pushes = request.path_params, services(request).hub_pushes
+    cause = cause_of(request, "hub-push-cancel")
+    asked, cursor = await pushes.cancel(path["ref"], push=path["push"], cause=cause)
+    return await _push_at(request, asked, cursor)
+
+
+async def _push_at(request: Request, made: HubPush, cursor: Cursor) -> Response:
+    """A push once the read model has the request at `cursor`."""
+    readmodel = services(request).readmodel
+    await readmodel.caught_up(cursor)
+    rows = await readmodel.hub_pushes.of(made.run, step=made.step)
     shown = next((row for row in rows if row["id"] == made.push), None)
     return ApiResponse({"push": shown or {"id": made.push, "ref": made.ref}}, status_code=202)
 
@@ -203,6 +219,9 @@ ROUTES = [
     ScopedRoute("/checkpoints/{ref}/compare/{other}", compare, scope="read"),
     ScopedRoute("/checkpoints/{ref}/pushes", pushes, scope="read"),
     ScopedRoute("/checkpoints/{ref}/pushes", push, scope="control", methods=["POST"]),
+    ScopedRoute(
+        "/checkpoints/{ref}/pushes/{push}", cancel_push, scope="control", methods=["DELETE"]
+    ),
     ScopedRoute("/checkpoints/{ref}/files/{name:path}", file, scope="read"),
     ScopedRoute("/checkpoints/{ref}/chat", chat, scope="inference", methods=["POST"]),
 ]

@@ -19,6 +19,7 @@ from producers.cli.errors import Failure
 POLL_S = 0.1
 LOADING_S = 1800.0
 PUSH_POLL_S, PUSHING_S = 0.5, 6 * 3600.0
+CANCELLING_S = 30.0
 
 model = group("model", "Trained models: deploy, undeploy, list, info, push.")
 
@@ -154,6 +155,7 @@ def info(name: str, *, as_json: bool) -> None:
     help="Secret that holds the token of the hub.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait until the checkpoint is uploaded.")
+@click.option("--cancel", is_flag=True, help="Give up the push of REF to ORG/NAME that is waiting.")
 def push(
     ref: str,
     repository: str,
@@ -162,6 +164,7 @@ def push(
     private: bool,
     token_secret: str,
     no_wait: bool,
+    cancel: bool,
     as_json: bool,
 ) -> None:
     """Upload a checkpoint to a model hub, with a model card.
@@ -176,15 +179,39 @@ def push(
         "secret": token_secret,
     }
     with Client() as client:
-        found: Document = client.post(f"/checkpoints/{path_segment(ref)}/pushes", body)["push"]
-        if not no_wait:
-            found = _wait_until_pushed(client, found)
+        if cancel:
+            found = _cancel_push(client, ref, repository)
+        else:
+            found = client.post(f"/checkpoints/{path_segment(ref)}/pushes", body)["push"]
+            found = found if no_wait else _wait_until_pushed(client, found)
     if as_json:
         print_json({"push": found})
+    elif cancel and found.get("status") != "pushed":
+        say(f"the push of {found['ref']} to {repository} is cancelled")
     elif found.get("status") == "pushed":
         say(f"{found['ref']} is on {found['url']} (revision {found['revision']})")
     else:
         say(f"{found['ref']} is being uploaded; `headrace checkpoint list RUN` shows it")
+
+
+def _cancel_push(client: Client, ref: str, repository: str) -> Document:
+    """The newest push of a checkpoint to a repository once it has ended. Raises Failure when none is
+    waiting."""
+    pushes = f"/checkpoints/{path_segment(ref)}/pushes"
+    waiting: list[Document] = [
+        row
+        for row in client.get(pushes)["pushes"]
+        if (row["status"], row["repository"]) == ("requested", repository)
+    ]
+    if not waiting:
+        raise Failure("NOT_FOUND", f"no push of {ref} to {repository} is waiting")
+    found: Document = client.delete(f"{pushes}/{path_segment(str(waiting[0]['id']))}")["push"]
+    until = time.monotonic() + CANCELLING_S
+    while found.get("status") == "requested" and time.monotonic() < until:
+        time.sleep(POLL_S)
+        rows = client.get(pushes)["pushes"]
+        found = next((row for row in rows if row["id"] == found["id"]), found)
+    return found
 
 
 def _wait_until_pushed(client: Client, found: Document) -> Document:

@@ -6,7 +6,7 @@ from consumers.deploy.publish import CONSUMER
 from schemas.deployments import HubPush
 from schemas.effects import CheckpointUploaded, Failed, PushCheckpoint
 from schemas.errors import FailureCategory
-from schemas.events import HubPushed, HubPushFailed, HubPushRequested
+from schemas.events import HubPushCancelRequested, HubPushed, HubPushFailed, HubPushRequested
 from schemas.ids import hub_stream
 from tests.kit.decider import given
 
@@ -51,6 +51,16 @@ def test_a_request_that_comes_again_is_the_same_effect_or_nothing() -> None:
 
 def test_a_refusal_is_recorded_with_the_words_of_the_hub() -> None:
     given(CONSUMER, ASKED).when(failed(), stream=STREAM).then(events=[FAILED])
+
+
+def test_a_cancelled_push_ends_once_and_its_effect_with_it() -> None:
+    cancel = HubPushCancelRequested(push=PUSH)
+    ended = HubPushFailed(push=PUSH, message="the push was cancelled")
+    given(CONSUMER, ASKED).when(cancel).then(events=[ended])
+    assert ended.gate == "closed", "no effect of a closed push is claimed"
+    given(CONSUMER, ASKED, cancel, ended).when(cancel).then()
+    given(CONSUMER, ASKED, cancel, ended).when(uploaded(), stream=STREAM).then()
+    given(CONSUMER, ASKED, DONE).when(cancel).then()
 
 
 def test_no_event_and_no_effect_holds_a_token(tmp_path: Path) -> None:

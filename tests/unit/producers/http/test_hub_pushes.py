@@ -4,7 +4,7 @@ import pytest
 
 from infra.ports.event_log import Cursor
 from infra.ports.secrets import SecretOwner
-from schemas.events import HubPushed, HubPushFailed, HubPushRequested
+from schemas.events import HubPushCancelRequested, HubPushed, HubPushFailed, HubPushRequested
 from schemas.secrets.secret_value import SecretValue
 from tests.kit.application import Application
 from tests.kit.model_hub import TOKEN
@@ -73,6 +73,21 @@ async def test_the_status_of_a_push_is_shown_with_its_checkpoint(told: Applicati
         ("failed", "the hub answered 403: no"),
         ("pushed", None),
     ]
+
+
+async def test_a_push_is_cancelled_unless_it_has_ended(told: Application) -> None:
+    await with_token(told)
+    shown = (await told.api.post(PUSHES, json=ASKED)).json()["push"]
+    for elsewhere in ("/api/v1/checkpoints/first@1/pushes/" + shown["id"], PUSHES + "/nothing"):
+        assert (await told.api.delete(elsewhere)).status_code == 404
+    answer = await told.api.delete(f"{PUSHES}/{shown['id']}")
+    assert (answer.status_code, answer.json()["push"]["id"]) == (202, shown["id"])
+    found = [r.event for r in await told.services.log.read(shown["id"], after=START, limit=9)]
+    assert isinstance(found[1], HubPushCancelRequested)
+    await told.append([HubPushFailed(push=found[1].push, message="the push was cancelled")])
+    again = await told.api.delete(f"{PUSHES}/{shown['id']}")
+    assert again.status_code == 409
+    assert "has already failed" in again.json()["detail"]
 
 
 @pytest.mark.parametrize(

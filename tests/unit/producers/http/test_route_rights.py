@@ -105,6 +105,7 @@ TABLE = [
     Row("GET", "/api/v1/checkpoints/{run_name}@3/compare/{run_name}@3", "read"),
     Row("GET", "/api/v1/checkpoints/{run_name}@3/pushes", "read"),
     Row("POST", "/api/v1/checkpoints/{run_name}@3/pushes", "control", 400, content=PUSHED),
+    Row("DELETE", "/api/v1/checkpoints/{run_name}@3/pushes/nothing", "control", 404),
     Row("POST", "/api/v1/checkpoints/{run_name}@3/chat", "inference", 400),
     Row("GET", "/api/v1/deployments", "read"),
     Row("POST", "/api/v1/deployments", "control", 400, content=MADE),

@@ -36,7 +36,8 @@ def deployment(**others: Any) -> dict[str, Any]:
 
 
 def push(status: str, **others: Any) -> dict[str, Any]:
-    return {"id": "p1", "ref": "my-run@3", "status": status, "waiting": None, **others}
+    made = {"id": "p1", "ref": "my-run@3", "repository": "o/sums", "status": status}
+    return {**made, "waiting": None, **others}
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +140,21 @@ def test_a_push_that_the_hub_refused_is_an_error(server: FakeServer, headrace: R
     ran = headrace("model", "push", "my-run@3", "o/sums", "--json")
     assert ran.code != 0
     assert ran.error["message"] == "401: the token is wrong"
+
+
+def test_a_push_that_waits_is_cancelled(server: FakeServer, headrace: Run) -> None:
+    path = "/checkpoints/my-run@3/pushes"
+    away, ended = push("requested"), push("failed", error="the push was cancelled")
+    for rows in ([ended, away], [ended]):
+        server.answer("GET", path, {"pushes": rows})
+    server.answer("DELETE", f"{path}/{away['id']}", {"push": away}, 202)
+    ran = headrace("model", "push", "my-run@3", str(away["repository"]), "--cancel")
+    assert ran.code == 0, ran.err
+    assert "is cancelled" in ran.out + ran.err
+    assert [request.method for request in server.requests] == ["GET", "DELETE", "GET"]
+    server.answer("GET", path, {"pushes": [ended]})
+    nothing = headrace("model", "push", "my-run@3", str(away["repository"]), "--cancel", "--json")
+    assert nothing.error["code"] == "NOT_FOUND"
 
 
 def test_a_push_without_waiting_leaves_it_to_a_worker(server: FakeServer, headrace: Run) -> None:
