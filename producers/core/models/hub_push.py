@@ -99,6 +99,7 @@ class HubPushes:
     async def _card(self, checkpoint: Checkpoint, asked: PushRequest, form: HubForm) -> str:
         run, model = checkpoint.run.run, checkpoint.spec.model
         curves = {key: await self._runs.curve(run, key) for key, _ in CURVES}
+        found = await self._runs.get(run)
         held_out = dict(curves[HELD_OUT]).get(checkpoint.spec.step)
         facts = CardFacts(
             repository=asked.repository,
@@ -107,6 +108,7 @@ class HubPushes:
             curves=curves,
             licence=await hub_licence(model.name) if model.kind == "hub" else None,
             held_out=held_out,
+            commit=found[0]["commit_sha"] if found else None,
         )
         return await asyncio.to_thread(model_card, checkpoint, facts)
 

@@ -27,6 +27,10 @@ ROWS = 20
 MOST_SETTINGS, LONGEST_SETTING = 120, 120
 LEFT_OUT = ("env.", "secrets.", "experiment.model_path")
 """Settings that are not published: values of the environment, and paths of a server."""
+ADDRESSES: Mapping[str, Any] = {
+    "advanced": {"network": True, "rubrics": {"__all__": {"base_url", "api_key_secret"}}}
+}
+"""Settings that name machines, which may be those of a private network. They are not published."""
 
 Curve = Sequence[tuple[int, float]]
 
@@ -34,7 +38,7 @@ Curve = Sequence[tuple[int, float]]
 @dataclass(frozen=True, slots=True)
 class CardFacts:
     """The facts that a card states besides the run itself. `licence` is that of the base model (None:
-    not known). `held_out` is the held-out reward of the checkpoint."""
+    not known). `held_out` is the held-out reward of the checkpoint. `commit` is that of the code."""
 
     repository: str
     form: HubForm
@@ -42,6 +46,7 @@ class CardFacts:
     curves: Mapping[str, Curve]
     licence: str | None
     held_out: float | None
+    commit: str | None
 
 
 def model_card(checkpoint: Checkpoint, facts: CardFacts) -> str:
@@ -51,7 +56,7 @@ def model_card(checkpoint: Checkpoint, facts: CardFacts) -> str:
         _introduction(checkpoint, facts),
         _use(checkpoint, facts),
         _curves(facts.curves),
-        _origin(checkpoint),
+        _origin(checkpoint, facts),
         _settings(checkpoint),
     )
     return "\n".join(part for part in parts if part)[:MAX_CARD]
@@ -149,15 +154,14 @@ def _cell(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _origin(checkpoint: Checkpoint) -> str:
+def _origin(checkpoint: Checkpoint, facts: CardFacts) -> str:
     run, saved = checkpoint.run, checkpoint.saved
-    commit = run.config.experiment.commit_sha
     rows = (
         ("run", run.run),
         ("checkpoint", checkpoint.ref),
         ("saved", checkpoint.at.isoformat(timespec="seconds")),
         ("dataset", f"{run.dataset.name} (sha256 {run.dataset.content.sha256})"),
-        ("code commit", commit or ""),
+        ("code commit", facts.commit or ""),
         ("manifest sha256", saved.manifest.sha256),
         ("weights sha256", checkpoint.spec.state.weights_sha256),
     )
@@ -169,7 +173,7 @@ def _origin(checkpoint: Checkpoint) -> str:
 
 def _settings(checkpoint: Checkpoint) -> str:
     config: Mapping[str, Any] = checkpoint.run.config.model_dump(
-        mode="json", exclude_none=True, exclude_defaults=True
+        mode="json", exclude_none=True, exclude_defaults=True, exclude=ADDRESSES
     )
     pairs = [(k, v) for k, v in flat_settings(config) if not k.startswith(LEFT_OUT)]
     lines = [f"{key} = {_one_line(value)}" for key, value in pairs[:MOST_SETTINGS]]

@@ -8,7 +8,7 @@ from schemas.events import HubPushCancelRequested, HubPushed, HubPushFailed, Hub
 from schemas.secrets.secret_value import SecretValue
 from tests.kit.application import Application
 from tests.kit.model_hub import TOKEN
-from tests.kit.specs import ref
+from tests.kit.specs import config, ref
 from tests.kit.story import beginning, checkpoint, step
 
 pytestmark = pytest.mark.postgres
@@ -53,6 +53,24 @@ async def test_a_push_is_private_and_its_card_says_where_it_comes_from(told: App
     assert event.push.card.startswith("---\nlibrary_name: peft\n")
     for text in ("| step | reward | loss |", "manifest sha256", "| 2 | 0.2 |", "first@2"):
         assert text in event.push.card
+    assert f"| code commit | `{'c' * 40}` |" in event.push.card, "the one that ran"
+
+
+async def test_a_card_has_no_addresses_of_private_machines(app: Application) -> None:
+    judge = {"text": "Is it kind?", "model": "m1", "base_url": "http://judge.lan:8000/v1"}
+    advanced = {"rubrics": (judge,), "network": ("files.lan:443",), "max_steps": 7}
+    [asked, *rest] = beginning("r1", "first", steps=2)
+    asked = asked.model_copy(update={"config": config(advanced=advanced)})
+    for event in (asked, *rest, *step("r1", 2), checkpoint("r1", 2, ref("m2"))):
+        await app.append([event])
+    await app.services.readmodel.names.take("run", "first", "r1")
+    await with_token(app)
+    shown = (await app.api.post(PUSHES, json=ASKED)).json()["push"]
+    [event] = [r.event for r in await app.services.log.read(shown["id"], after=START, limit=9)]
+    assert isinstance(event, HubPushRequested)
+    for text in ("Is it kind?", "advanced.max_steps = 7"):
+        assert text in event.push.card
+    assert ".lan" not in event.push.card
 
 
 async def test_the_status_of_a_push_is_shown_with_its_checkpoint(told: Application) -> None:
