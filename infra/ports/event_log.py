@@ -5,6 +5,7 @@ writes streams, `LogTail` follows the whole log in order, `Inbox` knows which co
 which event.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +18,8 @@ from schemas.envelope import decode_event
 from schemas.errors import Refused
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
+
+CURSOR = re.compile(r"([0-9a-f]{1,15}|[0-7][0-9a-f]{15})-([0-9a-f]{1,15}|[0-7][0-9a-f]{15})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,8 +36,10 @@ class Cursor:
     @classmethod
     def parse(cls, text: str) -> "Cursor":
         """Read a cursor back. Raises ValueError when `text` is not one."""
-        xid, _, position = text.partition("-")
-        return cls(int(xid, 16), int(position, 16))
+        found = CURSOR.fullmatch(text)
+        if found is None:
+            raise ValueError("a cursor is two hexadecimal numbers of at most 63 bits")
+        return cls(int(found[1], 16), int(found[2], 16))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The keys of a training TOML as fields of a form. They are derived from `schemas/config.py`."""
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,19 +59,78 @@ def _fields(section: str, kind: type[Section]) -> list[FormField]:
     return found
 
 
-def write_toml(fields: Mapping[str, str]) -> str:
-    """The TOML of the fields that are filled in."""
-    found: dict[str, dict[str, Any]] = {}
+def write_toml(fields: Mapping[str, str], former: Mapping[str, Any] | None = None) -> str:
+    """The TOML of the fields that are filled in. Of the `former` document it keeps what has no field,
+    and what a field cannot show and does not replace."""
+    found: dict[str, Any] = copy.deepcopy(dict(former or {}))
     for section, keys in form_sections():
+        values = found.get(section)
+        table: dict[str, Any] = values if isinstance(values, dict) else {}
         for one in keys:
             if value := fields.get(one.name, "").strip():
-                found.setdefault(section, {})[one.key] = _value(one, value)
+                table[one.key] = _value(one, value)
+            elif one.key in table and is_shown(table[one.key]):
+                del table[one.key]
+        if table:
+            found[section] = table
     advanced = found.setdefault("advanced", {})
-    if rewards := _rewards(fields.get(REWARDS, "")):
+    if isinstance(advanced, dict):
+        _write_rewards(fields.get(REWARDS, ""), advanced)
+        _write_rubrics(fields, advanced)
+    return tomli_w.dumps({section: keys for section, keys in found.items() if keys != {}})
+
+
+def _write_rewards(text: str, advanced: dict[str, Any]) -> None:
+    if rewards := _rewards(text):
         advanced["rewards"] = rewards
-    if rubrics := [rubric for n in range(NUM_RUBRICS) if (rubric := _rubric(fields, n))]:
-        advanced["rubrics"] = rubrics
-    return tomli_w.dumps({section: keys for section, keys in found.items() if keys})
+    elif _reward_lines(advanced.get("rewards")) is not None:
+        advanced.pop("rewards", None)
+
+
+def _write_rubrics(fields: Mapping[str, str], advanced: dict[str, Any]) -> None:
+    """Put the rubrics of the fields in place of the first ones, with the keys of those that have no
+    field."""
+    former = _tables(advanced.get("rubrics"))
+    found: list[Mapping[str, Any]] = []
+    for number in range(max(NUM_RUBRICS, len(former))):
+        before = former[number] if number < len(former) else {}
+        others = {key: value for key, value in before.items() if key not in RUBRIC_KEYS}
+        if number < NUM_RUBRICS and (filled := _rubric(fields, number)):
+            found.append({**others, **filled})
+        elif before and (number >= NUM_RUBRICS or not _is_shown_rubric(before)):
+            found.append(before)
+    if found:
+        advanced["rubrics"] = found
+    elif former:
+        del advanced["rubrics"]
+
+
+def lost_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The keys of a document that another one does not have, with dots between their parts."""
+    found: list[str] = []
+    for key, value in before.items():
+        if key not in after:
+            found.append(key)
+        elif isinstance(value, dict):
+            inner = after[key] if isinstance(after[key], dict) else {}
+            found += [f"{key}.{one}" for one in lost_keys(value, inner)]
+        elif isinstance(value, list) and isinstance(after[key], list):
+            found += [f"{key}[{n}]" for n in range(len(after[key]), len(value))]
+    return found
+
+
+def is_shown(value: object) -> bool:
+    """Whether a field can show a value as it is: a number, or a text of one line without spaces around
+    it."""
+    if isinstance(value, str):
+        return value == value.strip() and value.isprintable()
+    return isinstance(value, int | float) and abs(value) < 2**63
+
+
+def _is_shown_rubric(rubric: Mapping[str, Any]) -> bool:
+    """Whether the fields of a rubric can show it. Its criteria may have several lines."""
+    others = [rubric[key] for key in RUBRIC_KEYS[1:] if key in rubric]
+    return isinstance(rubric.get("text"), str) and all(is_shown(value) for value in others)
 
 
 @cache
@@ -87,14 +147,35 @@ def read_toml(config: Mapping[str, Any]) -> dict[str, str]:
     for section, keys in form_sections():
         values = config.get(section)
         if isinstance(values, dict):
-            found |= {one.name: _text(values[one.key]) for one in keys if one.key in values}
+            found |= {
+                one.name: _text(values[one.key])
+                for one in keys
+                if one.key in values and is_shown(values[one.key])
+            }
     advanced = config.get("advanced")
     lists = advanced if isinstance(advanced, dict) else {}
-    rewards = [one for one in _tables(lists.get("rewards")) if "name" in one]
-    found[REWARDS] = "\n".join(f"{one['name']} = {one.get('weight', 1.0)}" for one in rewards)
+    found[REWARDS] = _reward_lines(lists.get("rewards")) or ""
     for number, one in enumerate(_tables(lists.get("rubrics"))[:NUM_RUBRICS]):
-        found |= {rubric_field(number, key): _text(one[key]) for key in RUBRIC_KEYS if key in one}
+        found |= {
+            rubric_field(number, key): _text(one[key])
+            for key in RUBRIC_KEYS
+            if key in one and _is_shown_rubric(one)
+        }
     return found
+
+
+def _reward_lines(rewards: object) -> str | None:
+    """Reward functions in lines like `exact = 1.0`; None when such lines cannot hold all of them."""
+    found = []
+    for one in rewards if isinstance(rewards, list) else ():
+        name, weight = (
+            (one.get("name"), one.get("weight", 1.0)) if isinstance(one, dict) else (0, 0)
+        )
+        is_plain = isinstance(name, str) and is_shown(name) and is_shown(weight) and "=" not in name
+        if not is_plain or not name or len(one) > len({"name", "weight"} & set(one)):
+            return None
+        found.append(f"{name} = {weight}")
+    return "\n".join(found)
 
 
 def rubric_field(number: int, key: str) -> str:
@@ -114,7 +195,10 @@ def _rewards(text: str) -> list[dict[str, Any]]:
 
 def _rubric(fields: Mapping[str, str], number: int) -> dict[str, Any]:
     """A rubric whose criteria are filled in; empty otherwise."""
-    found = {key: fields.get(rubric_field(number, key), "").strip() for key in RUBRIC_KEYS}
+    found = {
+        key: fields.get(rubric_field(number, key), "").replace("\r\n", "\n").strip()
+        for key in RUBRIC_KEYS
+    }
     if not found["text"]:
         return {}
     values: dict[str, Any] = {key: value for key, value in found.items() if value}

@@ -1,6 +1,7 @@
 """How values look on a page. Each function is a filter of the templates."""
 
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -109,5 +110,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "size": size,
     "plain": plain,
+    "shell": shlex.quote,
     "urlencode": url_part,
 }

@@ -99,7 +99,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return problem(404, "NOT_FOUND", f"there is nothing at {request.url.path}")
     if status == 405:
         return problem(
-            405, "METHOD", f"method {request.method} is not allowed for {request.url.path}"
+            405,
+            "METHOD",
+            f"method {request.method} is not allowed for {request.url.path}",
+            headers=error.headers if isinstance(error, HTTPException) else None,
         )
     return problem(status, "HTTP", str(error))
 

@@ -15,6 +15,7 @@ from schemas.secrets.redact import redact
 
 RETRY_AFTER_S = 1
 MAX_LIMIT = 1000
+LONGEST_NUMBER = 12
 
 
 class ApiResponse(JSONResponse):
@@ -54,7 +55,8 @@ def number(request: Request, name: str, *, default: int, least: int, most: int) 
     text = request.query_params.get(name)
     if not text:
         return default
-    if not text.isascii() or not text.isdigit() or not least <= int(text[:12]) <= most:
+    is_short = len(text) <= LONGEST_NUMBER and text.isascii() and text.isdigit()
+    if not is_short or not least <= int(text) <= most:
         message = f"must be a whole number from {least} to {most}, got {text[:20]!r}"
         raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
     return int(text)

@@ -32,11 +32,21 @@ def read_untrusted_toml(content: bytes, path: str) -> dict[str, Any]:
         raise InvalidConfig(f"{path} is not valid TOML: {shown}; correct it there") from error
     if _depth_exceeds(document, DEEPEST):
         raise _too_deep(path)
+    if _has_long_number(document):
+        raise InvalidConfig(f"{path} has a whole number of more than 64 bits; write a smaller one")
     return document
 
 
 def _too_deep(path: str) -> InvalidConfig:
     return InvalidConfig(f"{path} is nested more than {DEEPEST} levels deep; use fewer levels")
+
+
+def _has_long_number(value: object) -> bool:
+    """Whether a whole number is longer than those of TOML. Python reads it, and then cannot show it."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return any(_has_long_number(one) for one in inner)
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _depth_exceeds(value: object, most: int) -> bool:

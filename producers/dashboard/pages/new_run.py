@@ -2,9 +2,9 @@
 
 import asyncio
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from producers.dashboard.config_form import (
     RUBRIC_KEYS,
     field_names,
     form_sections,
+    lost_keys,
     read_toml,
     rubric_field,
     write_toml,
@@ -30,9 +31,10 @@ from producers.dashboard.routing import PageRoute
 from producers.dashboard.run_config import fork_toml
 from producers.http.auth import actor_of
 from producers.http.routes.runs import services
-from schemas.errors import InvalidConfig, Issue, Refused
+from schemas.errors import Issue, Refused
 from schemas.limits import total_steps
 from schemas.scratch_models import SHAPES
+from schemas.toml.untrusted import read_untrusted_toml
 
 FIRST_TOML = """\
 [experiment]
@@ -48,30 +50,33 @@ rollout_batch_size = 16
 [advanced]
 algorithm = "grpo"
 """
-LARGEST_TOML = 64 << 10
 MOST_SUGGESTED = 100
+MOST_LOST = 50
+COMMENT = re.compile(r"(^|\s)#")
+"""The beginning of a comment, or of a text that looks like one."""
 
 
 async def show(request: Request) -> Response:
     """The form. `from` in the query names a checkpoint, whose run's config it begins with."""
     checkpoint = request.query_params.get("from")
     if not checkpoint:
-        return await _page(request, FIRST_TOML, {})
+        return await _page(request, FIRST_TOML, read_toml(tomllib.loads(FIRST_TOML)))
     core = services(request)
     found = await core.lookup.checkpoint(checkpoint)
     row = await core.readmodel.runs.get(found.run.run)
     workspace = (row[0]["workspace"] if row else None) or ""
     text = fork_toml(found.run.config.model_dump_json(), found.ref)
-    return await _page(request, text, {"workspace": workspace})
+    filled = read_toml(tomllib.loads(text))
+    return await _page(request, text, {**filled, "workspace": workspace})
 
 
 async def answer(request: Request) -> Response:
     """Write the TOML of the fields, check the TOML, or submit it, as the pressed button says."""
     fields = await read_session_form(request)
-    if fields.get("action") == "write":
-        return await _page(request, write_toml(fields), fields)
     text = fields.get("toml", "")
     try:
+        if fields.get("action") == "write":
+            return await _write(request, fields, text)
         if fields.get("action") == "read":
             read = read_toml(submit_request(fields, text, actor_of(request)).config)
             kept = {key: value for key, value in fields.items() if "." not in key}
@@ -86,16 +91,20 @@ async def answer(request: Request) -> Response:
     return await _page(request, text, fields, plan=plan)
 
 
+async def _write(request: Request, fields: Mapping[str, str], text: str) -> Response:
+    """The form with the TOML of its fields, and what of the text before is not in it."""
+    former = submit_request(fields, text, actor_of(request)).config
+    written = write_toml(fields, former)
+    lost = lost_keys(former, tomllib.loads(written))
+    if any(COMMENT.search(line) for line in text.splitlines()):
+        lost.append("comments")
+    return await _page(request, written, {**fields, **read_toml(tomllib.loads(written))}, lost=lost)
+
+
 def submit_request(fields: Mapping[str, str], text: str, actor: Actor) -> SubmitRequest:
     """The request in a form. Raises InvalidConfig when its TOML cannot be read."""
-    if len(text) > LARGEST_TOML:
-        raise InvalidConfig(f"the TOML has more than {LARGEST_TOML} characters; write less")
-    try:
-        config: dict[str, Any] = tomllib.loads(text.replace("\r\n", "\n"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InvalidConfig(f"the text is not valid TOML: {error}") from error
     return SubmitRequest(
-        config=config,
+        config=read_untrusted_toml(text.replace("\r\n", "\n").encode(), "the config"),
         workspace=fields.get("workspace") or None,
         name=fields.get("name") or None,
         submitter=actor.owner,
@@ -131,6 +140,7 @@ async def _page(
     *,
     issues: tuple[Issue, ...] = (),
     plan: Mapping[str, object] | None = None,
+    lost: Sequence[str] = (),
     status: int = 200,
 ) -> Response:
     values = {
@@ -144,6 +154,7 @@ async def _page(
         "rubrics": [[rubric_field(n, key) for key in RUBRIC_KEYS] for n in range(NUM_RUBRICS)],
         "known": await _known_names(request),
         "plan": plan,
+        "lost": lost[:MOST_LOST],
         "once": fields.get("once") or uuid4().hex,
     }
     return html(request, "new_run.html", values, status=status)

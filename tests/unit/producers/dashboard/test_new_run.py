@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.dashboard.config_form import field_names, read_toml, rubric_field, write_toml
+from producers.dashboard.config_form import (
+    field_names,
+    lost_keys,
+    read_toml,
+    rubric_field,
+    write_toml,
+)
 from schemas.toml.parser import parse_run
 from tests.kit.application import Application
 from tests.kit.tokens import tenant
@@ -44,6 +50,78 @@ def test_the_fields_become_a_config_and_come_back() -> None:
     assert tomllib.loads(write_toml(again)) == config
     assert {key: again[key] for key in FILLED if key != "training.lr"} == {
         key: value for key, value in FILLED.items() if key != "training.lr"
+    }
+
+
+KEPT = """
+# about this run
+[experiment]
+rollout = "math"
+entrypoint = "main.py"
+[training]
+lr = 5e-6
+[advanced]
+algorithm = "grpo"
+lora_targets = ["q_proj"]
+rewards = [{ name = "exact", weight = 0.5 }]
+[[advanced.rubrics]]
+text = '''Is it clear?
+Is it short?'''
+model = "openai/judge"
+weight = 1.0
+scale = [0.0, 10.0]
+[env]
+LEVEL = "2"
+[future]
+key = [1, 2]
+"""
+
+
+def test_what_has_no_field_is_kept_when_the_config_is_written_from_fields() -> None:
+    config = tomllib.loads(KEPT)
+    fields = read_toml(config)
+    fields[rubric_field(0, "text")] = fields[rubric_field(0, "text")].replace("\n", "\r\n")
+    changed = tomllib.loads(write_toml({**fields, "training.lr": "1e-6"}, config))
+    assert changed == {**config, "training": {"lr": 1e-6}}
+    assert lost_keys(config, changed) == []
+    emptied = tomllib.loads(write_toml({**fields, "training.lr": ""}, config))
+    assert lost_keys(config, emptied) == ["training"]
+    no_rubric = tomllib.loads(write_toml({**fields, rubric_field(0, "text"): ""}, config))
+    assert lost_keys(config, no_rubric) == ["advanced.rubrics"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["model_path = ['a']", "model_path = ' a'", "model_path = 'a\\u000a'", "dataset = 2020-01-01"],
+)
+def test_a_value_that_no_field_can_show_stays_in_the_config(value: str) -> None:
+    config = tomllib.loads(f"[experiment]\n{value}\n".replace("'", '"'))
+    assert tomllib.loads(write_toml(read_toml(config), config)) == config
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        'rewards = ["exact"]',
+        'rewards = [{ name = "a=b" }]',
+        'rewards = [{ name = "a", weight = nan }]',
+        'rewards = [{ name = "a", kind = 1 }]',
+        'rubrics = [{ name = "a" }]',
+        'rubrics = [{ text = "a", weight = inf }]',
+        'rubrics = ["a"]',
+    ],
+)
+def test_lists_that_no_field_can_show_stay_in_the_config(value: str) -> None:
+    config = tomllib.loads(f"[advanced]\n{value}\n")
+    assert str(tomllib.loads(write_toml(read_toml(config), config))) == str(config)
+
+
+def test_rubrics_beyond_the_fields_stay_in_the_config() -> None:
+    rubrics = [{"text": str(n), "weight": 2.0} for n in range(5)]
+    config = {"advanced": {"rubrics": rubrics}}
+    fields = {**read_toml(config), rubric_field(1, "text"): ""}
+    assert tomllib.loads(write_toml(fields, config)) == {
+        "advanced": {"rubrics": [rubrics[0], *rubrics[2:]]}
     }
 
 
@@ -96,8 +174,28 @@ async def test_the_fields_are_filled_from_a_config(
     assert '<datalist id="known-experiment.dataset"><option>' in page
     fields = {"form_key": form_key_in(page), "action": "read", "name": "mine"}
     filled = (await browser.post("/new", data={**fields, "toml": write_toml(FILLED)})).text
-    assert 'value="Is it clear?"' in filled
+    assert "\nIs it clear?</textarea>" in filled
     assert 'name="training.rollout_batch_size" value="16"' in filled
     assert 'value="mine"' in filled
     wrong = await browser.post("/new", data={**fields, "toml": "[x"})
     assert (wrong.status_code, "not valid TOML" in wrong.text) == (400, True)
+
+
+@pytest.mark.postgres
+async def test_the_page_says_what_of_a_config_its_fields_replace(
+    browser: httpx.AsyncClient,
+) -> None:
+    page = (await browser.get("/new")).text
+    assert 'name="experiment.dataset" value="my-dataset"' in page
+    fields = {"form_key": form_key_in(page), "action": "write", "name": "it's mine"}
+    filled = {**fields, **read_toml(tomllib.loads(KEPT)), "training.lr": "", "toml": KEPT}
+    written = (await browser.post("/new", data=filled)).text
+    note = written.partition("this is left out: ")[2].partition("</p>")[0]
+    assert "<code>training</code>, <code>comments</code>" in note
+    assert "LEVEL = &#34;2&#34;" in written
+    assert "--name &#39;it&#39;&#34;&#39;&#34;&#39;s mine&#39;" in written
+    wrong = await browser.post("/new", data={**filled, "toml": "[x"})
+    assert (wrong.status_code, ">[x</textarea>" in wrong.text) == (400, True)
+    unknown = {**fields, "action": "read", "toml": '[advanced]\nalgorithm = "new"'}
+    read = (await browser.post("/new", data=unknown)).text
+    assert "<option selected>new</option>" in read
