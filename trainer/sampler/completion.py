@@ -151,10 +151,11 @@ def new_completion(
     prompt_ids = tuple(chat.prompt_ids(request))
     longest = min(params.max_prompt_tokens, context - 1)
     if len(prompt_ids) > longest:
+        has_room = longest < context - 1
         raise UserCodeError(
             FailureCategory.PROMPT_TOO_LONG,
-            f"the prompt has {len(prompt_ids)} tokens; at most {longest} fit. Shorten it, or "
-            "raise training.max_prompt_length if the model has room",
+            f"the prompt has {len(prompt_ids)} tokens; at most {longest} fit. "
+            f"Shorten it{', or raise training.max_prompt_length' if has_room else ''}",
         )
     occurrence = request.waiting + sum(turn.prompt_ids == prompt_ids for turn in request.history)
     return Completion(

@@ -177,10 +177,14 @@ async def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
 
 
 async def test_a_prompt_that_does_not_fit_is_the_samples_failure(engine: Engine) -> None:
-    for asked in (request("x" * 50, max_prompt_tokens=40), request("x" * 1100)):
+    for asked, has_room in (
+        (request("x" * 50, max_prompt_tokens=40), True),
+        (request("x" * 1100, max_prompt_tokens=5000), False),
+    ):
         with pytest.raises(UserCodeError, match="at most") as failure:
             await engine.sampler.sample(asked)
         assert failure.value.category is FailureCategory.PROMPT_TOO_LONG
+        assert ("training.max_prompt_length" in failure.value.message) is has_room
 
 
 async def test_the_context_bounds_the_completion(engine: Engine) -> None:
