@@ -141,6 +141,21 @@ async def test_the_models_of_a_workspace_are_those_of_its_tokens(app: Applicatio
     assert [deployment["name"] for deployment in shown] == ["mine"]
 
 
+async def test_a_deployment_of_another_workspace_is_in_the_way_without_a_name(
+    app: Application,
+) -> None:
+    ours = await tenant(app, "ours", "/repo")
+    await deploy(app, served("theirs", workspace="another"))
+    token = await create_token(app, "bound", "control", workspace="ours")
+    asked = {"checkpoint": f"{ours.run}@last", "name": "mine"}
+    refused = await ask(app, "POST", "/api/v1/deployments", token, json=asked)
+    assert refused.status_code == 409, refused.text
+    assert "another workspace" in refused.json()["detail"]
+    assert "theirs" not in refused.text
+    told = await app.post("/deployments", asked)
+    assert "the deployment theirs (tiny)" in told.json()["detail"], "the twin: an unbound token"
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
