@@ -28,7 +28,9 @@ order by n.created_at limit $2
 
 SERVED = """
 select deployment as name from deployments
-where status = 'active' and served::json ->> 'run' = $1 order by number limit $2
+where status = 'active' and served::json ->> 'run' = $1
+  or split_part(pending, '@', 1) in (select name from names where kind = 'run' and id = $1)
+order by number limit $2
 """
 
 TRAINED_ON = """
@@ -63,7 +65,7 @@ class Holders:
         return await self._names(EVALUATING, run)
 
     async def deployments_of(self, run: str) -> list[str]:
-        """Return the deployments that serve a checkpoint of `run`."""
+        """Return the deployments that serve a checkpoint of `run`, or are loading one."""
         return await self._names(SERVED, run)
 
     async def runs_on(self, dataset: str) -> list[str]:

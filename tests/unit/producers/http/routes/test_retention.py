@@ -25,10 +25,14 @@ from infra.maintenance.integrity import Inspection, _events, _Recorded, _rows, _
 from infra.ports.event_log import Cursor
 from infra.postgres.pool import administering
 from infra.postgres.restored_dump import repair
+from schemas.deployments import deployment_id
 from schemas.errors import CorruptData
 from schemas.events import (
     DatasetDeleted,
     EvaluationRequested,
+    ModelDeployed,
+    ModelDeployRequested,
+    ModelUndeployed,
     RunArchived,
     RunDeleted,
     RunRequested,
@@ -424,6 +428,29 @@ async def test_a_run_whose_checkpoint_is_measured_is_not_deleted(ended: Applicat
     answer = await deleted(ended, "/runs/first")
     assert answer.status_code == 409
     assert "measure its checkpoints: measure" in answer.json()["detail"]
+
+
+async def test_a_run_whose_checkpoint_is_served_or_being_loaded_is_not_deleted(
+    ended: Application,
+) -> None:
+    asked = {"checkpoint": "first@last", "name": "sums"}
+    assert (await ended.post("/deployments", asked)).status_code == 202
+    loading = await ended.services.log.read(
+        deployment_id("sums"), after=Cursor(), limit=1, types=[ModelDeployRequested.type]
+    )
+    [request] = [recorded.event for recorded in loading]
+    assert isinstance(request, ModelDeployRequested)
+    deployed = ModelDeployed(
+        deployment="sums", request=request.request, served=request.served, number=1
+    )
+    for more in (None, deployed):
+        if more is not None:
+            await ended.append([more])
+        answer = await deleted(ended, "/runs/first")
+        assert answer.status_code == 409, answer.text
+        assert "serve its checkpoints: sums" in answer.json()["detail"]
+    await ended.append([ModelUndeployed(deployment="sums", request="e1")])
+    assert (await deleted(ended, "/runs/first")).status_code == 200
 
 
 async def test_a_run_is_renamed_and_its_former_name_is_free(ended: Application) -> None:
