@@ -7,6 +7,7 @@ process that serves (`infra/access/serving/`), which parses it, samples, counts 
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from infra.gateway.bodies import LONGEST_BODY
 from infra.gateway.errors import GatewayError
 from infra.gateway.serving.call import ServingCall, WireName
 from infra.gateway.wire.chat_completions import failure
-from producers.http.auth import actor_of
+from producers.http.auth import actor_of, is_still_valid
 from producers.http.openai_errors import in_form_of, openai_error
 from producers.http.responses import RETRY_AFTER_S, ApiResponse, problem
 from producers.http.routes.runs import services
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 EVENTS = "text/event-stream"
 BROKEN = "the process that serves deployments ended within this answer; ask again"
+REVOKED = "the token is not valid any more"
+LOOK_S = 1.0
+"""How often an answer looks whether its token is still valid."""
 MOST_BYTES = LONGEST_BODY - (1 << 20)
 LONGEST_NAME = 600
 
@@ -89,10 +93,10 @@ async def infer(request: Request, wire: WireName, body: bytes) -> Response:
         return openai_error(GatewayError(503, "unavailable", str(error)))
     except GatewayError as error:
         return openai_error(error)
-    return await _forward(answer)
+    return await _forward(request, answer)
 
 
-async def _forward(answer: ServedAnswer) -> Response:
+async def _forward(request: Request, answer: ServedAnswer) -> Response:
     """The answer of a process that serves, as it arrives. When the process ends before its answer has
     begun to arrive, the client may try again."""
     chunks = answer.chunks
@@ -108,26 +112,45 @@ async def _forward(answer: ServedAnswer) -> Response:
     if answer.status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     return StreamingResponse(
-        _rest_of(answer, first),
+        _rest_of(request, answer, first),
         status_code=answer.status,
         media_type=answer.content_type,
         headers=headers,
     )
 
 
-async def _rest_of(answer: ServedAnswer, first: bytes) -> AsyncIterator[bytes]:
-    """The chunks of an answer. A stream that breaks off ends with an error that clients know."""
+async def _rest_of(request: Request, answer: ServedAnswer, first: bytes) -> AsyncIterator[bytes]:
+    """The chunks of an answer. A stream that breaks off, or whose token was revoked, ends with an error
+    that clients know."""
+    looked_at, is_stream = time.monotonic(), answer.content_type == EVENTS
     try:
         yield first
         async for chunk in answer.chunks:
+            if is_stream and time.monotonic() - looked_at >= LOOK_S:
+                looked_at = time.monotonic()
+                if not await _may_go_on(request):
+                    yield _error_event(GatewayError(401, "unauthorized", REVOKED))
+                    return
             yield chunk
     except httpx.TransportError as error:
         logger.warning("a process that serves ended within an answer: %s", error)
-        if answer.content_type != EVENTS:
+        if not is_stream:
             raise
-        yield b"data: " + failure(GatewayError(503, "unavailable", BROKEN)) + b"\n\n"
+        yield _error_event(GatewayError(503, "unavailable", BROKEN))
     finally:
         await answer.aclose()
+
+
+async def _may_go_on(request: Request) -> bool:
+    """Whether the token of a request is still valid, as far as is known now."""
+    try:
+        return await is_still_valid(request)
+    except TransientError:
+        return True
+
+
+def _error_event(error: GatewayError) -> bytes:
+    return b"data: " + failure(error) + b"\n\n"
 
 
 async def _while_connected(request: Request, asking: Any) -> ServedAnswer:

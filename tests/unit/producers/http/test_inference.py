@@ -2,8 +2,9 @@
 may use them."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ from infra.access.serving.grants import KnownKeys, ServingDoors
 from infra.access.serving.training_watch import TrainingWatch
 from infra.access.serving.usage import UsageCounts
 from infra.gateway.serving.endpoint import ServingEndpoint
+from producers.http.routes import inference
 from schemas.deployments import ServedModel
 from schemas.events import (
     ModelDeployed,
@@ -195,17 +197,34 @@ async def test_what_the_endpoint_does_not_have_is_an_error_of_openai(
     assert ours.headers["content-type"] == "application/problem+json", "the twin"
 
 
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
 @asynccontextmanager
-async def breaking_off(app: Application, head: bytes) -> AsyncIterator[None]:
-    """A process that serves and dies after the beginning of its answer."""
+async def breaking_off(
+    app: Application, *, meanwhile: Callable[[], Awaitable[object]] | None = None
+) -> AsyncIterator[None]:
+    """A process that serves and dies after the beginning of its answer. With `meanwhile`, that is called
+    after the first piece, and a second one follows."""
+
+    over = asyncio.Event()
 
     async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         piece = b'data: {"id": "c1"}\n\n'
-        writer.write(head + b"%x\r\n%s\r\n" % (len(piece), piece))
-        await writer.drain()
+        chunk = b"%x\r\n%s\r\n" % (len(piece), piece)
+        writer.write(STREAM_HEAD + chunk)
         await asyncio.sleep(0.2)
+        if meanwhile is not None:
+            await meanwhile()
+            writer.write(chunk)
+            await asyncio.sleep(0.2)
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        over.set()
 
     server = await asyncio.start_server(die, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -214,21 +233,36 @@ async def breaking_off(app: Application, head: bytes) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        await over.wait()
         server.close()
         await app.services.serving.aclose()
 
 
 async def test_a_stream_whose_process_dies_ends_with_an_error(app: Application) -> None:
     await deploy(app, served())
-    head = (
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    )
-    async with breaking_off(app, head):
+    async with breaking_off(app):
         answer = await chat(app, "tiny:sums")
     begun, said = answer.text.strip().split("\n\n")
     assert begun == 'data: {"id": "c1"}'
     error = json.loads(said.removeprefix("data: "))["error"]
     assert (error["type"], error["code"]) == ("server_error", "unavailable")
+
+
+async def test_a_stream_ends_when_its_token_is_revoked(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "LOOK_S", 0.0)
+    await deploy(app, served())
+    made = (await app.post("/tokens", {"name": "leaked", "scopes": ["inference"]})).json()
+
+    async def revoke() -> None:
+        assert (await app.api.delete(f"/api/v1/tokens/{made['token']['id']}")).is_success
+
+    async with breaking_off(app, meanwhile=revoke):
+        answer = await chat(app, "tiny:sums", made["secret"])
+    begun, said = answer.text.strip().split("\n\n")
+    assert begun == 'data: {"id": "c1"}'
+    assert json.loads(said.removeprefix("data: "))["error"]["code"] == "unauthorized"
 
 
 async def test_a_token_without_the_scope_is_refused(app: Application) -> None:
