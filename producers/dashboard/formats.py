@@ -34,7 +34,9 @@ def number(value: float | None, digits: int = 3) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}".replace(",", "\N{THIN SPACE}")
     return (
-        f"{value:.{digits}g}" if abs(value) < 1 else f"{value:.{digits}f}".rstrip("0").rstrip(".")
+        f"{value:.{digits}g}"
+        if not 1 <= abs(value) < 1e15
+        else f"{value:.{digits}f}".rstrip("0").rstrip(".")
     )
 
 
@@ -46,6 +48,8 @@ def duration(seconds: float | None) -> str:
     """A length of time in its two largest units, like `3 min 20 s`."""
     if seconds is None:
         return ABSENT
+    if not math.isfinite(seconds):
+        return str(seconds)
     if 0 < seconds < 1:
         return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 else "less than 1 ms"
     if seconds < 60:

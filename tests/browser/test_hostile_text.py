@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from producers.dashboard import rendering
+from producers.dashboard.formats import plain
 from tests.browser.conftest import Shown
 from tests.kit.chromium import open_link, visiting
 from tests.kit.hostile_strings import MARKUP, hostile_strings
@@ -102,10 +103,21 @@ def test_the_streamed_answers_of_models_stay_text(visitor: Page, shown: Shown) -
     visitor.get_by_role("button", name="Ask both").click()
     expect(visitor.locator("#state")).to_have_text("Both models have answered.")
     answers = visitor.locator("#turns article pre").all_text_contents()
-    assert answers == ["".join(strings)] * 2
+    assert answers == [plain("".join(strings), 1 << 30)] * 2
     assert visitor.locator("#turns .question").text_content() == MARKUP[0]
     assert visitor.evaluate("window.hacked") is None
     assert visitor.locator("#turns *:not(section, pre, div, article, h2)").count() == 0
+
+
+def test_the_playground_says_why_a_question_is_refused(visitor: Page, shown: Shown) -> None:
+    visitor.goto(f"{shown.dashboard.url}/playground")
+    visitor.get_by_role("textbox", name="Question").fill("Say 3")
+    visitor.get_by_text("Settings").click()
+    visitor.get_by_label("Temperature").fill("hot")
+    visitor.get_by_role("button", name="Ask both").click()
+    expect(visitor.locator("#turns article pre").first).to_have_text(
+        "No answer: temperature must be a number from 0 to 2, got 'hot'"
+    )
 
 
 def test_without_escaping_the_headers_stop_the_code_and_the_browser_reports_it(

@@ -60,7 +60,9 @@ async def _runs(request: Request) -> Sequence[tuple[RunJson, Mapping[str, Any]]]
     names += request.query_params.getlist("run")
     names = list(dict.fromkeys(names))
     if not 1 < len(names) <= MOST_RUNS:
-        message = f"must name 2 to {MOST_RUNS} runs with commas between them"
+        message = (
+            f"must name 2 to {MOST_RUNS} different runs with commas between them, got {len(names)}"
+        )
         raise InvalidConfig(f"runs {message}", issues=(Issue("runs", message),))
     found = []
     for name in names:

@@ -37,6 +37,7 @@ async def show(request: Request) -> Response:
             "disks": await asyncio.to_thread(disks, core.settings.directories),
             "database_bytes": await platform.database_bytes(),
             "letters": letters if actor_of(request).may("admin") else [],
+            "may_redrive": actor_of(request).may("admin"),
             "total": total,
             "page": page,
         },

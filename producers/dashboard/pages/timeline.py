@@ -27,10 +27,12 @@ LARGEST_STEP = 2**31 - 1
 
 
 class Extent(BaseModel):
-    """The steps on a page: the first and the last one, and the first ones of the pages beside it."""
+    """The steps on a page: the first and the last one, and the first ones of the pages beside it.
+    `is_cut` means that the page has fewer steps than others, because they have too many events."""
 
     first: int
     last: int
+    is_cut: bool
     earlier: int | None
     later: int | None
 
@@ -111,6 +113,7 @@ async def _steps(request: Request) -> tuple[Extent, Sequence[StepTimes]]:
     extent = Extent(
         first=first,
         last=last,
+        is_cut=last < first + SHOWN_STEPS - 1,
         earlier=max(1, first - (last - first + 1)) if first > 1 else None,
         later=last + 1 if last < newest else None,
     )

@@ -1,6 +1,15 @@
 // Streams the answers of both models. Without this script the form is sent as a whole.
 "use strict";
 
+// Signs for control characters and for marks that change the direction of text, as on other pages.
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g;
+const DIRECTIONS = /[\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069]/g;
+
+function plain(text) {
+  const mark = (one) => `\u2329U+${one.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}\u232a`;
+  return text.replace(UNSEEN, "\ufffd").replace(DIRECTIONS, mark);
+}
+
 // The texts of an answer in the form of OpenAI's server-sent events.
 async function* textsOf(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -25,6 +34,11 @@ async function reasonOf(answer) {
   const isJson = (answer.headers.get("content-type") || "").includes("json");
   const found = isJson ? await answer.json() : {};
   if (found.error) return found.error.message;
+  if (answer.status !== 401 && !isJson) {
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const reason = page.querySelector("[role=alert]");
+    if (reason) return reason.textContent;
+  }
   return answer.status === 401 ? "your session has ended; sign in again in another tab" : `status ${answer.status}`;
 }
 
@@ -38,10 +52,10 @@ async function ask(form, side, place) {
     if (!answer.ok) throw new Error(await reasonOf(answer));
     for await (const more of textsOf(answer)) {
       text += more;
-      place.textContent = text;
+      place.textContent = plain(text);
     }
   } catch (error) {
-    place.textContent = `${text}${text ? "\n" : ""}No answer: ${error.message}`;
+    place.textContent = plain(`${text}${text ? "\n" : ""}No answer: ${error.message}`);
     place.classList.add("problem");
   }
   return text;
@@ -57,7 +71,7 @@ async function exchange(event) {
   const state = document.getElementById("state");
   state.textContent = "Both models answer.";
   const shown = document.getElementById("exchange").content.firstElementChild.cloneNode(true);
-  shown.querySelector(".question").textContent = question.value;
+  shown.querySelector(".question").textContent = plain(question.value);
   const sides = ["left", "right"], places = [...shown.querySelectorAll("article")];
   sides.forEach((side, n) => { places[n].querySelector("h2").textContent = form.elements[side].value; });
   document.getElementById("turns").append(shown);

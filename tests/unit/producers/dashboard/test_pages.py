@@ -7,8 +7,9 @@ import httpx
 import pytest
 
 from tests.kit.application import Application
+from tests.kit.showcase import fill
 from tests.kit.story import beginning
-from tests.kit.tokens import Tenant, tenant
+from tests.kit.tokens import Tenant, create_token, tenant
 from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
 
 pytestmark = pytest.mark.postgres
@@ -69,6 +70,40 @@ async def test_the_platform_shows_its_disks(browser: httpx.AsyncClient) -> None:
     assert re.search(r"The database has [0-9.]+ MB", text)
 
 
+async def test_who_may_not_see_dead_letters_is_told_that_there_are_some(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    assert "There are none." in (await browser.get("/platform")).text
+    await fill(app, steps=2)
+    seen = (await browser.get("/platform")).text
+    assert "Process again" in seen
+    assert "None is on this page" in (await browser.get("/platform?offset=90")).text
+    reader = await create_token(app, "reader", "read")
+    await browser.post("/login", data={"token": reader})
+    unseen = (await browser.get("/platform")).text
+    assert "Process again" not in unseen
+    assert "1 wait. A token with the scope <code>admin</code> shows them." in unseen
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("first-run", "got 1"),
+        ("first-run,first-run", "got 1"),
+        (",".join("abcdefghi"), "got 9"),
+        ("first-run,nobody", "there is no run &#39;nobody&#39;"),
+    ],
+)
+async def test_a_comparison_needs_two_to_eight_different_runs(
+    owner: Tenant, browser: httpx.AsyncClient, names: str, reason: str
+) -> None:
+    assert owner.run_name == "first-run"
+    for path in ("/compare", "/compare.json"):
+        answer = await browser.get(path, params={"runs": names})
+        assert answer.status_code == (404 if "nobody" in names else 400)
+        assert reason in answer.text
+
+
 async def test_runs_are_narrowed_by_exact_names_and_sorted(
     owner: Tenant, browser: httpx.AsyncClient
 ) -> None:
@@ -109,10 +144,12 @@ async def test_a_page_that_is_not_there_says_so(browser: httpx.AsyncClient) -> N
 async def test_a_program_that_asks_for_nothing_gets_a_problem_document(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
-    for path in ("/api/v1/nothing", "/api/nothing", "/v1/nothing"):
+    for path in ("/api/v1/nothing", "/api/nothing"):
         answer = await app.api.get(path)
         assert answer.status_code == 404
         assert answer.headers["content-type"] == "application/problem+json"
+    answer = await app.api.get("/v1/nothing")
+    assert answer.json()["error"]["code"] == "not_found"
     page = await browser.get("/nothing")
     assert (page.status_code, "there is nothing at /nothing" in page.text) == (404, True)
 

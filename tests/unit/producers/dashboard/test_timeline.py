@@ -44,7 +44,8 @@ async def test_the_page_shows_the_newest_steps_or_those_from_a_step_on(app: Appl
         assert newest["extent"]["later"] is None
         some = (await browser.get("/runs/first/timeline.json?step=3")).json()
         assert [one["step"] for one in some["steps"]] == [*range(3, 3 + SHOWN_STEPS)]
-        assert some["extent"] == {"first": 3, "last": 22, "earlier": 1, "later": 23}
+        beside = {"is_cut": False, "earlier": 1, "later": 23}
+        assert some["extent"] == {"first": 3, "last": 22, **beside}
         assert some["steps"][0]["learn"]["seconds"] >= 0
         text = (await browser.get("/runs/first/timeline?step=3")).text
         assert text.count('<rect class="phase-learn"') == SHOWN_STEPS
@@ -68,5 +69,12 @@ async def test_steps_with_too_many_events_are_spread_over_more_pages(
     assert [one.step for one in some] == [*range(3, last + 1)]
     assert some == whole[: len(some)]
     assert 3 < last < 22
+    async with signed_in(app) as browser:
+        extent = (await browser.get("/runs/first/timeline.json?step=3")).json()["extent"]
+        assert extent["is_cut"]
+        page = (await browser.get("/runs/first/timeline?step=3")).text
+        assert f"too many events for one page, so it ends with step {extent['last']}" in page
+        newest = (await browser.get("/runs/first/timeline")).text
+        assert "too many events for one page" in newest
     monkeypatch.setattr(timeline, "MOST_EVENTS", 2)
     assert (await timelines.steps("r", first=3, last=22, ahead=0))[1] == 3
