@@ -26,7 +26,7 @@ async def show(request: Request) -> Response:
     runs = services(request).readmodel.runs
     charts = []
     thinned = [
-        await runs.thinned_curves(run["id"], list(TITLES), most=SVG_POINTS) for run, _ in found
+        await runs.sampled_curves(run["id"], list(TITLES), most=SVG_POINTS) for run, _ in found
     ]
     for key, title in TITLES.items():
         curves = [one.get(key, []) for one in thinned]

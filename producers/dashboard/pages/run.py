@@ -66,8 +66,8 @@ OTHER_RANGES = ("all", "custom")
 DRAWN_POINTS = 600
 SVG_POINTS = 120
 WIDTH, HEIGHT = 600.0, 150.0
-LOG_LINES, MOST_LOG_LINES = 200, 2000
-LOG_CHARACTERS, LEAST_LINE = 20_000, 100
+LOG_LINES, MOST_LOG_LINES = 150, 2000
+LOG_CHARACTERS, LEAST_LINE = 15_000, 100
 """Characters of the log on the page, so that it stays below 150 KB with everything, and those of a line
 that are always shown."""
 
@@ -102,7 +102,7 @@ async def show(request: Request) -> Response:
     run, config = await find_run(request)
     core, now = services(request), services(request).clock.now()
     keys = await core.readmodel.runs.metric_keys(run["id"])
-    curves = await core.readmodel.runs.thinned_curves(
+    curves = await core.readmodel.runs.sampled_curves(
         run["id"], list(TITLES), most=SVG_POINTS, since=_since(request, run), steps=_steps(request)
     )
     left = await times_left(core.readmodel.runs, [run], now)

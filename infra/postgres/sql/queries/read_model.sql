@@ -234,6 +234,31 @@ cross join lateral (
   group by (m.step - r.first) / r.width
 ) s
 
+-- Points of each metric that are evenly apart, about $4 of them, with the first and the last one. They are
+-- looked up one by one, so this takes as long for a long run as for a short one.
+
+-- name: sampled_curves
+select distinct k.key, m.step, m.value
+from unnest($2::text[]) as k (key)
+cross join lateral (
+  select f.step as first, l.step as last
+  from (select step from metric_points where run = $1 and key = k.key
+      and at >= coalesce($3, '-infinity'::timestamptz)
+      and step between $5::int and $6::int order by step limit 1) f,
+    (select step from metric_points where run = $1 and key = k.key
+      and at >= coalesce($3, '-infinity'::timestamptz)
+      and step between $5::int and $6::int order by step desc limit 1) l
+) r
+cross join lateral (
+  select generate_series(r.first, r.last, greatest(1, (r.last - r.first) / $4::int)) as step
+  union all select r.last
+) wanted
+cross join lateral (
+  select step, value from metric_points p
+  where p.run = $1 and p.key = k.key and p.step between wanted.step and r.last order by step limit 1
+) m
+order by k.key, m.step
+
 -- What is marked on the curves of a run: its newest checkpoints and warnings.
 
 -- name: marks

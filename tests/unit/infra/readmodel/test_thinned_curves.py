@@ -1,5 +1,6 @@
-"""Curves are thinned in the database, and keep their ends and extremes."""
+"""Curves are thinned in the database: with their ends and extremes, or by points evenly apart."""
 
+import itertools
 import math
 from datetime import UTC, datetime, timedelta
 
@@ -69,6 +70,26 @@ async def test_a_part_that_is_chosen_is_exact(database: Database) -> None:
     assert found == {"loss": [(step, values[step]) for step in range(700, 781)]}
     none = await Runs(database).thinned_curves("r", ["loss"], most=200, steps=(6000, 7000))
     assert none == {}
+
+
+async def test_points_evenly_apart_are_those_of_the_curve(database: Database) -> None:
+    dense = {step: math.sin(step / 50) for step in range(1, 5001)}
+    sparse = {step: step * 0.5 for step in range(0, 5000, 1700)}
+    await _add(database, "loss", dense)
+    await _add(database, "eval", sparse)
+    await _add(database, "one", {7: 1.0})
+    found = await Runs(database).sampled_curves("r", ["loss", "eval", "one", "none"], most=100)
+    assert set(found) == {"loss", "eval", "one"}
+    assert 100 <= len(found["loss"]) <= 105
+    assert found["loss"] == [(step, dense[step]) for step, _ in found["loss"]]
+    gaps = {b - a for (a, _), (b, _) in itertools.pairwise(found["loss"])}
+    assert max(gaps) == 49
+    assert (found["loss"][0][0], found["loss"][-1][0]) == (1, 5000)
+    assert found["eval"] == list(sparse.items())
+    assert found["one"] == [(7, 1.0)]
+    since = AT + timedelta(seconds=4000)
+    part = await Runs(database).sampled_curves("r", ["loss"], most=9, since=since, steps=(0, 4500))
+    assert (part["loss"][0][0], part["loss"][-1][0]) == (4000, 4500)
 
 
 async def test_marks_are_the_newest_of_each_kind_in_order(database: Database) -> None:
