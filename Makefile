@@ -109,12 +109,17 @@ chaos: $(READY)
 storms: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.storms $(ARGS)
 
-# Two processes, because tests wait more than they compute. One thread each, so that they do not compete for
-# the cores.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Several processes, because tests wait more than they compute. One thread each, so that they do not compete
+# for the cores.
+PROCESSES := 2
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile \
+	--no-loadscope-reorder
 
 # What takes long or needs a large component has a target of its own below, and CI runs all of them.
 APART := vllm or gvisor or attacks or gitea or agents or browser
+
+# With three, no core is idle while the tests of kills wait for leases to expire.
+test test-fast: PROCESSES := 3
 
 test: $(READY)
 	$(PYTEST) -m 'not ($(APART))' $(ARGS)
