@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from producers.dashboard import rendering
 from producers.dashboard.formats import plain
 from tests.browser.conftest import Shown
-from tests.kit.chromium import open_link, visiting
+from tests.kit.chromium import WITHIN_MS, open_link, visiting
 from tests.kit.hostile_strings import MARKUP, hostile_strings
 from tests.kit.platform import eventually
 from tests.kit.poisoned_pages import Poison, RenderedPage, poisoned_pages, recorded_pages
@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.postgres]
 NUM_STRINGS = 1000
 TOGETHER, SHORT = 10, 500
 MARKS = "<>\"'"
+
+expect.set_options(timeout=WITHIN_MS)
 
 
 @pytest.fixture

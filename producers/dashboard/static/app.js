@@ -203,7 +203,12 @@ class Curves {
     const text = await get(`${this.section.dataset.curves}?${asked}`, "application/json");
     if (text === null) return;
     const found = JSON.parse(text);
-    if (found.has_ended) delete this.section.dataset.live;
+    if (found.has_ended && this.section.dataset.live) {
+      // It ended between the page and its stream, so no message says it.
+      delete this.section.dataset.live;
+      this.section.dataset.state = found.status;
+      readAgain();
+    }
     for (const [key, points] of Object.entries(found.curves)) this.points.set(key, points);
     this.marks = found.marks;
     this.section.querySelector(".marks").classList.add("shown");

@@ -7,7 +7,7 @@ const DIRECTIONS = /[\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069]/g;
 
 function plain(text) {
   const mark = (one) => `\u2329U+${one.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}\u232a`;
-  return text.replace(UNSEEN, "\ufffd").replace(DIRECTIONS, mark);
+  return text.replaceAll("\r\n", "\n").replace(UNSEEN, "\ufffd").replace(DIRECTIONS, mark);
 }
 
 // The texts of an answer in the form of OpenAI's server-sent events.
