@@ -187,7 +187,8 @@ def push(
     if as_json:
         print_json({"push": found})
     elif cancel and found.get("status") != "pushed":
-        say(f"the push of {found['ref']} to {repository} is cancelled")
+        how = "is cancelled" if found.get("status") == "failed" else "will be cancelled"
+        say(f"the push of {found['ref']} to {repository} {how}")
     elif found.get("status") == "pushed":
         say(f"{found['ref']} is on {found['url']} (revision {found['revision']})")
     else:
