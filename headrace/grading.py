@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Sample:
-    """One attempt: its final text, and the whole conversation."""
+    """One attempt: its final text, and the whole conversation. `branches` are all its conversations that
+    no later request to the policy continues, in the order of their requests; there is one unless the
+    workflow asked several times from one point or ran several conversations."""
 
     name: str
     index: int
     text: str
     messages: list[dict[str, object]]
+    branches: list[list[dict[str, object]]] = field(default_factory=list)
 
 
 @dataclass

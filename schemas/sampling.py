@@ -354,10 +354,11 @@ class SampleRecord(Value):
 
     `sequences` has one row, or several when the workflow rewrote the history. `text` is the final
     answer. `messages` is the conversation that the grader reads, and `tools` are the tools that it
-    offered last. A failed sample has `failure` set. `alarm` is that of its turns. `output` is what user
-    code left behind. `grade` is set if the sample was graded where it was made, by a rollout server.
-    The sample of a provider's model has no sequences, and has its price in US dollars (`usd`) if that is
-    known.
+    offered last. `branches` are the conversations of its requests that no other request continues, in
+    their order, if there are several. A failed sample has `failure` set. `alarm` is that of its turns.
+    `output` is what user code left behind. `grade` is set if the sample was graded where it was made, by
+    a rollout server. The sample of a provider's model has no sequences, and has its price in US dollars
+    (`usd`) if that is known.
     """
 
     index: int
@@ -371,9 +372,15 @@ class SampleRecord(Value):
     failure: SampleFailure | None = None
     alarm: str | None = None
     tools: tuple[ToolSpec, ...] = Field(default=(), exclude_if=_is_unset)
+    branches: tuple[tuple[Message, ...], ...] = Field(default=(), exclude_if=_is_unset)
     output: SampleOutput | None = Field(default=None, exclude_if=_is_unset)
     grade: Grade | None = Field(default=None, exclude_if=_is_unset)
     usd: float | None = Field(default=None, exclude_if=_is_unset)
+
+    @property
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
+        """The conversation that the grader reads, and the branches that differ from it."""
+        return (self.messages, *(one for one in self.branches if one != self.messages))
 
 
 class SampleBatch(Value):

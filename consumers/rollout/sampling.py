@@ -120,7 +120,8 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
         failure = NEVER_ASKED
     messages = returned if isinstance(returned, tuple) else conversation
     record = record_of(effect.index, turns, messages, failure=failure)
-    record = record.model_copy(update={"tools": session.tools})
+    branches = session.branches if len(session.branches) > 1 else ()
+    record = record.model_copy(update={"tools": session.tools, "branches": branches})
     if isinstance(returned, Grade):
         grade = returned.model_copy(update={"index": effect.index})
         record = record.model_copy(update={"grade": grade})

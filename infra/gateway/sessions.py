@@ -74,6 +74,9 @@ class GatewaySession:
     once."""
     tools: tuple[ToolSpec, ...] = ()
     """Once it is closed: the tools that the last answered request offered."""
+    branches: tuple[tuple[Message, ...], ...] = ()
+    """Once it is closed: the conversations that no answered request continues, in the order of their
+    requests."""
     calls: list[ModelCall] = field(default_factory=list)
     histories: Histories[ModelCall] = field(default_factory=Histories)
     call_ids: set[str] = field(default_factory=set)
@@ -86,6 +89,8 @@ class GatewaySession:
         if not answered:
             return (), ()
         self.tools = answered[-1].tools
+        continued = {id(one.extended) for one in answered}
+        self.branches = tuple(one.conversation for one in answered if id(one) not in continued)
         return turns, answered[-1].conversation
 
     def left_s(self) -> float:

@@ -331,6 +331,9 @@ class Session(Protocol):
     """The platform failed one of its requests, so what the sample became is not recorded."""
     tools: tuple[ToolSpec, ...]
     """Once it is closed: the tools that the last answered request offered."""
+    branches: tuple[tuple[Message, ...], ...]
+    """Once it is closed: the conversations that no answered request continues, in the order of their
+    requests."""
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
         """End the session. Returns the exact turns, and the conversation as the gateway saw it."""

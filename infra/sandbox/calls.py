@@ -190,6 +190,10 @@ class CallingUserCode(ABC):
                     "index": record.index,
                     "text": record.text,
                     "messages": [openai_message(m) for m in record.messages],
+                    "branches": [
+                        [openai_message(m) for m in branch]
+                        for branch in record.branches or (record.messages,)
+                    ],
                 }
                 for record in samples
             ],

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from infra.readmodel.runs import GroupRow
+from producers.dashboard.branches import BranchChoice, shown_branch, tabs
 from producers.dashboard.charts import Curve, curve, thin
 from producers.dashboard.token_spans import TokenStretch, stretches
 from schemas.ids import GroupId, sample_id
-from schemas.sampling import Grade, Judgement, SampleRecord
+from schemas.sampling import Grade, Judgement, Message, SampleRecord
 
 ORDERS: Mapping[str, Callable[[Mapping[str, object]], object]] = {
     "index": lambda one: one["index"],
@@ -31,14 +32,20 @@ def answer(
     grade: Grade | None,
     judged: Sequence[Judgement],
     mean: float | None,
+    branch: BranchChoice | None = None,
 ) -> dict[str, object]:
-    """One sample with its reward, its distance from the group's mean, and what its tokens say."""
+    """One sample with its reward, its distance from the group's mean, what its tokens say, and the
+    messages of the chosen branch."""
     reward = grade.reward if grade else None
     logprobs = trained_logprobs(record)
+    number, messages = shown_branch(record, branch)
     return {
         "id": sample_id(GroupId(group.group), record.index),
         "index": record.index,
-        "messages": record.messages,
+        "messages": messages,
+        "branch": number,
+        "branches": record.branches,
+        "tabs": tabs(record, number),
         "text": record.text,
         "reward": reward,
         "advantage": None if reward is None or mean is None else reward - mean,
@@ -100,32 +107,45 @@ def has_text(record: SampleRecord, words: str, judged: Sequence[Judgement] = ())
         [record.text, failure.message if failure else ""],
         [output.stdout, output.traceback or ""] if output else [],
         (f"{one.explanation} {one.problem or ''}" for one in judged if one.index == record.index),
-        *(_texts(record, number) for number in range(len(record.messages))),
+        *(_texts(message) for spoken in record.conversations for message in spoken),
     )
     return any(wanted in text[:SEARCHED_CHARACTERS].casefold() for text in texts)
 
 
 def share_of_text(records: Sequence[SampleRecord], others: int = 0) -> int:
     """How many characters of each text a page with these samples and `others` texts more shows."""
-    count = sum(4 + sum(1 + len(m.tool_calls) for m in record.messages) for record in records)
+    longest = (
+        max(sum(1 + len(m.tool_calls) for m in spoken) for spoken in record.conversations)
+        for record in records
+    )
+    count = sum(4 + num_texts for num_texts in longest)
     count += others
     return max(LEAST_CHARACTERS, min(MOST_CHARACTERS, PAGE_CHARACTERS // max(1, count)))
 
 
 def whole_text(record: SampleRecord) -> str:
-    """Everything that was said in a sample, uncut."""
-    turns = (
-        "\n".join([f"=== {message.role} ===", *_texts(record, number)])
-        for number, message in enumerate(record.messages)
+    """Everything that was said in a sample, uncut, with all of its branches."""
+    spoken = _conversation(record.messages) if record.messages else record.text
+    branches = (
+        f"=== branch {number} ===\n\n{_conversation(branch)}"
+        for number, branch in enumerate(record.branches, 1)
+        if branch != record.messages
     )
-    return "\n\n".join(turns) if record.messages else record.text
+    return "\n\n".join([spoken, *branches])
+
+
+def _conversation(messages: Sequence[Message]) -> str:
+    return "\n\n".join("\n".join([f"=== {one.role} ===", *_texts(one)]) for one in messages)
 
 
 def text_part(record: SampleRecord, part: str) -> str | None:
-    """One text of a sample, uncut: `message-N`, `text`, `printed`, `traceback` or `failure`. None when
-    the sample has no such text."""
+    """One text of a sample, uncut: `message-N`, `branch-B-message-N`, `text`, `printed`, `traceback` or
+    `failure`. None when the sample has no such text."""
     output, failure = record.output, record.failure
-    texts = {f"message-{n}": "\n".join(_texts(record, n)) for n in range(len(record.messages))}
+    texts = {f"message-{n}": "\n".join(_texts(one)) for n, one in enumerate(record.messages)}
+    for number, branch in enumerate(record.branches, 1):
+        named = ((f"branch-{number}-message-{n}", one) for n, one in enumerate(branch))
+        texts |= {name: "\n".join(_texts(one)) for name, one in named}
     texts["text"] = record.text
     if output is not None:
         texts |= {"printed": output.stdout, "traceback": output.traceback or ""}
@@ -134,8 +154,7 @@ def text_part(record: SampleRecord, part: str) -> str | None:
     return texts.get(part)
 
 
-def _texts(record: SampleRecord, number: int) -> list[str]:
-    message = record.messages[number]
+def _texts(message: Message) -> list[str]:
     calls = (f"{call.name} {call.arguments}" for call in message.tool_calls)
     return [text for text in (message.reasoning, message.content, *calls) if text]
 

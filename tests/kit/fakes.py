@@ -87,6 +87,7 @@ class FakeSession:
     closed: bool = False
     interrupted: bool = False
     tools: tuple[ToolSpec, ...] = ()
+    branches: tuple[tuple[Message, ...], ...] = ()
 
     def ask(self, prompt: Sequence[Message], text: str) -> Message:
         """Record a request and its reply, as a workflow's request to the gateway would."""

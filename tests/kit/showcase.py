@@ -142,6 +142,7 @@ def _pages() -> dict[str, str]:
         "run-paused": f"/runs/{PAUSED}",
         "run-pending": f"/runs/{PENDING}",
         "samples": f"/runs/{FIRST}/samples?step=2",
+        "samples-branch": f"/runs/{FIRST}/samples?step=2&branch=0.2",
         "samples-logprob": f"/runs/{FIRST}/samples?step=2&colour=logprob",
         "samples-advantage": f"/runs/{FIRST}/samples?step=2&colour=advantage",
         "samples-trained": f"/runs/{FIRST}/samples?step=2&colour=trained",

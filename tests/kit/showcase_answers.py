@@ -65,23 +65,29 @@ def _with_tools(question: str, text: Texts) -> SampleRecord:
     call = ToolCall(
         id="call-1", name=text("calculator"), arguments=text('{"expression": "12 * 11 + 5"}')
     )
+    first = Message(role="system", content=text("Answer as briefly as you can."))
+    checked = (
+        Message(role="user", content=text("Is 137 the result of 12 * 11 + 5?")),
+        Message(role="assistant", content=text("Yes, it is.")),
+    )
+    messages = (
+        first,
+        _asked(text, question),
+        Message(
+            role="assistant",
+            content=text("I compute it."),
+            reasoning=text("12 times 11 is 132, and 5 more is 137."),
+            tool_calls=(call,),
+        ),
+        Message(role="tool", content=text("137"), tool_call_id="call-1", name=text("calculator")),
+        Message(role="assistant", content=text("The answer is 137.")),
+    )
     return SampleRecord(
         index=0,
-        messages=(
-            _asked(text, question),
-            Message(
-                role="assistant",
-                content=text("I compute it."),
-                reasoning=text("12 times 11 is 132, and 5 more is 137."),
-                tool_calls=(call,),
-            ),
-            Message(
-                role="tool", content=text("137"), tool_call_id="call-1", name=text("calculator")
-            ),
-            Message(role="assistant", content=text("The answer is 137.")),
-        ),
+        messages=messages,
+        branches=(messages, checked),
         text=text("The answer is 137."),
-        num_turns=2,
+        num_turns=3,
         prompt_tokens=41,
         completion_tokens=63,
         output=SampleOutput(

@@ -23,7 +23,13 @@ def show_sample(client: Client, path: str, *, files: Path | None, as_json: bool)
     tools = ", ".join(str(tool.get("name")) for tool in sample.get("tools") or ())
     if tools:
         say(f"  tools: {tools}")
-    show_messages(sample.get("messages") or sample.get("prompt") or [])
+    spoken = sample.get("messages") or sample.get("prompt") or []
+    show_messages(spoken)
+    branches: list[list[Document]] = sample.get("branches") or []
+    for number, branch in enumerate(branches, 1):
+        if branch != spoken:
+            say(f"  branch {number} of {len(branches)}:")
+            show_messages(branch)
     failure = sample.get("failure")
     error = f"{failure.get('category')}: {failure.get('message')}" if failure else None
     show_reward(sample | {"error": error})

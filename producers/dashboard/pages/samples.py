@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import cast
 
 from pydantic_core import to_jsonable_python
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from producers.dashboard.answers import (
     tokens,
     whole_text,
 )
+from producers.dashboard.branches import num_given, parse_choice
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.dashboard.token_spans import COLOURS, legend, num_stretches
@@ -36,7 +38,7 @@ from producers.http.routes.samples import (
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
 from schemas.ids import GroupKey
-from schemas.sampling import ModelRef, SampleBatch
+from schemas.sampling import Message, ModelRef, SampleBatch
 
 EVERYTHING = PageRange(limit=MAX_STEP)
 ANSWERS_PER_PAGE = 8
@@ -178,7 +180,7 @@ async def reader_values(
         **values,
         "row": row,
         "row_problem": row_problem,
-        **await _answers(request, chosen, colour, is_cut=is_cut),
+        **await _answers(request, chosen, row, colour, is_cut=is_cut),
     }
 
 
@@ -262,7 +264,7 @@ def _summary(group: GroupRow) -> Mapping[str, object]:
 
 
 async def _answers(
-    request: Request, group: GroupRow, colour: str, *, is_cut: bool
+    request: Request, group: GroupRow, row: DatasetRow, colour: str, *, is_cut: bool
 ) -> Mapping[str, object]:
     """The answers of a page, in the order and with the words that the address asks for."""
     batch: SampleBatch = await read_batch(request, group)
@@ -272,7 +274,10 @@ async def _answers(
     mean = sum(rewards) / len(rewards) if rewards else None
     words = request.query_params.get("find", "")[:LONGEST_SEARCH]
     wanted = [one for one in batch.samples if not words or has_text(one, words, judged)]
-    found = [answer(group, record, grades.get(record.index), judged, mean) for record in wanted]
+    branch = parse_choice(request.query_params.get("branch", ""))
+    found = [
+        answer(group, record, grades.get(record.index), judged, mean, branch) for record in wanted
+    ]
     order = _choice(request, "order", tuple(ORDERS))
     found.sort(key=ORDERS[order])  # type: ignore[arg-type]  # each order has one type of key
     first = number(request, "first", default=0, least=0, most=MAX_STEP)
@@ -281,6 +286,8 @@ async def _answers(
     read = [records[index] for one in shown if isinstance(index := one["index"], int)]
     others = 0 if colour == "none" else sum(num_stretches(record) for record in read)
     most = share_of_text(read, others)
+    for one in shown:
+        one["num_given"] = num_given(cast("tuple[Message, ...]", one["messages"]), row.prompt)
     if colour != "none":
         largest = max((abs(reward - (mean or 0.0)) for reward in rewards), default=0.0)
         vocabulary = await _vocabulary(request, group)

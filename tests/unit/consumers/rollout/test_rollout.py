@@ -270,6 +270,22 @@ async def test_a_workflow_that_returns_nothing_leaves_the_gateways_record(tmp_pa
     assert record.messages == (*PROMPT, Message(role="assistant", content="three"))
 
 
+@pytest.mark.parametrize("texts", ["b", "bc"])
+async def test_several_branches_are_kept_with_their_sample(tmp_path: Path, texts: str) -> None:
+    branches = tuple((*PROMPT, Message(role="assistant", content=text)) for text in texts)
+
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        for text in texts:
+            session.ask(prompt, text)
+        session.branches = branches
+        return WorkflowResult(messages=None)
+
+    record, _, _ = await worked(tmp_path, workflow)
+    assert record.branches == (branches if len(texts) > 1 else ())
+    assert record.messages == branches[-1]
+    assert record.conversations == (branches[-1], *branches[:-1])
+
+
 async def test_a_workflow_that_fails_is_data_and_nothing_of_it_is_trained(tmp_path: Path) -> None:
     def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
         session.ask(prompt, "half")

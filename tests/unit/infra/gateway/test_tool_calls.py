@@ -73,6 +73,25 @@ async def test_a_call_its_result_and_the_next_turn_are_one_training_row() -> Non
     assert sampled == [token for turn in turns for token in turn.completion_ids]
 
 
+async def test_a_conversation_that_no_request_continues_is_a_branch() -> None:
+    policy = ScriptedPolicy([said("one"), said("two"), said("three"), said("four")])
+    async with client(policy) as (ai, session):
+        both = await ai.chat.completions.create(model="m", messages=[HELLO], n=2)
+        first: Any = [HELLO, both.choices[0].message.model_dump(exclude_none=True)]
+        more: Any = [*first, {"role": "user", "content": "And now?"}]
+        await ai.chat.completions.create(model="m", messages=more)
+        other: Any = {"role": "user", "content": "A question of a sub-agent"}
+        await ai.chat.completions.create(model="m", messages=[other])
+    _, conversation = session.close()
+    spoken = [[message.content for message in branch] for branch in session.branches]
+    assert spoken == [
+        ["17 + 25?", "two"],
+        ["17 + 25?", "one", "And now?", "three"],
+        ["A question of a sub-agent", "four"],
+    ]
+    assert session.branches[-1] == conversation
+
+
 async def test_calls_have_unique_ids_in_a_sample() -> None:
     policy = ScriptedPolicy([said(add="{}")])
     async with client(policy) as (ai, session):

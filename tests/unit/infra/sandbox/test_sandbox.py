@@ -92,7 +92,11 @@ class Check(Grader):
         if ctx.label == "raise":
             raise KeyError("as asked")
         values = {"nan": float("nan"), "text": "high", "none": None, "true": True}
-        for name in ctx.samples:
+        for name, sample in ctx.samples.items():
+            if ctx.label == "branches":
+                spoken = [[message["content"] for message in one] for one in sample.branches]
+                values = {"branches": float(spoken == [["a", "b"], ["a", "c"]][: len(spoken)])}
+                values["branches"] += len(spoken)
             ctx.set_sample_reward(name, values.get(ctx.label, 0.5))
 
 
@@ -407,6 +411,23 @@ async def test_grades_are_numbers_or_say_why_not(user: LocalUserCode, rollout: R
         assert first.reward is None
         assert first.failure is not None
         assert says in first.failure.message
+
+
+async def test_a_grader_sees_every_branch(user: LocalUserCode, rollout: RolloutRef) -> None:
+    asked = Message(role="user", content="a")
+    one, other = ((asked, Message(role="assistant", content=text)) for text in "bc")
+    graded = await user.grade(
+        rollout,
+        owner=OWNER,
+        group="g",
+        label="branches",
+        metadata={},
+        samples=[
+            SampleRecord(index=0, messages=one),
+            SampleRecord(index=1, messages=other, branches=(one, other)),
+        ],
+    )
+    assert [grade.reward for grade in graded.grades] == [2.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from producers.dashboard.answers import (
     trained_logprobs,
     whole_text,
 )
+from producers.dashboard.branches import RETURNED, num_given, parse_choice, shown_branch, tabs
 from producers.dashboard.pages.samples import EVERYTHING, GROUPS_IN_LIST, listed_groups
-from schemas.errors import CorruptData, FailureCategory
+from schemas.errors import CorruptData, FailureCategory, InvalidConfig
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import (
     ArtifactRef,
@@ -83,6 +84,51 @@ def test_many_texts_share_what_a_page_shows() -> None:
     assert share_of_text([RECORD]) > share_of_text([long] * 8) == 100
 
 
+BRANCHES = tuple(
+    (Message(role="user", content="Count."), Message(role="assistant", content=f"It is {number}."))
+    for number in range(1, 31)
+)
+BRANCHED = SampleRecord(index=2, messages=BRANCHES[-1], branches=BRANCHES)
+
+
+def test_only_messages_that_the_prompt_has_are_left_out() -> None:
+    system, asked = Message(role="system", content="Be brief."), Message(role="user", content="1?")
+    reply = Message(role="assistant", content="1")
+    assert num_given((asked, reply), (asked,)) == 1
+    assert num_given((system, asked, reply), (asked,)) == 0
+    assert num_given((system, asked, reply), (system, reply)) == 1
+    assert num_given((asked,), (asked, asked)) == 1
+    assert num_given((asked, reply), ()) == 0
+
+
+def test_the_chosen_branch_is_shown_and_else_the_one_that_the_grader_reads() -> None:
+    assert shown_branch(BRANCHED, None) == (30, BRANCHES[-1])
+    assert shown_branch(BRANCHED, parse_choice("2.4")) == (4, BRANCHES[3])
+    for other in ("0.4", "2.31", "2.0"):
+        assert shown_branch(BRANCHED, parse_choice(other)) == (30, BRANCHES[-1])
+    returned = BRANCHED.model_copy(update={"messages": RECORD.messages})
+    assert shown_branch(returned, None) == (RETURNED, RECORD.messages)
+    assert tabs(returned, RETURNED)[0] == {"name": "Returned", "place": "2.0", "is_shown": True}
+    for wrong in ("1", "a.b", "-1.2", "1.2.3", "9" * 10 + ".1"):
+        with pytest.raises(InvalidConfig):
+            parse_choice(wrong)
+
+
+def test_the_tabs_of_many_branches_are_those_around_the_shown_one() -> None:
+    names = [str(tab["name"]).removeprefix("Branch ") for tab in tabs(BRANCHED, 15)]
+    assert names == ["1", *map(str, range(11, 20)), "30"]
+    assert [tab["name"] for tab in tabs(BRANCHED, 15) if tab["is_shown"]] == ["Branch 15"]
+    assert tabs(RECORD, RETURNED) == ()
+
+
+def test_branches_are_found_and_downloaded() -> None:
+    assert has_text(BRANCHED, "it is 7.")
+    assert text_part(BRANCHED, "branch-7-message-1") == "It is 7."
+    assert text_part(BRANCHED, "branch-31-message-1") is None
+    assert "=== branch 7 ===\n\n=== user ===\nCount." in whole_text(BRANCHED)
+    assert whole_text(BRANCHED).count("It is 30.") == 1
+
+
 def test_one_text_can_be_read_alone() -> None:
     assert text_part(RECORD, "message-0") == "How many?"
     assert text_part(RECORD, "message-1") == 'add {"a": 1}'
@@ -115,6 +161,36 @@ async def test_a_group_can_be_read_walked_and_downloaded(
     nothing = (await browser.get(f"{here}?step=2&find=no-such-text")).text
     assert "0 of" in nothing
     assert 'id="sample-' not in nothing
+
+
+@pytest.mark.postgres
+async def test_the_agent_s_own_system_prompt_and_all_branches_can_be_read(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await fill(app, steps=2)
+    here = f"/runs/{FIRST}/samples"
+    page = (await browser.get(f"{here}?step=2")).text
+    assert "Answer as briefly as you can." in page
+    assert "The answer is 137." in page
+    assert "Yes, it is." not in page
+    found = re.search(r'<a href="([^"]*branch=0\.2#sample-0)">Branch 2</a>', page)
+    assert found is not None
+    other = (await browser.get(html.unescape(found[1]).partition("#")[0])).text
+    assert "Yes, it is." in other
+    assert "The answer is 137." not in other
+    assert "About 130." in other, "the other answers stay"
+    assert (await browser.get(f"{here}?step=2&branch=x")).status_code == 400
+    (sample,) = [
+        one
+        for one in (await browser.get(f"{here}.json?step=2")).json()["samples"]
+        if one["branches"]
+    ]
+    assert [one[-1]["content"] for one in sample["branches"]] == [
+        "The answer is 137.",
+        "Yes, it is.",
+    ]
+    whole = (await browser.get(f"{here}/{sample['id']}/text")).text
+    assert "Yes, it is." in whole
 
 
 @pytest.mark.postgres
