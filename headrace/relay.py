@@ -118,7 +118,8 @@ async def serve(listener: socket.socket, path: str) -> None:
     """Relay connections, at most MOST_CONNECTIONS at a time. Further ones wait to be accepted."""
     loop = asyncio.get_running_loop()
     room = asyncio.Semaphore(MOST_CONNECTIONS)
-    async with asyncio.TaskGroup() as relayed:
+    relayed: set[asyncio.Task[None]] = set()
+    try:
         while True:
             await room.acquire()
             try:
@@ -127,8 +128,14 @@ async def serve(listener: socket.socket, path: str) -> None:
                 room.release()
                 await asyncio.sleep(REST_S)
                 continue
-            task = relayed.create_task(_relay(accepted, path))
+            task = asyncio.create_task(_relay(accepted, path))
+            relayed.add(task)
+            task.add_done_callback(relayed.discard)
             task.add_done_callback(lambda _: room.release())
+    finally:
+        for task in relayed:
+            task.cancel()
+        await asyncio.gather(*relayed, return_exceptions=True)
 
 
 async def _relay(accepted: socket.socket, path: str) -> None:

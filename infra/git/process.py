@@ -20,6 +20,7 @@ from infra.git.access import NO_PINS, Pins
 from infra.git.confinement import GitConfinement, GitFiles
 from infra.git.login import NO_LOGIN, GitLogin
 from infra.git.urls import Protocol
+from infra.task_cancellation import TaskGroup
 from schemas.errors import RepositoryAway
 
 CPU_S = 240
@@ -236,7 +237,7 @@ async def _talk(
     """Write git's input and read its output at the same time. Returns its error text. An error in one of
     the three tasks cancels the others."""
     try:
-        async with asyncio.TaskGroup() as together:
+        async with TaskGroup() as together:
             together.create_task(_give(process, send))
             together.create_task(_take(process, sink))
             saying = together.create_task(_errors(process))

@@ -93,7 +93,7 @@ async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) ->
     except ReplayDiverged as error:
         return _failure(claimed, FailureCategory.REPLAY_DIVERGED, str(error))
     except Exception as error:  # a consumer may have any bug
-        return _retry_or_fail(claimed, error)
+        return retry_or_fail(claimed, error)
     return Attempt(claimed, outcome)
 
 
@@ -105,11 +105,7 @@ def pause_after(error: RepositoryAway, tries: int) -> float:
     return max(error.pause_s, min(error.pause_s * 2.0**doublings, error.longest_pause_s))
 
 
-def _failure(claimed: Claimed, category: FailureCategory, message: str) -> Attempt:
-    return Attempt(claimed, Failed(claimed.effect, category, plain(message)))
-
-
-def _retry_or_fail(claimed: Claimed, error: Exception) -> Attempt:
+def retry_or_fail(claimed: Claimed, error: Exception) -> Attempt:
     """Retry with back-off. After the last attempt, report the error as the outcome."""
     text = describe_error(error)
     logger.warning(
@@ -118,3 +114,7 @@ def _retry_or_fail(claimed: Claimed, error: Exception) -> Attempt:
     if claimed.attempts + 1 >= ATTEMPTS:
         return _failure(claimed, FailureCategory.INTERNAL, text)
     return Attempt(claimed, None, retry_in_s=0.2 * 4**claimed.attempts, error=text)
+
+
+def _failure(claimed: Claimed, category: FailureCategory, message: str) -> Attempt:
+    return Attempt(claimed, Failed(claimed.effect, category, plain(message)))

@@ -43,6 +43,7 @@ class Claims:
         self._checked_at = 0.0
         self._reconnects_seen = 0
         self._claims_unverified = False
+        self._is_closing = False
         self.changing = asyncio.Lock()
 
     # --- what is held ---------------------------------------------------------------------------
@@ -60,6 +61,11 @@ class Claims:
     def get(self, effect: EffectId) -> Claimed | None:
         """Return the claim under which this process performs an effect, or None."""
         return self._held.get(effect)
+
+    def is_given_up(self, claimed: Claimed) -> bool:
+        """Whether this process no longer wants the outcome of a claim, because the claim was lost or
+        released, or because the process is ending."""
+        return self._is_closing or self._held.get(claimed.id) is not claimed
 
     def add(self, claimed: Claimed, task: asyncio.Task[None]) -> None:
         """Record that this process now performs an effect, in `task`."""
@@ -202,6 +208,10 @@ class Claims:
         for claimed in list(self._held.values()):
             if gates.get(claimed.effect.run_id, "open") != "open":
                 await self.release(claimed)
+
+    def close(self) -> None:
+        """Give all claims up: from now on, the tasks that perform them may be cancelled."""
+        self._is_closing = True
 
     async def release_all(self) -> None:
         """Release everything, within a deadline. A claim that is not released by then is taken over when

@@ -16,10 +16,10 @@ from infra.ports.effects import Claimed, Effects
 from infra.ports.ports import Ports
 from infra.postgres.errors import DatabaseUnavailable
 from infra.postgres.notify import Wakeup
-from infra.runtime.attempt import Attempt, perform_once
+from infra.runtime.attempt import Attempt, perform_once, retry_or_fail
 from infra.runtime.claims import Claims
 from infra.runtime.hosting import Hosting
-from infra.task_cancellation import go_on
+from infra.task_cancellation import forget_cancellations, go_on
 from schemas.text import describe_error
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,16 @@ logger = logging.getLogger(__name__)
 SLOW_POLL_S = 5.0
 """How long the performer sleeps when nothing wakes it. A lost wake-up costs this much. No wake-up is
 sent when somebody releases an effect, or ends a lease before its time."""
+
+
+class StrayCancellation(Exception):
+    """The task that performs an effect was cancelled, but this process did not give the effect up. The
+    effect is tried again, like after any other error."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "its work was cancelled, and not by a shutdown, a lost claim or a closed run"
+        )
 
 
 class Performer:
@@ -108,12 +118,20 @@ class Performer:
         effect is released, because nobody awaits this task and no other worker may take the effect."""
         try:
             attempt = await self._make_attempt(claimed)
-            go_on()
+        except asyncio.CancelledError:
+            if self._claims.is_given_up(claimed):
+                raise
+            attempt = retry_or_fail(claimed, StrayCancellation())
         except Exception as error:  # nobody awaits this task
             logger.exception("%s could not be performed", claimed.effect.type)
             attempt = Attempt(
                 claimed, None, retry_in_s=SLOW_POLL_S, error=describe_error(error), counted=False
             )
+        if self._claims.is_given_up(claimed):
+            go_on()
+        elif stray := forget_cancellations():
+            # The effect is still ours, so its outcome counts.
+            logger.error("%s was cancelled %d times by nobody", claimed.effect.type, stray)
         if attempt.outcome is None:
             # 4 retry later (`perform_once` gives up with the outcome Failed after the last attempt)
             await self._retry(attempt)

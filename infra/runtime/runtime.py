@@ -121,5 +121,6 @@ class Runtime:
 
     async def _end(self, loops: Sequence[asyncio.Future[Any]]) -> None:
         """End everything, each step within a deadline."""
+        self._claims.close()
         await end([*loops, *self._claims.tasks])
         await self._claims.release_all()

@@ -22,6 +22,7 @@ from infra.ports.services import RefList
 from infra.postgres.advisory_lock import exclusively
 from infra.rate_limited_log import RateLimit
 from infra.readmodel.deliveries import KnownRefs
+from infra.task_cancellation import TaskGroup
 from schemas.errors import HeadraceError, Refused, RepositoryAway, TransientError
 from schemas.events import RefsCheckRequested
 
@@ -110,7 +111,7 @@ class Poller:
 
     async def run(self) -> None:
         """Poll until cancelled. An error only delays the next look."""
-        async with asyncio.TaskGroup() as asking:
+        async with TaskGroup() as asking:
             while True:
                 try:
                     for host, connections in (await self._due_by_host()).items():

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from consumers.process.tryout import TriedRow, Tryout, figures_of, lost_row
+from infra.task_cancellation import TaskGroup
 from producers.core.datasets.evaluated_rows import evaluated_rows
 from producers.tryout.report import sample_documents
 from schemas.config import EvalConfig
@@ -40,7 +41,7 @@ async def evaluate(
                 return lost_row(row, template, error)
 
     tried = []
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         tasks = [group.create_task(try_one(slot, row)) for slot, row in enumerate(chosen)]
         for task in tasks:
             one = await task

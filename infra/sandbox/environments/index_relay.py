@@ -21,6 +21,7 @@ from infra.http.checked_addresses import CheckedDialling, Resolve, resolve
 from infra.http.socket_directory import SocketDirectory
 from infra.settings.git import AllowedAddresses, Network
 from infra.settings.packages import INDEX
+from infra.task_cancellation import TaskGroup
 from schemas.errors import InvalidConfig, Refused, RepositoryAway
 
 LARGEST_HEAD = 32 << 10
@@ -254,7 +255,7 @@ async def _pipe_both(
     *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
     """Pass bytes on in both directions, until both have ended or one fails."""
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         for reader, writer in ways:
             group.create_task(_pipe(reader, writer))
 
