@@ -6,12 +6,15 @@ leaves the sample without a reward, and never with a wrong one.
 """
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from consumers.judging.keys import judge_keys
 from consumers.judging.questions import (
     SCHEMA,
+    Material,
+    chosen_material,
     first_messages,
     material,
     next_messages,
@@ -23,12 +26,16 @@ from infra.ports.judges import Judges
 from infra.ports.ports import Ports
 from schemas.datasets import DatasetRow
 from schemas.errors import FailureCategory, Refused, UserCodeError
-from schemas.sampling import Grade, Judgement, JudgeUsage, Message, SampleFailure, SampleRecord
+from schemas.sampling import Grade, Judgement, JudgeUsage, SampleFailure, SampleRecord
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import GroupSpec, JudgeBudget, RubricSpec
 
 MOST_ASKS = 3
 """How often a judge is asked for one judgement, until its answer can be used."""
+
+FENCE_BYTES = 16
+"""Random bytes of the fence around the material. Each request draws new ones. Nothing is computed from
+them: a judgement is recorded, and never asked for again."""
 
 AT_ONCE = 16
 """How many judgements of a group are made at the same time."""
@@ -45,11 +52,11 @@ class BudgetSpent(UserCodeError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The subject of one judgement: the text that the judge reads, and the key of its record."""
+    """The subject of one judgement: what the judge reads, and the key of its record."""
 
     rubric: RubricSpec
     index: int
-    text: str
+    parts: Material
     key: str
 
 
@@ -88,10 +95,9 @@ async def judge_group(
 def _question(
     spec: GroupSpec, rubric: RubricSpec, record: SampleRecord, text: str | None, row: DatasetRow
 ) -> Question:
-    text = material(record, row) if text is None else text
-    return Question(
-        rubric, record.index, text, question_key(spec.group, record.index, rubric, text)
-    )
+    parts = material(record, row) if text is None else chosen_material(text)
+    key = question_key(spec.group, record.index, rubric, parts)
+    return Question(rubric, record.index, parts, key)
 
 
 def _without_judges(grade: Grade, error: UserCodeError | Refused) -> Grade:
@@ -149,9 +155,12 @@ class Panel:
 
     async def _ask(self, question: Question) -> Judgement:
         rubric = question.rubric
-        messages: tuple[Message, ...] = first_messages(rubric, question.text)
-        used, problem = JudgeUsage(), ""
-        for _ in range(MOST_ASKS):
+        used, problem, again = JudgeUsage(), "", ("", "")
+        for asked in range(MOST_ASKS):
+            fence = secrets.token_hex(FENCE_BYTES)
+            messages = first_messages(rubric, question.parts, fence=fence)
+            if asked:
+                messages = next_messages(rubric, messages, *again)
             if spent := await self._record.reserve(self._owner, self._budget):
                 raise BudgetSpent(spent)
             answer = await self._judges.ask(
@@ -162,7 +171,12 @@ class Panel:
             if answer.refusal is not None:
                 problem = f"the judge {rubric.model} refuses the question: {answer.refusal}"
                 break
-            read = read_score(answer.text, rubric, finish_reason=answer.finish_reason)
+            read = read_score(
+                answer.text,
+                rubric,
+                material="\n".join(text for _, text in question.parts),
+                finish_reason=answer.finish_reason,
+            )
             if not isinstance(read, Unusable):
                 return Judgement(
                     index=question.index,
@@ -175,7 +189,7 @@ class Panel:
             problem = (
                 f"the judge {rubric.model} gave no score in {MOST_ASKS} answers: {read.problem}"
             )
-            messages = next_messages(rubric, messages, answer.text, read.problem)
+            again = (answer.text, read.problem)
         return Judgement(
             index=question.index,
             rubric=rubric.name,

@@ -1,9 +1,16 @@
 """Reads the answer of a judge: a score within the scale and an explanation, or what is wrong with it.
-Pure functions."""
+Pure functions.
+
+A judge may quote the text that it scores, and that text may hold an object like `{"score": 1.0}`. So an
+answer that is one object and nothing else is the judgement. In any other answer the objects that also
+occur in the material are not the judge's. Of the others the one that ends last is the judgement. The
+answer is not used if their scores differ, or if it has a score outside of its objects.
+"""
 
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.specs import RubricSpec
@@ -14,7 +21,12 @@ LONGEST_EXPLANATION = 2000
 REFUSED = frozenset({"content_filter", "refusal"})
 """Words of providers for an answer that was withheld."""
 
-FENCED = re.compile(r"```(?:json)?\s([^`]*)```")
+CUT = "length"
+"""The word of providers for an answer that ended at its limit of tokens."""
+
+AROUND = re.compile(r"\s*(?:```(?:json)?)?\s*(?:```)?\s*")
+"""All that may be around an object that is the whole answer: white space and a fence of Markdown."""
+
 NUMBER = re.compile(r"[+-]?[0-9]{1,20}(?:\.[0-9]{1,20})?")
 
 
@@ -33,17 +45,19 @@ class Unusable:
     problem: str
 
 
-def read_score(text: str, rubric: RubricSpec, *, finish_reason: str = "stop") -> Score | Unusable:
-    """Return the score in the answer of a judge."""
+def read_score(
+    text: str, rubric: RubricSpec, *, material: str = "", finish_reason: str = "stop"
+) -> Score | Unusable:
+    """Return the score in the answer of a judge that was asked about `material`."""
     if finish_reason in REFUSED:
         return Unusable(f"the model withheld its answer ({finish_reason})")
     if not text.strip():
         return Unusable(f"the answer is empty (finish_reason {finish_reason[:40]!r})")
     if len(text) > LONGEST_ANSWER:
         return Unusable(f"the answer has {len(text)} characters")
-    document = _find_object(text)
-    if document is None:
-        return Unusable("the answer is not a JSON object")
+    document = _find_verdict(text, material, is_cut=finish_reason == CUT)
+    if isinstance(document, Unusable):
+        return document
     value = _number(document.get("score"))
     if value is None:
         shown = plain(json.dumps(document.get("score")))[:40]
@@ -53,20 +67,60 @@ def read_score(text: str, rubric: RubricSpec, *, finish_reason: str = "stop") ->
     return Score(min(max(value, rubric.low), rubric.high), said[:LONGEST_EXPLANATION])
 
 
-def _find_object(text: str) -> dict[str, object] | None:
-    """The JSON object that an answer is, or has in a fence or between its first and last brace."""
-    candidates = [text, *FENCED.findall(text)[-1:]]
-    first, last = text.find("{"), text.rfind("}")
-    if 0 <= first < last:
-        candidates.append(text[first : last + 1])
-    for candidate in candidates:
+def _find_verdict(text: str, material: str, *, is_cut: bool) -> Mapping[str, object] | Unusable:
+    """The object in which a judge gives its score, or why there is none."""
+    found, rest = _split(text)
+    if len(found) == 1 and AROUND.fullmatch(rest):
+        return found[0][1]
+    if is_cut:
+        return Unusable("the answer was cut off at its limit of tokens")
+    if not found:
+        return Unusable("the answer is not a JSON object")
+    if '"score"' in rest:
+        return Unusable("the answer has a score outside of a JSON object")
+    quotable = _compact(material)
+    own = [said for source, said in found if _compact(source) not in quotable]
+    if not own:
+        return Unusable("the answer only quotes JSON of the material")
+    scores = {repr(_number(said["score"])) for said in own if "score" in said}
+    if len(scores) > 1:
+        return Unusable(f"the answer has {len(scores)} JSON objects with different scores")
+    return next((said for said in reversed(own) if "score" in said), own[-1])
+
+
+def _split(text: str) -> tuple[list[tuple[str, Mapping[str, object]]], str]:
+    """The JSON objects of a text that lie in no other object, in their order with their sources, and
+    the text around them."""
+    found, rest, kept = [], [], 0
+    start = text.find("{")
+    while start >= 0:
         try:
-            found = json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
-            return found
-    return None
+            said, end = DECODER.raw_decode(text, start)
+        except ValueError:
+            end = start + 1
+        except RecursionError:
+            break  # every brace within would be tried as deeply again
+        else:
+            found.append((text[start:end], said))
+            rest.append(text[kept:start])
+            kept = end
+        start = text.find("{", end)
+    return found, "".join([*rest, text[kept:]])
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON. Raises ValueError if a key occurs twice."""
+    said = dict(pairs)
+    if len(said) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return said
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
+
+
+def _compact(text: str) -> str:
+    return "".join(text.split())
 
 
 def _number(value: object) -> float | None:
