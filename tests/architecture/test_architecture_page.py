@@ -4,17 +4,15 @@ import ast
 import re
 import tomllib
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from consumers.registry import REGISTRY, load
 from producers.core.history.trace import FILES
 from schemas.events import ALL_EVENTS
+from tests.kit.source import ROOT, ROOTS, nodes
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
 HOPS = re.findall(r"^\| (\d) \| `([^`]+)` \| .+ \| (\w+) \|$", PAGE, re.M)
 EVENTS = {event.__name__ for event in ALL_EVENTS}
 
@@ -22,7 +20,7 @@ EVENTS = {event.__name__ for event in ALL_EVENTS}
 @cache
 def makes(path: str) -> set[str]:
     """The names that a file calls: an event that it emits is among them."""
-    calls = (n for n in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(n, ast.Call))
+    calls = (n for n in nodes(ROOT / path) if isinstance(n, ast.Call))
     return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
 
 
@@ -45,13 +43,12 @@ def test_there_are_eight_hops() -> None:
     assert [int(number) for number, _, _ in HOPS] == list(range(1, 9))
 
 
-@pytest.mark.parametrize(("number", "path", "event"), HOPS)
-def test_the_file_of_a_hop_emits_its_event_or_a_breakpoint_there_never_stops(
-    number: str, path: str, event: str
-) -> None:
-    assert event in EVENTS
-    assert event in makes(path)
-    assert FILES[int(number) - 1][0].split(" ")[0] == path, "`headrace train trace` says another"
+def test_the_file_of_a_hop_emits_its_event_or_a_breakpoint_there_never_stops() -> None:
+    for number, path, event in HOPS:
+        assert event in EVENTS, number
+        assert event in makes(path), number
+        traced = FILES[int(number) - 1][0].split(" ")[0]
+        assert traced == path, f"hop {number}: `headrace train trace` says another"
 
 
 def test_twin_the_file_that_only_hosts_the_rules_is_not_a_hop() -> None:
@@ -78,12 +75,12 @@ def test_the_rows_of_a_root_are_its_layers_in_their_order(root: str) -> None:
     assert [height[row] for row in rows] == sorted(height[row] for row in rows)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-def test_the_row_of_a_consumer_names_events_that_it_reads_and_emits(name: str) -> None:
-    path = REGISTRY[name].replace(".", "/") + ".py"
-    found = re.search(rf"^\| `{re.escape(path)}` \| (.+) -> (.+) \| .+ \|$", PAGE, re.M)
-    assert found is not None
-    consumer = load(name)
-    reads, emits = (set(re.findall(r"\b[A-Z]\w+", side)) for side in found.groups())
-    assert reads <= {event.__name__ for event in consumer.reads}
-    assert emits <= {event.__name__ for event in consumer.emits}
+def test_the_row_of_a_consumer_names_events_that_it_reads_and_emits() -> None:
+    for name, module in REGISTRY.items():
+        path = module.replace(".", "/") + ".py"
+        found = re.search(rf"^\| `{re.escape(path)}` \| (.+) -> (.+) \| .+ \|$", PAGE, re.M)
+        assert found is not None, name
+        consumer = load(name)
+        reads, emits = (set(re.findall(r"\b[A-Z]\w+", side)) for side in found.groups())
+        assert reads <= {event.__name__ for event in consumer.reads}, name
+        assert emits <= {event.__name__ for event in consumer.emits}, name

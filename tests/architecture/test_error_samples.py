@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from starlette.requests import Request
 
 from infra.settings.settings import BadSetting, Settings
@@ -192,14 +191,14 @@ def message_of(call: Callable[..., object], directory: Path) -> str:
     return str(shown)
 
 
-@pytest.mark.parametrize(("call", "value"), CALLS, ids=[value for _, value in CALLS])
-def test_an_error_names_the_value_and_the_remedy(
-    call: Callable[..., object], value: str, tmp_path: Path
-) -> None:
-    message = message_of(call, tmp_path)
-    assert value in message
-    assert REMEDY.search(message.partition(value)[2] + message.partition(value)[0]), message
-    assert len(message) > len(value) + 10
+def test_an_error_names_the_value_and_the_remedy(tmp_path: Path) -> None:
+    poor = []
+    for call, value in CALLS:
+        message = message_of(call, tmp_path)
+        before, found, after = message.partition(value)
+        if not found or not REMEDY.search(after + before) or len(message) <= len(value) + 10:
+            poor.append((value, message))
+    assert poor == []
 
 
 def test_the_sample_is_a_good_one() -> None:

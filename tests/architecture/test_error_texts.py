@@ -2,11 +2,10 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
+from tests.kit.source import modules, nodes, parse, relative
 
 ROOT_ERRORS = {"HeadraceError", "BadSetting", "BadValue", "BadMessages"} | {
     "UsageError",
@@ -62,20 +61,11 @@ TURNS = (
 """Turns of phrase that plain English does not use."""
 
 
-def trees() -> dict[Path, ast.Module]:
-    """Every module of the product, parsed."""
-    return {
-        path: ast.parse(path.read_text())
-        for root in ROOTS
-        for path in sorted((ROOT / root).rglob("*.py"))
-    }
-
-
-def error_names(modules: dict[Path, ast.Module]) -> set[str]:
+def error_names() -> set[str]:
     """The names of what makes an error for a user."""
     found, bases = set(ROOT_ERRORS), []
-    for tree in modules.values():
-        for node in ast.walk(tree):
+    for path in modules():
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 bases.append(
                     (node.name, {getattr(b, "id", getattr(b, "attr", "")) for b in node.bases})
@@ -101,25 +91,26 @@ def text_of(node: ast.expr, names: dict[str, ast.expr], depth: int = 0) -> str |
     return None
 
 
-def messages(path: Path, tree: ast.Module, errors: set[str]) -> Iterator[tuple[str, str]]:
+def messages(path: Path, errors: set[str]) -> Iterator[tuple[str, str]]:
     """(place, message) of every literal message of an error in a file."""
-    constants = dict(assignments(tree.body))
-    for function in ast.walk(tree):
+    constants = dict(assignments(parse(path).body))
+    for function in nodes(path):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        names = {**constants, **dict(assignments(ast.walk(function)))}
-        for node in ast.walk(function):
+        inside = list(ast.walk(function))
+        names = {**constants, **dict(assignments(inside))}
+        for node in inside:
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
                 at = 1 if name in MESSAGE_IS_SECOND else 0
                 if name in errors and len(node.args) > at:
                     text = text_of(node.args[at], names)
                     if text is not None:
-                        yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+                        yield f"{relative(path)}:{node.lineno}", text
 
 
-def assignments(nodes: Iterator[ast.AST] | list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
-    for node in nodes:
+def assignments(of: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    for node in of:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             yield node.targets[0].id, node.value
 
@@ -137,10 +128,9 @@ def faults(text: str) -> Iterator[str]:
 
 
 def test_messages_of_errors_are_plain() -> None:
-    found, total, modules = [], set(), trees()
-    errors = error_names(modules)
-    for path, tree in modules.items():
-        for place, text in messages(path, tree, errors):
+    found, total, errors = [], set(), error_names()
+    for path in modules():
+        for place, text in messages(path, errors):
             total.add((place, text))
             found += [f"{place} {fault}: {text}" for fault in faults(text)]
     assert {"InvalidConfig", "Failure", "StoreAway"} <= errors

@@ -3,36 +3,22 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.kit.source import ROOT, imported_modules, modules, parse, relative
 
 IMPURE = {"asyncio", "time", "random", "os", "secrets", "uuid", "threading", "socket"}
 """Modules that a decider must not import: it has no clock, no randomness and no IO."""
 
 
-def imported(path: Path) -> Iterator[str]:
-    """The modules that a file imports anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-
-
 def deciders() -> list[Path]:
     """The modules that define `handle` or `evolve` as functions."""
-    found = []
-    for path in sorted((ROOT / "consumers").rglob("*.py")):
-        functions = {
-            n.name for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)
-        }
-        if functions & {"handle", "evolve"}:
-            found.append(path)
-    return found
+    return [
+        path
+        for path in modules("consumers")
+        if {n.name for n in parse(path).body if isinstance(n, ast.FunctionDef)}
+        & {"handle", "evolve"}
+    ]
 
 
 def test_there_are_deciders() -> None:
@@ -42,11 +28,14 @@ def test_there_are_deciders() -> None:
     assert found >= {"sync", "run", "rollout", "grade", "learn", "checkpoint"}
 
 
-@pytest.mark.parametrize("path", deciders(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_deciders_know_no_clock_no_chance_and_no_io(path: Path) -> None:
-    roots = {name.partition(".")[0] for name in imported(path)}
-    allowed = {"uuid"} if "from uuid import UUID" in path.read_text() else set()
-    assert not (roots & IMPURE) - allowed
+def test_deciders_know_no_clock_no_chance_and_no_io() -> None:
+    impure = {}
+    for path in deciders():
+        roots = {name.partition(".")[0] for name in imported_modules(path)}
+        allowed = {"uuid"} if "from uuid import UUID" in path.read_text() else set()
+        if found := (roots & IMPURE) - allowed:
+            impure[relative(path)] = found
+    assert impure == {}
 
 
 def test_the_import_contracts_hold() -> None:
@@ -57,41 +46,42 @@ def test_the_import_contracts_hold() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def heavy(root: str, names: set[str]) -> set[str]:
-    """The files of a root that import one of these packages at all."""
-    return {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / root).rglob("*.py")
-        if {name.partition(".")[0] for name in imported(path)} & names
-    }
+def importers(*packages: str, outside: str) -> list[str]:
+    """The modules of all roots but one that import one of these packages or a module below it."""
+    return [
+        f"{relative(path)} imports {name}"
+        for path in modules()
+        if path.relative_to(ROOT).parts[0] != outside
+        for name in sorted(imported_modules(path))
+        if any(name == package or name.startswith(f"{package}.") for package in packages)
+    ]
 
 
-@pytest.mark.parametrize("root", ["schemas", "infra", "consumers", "producers", "headrace"])
-def test_torch_stays_in_the_trainer(root: str) -> None:
-    assert not heavy(root, {"torch", "transformers", "peft", "vllm"})
+def test_torch_stays_in_the_trainer() -> None:
+    assert importers("torch", "transformers", "peft", "vllm", outside="trainer") == []
 
 
-@pytest.mark.parametrize("root", ["schemas", "trainer", "consumers", "producers", "headrace"])
-def test_database_and_bus_clients_stay_in_infra(root: str) -> None:
-    found = heavy(root, {"asyncpg", "aiokafka", "boto3"})
-    assert not found
+def test_clients_of_databases_and_buses_cryptography_and_forges_stay_in_infra() -> None:
+    assert importers("asyncpg", "aiokafka", "boto3", "cryptography", "jwt", outside="infra") == []
 
 
-@pytest.mark.parametrize("root", ["schemas", "trainer", "consumers", "producers", "headrace"])
-def test_cryptography_and_forges_stay_in_infra(root: str) -> None:
-    assert not heavy(root, {"cryptography", "jwt"})
-
-
-@pytest.mark.parametrize("root", ["schemas", "trainer", "consumers", "producers", "headrace"])
-def test_the_telemetry_sdk_stays_in_infra(root: str) -> None:
-    for path in (ROOT / root).rglob("*.py"):
-        assert not [name for name in imported(path) if name.startswith("opentelemetry.sdk")], path
+def test_the_telemetry_sdk_stays_in_infra() -> None:
+    assert importers("opentelemetry.sdk", outside="infra") == []
 
 
 def test_the_sdk_needs_the_standard_library_only() -> None:
-    for path in (ROOT / "headrace").rglob("*.py"):
-        roots = {name.partition(".")[0] for name in imported(path)}
-        assert roots <= {*sys.stdlib_module_names, "headrace"}, path
+    allowed = {*sys.stdlib_module_names, "headrace"}
+    foreign = {
+        relative(path): others
+        for path in modules("headrace")
+        if (others := {name.partition(".")[0] for name in imported_modules(path)} - allowed)
+    }
+    assert foreign == {}
+
+
+def test_twin_an_import_is_found() -> None:
+    assert importers("torch", outside="infra")
+    assert importers("opentelemetry.sdk", outside="trainer")
 
 
 def test_the_control_process_never_imports_torch() -> None:

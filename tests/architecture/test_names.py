@@ -2,11 +2,8 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
+from tests.kit.source import ROOT, ROOTS, modules, nodes, parse, relative
 
 MOST_ROOMS = 20
 """Modules and folders of one folder."""
@@ -22,13 +19,6 @@ NOT_PARTICIPLES = {"need", "feed", "seed", "embed", "speed"}
 """A word that begins with un- (`unconsumed`, `unsupported`) is an adjective and may be a name too."""
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    """(path, syntax tree) of every module of the product."""
-    for root in ROOTS:
-        for path in sorted((ROOT / root).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
-
-
 def is_bare_participle(name: str) -> bool:
     """Whether a function's name is one participle: `sent`, `_listed`."""
     word = name.strip("_")
@@ -40,18 +30,18 @@ def is_bare_participle(name: str) -> bool:
 
 def test_no_public_class_name_occurs_twice() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path, tree in modules():
-        for node in tree.body:
+    for path in modules():
+        for node in parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(path)
+                places[node.name].append(relative(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
 def test_no_function_is_named_by_a_bare_participle() -> None:
     found = [
-        f"{path}:{node.lineno} {node.name}"
-        for path, tree in modules()
-        for node in ast.walk(tree)
+        f"{relative(path)}:{node.lineno} {node.name}"
+        for path in modules()
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and is_bare_participle(node.name)
     ]

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,20 +10,7 @@ from producers.core import lookup, submit, workspaces
 from producers.core.datasets import registration
 from producers.core.models import model_ref
 from producers.http import requests
-
-ROOT = Path(__file__).resolve().parents[2]
-ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
-
-
-def calls_of_match(path: Path) -> list[str]:
-    """The places where something's `match` is called."""
-    return [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "match"
-    ]
+from tests.kit.source import modules, nodes, relative
 
 
 def places_of(path: Path, module: str, name: str) -> list[str]:
@@ -56,10 +42,12 @@ def test_no_task_group_of_asyncio_is_used() -> None:
 
 def test_nothing_is_checked_by_match() -> None:
     found = [
-        place
-        for root in ROOTS
-        for path in (ROOT / root).rglob("*.py")
-        for place in calls_of_match(path)
+        f"{relative(path)}:{node.lineno}"
+        for path in modules()
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "match"
     ]
     assert not found, "use fullmatch (or search): match ignores a newline before the end"
 

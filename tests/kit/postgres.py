@@ -93,19 +93,41 @@ def database_url(postgres_url: str) -> Iterator[str]:
 
 @contextmanager
 def fresh_database(postgres_url: str) -> Iterator[str]:
-    """A database at the newest schema, dropped at the end."""
-    with bare_database(postgres_url) as url:
-        asyncio.run(migrate(url))
+    """A database at the newest schema, dropped at the end. It is a copy of one that this process has
+    migrated once on the server, because the migrations take three times as long as a copy."""
+    asyncio.run(_prepare_template(postgres_url))
+    with new_database(postgres_url, template=TEMPLATE) as url:
         yield url
 
 
 @contextmanager
 def bare_database(postgres_url: str) -> Iterator[str]:
     """A database without any schema, dropped at the end."""
+    with new_database(postgres_url, template="template1") as url:
+        yield url
+
+
+@contextmanager
+def new_database(postgres_url: str, *, template: str) -> Iterator[str]:
+    """A copy of the database `template` of this server, dropped at the end."""
     name = f"t{uuid4().hex[:12]}"
-    asyncio.run(execute(postgres_url, f"create database {name}"))
+    asyncio.run(execute(postgres_url, f"create database {name} template {template}"))
     yield database_of(postgres_url, name)
     asyncio.run(execute(postgres_url, f"drop database {name} with (force)"))
+
+
+TEMPLATE = f"template_{uuid4().hex[:12]}"
+"""The migrated database of this process on each server that it uses. Nobody opens it."""
+
+
+async def _prepare_template(postgres_url: str) -> None:
+    """Make the server's template, unless it has it."""
+    connection = await asyncpg.connect(postgres_url)
+    known = "select exists (select from pg_database where datname = $1)"
+    if not await connection.fetchval(known, TEMPLATE):
+        await connection.execute(f"create database {TEMPLATE}")
+        await migrate(database_of(postgres_url, TEMPLATE))
+    await connection.close()
 
 
 def database_of(url: str, name: str) -> str:
