@@ -9,7 +9,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-attacks test-gitea test-agents test-browser screenshots chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-python test-attacks test-gitea test-agents test-browser screenshots chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -116,31 +116,46 @@ PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(
 	--no-loadscope-reorder
 
 # What takes long or needs a large component has a target of its own below, and CI runs all of them.
+# Each target names the paths of its tests, because collecting all tests takes 30 s of CPU in each
+# process. A test compares the paths with the marks (tests/architecture/test_targets.py).
 APART := vllm or gvisor or attacks or gitea or agents or browser
+ELSEWHERE := --ignore=tests/agents --ignore=tests/browser --ignore=tests/vllm
 
 # With three, no core is idle while the tests of kills wait for leases to expire.
 test test-fast: PROCESSES := 3
 
 test: $(READY)
-	$(PYTEST) -m 'not ($(APART))' $(ARGS)
+	$(PYTEST) -m 'not ($(APART))' $(ELSEWHERE) $(ARGS)
 
 test-fast: $(READY)
-	$(PYTEST) -m 'not (slow or processes or $(APART))' $(ARGS)
+	$(PYTEST) -m 'not (slow or processes or $(APART))' $(ELSEWHERE) $(ARGS)
+
+# What another Python may break: each module's import, with warnings as errors, the code that users import
+# or type, and one run from end to end. For example: make test-python PYTHON=python3.12 VENV=.venv312
+PYTHON_TESTS := tests/unit/headrace tests/unit/schemas tests/unit/infra/settings \
+	tests/unit/infra/test_task_cancellation.py tests/unit/infra/test_imports.py tests/unit/producers/cli \
+	tests/e2e/test_run.py
+test-python: $(READY)
+	$(PYTEST) -m 'not ($(APART))' $(PYTHON_TESTS) $(ARGS)
 
 # Attacks on what the platform protects: code that wants out of its sandbox, at every level, as root and
 # as another user, repositories and git servers that lie, and secrets that user code gives away. With
 # LEVEL_2= it leaves gVisor out.
 LEVEL_2 := gvisor
+ATTACK_TESTS := tests/escapes tests/contracts/test_user_code.py tests/e2e/leaks tests/e2e/test_hostile_sync.py \
+	tests/unit/infra/git/hostile tests/unit/infra/sandbox
 test-attacks: $(READY) $(LEVEL_2)
-	$(PYTEST) -m '$(if $(LEVEL_2),attacks or gvisor,attacks and not gvisor)' $(ARGS)
+	$(PYTEST) -m '$(if $(LEVEL_2),attacks or gvisor,attacks and not gvisor)' $(ATTACK_TESTS) $(ARGS)
 
 # Pushes to a real forge.
+GITEA_TESTS := tests/contracts/test_gitea.py tests/contracts/test_gitea_forge.py \
+	tests/crash/test_webhook_kills.py tests/e2e/pushes/test_gitea.py
 test-gitea: gitea
-	$(PYTEST) -m gitea $(ARGS)
+	$(PYTEST) -m gitea $(GITEA_TESTS) $(ARGS)
 
 # Unmodified agent SDKs and environments of others, each in an environment of its rollout.
 test-agents: $(READY)
-	$(PYTEST) -m agents $(ARGS)
+	$(PYTEST) -m agents tests/agents $(ARGS)
 
 # The dashboard in a real Chromium: the ways of people through it, axe-core on every page, and hostile
 # text in every field.

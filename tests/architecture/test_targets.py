@@ -1,0 +1,57 @@
+"""A target of the Makefile names every file that has a test with its mark: no test is left out of CI."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.kit.source import ROOT, relative
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+PLACES = {
+    "attacks": "ATTACK_TESTS",
+    "gvisor": "ATTACK_TESTS",
+    "gitea": "GITEA_TESTS",
+}
+"""Mark -> the Makefile's variable with the paths of its tests."""
+
+FOLDERS = {"agents": "tests/agents", "browser": "tests/browser", "vllm": "tests/vllm"}
+"""Mark -> the folder that holds all its tests, which `make test` ignores."""
+
+
+def paths(variable: str) -> list[str]:
+    """The paths in a variable of the Makefile."""
+    found = re.search(rf"^{variable} := (.+?[^\\\\])\n", MAKEFILE, re.M | re.S)
+    assert found is not None, variable
+    return found[1].replace("\\\n", " ").split()
+
+
+def marked(mark: str) -> list[str]:
+    """The files of tests that name a mark of pytest."""
+    return [
+        relative(path)
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if re.search(rf"\bmark\.{mark}\b", path.read_text())
+    ]
+
+
+@pytest.mark.parametrize("mark", PLACES)
+def test_the_paths_of_a_target_hold_every_file_with_its_mark(mark: str) -> None:
+    places, files = paths(PLACES[mark]), marked(mark)
+    assert files
+    assert [place for place in places if not (ROOT / place).exists()] == []
+    assert [f for f in files if not any(Path(f).is_relative_to(p) for p in places)] == []
+
+
+@pytest.mark.parametrize("mark", FOLDERS)
+def test_a_folder_that_make_test_ignores_holds_only_tests_of_its_mark(mark: str) -> None:
+    folder = FOLDERS[mark]
+    assert f"--ignore={folder}" in MAKEFILE
+    assert f"{folder} $(ARGS)" in MAKEFILE
+    inside = [relative(path) for path in sorted((ROOT / folder).rglob("test_*.py"))]
+    assert marked(mark) == inside
+
+
+def test_the_paths_for_another_python_exist() -> None:
+    assert [place for place in paths("PYTHON_TESTS") if not (ROOT / place).exists()] == []
