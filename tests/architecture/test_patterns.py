@@ -2,6 +2,7 @@
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,8 @@ from tests.kit.source import modules, nodes, relative
 def places_of(path: Path, module: str, name: str) -> list[str]:
     """The places where a name of a module is used: as an attribute of it, or imported from it."""
     return [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{relative(path)}:{node.lineno}"
+        for node in nodes(path)
         if (isinstance(node, ast.Attribute) and node.attr == name)
         or (
             isinstance(node, ast.ImportFrom)
@@ -29,12 +30,7 @@ def places_of(path: Path, module: str, name: str) -> list[str]:
 
 def test_no_task_group_of_asyncio_is_used() -> None:
     """It leaves a cancellation behind on Python 3.11 and 3.12, which hides outcomes from the runtime."""
-    found = [
-        place
-        for root in ROOTS
-        for path in (ROOT / root).rglob("*.py")
-        for place in places_of(path, "asyncio", "TaskGroup")
-    ]
+    found = [place for path in modules() for place in places_of(path, "asyncio", "TaskGroup")]
     assert [place.partition(":")[0] for place in found] == ["infra/task_cancellation.py"], (
         "use infra.task_cancellation.TaskGroup"
     )
