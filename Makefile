@@ -1,4 +1,5 @@
-# Needs Python 3.11 or newer (with venv), make and git. `make demo` on a fresh machine installs the rest.
+# Needs Python 3.11 or newer, make and git. `make demo` and `make test` on a fresh machine install the
+# rest: as root on Debian and Ubuntu everything, otherwise what needs no rights.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-python test-attacks test-gitea test-agents test-browser screenshots chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: preflight compiler programs demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -19,9 +20,23 @@ venv: $(READY)
 BOOTSTRAP := -m pip install --quiet --require-hashes -r locks/build.txt
 INSTALL = $(BIN)/uv pip install --quiet --link-mode hardlink --python $(BIN)/python
 
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "Headrace needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
+PROGRAMS = PYTHON=$(PYTHON) tests/install_programs.sh
+export PATH := $(CURDIR)/.go/bin:$(PATH)
+
+# Whether user code can be confined here, before anything else is installed.
+preflight:
+	@$(NEW_ENOUGH)
+	@[ "$$(uname -m)" = x86_64 ] || $(PROGRAMS) demo
+	@$(PYTHON) -m infra.sandbox.levels.preflight
+
+compiler:
+	@$(PROGRAMS) demo
+
 $(READY): pyproject.toml locks/venv.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Headrace needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
+	@$(NEW_ENOUGH)
+	@$(PROGRAMS) venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(BOOTSTRAP)
 	$(INSTALL) --require-hashes -r locks/venv.txt
@@ -86,7 +101,7 @@ gvisor: $(READY)
 	$(BIN)/python -m tests.stack.runsc
 
 # With STACK=1 it uses the stack that `make stack` started, instead of starting a platform of its own.
-demo: $(READY)
+demo: preflight compiler $(READY)
 	$(if $(STACK),. $(STACK_DIR)/env && )$(BIN)/headrace demo $(if $(STACK),--here) $(ARGS)
 
 # Every algorithm in every execution mode on the demo's task. The same command resumes where it stopped.
@@ -120,6 +135,12 @@ PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(
 # process. A test compares the paths with the marks (tests/architecture/test_targets.py).
 APART := vllm or gvisor or attacks or gitea or agents or browser
 ELSEWHERE := --ignore=tests/agents --ignore=tests/browser --ignore=tests/vllm
+
+test test-fast test-attacks test-gitea: preflight programs
+
+# The system's programs that tests need. A test whose program cannot be installed is skipped.
+programs:
+	@$(PROGRAMS) tests
 
 # With three, no core is idle while the tests of kills wait for leases to expire.
 test test-fast: PROCESSES := 3
@@ -169,9 +190,14 @@ screenshots: $(READY) chromium axe
 	HEADRACE_TEST_SCREENSHOTS=$(abspath $(SCREENSHOTS)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
 		-m browser tests/browser/test_every_page.py $(ARGS)
 
+# The README's pictures, of the runs of a real demo, which is made first if DEMO is not one.
+DEMO ?= headrace-demo
+pictures: $(READY) chromium
+	[ -d $(DEMO)/home ] || $(BIN)/headrace demo --keep $(DEMO)
+	$(BIN)/python -m tests.browser.pictures $(DEMO)
+
 chromium:
-	@command -v chromium >/dev/null || \
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
+	@$(PROGRAMS) browser
 
 # axe-core checks pages for people who cannot see or point. Needs npm.
 AXE := $(TOOLS)/axe-core

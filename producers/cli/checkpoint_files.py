@@ -14,6 +14,7 @@ from producers.cli.errors import Failure
 
 ADAPTER_CONFIG = "adapter_config.json"
 CHECKPOINT = re.compile(r"[^@\s/]+@(\d{1,9}|last|best(:[A-Za-z0-9_./-]{1,120})?)")
+GITIGNORE = ".gitignore"
 LOCAL_BASES = ("./base", "base")
 """The names under which a stored adapter refers to the base model in its own folder; before 0.2.0 it
 was `base`."""
@@ -49,6 +50,13 @@ def fetch_file(client: Client, ref: str, file: Document, directory: Path) -> Non
             f"{name} has sha256 {sha256}, but the manifest says {file['sha256']}; try again, and use "
             "another checkpoint if this repeats, because the stored file is damaged",
         )
+
+
+def keep_out_of_git(directory: Path) -> None:
+    """Let git ignore a directory of weights, because a run takes all files of the repository along."""
+    file = directory / GITIGNORE
+    if not file.exists():
+        file.write_text("# weights from headrace, too large for git\n*\n")
 
 
 def safe_name(name: str) -> PurePosixPath:

@@ -8,6 +8,7 @@ from pathlib import Path
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 from schemas.errors import Issue
+from schemas.toml.finite import non_finite_issues
 
 MAX_BYTES = 256 << 10
 """The size of the largest file that is parsed. It is limited because the time to parse grows faster than
@@ -35,6 +36,9 @@ def read_config(path: Path) -> Document:
             "VALIDATION", f"{path} is not valid TOML: {error}", issues=(issue,)
         ) from error
     _reject_dates(config, path, "")
+    if issues := tuple(non_finite_issues(text, config)):
+        first = issues[0]
+        raise Failure("VALIDATION", f"{path}: {first.key}: {first.message}", issues=issues)
     return config
 
 

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "up": (CLI + "server:up", "Start the server, its workers and its database."),
     "down": (CLI + "server:down", "Stop the server, its workers and its database."),
+    "open": (CLI + "server:open_", "Print a new link that opens the dashboard."),
     "status": (CLI + "server:status", "Show processes, workers, runs and waiting work."),
     "doctor": (CLI + "doctor:doctor", "Check this machine and say how to fix what is missing."),
     "worker": (CLI + "server:worker", "Run selected consumers in this process."),

@@ -45,15 +45,20 @@ def follow_run(client: Client, run: str, name: str, *, quiet: bool = False) -> R
             view.fold(event)
         return view
     if not sys.stdout.isatty():
-        for event in follow_events(client, run, types=TYPES):
+        for event in follow_events(client, run, types=TYPES, on_lost=say_lost):
             view.fold(event)
             print_event_line(view, name, event)
         return view
     with _live() as live:
-        for event in follow_events(client, run, types=TYPES):
+        for event in follow_events(client, run, types=TYPES, on_lost=say_lost):
             view.fold(event)
             live.update(draw_panel(view, name))
     return view
+
+
+def say_lost() -> None:
+    """Tell a person that the server does not answer, and that nothing has to be done about it."""
+    say("the server does not answer; watching goes on when it is back")
 
 
 def check_result(view: RunView, name: str) -> None:

@@ -8,6 +8,7 @@ import tomllib
 from typing import Any
 
 from schemas.errors import InvalidConfig
+from schemas.toml.finite import non_finite_issues
 
 MOST_BYTES = 64 * 1024
 DEEPEST = 32
@@ -18,7 +19,7 @@ MOST_DOTS = 500
 
 def read_untrusted_toml(content: bytes, path: str) -> dict[str, Any]:
     """Parse the file that a repository has at `path`. Raises InvalidConfig when it is too large, too
-    deeply nested, or not valid TOML."""
+    deeply nested, or not valid TOML, or has a number that is not finite."""
     if len(content) > MOST_BYTES:
         raise InvalidConfig(f"{path} has {len(content)} bytes; it may have at most {MOST_BYTES}")
     if any(line.count(b".") > MOST_DOTS for line in content.splitlines()):
@@ -34,6 +35,8 @@ def read_untrusted_toml(content: bytes, path: str) -> dict[str, Any]:
         raise _too_deep(path)
     if _has_long_number(document):
         raise InvalidConfig(f"{path} has a whole number of more than 64 bits; write a smaller one")
+    for issue in non_finite_issues(content.decode(), document):
+        raise InvalidConfig(f"{path}: {issue.key}: {issue.message}", issues=(issue,))
     return document
 
 

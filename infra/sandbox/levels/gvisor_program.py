@@ -4,7 +4,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import tempfile
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from infra.sandbox.levels.bubblewrap_options import encode, memory_file
 from infra.sandbox.levels.gvisor_options import plan_gvisor
 from infra.sandbox.levels.level import ConfinedCommand
+from infra.sandbox.levels.reachable_program import reachable_copy
 from infra.sandbox.user_process import UNPRIVILEGED
 from schemas.errors import InvalidConfig
 
@@ -47,7 +47,8 @@ def find_runsc(bubblewrap: Path) -> Path:
             "(https://gvisor.dev/docs/user_guide/install/), build it with `make gvisor`, or name it in "
             "HEADRACE_RUNSC"
         )
-    placed = _reachable_copy(found)
+    found = found.resolve()
+    placed = reachable_copy(found.parent, [found.name], name="runsc") / found.name
     _try(bubblewrap, placed)
     return placed
 
@@ -68,37 +69,6 @@ def _from_cache() -> Path | None:
 def _from_system() -> Path | None:
     found = shutil.which("runsc", path=PLACES)
     return Path(found) if found else None
-
-
-def _reachable_copy(program: Path) -> Path:
-    """The program where the user of user code can reach it. If that is not so already, a copy in the
-    directory for temporary files is made once, and used again as long as it is ours alone."""
-    program = program.resolve()
-    if os.geteuid() != 0 or all(p.stat().st_mode & 0o001 for p in (program, *program.parents)):
-        return program
-    told = program.stat()
-    place = Path(tempfile.gettempdir()) / f"headrace-runsc-{told.st_size}-{told.st_mtime_ns}"
-    if not _is_ours(place):
-        scratch = Path(tempfile.mkdtemp(prefix="headrace-runsc-"))
-        scratch.chmod(0o755)
-        shutil.copyfile(program, scratch / "runsc")
-        (scratch / "runsc").chmod(0o755)
-        try:
-            scratch.rename(place)
-        except OSError:  # another process made it, or it is not ours
-            if not _is_ours(place):
-                return scratch / "runsc"
-            shutil.rmtree(scratch)
-    return place / "runsc"
-
-
-def _is_ours(place: Path) -> bool:
-    """Whether only we can have made this directory and its program."""
-    try:
-        stats = [place.lstat(), (place / "runsc").lstat()]
-    except OSError:
-        return False
-    return all(stat.st_uid == os.geteuid() and not stat.st_mode & 0o022 for stat in stats)
 
 
 def _try(bubblewrap: Path, runsc: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from producers.cli.checkpoint_files import fetch_file, name_local_base
+from producers.cli.checkpoint_files import fetch_file, keep_out_of_git, name_local_base
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command, group
 from producers.cli.display.output import (
@@ -133,13 +133,16 @@ def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
     adapter_config.json names that directory. If you move DIR afterwards, pass the base to PEFT yourself
     or download again.
     """
-    if directory.exists() and any(directory.iterdir()) and not force:
+    is_in_use = directory.exists() and any(directory.iterdir())
+    if is_in_use and not force:
         raise Failure("CONFLICT", f"{directory} is not empty; name a new directory, or add --force")
     with Client() as client:
         found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
         exact = path_segment(str(found.get("ref") or ref))
         for file in found["files"]:
             fetch_file(client, exact, file, directory)
+    if not is_in_use:
+        keep_out_of_git(directory)
     base = name_local_base(directory)
     if as_json:
         document = {"directory": str(directory.resolve()), "checkpoint": found}

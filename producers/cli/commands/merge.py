@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from producers.cli.checkpoint_files import ADAPTER_CONFIG, fetch_file
+from producers.cli.checkpoint_files import ADAPTER_CONFIG, GITIGNORE, fetch_file, keep_out_of_git
 from producers.cli.client import Client, path_segment
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
@@ -39,8 +39,10 @@ def merge_checkpoint(
         for file in found["files"]:
             fetch_file(client, path_segment(exact), file, adapter)
         _run_merge(adapter, made, base=base, dtype=dtype)
+        keep_out_of_git(made)
         made.rename(directory)
-    files = [_describe_file(path, directory) for path in sorted(directory.rglob("*"))]
+    paths = sorted(path for path in directory.rglob("*") if path.name != GITIGNORE)
+    files = [_describe_file(path, directory) for path in paths]
     return {"directory": str(directory.resolve()), "ref": exact, "dtype": dtype, "files": files}
 
 

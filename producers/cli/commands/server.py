@@ -10,7 +10,14 @@ from pathlib import Path
 import click
 
 from producers.cli.command_tree import command
-from producers.cli.display.output import console, print_fields, print_json, print_table, say
+from producers.cli.display.output import (
+    Document,
+    console,
+    print_fields,
+    print_json,
+    print_table,
+    say,
+)
 from producers.cli.display.read_model import description
 from producers.cli.display.units import format_duration, format_size
 from producers.cli.errors import Failure
@@ -43,8 +50,7 @@ def up(*, detach: bool, as_json: bool) -> None:
             print_json({**document, "ready_s": round(took_s, 2)})
             return
         say(f"Headrace is ready at {redact(settings.url)} (home {settings.home}, {took_s:.1f} s)")
-        if sys.stdout.isatty():
-            _say_link()
+        _say_link()
 
     if detach:
         from producers.cli.launch import await_workers, launch
@@ -55,23 +61,43 @@ def up(*, detach: bool, as_json: bool) -> None:
         return
     from infra.local.home import prepare
     from infra.local.supervisor import supervise
+    from infra.sandbox.levels.probe import choose_level
 
+    if settings.sandbox_service is None:
+        choose_level(settings.sandbox)  # its error is said once, before anything starts
     prepare(settings.home)
     _log(None if not as_json else settings.home / "logs" / "supervisor.log")
     supervise(settings, os.environ, on_ready=lambda: ready(os.getpid()))
 
 
 def _say_link() -> None:
-    """Show a link that opens the dashboard once. Only people at a terminal get one."""
-    from producers.cli.client import Client
-
+    """Show a link that opens the dashboard once."""
     try:
-        with Client() as client:
-            say(
-                f"Dashboard: {client.post('/login-links', {})['url']}  (opens once, within 10 minutes)"
-            )
+        say(f"Dashboard: {_new_link()['url']}  (opens once, within 10 minutes)")
+        say("Another link: headrace open")
     except Failure as failure:
         say(f"Dashboard: sign in with a token, because no link could be made: {failure.message}")
+    sys.stdout.flush()  # `up` goes on, and its reader may be a pipe
+
+
+def _new_link() -> Document:
+    from producers.cli.client import Client
+
+    with Client() as client:
+        return client.post("/login-links", {})
+
+
+@command(None, "open", example="headrace open")
+def open_(*, as_json: bool) -> None:
+    """Print a new link that signs a browser in to the dashboard. It opens once, within 10 minutes.
+
+    The browser gets the rights of the token that this command uses.
+    """
+    link = _new_link()
+    if as_json:
+        print_json(link)
+    else:
+        say(str(link["url"]))
 
 
 def _log(file: Path | None) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.local.free_port import free_port
+from infra.sandbox.levels.preflight import find_obstacle
 from infra.settings.settings import Settings
 from producers.cli.client import Client, ServerAddress
+from producers.cli.errors import Failure
 from producers.cli.launch import launch
 
 STOP_S = 60.0
@@ -37,6 +39,8 @@ class DemoPlatform:
 
     def start(self) -> Client:
         """Start everything and return a client. Raises Failure."""
+        if (obstacle := find_obstacle()) is not None:
+            raise Failure("MISSING", obstacle)
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         own = {"HEADRACE_HOME": str(self.home), "HEADRACE_URL": self.url}
         self._process = launch(self.home, {**inherited, **own}, tied=True)

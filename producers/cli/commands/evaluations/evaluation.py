@@ -24,6 +24,7 @@ from producers.cli.display.output import (
     time_ago,
 )
 from producers.cli.errors import Failure, Interrupted
+from producers.cli.event_stream import AWAY, Outage
 from producers.cli.repository import (
     check_rollout,
     ensure_workspace,
@@ -89,13 +90,20 @@ def submit_evaluation(
 
 
 def wait_for_end(client: Client, ref: str, *, each: Callable[[Document], None]) -> Document:
-    """Wait for the end of the evaluation and return it; `each` is called with every intermediate
-    state."""
+    """Wait for the end of the evaluation and return it, also while the server restarts; `each` is called
+    with every intermediate state. Raises Failure."""
+    outage = Outage(lambda: None)
     while True:
-        found: Document = client.get(f"/evals/{path_segment(ref)}")["eval"]
-        each(found)
-        if found.get("status") in ENDED:
-            return found
+        try:
+            found: Document = client.get(f"/evals/{path_segment(ref)}")["eval"]
+        except Failure as failure:
+            if failure.code not in AWAY or outage.is_too_long():
+                raise
+        else:
+            outage.end()
+            each(found)
+            if found.get("status") in ENDED:
+                return found
         time.sleep(POLL_S)
 
 

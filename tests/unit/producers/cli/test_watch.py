@@ -9,7 +9,8 @@ import pytest
 from producers.cli.client import Client, ServerAddress
 from producers.cli.display.output import sparkline
 from producers.cli.display.run_view import RunView
-from producers.cli.event_stream import follow_events, parse_events
+from producers.cli.errors import Failure
+from producers.cli.event_stream import UNREACHABLE_S, follow_events, parse_events
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 
@@ -186,3 +187,36 @@ def test_sigint_leaves_an_evaluation_and_is_no_error(
     assert ran.err == (
         "stopped watching; the evaluation mine continues; resume with: headrace eval info mine\n"
     )
+
+
+def test_a_restart_after_a_long_quiet_step_is_followed(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time without events does not count: only that without a server."""
+    now = [0.0]
+    monkeypatch.setattr("producers.cli.event_stream.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "producers.cli.event_stream.time.sleep", lambda _: now.__setitem__(0, now[0] + 1000)
+    )
+    server.raw("GET", "/runs/r/events", sse(STORY[:3]), kind="text/event-stream")
+    server.drop("GET", "/runs/r/events")
+    server.raw("GET", "/runs/r/events", sse(STORY[3:6], 3), kind="text/event-stream")
+    server.answer("GET", "/runs/r/events", {"code": "UNAVAILABLE", "detail": "starting"}, 503)
+    server.raw("GET", "/runs/r/events", sse(STORY[6:], 6), kind="text/event-stream")
+    with Client(ServerAddress(server.url, "t")) as client:
+        assert list(follow_events(client, "r")) == STORY
+
+
+def test_a_server_that_stays_away_is_told_once_and_then_given_up(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, told = [0.0], []
+    monkeypatch.setattr("producers.cli.event_stream.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "producers.cli.event_stream.time.sleep", lambda _: now.__setitem__(0, now[0] + 10)
+    )
+    server.drop("GET", "/runs/r/events")
+    with Client(ServerAddress(server.url, "t")) as client, pytest.raises(Failure):
+        list(follow_events(client, "r", on_lost=lambda: told.append(now[0])))
+    assert told == [10.0]
+    assert now[0] > UNREACHABLE_S

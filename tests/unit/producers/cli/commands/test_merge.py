@@ -53,7 +53,9 @@ async def test_an_adapter_becomes_a_plain_model_directory(
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["model"]
     assert {file["name"] for file in made.document["files"]} == {
         path.name for path in target.iterdir()
-    }
+    } - {".gitignore"}
+    ignored = (target / ".gitignore").read_text().splitlines()
+    assert ignored[-1] == "*", "a run takes along what git does not ignore"
     assert json.loads((target / "config.json").read_text())["model_type"] == "qwen3"
     assert "float32" not in str({t.dtype for t in load_file(target / "model.safetensors").values()})
     again = headrace(*arguments, "--json")

@@ -1,0 +1,31 @@
+"""The README's pictures come from real runs, which a target of the Makefile repeats."""
+
+import re
+from pathlib import Path
+
+from tests.browser.pictures import FOLDER, PICTURES
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+README = (ROOT / "README.md").read_text()
+DRAWING = "docs/run.svg"
+CURVE = "docs/learning.png"
+
+
+def test_the_readme_shows_what_its_targets_make() -> None:
+    shown = set(re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README))
+    taken = {str((FOLDER / f"{name}.png").relative_to(ROOT)) for name in PICTURES}
+    assert shown == {DRAWING, CURVE} | taken
+
+
+def test_there_is_no_other_picture_of_the_dashboard() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(PICTURES)
+
+
+def test_a_target_takes_them_from_a_demo() -> None:
+    recipe = re.search(r"^pictures:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
+    assert recipe is not None
+    assert "headrace demo" in recipe[1]
+    assert "tests.browser.pictures" in recipe[1]
+    assert "`make pictures`" in README
+    assert re.search(r"^learning:", MAKEFILE, re.M)
