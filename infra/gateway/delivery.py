@@ -21,6 +21,10 @@ Gone = Callable[[], Awaitable[None]]
 KEEP_ALIVE_S = 10.0
 """After how many seconds without a piece of text a stream says that it is alive."""
 
+RETRY_AFTER = (b"retry-after", b"1")
+RETRIED = frozenset({429, 503})
+"""The statuses with which the same request may succeed soon."""
+
 JSON, EVENTS = b"application/json", b"text/event-stream"
 
 
@@ -115,10 +119,12 @@ async def refuse(
     """Answer with the error. If the body was not read, keep reading it for a moment and drop it: a
     client whose connection closes while it sends may lose the answer."""
     data = failure(error)
+    headers = [*json_headers(data), *([RETRY_AFTER] if error.status in RETRIED else [])]
     if body.complete and not error.is_final:
-        await reply(send, error.status, data)
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
         return
-    headers = [*json_headers(data), (b"connection", b"close")]
+    headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": data, "more_body": True})
     if not error.is_final:

@@ -10,6 +10,7 @@ A unix socket belongs to one run. Through it, only samples of that run are reach
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from infra.gateway.bodies import LargeBodyTurns, Receive, RequestBody, Scope, key_of
+from infra.gateway.bytes_in_flight import BytesInFlight
 from infra.gateway.delivery import (
     EventStream,
     Pieces,
@@ -93,6 +95,7 @@ class HttpGateway:
         self._resolve = resolve
         self._directory: SocketDirectory | None = None
         self._bodies = LargeBodyTurns()
+        self._in_flight = BytesInFlight()
         self._sessions: dict[str, GatewaySession] = {}
         self._server: HttpServer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -180,21 +183,25 @@ class HttpGateway:
         body = RequestBody(scope, receive, self._bodies)
         try:
             if "run" in scope["state"]:
-                await self._answer(scope, body, send)
+                async with AsyncExitStack() as held:
+                    await self._answer(scope, body, send, held)
             else:
-                await reply(send, 200, await self._internal(scope, body))
+                async with self._in_flight.wait_for_room("", body.announced_length):
+                    await reply(send, 200, await self._internal(scope, body))
         except GatewayError as error:
             await refuse(send, body, error, failure=format_of(_place(scope)[1]).failure)
 
-    async def _answer(self, scope: Scope, body: RequestBody, send: Send) -> None:
-        """Answer a request of user code."""
+    async def _answer(
+        self, scope: Scope, body: RequestBody, send: Send, held: AsyncExitStack
+    ) -> None:
+        """Answer a request of user code. Its bytes count until `held` is closed."""
         try:
             session = self._session(scope)
             session.authorize(key_of(scope))
             if scope["method"] == "GET":
                 await reply(send, 200, models())
                 return
-            wire, request = await self._receive(scope, body, session)
+            wire, request = await self._receive(scope, body, session, held)
             if wire.count is not None:
                 num_tokens = await self._count(session, request.model_request)
                 await reply(send, 200, wire.count(num_tokens))
@@ -215,12 +222,16 @@ class HttpGateway:
         await reply(send, 200, request.answer(turns, number=number))
 
     async def _receive(
-        self, scope: Scope, body: RequestBody, session: GatewaySession
+        self, scope: Scope, body: RequestBody, session: GatewaySession, held: AsyncExitStack
     ) -> tuple[WireFormat, WireRequest]:
-        """Read the body, and parse it in the format of its path. Raises GatewayError."""
+        """Wait until there is room for the body, read it, and parse it in the format of its path. Raises
+        GatewayError."""
         wire = FORMATS[_place(scope)[1]]
+        room = self._in_flight.wait_for_room(session.spec.owner, body.announced_length)
         with session.receiving():
+            counted = await _in_time(session, held.enter_async_context(room))
             data = await _in_time(session, body.read(session.spec.owner, budget=session))
+            counted.take(len(data))
             request = wire.parse(data)
         session.authorize(session.api_key)  # the deadline may have passed while the body was read
         return wire, request

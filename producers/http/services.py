@@ -12,6 +12,7 @@ from infra.access.serving.grants import ServingDoors
 from infra.access.sessions import Sessions
 from infra.access.tokens import Tokens
 from infra.blobs.installed import InstalledBlobs
+from infra.gateway.bytes_in_flight import BytesInFlight
 from infra.git.forges.api import ForgeApis
 from infra.http.strangers import Strangers
 from infra.maintenance.archive import Archives
@@ -212,6 +213,10 @@ class Services:
     @cached_property
     def model_directory(self) -> ModelDirectory:
         return ModelDirectory(self.readmodel.deployments.active, self.clock)
+
+    @cached_property
+    def inference_bytes(self) -> BytesInFlight:
+        return BytesInFlight()
 
     @cached_property
     def serving(self) -> ServingClient:

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,60 @@ def test_the_client_chats_with_a_deployed_checkpoint(client: openai.OpenAI, depl
     assert again.choices[0].message.content == answer.choices[0].message.content
     base = client.chat.completions.create(model=TINY, messages=ASKED, max_tokens=6)
     assert base.model == TINY
+
+
+def test_one_key_does_not_fill_the_memory(
+    running: Platform, client: openai.OpenAI, deployed: str
+) -> None:
+    """`HEADRACE_TEST_LARGE_REQUESTS` is how many requests of 6.5 MB one key sends, 32 at a time."""
+    num = int(os.environ.get("HEADRACE_TEST_LARGE_REQUESTS", "64"))
+    size = int(os.environ.get("HEADRACE_TEST_LARGE_BYTES", "6500000"))
+    body = json.dumps(
+        {"model": deployed, "messages": [{"role": "user", "content": "a " * (size // 2)}]}
+    ).encode()
+    made = running.post("/tokens", {"name": "large", "scopes": ["inference"]})
+    assert made.status_code == 201, made.text
+    headers = {"Authorization": f"Bearer {made.json()['secret']}"}
+    state = read_state(running.home)
+    assert state is not None
+    pids = {one.name: one.pid for one in state.children if one.pid is not None}
+    url, statuses = f"{running.url}/v1/chat/completions", list[int]()
+    client.chat.completions.create(model=deployed, messages=ASKED, max_tokens=1)
+    before = {name: resident_mib(pid) for name, pid in pids.items()}
+    most, waits = dict(before), list[float]()
+
+    def send() -> None:
+        with httpx.Client(timeout=120) as http:
+            for _ in range(num // 32):
+                answer = http.post(url, content=body, headers=headers)
+                if answer.status_code in (429, 503):
+                    assert answer.headers["retry-after"] == "1"
+                assert set(answer.json()) == {"error"}
+                statuses.append(answer.status_code)
+
+    senders = [threading.Thread(target=send) for _ in range(32)]
+    for sender in senders:
+        sender.start()
+    while any(sender.is_alive() for sender in senders):
+        began = time.monotonic()
+        client.chat.completions.create(model=deployed, messages=ASKED, max_tokens=1)
+        waits.append(time.monotonic() - began)
+        most = {name: max(had, resident_mib(pids[name])) for name, had in most.items()}
+    for sender in senders:
+        sender.join()
+    after = {name: resident_mib(pid) for name, pid in pids.items()}
+    seen = f"{before=} {most=} {after=} {max(waits)=:.2f} {Counter(statuses)=}"
+    assert len(statuses) == num // 32 * 32
+    assert set(statuses) <= {400, 429, 503}
+    assert 400 in statuses, "what is admitted is refused for its length"
+    for name in pids:
+        assert most[name] < before[name] + 300, seen
+
+
+def resident_mib(pid: int) -> int:
+    """The resident memory of a process in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def test_a_stream_has_the_text_of_the_whole_answer(client: openai.OpenAI, deployed: str) -> None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import UNDATED, Day, Message, SampleRequest, ToolSpec, Turn
 from trainer.model.char_tokenizer import CHAT_TEMPLATE, OUR_TEMPLATES
-from trainer.model.family_renderer import FamilyRenderer, find_renderer
+from trainer.model.family_renderer import LONG_CHARS, FamilyRenderer, find_renderer
 from trainer.model.settled_text import (
     after_reasoning,
     before_marks,
@@ -59,6 +59,8 @@ code."""
 
 BEGINNINGS = 64
 """The ids of how many conversations are cached. The samples of a group have the same beginning."""
+COMPOSED = 4
+"""How many characters a tokenizer that normalizes its text (NFC) may make into one."""
 
 
 class Chat:
@@ -235,7 +237,21 @@ class Chat:
         continued = self._continuation(request) if request.history else None
         if continued is not None:
             return continued
-        return list(self._prompt_of(request.messages, request.tools))
+        is_long = num_characters(request) > LONG_CHARS
+        ids_of = self._encode_prompt if is_long else self._prompt_of
+        return list(ids_of(request.messages, request.tools))
+
+    def least_tokens(self, num_chars: int) -> int:
+        """The fewest tokens that a text of this many characters can have. A run of unknown characters,
+        which some tokenizers make into one token, counts as its characters."""
+        return -(-num_chars // self._most_chars_of_a_token)
+
+    @cached_property
+    def _most_chars_of_a_token(self) -> int:
+        longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        is_normalized = backend is None or backend.normalizer is not None
+        return longest * COMPOSED if is_normalized else longest
 
     def _plain_prompt(self, prompt: str | tuple[int, ...]) -> list[int]:
         """The ids of a text without a template, with the tokens that the model puts before a text."""
@@ -342,3 +358,17 @@ def codes_of(day: datetime) -> dict[str, str]:
     """Format code of `strftime`, with and without its flags -> its value on this day."""
     codes = [flag + code for flag in ("", *"-_0^#") for code in f"{string.ascii_letters}%"]
     return {f"%{code}": day.strftime(f"%{code}") for code in codes}
+
+
+def num_characters(request: SampleRequest) -> int:
+    """How many characters the conversation of a request has, with one more for each message; of a prompt
+    of ids, how many ids."""
+    if request.prompt is not None:
+        return len(request.prompt)
+    return sum(
+        1
+        + len(message.content)
+        + len(message.reasoning or "")
+        + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+        for message in request.messages
+    ) + sum(len(tool.description) + len(tool.parameters) for tool in request.tools)

@@ -35,8 +35,8 @@ PUBLIC_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 NAME_KEY = "headrace_base_model"
 """The key of the public name in a tokenizer's `tokenizer_config.json`."""
 
-KEPT = 64
-"""The ids of how many conversations are cached."""
+KEPT, LONG_CHARS = 64, 128 << 10
+"""The ids of how many conversations are cached, and how many characters each may have."""
 
 DATES = {
     "llama-3": ("date_string", "%d %b %Y"),
@@ -113,7 +113,9 @@ class FamilyRenderer:
         continued = self._continuation(request) if request.history else None
         if continued is not None:
             return continued
-        return list(self._rendered(request.messages, request.tools))
+        is_long = sum(len(one.content) for one in request.messages) > LONG_CHARS
+        render = self._render if is_long else self._rendered
+        return list(render(request.messages, request.tools))
 
     def answer(
         self, ids: Sequence[int], *, prompt_ids: Sequence[int], tools: Sequence[ToolSpec]

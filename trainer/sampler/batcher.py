@@ -85,17 +85,17 @@ class Batcher:
     def _next(self) -> tuple[list[Completion], list[Completion]]:
         """The rows that have already ended (cancelled, or sampled through Transformers), and the rows
         that enter a batch now. These are as many as there is memory for, in order of arrival."""
-        over: list[Completion] = []
+        over = [row for row in self._waiting if row.is_cancelled]
+        self._waiting = deque(row for row in self._waiting if not row.is_cancelled)
         lean: list[Completion] = []
         active = [batch for batches in self._batches.values() for batch in batches]
         room = self._limits.rows_bytes - sum(batch.used_bytes for batch in active)
         while self._waiting:
             row = self._waiting[0]
             decoder = row.version.loaded.decoder
-            if row.is_cancelled or decoder is None:
+            if decoder is None:
                 over.append(row)
-                if not row.is_cancelled:
-                    sample_through_transformers(row)
+                sample_through_transformers(row)
             else:
                 dtype = row.version.loaded.base.model.dtype
                 room -= row_bytes(decoder, capacity_for(row.length + 1), dtype)

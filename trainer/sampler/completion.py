@@ -11,6 +11,7 @@ from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
 from trainer.policy import LoadedModel
 from trainer.sampler.counter_rng import CounterRng, prompt_hash
+from trainer.sampler.prompt_length import longest_prompt, refuse_too_long, too_long
 from trainer.sampler.stop_strings import StopStrings
 
 TOP_P = (
@@ -148,15 +149,10 @@ def new_completion(
     """The completion that a request asks for, for a model that has `context` positions. Raises
     UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit."""
     params = request.params
+    refuse_too_long(request, chat, context=context)
     prompt_ids = tuple(chat.prompt_ids(request))
-    longest = min(params.max_prompt_tokens, context - 1)
-    if len(prompt_ids) > longest:
-        has_room = longest < context - 1
-        raise UserCodeError(
-            FailureCategory.PROMPT_TOO_LONG,
-            f"the prompt has {len(prompt_ids)} tokens; at most {longest} fit. "
-            f"Shorten it{', or raise training.max_prompt_length' if has_room else ''}",
-        )
+    if len(prompt_ids) > longest_prompt(request, context=context):
+        raise too_long(request, str(len(prompt_ids)), context=context)
     occurrence = request.waiting + sum(turn.prompt_ids == prompt_ids for turn in request.history)
     return Completion(
         version=version,

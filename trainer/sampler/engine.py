@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -21,6 +22,7 @@ from trainer.policy import LoadedModel
 from trainer.sampler.batcher import KEPT_MODELS, Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.likeliest import with_likeliest
+from trainer.sampler.prompt_length import count_tokens, tokenised
 from trainer.sampler.told_text import ToldText
 from trainer.weight_cache import WeightCache
 
@@ -79,8 +81,9 @@ class TorchSampler:
         base = f"{request.model.model_dump_json()}|{request.lora_alpha}"
         sha256 = weights.sha256 if weights else ""
         version = Version(base, sha256, loaded, trained, request.lora_alpha)
-        row = new_completion(
-            request, version, self._chat(request, loaded), context=loaded.base.context
+        chat, context = self._chat(request, loaded), loaded.base.context
+        row = await tokenised(
+            request, partial(new_completion, request, version, chat, context=context)
         )
         self._last = row
         return row
@@ -88,7 +91,8 @@ class TorchSampler:
     async def count_prompt_tokens(self, request: SampleRequest) -> int:
         """Return how many tokens the prompt of a request has."""
         loaded = await self._cache.load_model(request.model)
-        return len(self._chat(request, loaded).prompt_ids(request))
+        chat = self._chat(request, loaded)
+        return await count_tokens(request, chat, context=loaded.base.context)
 
     async def prepare(self, request: SampleRequest) -> None:
         """Load base model and weights. Raises what `sample` raises."""

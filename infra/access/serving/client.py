@@ -57,10 +57,10 @@ class ServingClient:
                 "no process serves deployments now; try again, and see `headrace status` if this lasts"
             )
         first = next(self._turns) % len(servers)
-        data = call.pack(body)
+        head = call.pack(b"")
         for server in (*servers[first:], *servers[:first]):
             try:
-                return await self._ask(server, data)
+                return await self._ask(server, head, body)
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 self._known_at = float("-inf")
             except httpx.TransportError as error:
@@ -73,14 +73,18 @@ class ServingClient:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _ask(self, server: ServingAddress, data: bytes) -> ServedAnswer:
+    async def _ask(self, server: ServingAddress, head: bytes, body: bytes) -> ServedAnswer:
         client = self._open_client()
         key = await self._key_for(server)
         request = client.build_request(
             "POST",
             server.url,
-            content=data,
-            headers={"Authorization": f"Bearer {key}", "Content-Type": "application/octet-stream"},
+            content=_pieces(head, body),
+            headers={
+                "Authorization": f"Bearer {key}",
+                "Content-Type": "application/octet-stream",
+                "Content-Length": str(len(head) + len(body)),
+            },
         )
         response = await client.send(request, stream=True)
         if response.status_code == 401:  # the database was replaced, or the key has just expired
@@ -116,3 +120,10 @@ class ServingClient:
                 self._keys = {w: held for w, held in self._keys.items() if held[1] > now}
                 self._keys[server.worker] = (key, now + GRANT_S / 2)
         return key
+
+
+async def _pieces(head: bytes, body: bytes) -> AsyncIterator[bytes]:
+    """A request in two pieces, so that its body is not copied. An answer keeps its request, but once it
+    was sent, nothing of its bytes."""
+    yield head
+    yield body

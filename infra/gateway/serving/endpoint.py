@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from infra.gateway.bodies import LargeBodyTurns, Receive, RequestBody, Scope, key_of
+from infra.gateway.bytes_in_flight import BytesInFlight
 from infra.gateway.call_ids import with_unique_ids
 from infra.gateway.delivery import (
     EventStream,
@@ -77,6 +78,7 @@ class ServingEndpoint:
         self._look = look
         self._turns = AnswerTurns(most)
         self._bodies = LargeBodyTurns()
+        self._in_flight = BytesInFlight()
         self._server = HttpServer(
             self._app,
             host=host,
@@ -141,16 +143,19 @@ class ServingEndpoint:
         self._num_requests += 1
         self._is_busy.set()
         try:
-            call, data = ServingCall.unpack(await body.read(""))
-            await self._look()
-            await self._answer(call, data, body, send)
+            with self._in_flight.hold() as held:
+                call, parsed = _parse(await body.read("", budget=held))
+                held.belongs_to(call.token)
+                await self._look()
+                await self._answer(call, parsed, body, send)
         finally:
             self._num_requests -= 1
             if not self._num_requests:
                 self._is_busy.clear()
 
-    async def _answer(self, call: ServingCall, data: bytes, body: RequestBody, send: Send) -> None:
-        parsed = parse_request(call.wire, data)
+    async def _answer(
+        self, call: ServingCall, parsed: ServedRequest, body: RequestBody, send: Send
+    ) -> None:
         number = secrets.randbits(48)
         wanted = sample_requests(call, parsed)
         if not parsed.streams:
@@ -195,6 +200,12 @@ class ServingEndpoint:
         if tell is not None and isinstance(sampler, StreamingSampler):
             return await sampler.stream(request, tell)
         return await sampler.sample(request)
+
+
+def _parse(data: bytes) -> tuple[ServingCall, ServedRequest]:
+    """The call, and the request of the client. Raises GatewayError (400)."""
+    call, body = ServingCall.unpack(data)
+    return call, parse_request(call.wire, body)
 
 
 async def _vanished_as_gone(work: Awaitable[Sequence[Turn]]) -> Sequence[Turn]:

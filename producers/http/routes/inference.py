@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from infra.access.serving.client import AWAY, ServedAnswer
 from infra.access.serving.directory import ModelEntry
-from infra.gateway.bodies import LONGEST_BODY
+from infra.gateway.bodies import LONGEST_BODY, check_braces
+from infra.gateway.bytes_in_flight import HeldRequest
 from infra.gateway.errors import GatewayError
 from infra.gateway.serving.call import ServingCall, WireName
 from infra.gateway.wire.chat_completions import failure
@@ -70,11 +71,12 @@ async def completions(request: Request) -> Response:
 
 async def _infer(request: Request, wire: WireName) -> Response:
     """Forward a request to the deployment that it names."""
+    in_flight = services(request).inference_bytes
     try:
-        body = await _body_of(request)
+        with in_flight.hold(actor_of(request).token) as held:
+            return await infer(request, wire, await _body_of(request, held))
     except GatewayError as error:
         return openai_error(error)
-    return await infer(request, wire, body)
 
 
 async def infer(request: Request, wire: WireName, body: bytes) -> Response:
@@ -175,14 +177,25 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-async def _body_of(request: Request) -> bytes:
-    """The body. Raises GatewayError (413) when it is too large."""
+async def _body_of(request: Request, held: HeldRequest) -> bytes:
+    """The body. Raises GatewayError (413) when it is too large, and (429 or 503) when it is too much for
+    now."""
+    length = int(request.headers.get("content-length", "0"))
+    if length > MOST_BYTES:
+        raise _too_large()
+    held.check_room(length)
     data = bytearray()
     async for chunk in request.stream():
+        held.count_received(len(chunk))
         data += chunk
         if len(data) > MOST_BYTES:
-            raise GatewayError(413, "too_large", f"the body has more than {MOST_BYTES} bytes")
+            raise _too_large()
+    check_braces(data)
     return bytes(data)
+
+
+def _too_large() -> GatewayError:
+    return GatewayError(413, "too_large", f"the body has more than {MOST_BYTES} bytes")
 
 
 def _model_name(body: bytes) -> str:

@@ -16,6 +16,7 @@ from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.likeliest import with_likeliest
+from trainer.sampler.prompt_length import count_tokens, tokenised
 from trainer.sampler.told_text import ToldText
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone, UnknownAdapter
 from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServers
@@ -50,7 +51,9 @@ class VllmSampler:
 
     async def count_prompt_tokens(self, request: SampleRequest) -> int:
         """Return how many tokens the prompt of a request has."""
-        return len((await self._target_of(request)).chat.prompt_ids(request))
+        target = await self._target_of(request)
+        context = target.version.loaded.base.context
+        return await count_tokens(request, target.chat, context=context)
 
     async def prepare(self, request: SampleRequest) -> None:
         """Wait for a server, and load the version into all servers that are up. Raises the errors of
@@ -104,7 +107,10 @@ class VllmSampler:
     ) -> Turn:
         assert replica.card is not None  # noqa: S101 - it is serving
         context = min(target.version.loaded.base.context, replica.card.max_model_len)
-        row = new_completion(request, target.version, target.chat, context=context)
+        row = await tokenised(
+            request,
+            partial(new_completion, request, target.version, target.chat, context=context),
+        )
         completion_request = CompletionRequest(
             prompt_ids=row.prompt_ids,
             max_new_tokens=row.max_new_tokens,

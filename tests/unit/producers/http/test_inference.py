@@ -4,6 +4,7 @@ may use them."""
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,7 +27,7 @@ from schemas.events import (
     RunStopped,
 )
 from schemas.ids import WorkerId
-from schemas.sampling import ModelRef, PolicyRef
+from schemas.sampling import ModelRef, PolicyRef, SampleRequest, Turn
 from tests.kit.application import Application
 from tests.kit.fakes import FakeSampler, turn
 from tests.kit.story import beginning
@@ -200,6 +201,66 @@ async def test_what_the_endpoint_does_not_have_is_an_error_of_openai(
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 )
+
+
+async def test_one_key_cannot_hold_the_memory_and_another_is_answered(app: Application) -> None:
+    """At both processes: requests that are not answered yet have bytes of their own for each key."""
+    await deploy(app, served())
+    hostile = await create_token(app, "hostile", "inference")
+    other = await create_token(app, "other", "inference")
+    large = {"model": "tiny:sums", "messages": [{"role": "user", "content": "a " * 3_250_000}]}
+    may_answer = asyncio.Event()
+
+    async def ask_large() -> httpx.Response:
+        return await ask(app, "POST", "/v1/chat/completions", hostile, json=large)
+
+    async with serving(app) as sampler:
+        answer_now = sampler.sample
+
+        async def sample(request: SampleRequest) -> Turn:
+            if len(request.messages[0].content) > 100:
+                await may_answer.wait()
+            return await answer_now(request)
+
+        sampler.sample = sample  # type: ignore[method-assign]  # it waits
+        asked = [asyncio.ensure_future(ask_large()) for _ in range(7)]
+        refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        assert refused
+        assert (await chat(app, "tiny:sums", other)).status_code == 200
+        may_answer.set()
+        answers = await asyncio.gather(*asked)
+        assert Counter(answer.status_code for answer in answers) == {200: 5, 429: 2}
+        for answer in answers:
+            if answer.status_code == 429:
+                assert answer.headers["retry-after"] == "1"
+                assert answer.json()["error"]["code"] == "too_many_requests"
+        assert (await ask_large()).status_code == 200
+        assert app.services.inference_bytes.num_large_bytes == 0
+
+
+async def test_a_client_that_leaves_frees_its_bytes_and_ends_its_sampling(
+    app: Application,
+) -> None:
+    await deploy(app, served())
+    is_sampled, is_cancelled = asyncio.Event(), asyncio.Event()
+
+    async def sample(request: SampleRequest) -> Turn:
+        is_sampled.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+        raise AssertionError
+
+    async with serving(app) as sampler:
+        sampler.sample = sample  # type: ignore[method-assign]  # it waits
+        asked = asyncio.ensure_future(chat(app, "tiny:sums"))
+        async with asyncio.timeout(60):
+            await is_sampled.wait()
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            await is_cancelled.wait()
+        assert app.services.inference_bytes.num_large_bytes == 0
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """The endpoint of the process that serves: only known keys are answered, and answers, tools, counts and
 errors have OpenAI's form."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from infra.gateway.bytes_in_flight import BytesInFlight
 from infra.gateway.serving.call import ServingCall, WireName
 from infra.gateway.serving.endpoint import ServingEndpoint
 from schemas.deployments import ServedModel
@@ -206,6 +208,26 @@ async def test_a_stranger_is_refused_and_a_known_key_is_not(served: Served) -> N
     assert (await served.ask(key="hrs-other")).status_code == 401
     assert served.engine.asked == []
     assert (await served.ask()).status_code == 200  # the twin
+
+
+async def test_a_key_whose_calls_are_too_large_together_is_refused(served: Served) -> None:
+    """Also when several control processes ask, each with its own count."""
+    served.endpoint._in_flight = BytesInFlight(of_key=300_000)
+    may_answer, answer_now = asyncio.Event(), served.engine.sample
+
+    async def sample(request: SampleRequest) -> Turn:
+        await may_answer.wait()
+        return await answer_now(request)
+
+    served.engine.sample = sample  # type: ignore[method-assign]  # it waits
+    large = {"model": "m", "messages": [{"role": "user", "content": "a" * 200_000}]}
+    asked = [asyncio.ensure_future(served.ask(large)) for _ in range(2)]
+    first, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+    assert [one.result().status_code for one in first] == [429]
+    assert first.pop().result().headers["retry-after"] == "1"
+    may_answer.set()
+    assert sorted([one.status_code for one in await asyncio.gather(*asked)]) == [200, 429]
+    assert (await served.ask(large)).status_code == 200
 
 
 async def test_calls_are_refused_until_the_deployments_are_loaded(served: Served) -> None:

@@ -1,0 +1,59 @@
+"""A prompt that cannot fit is refused before it is tokenised, and a long one holds up nobody."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from schemas.errors import FailureCategory, UserCodeError
+from tests.unit.trainer.model.family_tokenizers import SPECIAL, family_chat
+from tests.unit.trainer.support import request
+from trainer.engine import Engine
+from trainer.model.chat_template import Chat, num_characters
+from trainer.model.family_renderer import LONG_CHARS
+from trainer.sampler import prompt_length
+from trainer.sampler.prompt_length import refuse_too_long, tokenised
+
+HUGE = "a " * 3_250_000
+
+
+def refuse_to_tokenise(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the prompt was tokenised")
+
+
+@pytest.mark.parametrize("prompt", [None, HUGE])
+async def test_a_prompt_that_cannot_fit_is_refused_by_its_characters(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, prompt: str | None
+) -> None:
+    monkeypatch.setattr(Chat, "prompt_ids", refuse_to_tokenise)
+    asked = request(HUGE).model_copy(update={"prompt": prompt})
+    with pytest.raises(UserCodeError, match=r"6500\d\d\d characters, so at least") as refused:
+        await engine.sampler.sample(asked)
+    assert refused.value.category is FailureCategory.PROMPT_TOO_LONG
+    with pytest.raises(UserCodeError, match="characters, so at least"):
+        await engine.sampler.count_prompt_tokens(asked)  # type: ignore[union-attr]  # it counts
+    with pytest.raises(AssertionError):  # the twin: this one may fit
+        await engine.sampler.sample(request("hello"))
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("text", ["<|im_start|>" * 9, " " * 90, "é" * 30, "e\u0301" * 30, "abc"])
+def test_what_fits_is_never_refused_by_its_characters(name: str, text: str) -> None:
+    chat, asked = family_chat(name), request(text)
+    num_tokens = len(chat.prompt_ids(asked))
+    assert chat.least_tokens(num_characters(asked)) <= num_tokens
+    refuse_too_long(asked, chat, context=num_tokens + 1)
+
+
+async def test_a_long_prompt_is_tokenised_beside_the_loop() -> None:
+    """Twin: a short one is not."""
+    inside = threading.Event()
+    long = request("a" * LONG_CHARS)
+    work = asyncio.ensure_future(tokenised(long, lambda: inside.wait(30)))
+    assert await tokenised(request("a"), threading.current_thread) is threading.main_thread()
+    assert not work.done()
+    inside.set()
+    assert await work
+    assert await tokenised(long, threading.current_thread) is not threading.main_thread()
+    assert prompt_length.APART._max_workers == 1
