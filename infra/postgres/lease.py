@@ -1,5 +1,10 @@
 """A worker's lease, renewed from its own thread and connection, so that a busy process keeps it.
 
+A process beside the worker renews it too, because code in C may keep all threads of the worker from
+running. That process only renews: it never registers a worker, never revives a lease that has expired,
+and reports nothing. A worker that is stopped or dead is not renewed
+(docs/decisions/0036-leases-are-renewed-by-a-second-process.md).
+
 Once the lease is lost, other workers may already hold our claims. `on_lost` must stop this worker, and
 `on_overdue` ends the process if the worker has not stopped by then. Outcomes that still arrive are
 rejected by their epochs.
@@ -7,16 +12,22 @@ rejected by their epochs.
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from infra import failpoints
 from infra.postgres.effects import PostgresEffects
-from infra.postgres.errors import DatabaseUnavailable
-from infra.postgres.pool import connect
+from infra.postgres.errors import DatabaseUnavailable, translating_errors
+from infra.postgres.pool import connect, open_session
 from infra.settings.settings import DatabaseLimits
 from schemas.effects import Lane
 from schemas.errors import TransientError
@@ -32,6 +43,18 @@ LEASE_LOST = 3
 
 LEAVE_S = 15.0
 """How long a process that has lost its lease may take to end in order."""
+
+
+HUNG_S = 300.0
+"""How long a lease is renewed for a worker whose threads do not run."""
+
+NOT_RUNNING = "TtZXx"
+"""The states of a process (proc(5)) that is stopped, traced or dead."""
+
+RENEW = (
+    "update workers set expires_at = clock_timestamp() + make_interval(secs => $2)"
+    " where id = $1 and expires_at > clock_timestamp()"
+)
 
 
 def leave() -> None:
@@ -110,13 +133,19 @@ class LeaseKeeper:
         async with connect(self._url, size=1, limits=limits) as database:
             effects = PostgresEffects(database)
             await self._register(effects)
-            self._registered.set()
-            while not await asyncio.to_thread(self._stop.wait, BEAT_S):
-                failpoints.hit("lease.renew")
-                if not await self._renew(effects):
-                    self._lose()
-                    return
-                self._on_beat()
+            renewal = LeaseRenewal(self._url, self._worker, lease_s=LEASE_S, beat_s=BEAT_S)
+            try:
+                renewal.beat()
+                self._registered.set()
+                while not await asyncio.to_thread(self._stop.wait, BEAT_S):
+                    failpoints.hit("lease.renew")
+                    if not await self._renew(effects):
+                        self._lose()
+                        return
+                    renewal.beat()
+                    self._on_beat()
+            finally:
+                renewal.stop()
             with contextlib.suppress(DatabaseUnavailable):
                 await effects.expire(self._worker)
 
@@ -147,3 +176,137 @@ class LeaseKeeper:
                 away = True
                 await asyncio.sleep(BEAT_S)
         return True
+
+
+class LeaseRenewal:
+    """Starts and stops the process that renews a worker's lease beside it. `beat` does not block."""
+
+    def __init__(self, url: str, worker: WorkerId, *, lease_s: float, beat_s: float) -> None:
+        # Without /proc nobody can see that the worker is stopped, so only its threads count.
+        patience_s = HUNG_S if Path("/proc/self/stat").exists() else lease_s
+        self._settings = {
+            "url": url,
+            "worker": worker,
+            "pid": os.getpid(),
+            "lease_s": lease_s,
+            "beat_s": beat_s,
+            "patience_s": patience_s,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def beat(self) -> None:
+        """Say that the worker's threads run. Starts the process if there is none."""
+        if self._process is None or self._process.poll() is not None:
+            self.stop()
+            self._start()
+        self._write(b"\n")
+
+    def stop(self) -> None:
+        """End the process."""
+        if (process := self._process) is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            process.kill()
+            process.wait()
+        self._process = None
+
+    def _start(self) -> None:
+        # The database's address may hold a password, so it is not an argument.
+        command = [sys.executable, "-m", "infra.postgres.lease"]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None  # noqa: S101 - it was started with one
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._write(json.dumps(self._settings).encode())
+
+    def _write(self, data: bytes) -> None:
+        """Write to the process, if it reads. A dead one is replaced at the next beat."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(data)
+
+
+class Renewer:
+    """The loop of that process."""
+
+    def __init__(
+        self,
+        url: str,
+        worker: str,
+        *,
+        pid: int,
+        lease_s: float,
+        beat_s: float,
+        patience_s: float,
+    ) -> None:
+        self._url = url
+        self._worker = worker
+        self._pid = pid
+        self._lease_s = lease_s
+        self._beat_s = beat_s
+        self._patience_s = patience_s
+        self._heard_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Renew until the worker is gone. While the database is unavailable, try again."""
+        asyncio.get_running_loop().add_reader(0, self._hear)
+        while True:
+            with contextlib.suppress(DatabaseUnavailable):
+                await self._renew_in_session()
+            await asyncio.sleep(self._beat_s)
+
+    def _hear(self) -> None:
+        if not os.read(0, 65536):
+            os._exit(0)  # the worker has ended
+        self._heard_at = time.monotonic()
+
+    async def _renew_in_session(self) -> None:
+        session = await open_session(self._url, "headrace lease")
+        try:
+            with translating_errors():
+                await session.execute("set synchronous_commit = off")
+                while True:
+                    if self._is_at_work():
+                        await session.execute(
+                            RENEW, self._worker, self._lease_s, timeout=self._lease_s
+                        )
+                    await asyncio.sleep(self._beat_s)
+        finally:
+            session.terminate()
+
+    def _is_at_work(self) -> bool:
+        """Whether the worker may keep its lease. Ends this process when the worker has ended."""
+        if os.getppid() != self._pid:
+            os._exit(0)
+        silent_s = time.monotonic() - self._heard_at
+        return is_running(self._pid) and silent_s < self._patience_s
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is neither stopped nor dead. True where there is no /proc."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return not Path("/proc/self/stat").exists()
+    return stat.rpartition(")")[2].split()[0] not in NOT_RUNNING
+
+
+def main() -> None:
+    """Read the settings from the first line of standard input, and renew."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it ends with its worker
+    line = bytearray()
+    while (byte := os.read(0, 1)) not in (b"\n", b""):
+        line += byte
+    if line:
+        settings = json.loads(line)
+        asyncio.run(Renewer(settings.pop("url"), settings.pop("worker"), **settings).run())
+
+
+if __name__ == "__main__":
+    main()
