@@ -153,7 +153,7 @@ def _creator(event: RunRequested) -> str | None:
     """The push that started a run, or the owner of the token that submitted it."""
     if event.origin is not None:
         return f"push to {REFS.sub('', event.origin.push.ref)}"
-    return event.submitter
+    return event.creator or event.submitter
 
 
 @rows.register

@@ -72,8 +72,8 @@ class AuditList:
         limit: int,
         offset: int,
     ) -> tuple[list[dict[str, Any]], int]:
-        """A page of entries, the newest first, and how many there are in all. `token` is the id or the
-        owner of a token. With a workspace only the entries of its tokens."""
+        """A page of entries, the newest first, and how many there are in all. `token` is the id, the
+        name or the owner of a token. With a workspace only the entries of its tokens."""
         await self.flush(everything=True)
         rows = await self._pool.fetch(SQL["page_of_audit"], since, token, workspace, limit, offset)
         total = await self._pool.fetchval(SQL["count_audit"], since, token, workspace)

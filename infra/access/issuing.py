@@ -69,7 +69,7 @@ class AccessTokens:
             scopes=scopes,
             workspace=workspace,
             expires_at=None,
-            created_by=f"{creator.owner}/{creator.token}",
+            created_by=creator.name,
         )
         return await self._create_until(request, wanted.expires_s, creator)
 
@@ -98,7 +98,7 @@ class AccessTokens:
 
 def _owner_of(wanted: WantedToken, creator: Actor) -> str:
     """The owner of the new token. An owner has secrets of its own, so only a token of all workspaces may
-    name another one."""
+    name another one. A token that is bound to a workspace never reaches them (`Actor.person`)."""
     owner = wanted.owner or creator.owner
     _check_name("owner", owner)
     if owner != creator.owner and creator.workspace is not None:

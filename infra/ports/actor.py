@@ -49,13 +49,24 @@ class Actor:
         return any(scope in CONTAINED[held] for held in self.scopes)
 
     @property
+    def person(self) -> str | None:
+        """The person whose personal secrets this token reaches. None for a token that is bound to a
+        workspace, because its holder need not be the person who created it."""
+        return self.owner if self.workspace is None else None
+
+    @property
+    def name(self) -> str:
+        """The owner and the id of the token, as lists show who made something."""
+        return f"{self.owner}/{self.token}"
+
+    @property
     def is_recorded(self) -> bool:
         """Whether events name this actor. They do not name a push: the run says which one it is."""
         return self.token != PUSH
 
     def __str__(self) -> str:
         """The form that an event records: `owner/token@address`."""
-        return f"{self.owner}/{self.token}@{self.address}"
+        return f"{self.name}@{self.address}"
 
 
 _ACTING: ContextVar[Actor | None] = ContextVar("acting", default=None)

@@ -6,6 +6,7 @@ A secret belongs to a workspace, or to the person who sets it. No function here 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from infra.access.issuing import BeyondRights
 from infra.ports.actor import bound_workspace
 from infra.ports.secrets import SecretOwner, StoredSecret
 from infra.postgres.connections import Connections
@@ -16,13 +17,19 @@ from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.secrets.rules import SCOPES, SecretScope, check_secret_name, check_secret_value
 from schemas.secrets.secret_value import SecretValue
 
+NO_PERSON = (
+    "your token is bound to a workspace, so it has no personal secrets; set scope workspace, or use a "
+    "token of your own that is not bound"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class OwnedBy:
-    """The owner that a request names: the person who sends it, or a workspace (`workspace` is its name
-    or id; without one there must be only one workspace)."""
+    """The owner that a request names: the person who sends it (None for a token that reaches no personal
+    secrets), or a workspace (`workspace` is its name or id; without one there must be only one
+    workspace)."""
 
-    person: str
+    person: str | None
     scope: SecretScope = "workspace"
     workspace: str | None = None
 
@@ -52,18 +59,22 @@ class SecretKeeping:
         self._connections = connections
         self._sealer = sealer
 
-    async def put(self, by: OwnedBy, name: str, value: SecretValue) -> tuple[StoredSecret, bool]:
-        """Store a secret, and return it without its value, and whether it is new. Raises InvalidConfig
-        and NotFound, also when the name, the value or the workspace is not allowed."""
+    async def put(
+        self, by: OwnedBy, name: str, value: SecretValue, *, author: str
+    ) -> tuple[StoredSecret, bool]:
+        """Store a secret, and return it without its value, and whether it is new. `author` is the owner
+        and the token that lists show. Raises InvalidConfig and NotFound, also when the name, the value
+        or the workspace is not allowed, and BeyondRights for a personal secret of nobody."""
         check_secret_name(name)
         check_secret_value(value.reveal())
         owner = await self._owner(by)
-        is_new = await self._store.put(owner, name, value, by=by.person)
+        is_new = await self._store.put(owner, name, value, by=author)
         found = next(one for one in await self._store.all([owner]) if one.name == name)
         return found, is_new
 
     async def delete(self, by: OwnedBy, name: str) -> SecretOwner:
-        """Delete a secret, and return its owner. Raises NotFound."""
+        """Delete a secret, and return its owner. Raises NotFound, and BeyondRights for a personal secret
+        of nobody."""
         owner = await self._owner(by)
         if not await self._store.delete(owner, name):
             raise NotFound(
@@ -72,12 +83,12 @@ class SecretKeeping:
         return owner
 
     async def all(
-        self, person: str, workspace: str | None
+        self, person: str | None, workspace: str | None
     ) -> tuple[Sequence[StoredSecret], Mapping[str, str]]:
-        """Return the personal secrets of a person and those of a workspace (of all workspaces without
-        one), and the names of these workspaces by id. Raises NotFound."""
+        """Return the personal secrets of a person (none without one) and those of a workspace (of all
+        workspaces without one), and the names of these workspaces by id. Raises NotFound."""
         workspaces = await self._workspaces_of(workspace)
-        owners = [SecretOwner("personal", person)]
+        owners = [SecretOwner("personal", person)] if person is not None else []
         owners += [SecretOwner("workspace", one.id) for one in workspaces]
         return await self._store.all(owners), {str(one.id): one.name for one in workspaces}
 
@@ -110,6 +121,8 @@ class SecretKeeping:
                     "has no meaning for a personal secret; leave it out, or set scope workspace"
                 )
                 raise InvalidConfig(f"workspace {message}", issues=(Issue("workspace", message),))
+            if by.person is None:
+                raise BeyondRights(NO_PERSON)
             return SecretOwner("personal", by.person)
         return SecretOwner("workspace", (await self._choose(by.workspace)).id)
 

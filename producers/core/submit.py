@@ -61,7 +61,7 @@ KEY_USED = (
 class SubmitRequest:
     """A request to run or evaluate a TOML. `start`, if set, replaces the TOML's
     `experiment.model_path`. `origin` is the push that submits, or None. `submitter` is the person whose
-    personal secrets the run may use, or None."""
+    personal secrets the run may use, or None. `creator` is the owner of the token, for lists."""
 
     config: Mapping[str, object]
     workspace: str | None = None
@@ -69,6 +69,7 @@ class SubmitRequest:
     start: str | None = None
     origin: PushOrigin | None = None
     submitter: str | None = None
+    creator: str | None = None
 
     @property
     def requester(self) -> Requester:
@@ -155,6 +156,7 @@ class Submitter:
             warnings=valid.warnings,
             origin=request.origin,
             submitter=request.requester.submitter,
+            creator=request.creator,
             belongs_to=bound_workspace(),
         )
         events: list[Event] = [requested]

@@ -40,7 +40,8 @@ class RunRequested(BaseRunEvent):
     the day of the request. Chat templates that ask for the current date get it, unless the config
     names another day. `warnings` lists what is allowed and probably not intended. `origin` is the
     push that started the run, or None. `submitter` owns the personal secrets that the run may use; a
-    run that a push started has none. `belongs_to` is the workspace of the token that submitted a run
+    run that a push or a token of a workspace started has none. `creator` is the owner of the token that
+    submitted the run, whom lists show. `belongs_to` is the workspace of the token that submitted a run
     without user code."""
 
     type: ClassVar[str] = "rl.run.requested"
@@ -55,6 +56,7 @@ class RunRequested(BaseRunEvent):
     warnings: tuple[str, ...] = ()
     origin: PushOrigin | None = None
     submitter: str | None = None
+    creator: str | None = None
     belongs_to: str | None = None
 
     @property

@@ -107,7 +107,8 @@ def submit_request(fields: Mapping[str, str], text: str, actor: Actor) -> Submit
         config=read_untrusted_toml(text.replace("\r\n", "\n").encode(), "the config"),
         workspace=fields.get("workspace") or None,
         name=fields.get("name") or None,
-        submitter=actor.owner,
+        submitter=actor.person,
+        creator=actor.owner,
     )
 
 

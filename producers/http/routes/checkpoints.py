@@ -105,7 +105,7 @@ async def push(request: Request) -> Response:
         merged=body.flag("merged"),
         private="private" not in body.values or body.flag("private"),
         secret=body.optional("secret") or TOKEN,
-        submitter=actor_of(request).owner,
+        submitter=actor_of(request).person,
     )
     made, cursor = await core.hub_pushes.request(asked, cause=cause_of(request, "hub-push"))
     return await _push_at(request, made, cursor)

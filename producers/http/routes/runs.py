@@ -49,7 +49,8 @@ def request_from(body: JsonBody, actor: Actor) -> SubmitRequest:
         workspace=body.optional("workspace"),
         name=body.optional("name"),
         start=body.optional("from"),
-        submitter=actor.owner,
+        submitter=actor.person,
+        creator=actor.owner,
     )
 
 

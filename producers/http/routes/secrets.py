@@ -19,7 +19,7 @@ from schemas.secrets.secret_value import SecretValue
 async def index(request: Request) -> Response:
     workspace = request.query_params.get("workspace")
     core = services(request).secrets
-    found, names = await core.all(actor_of(request).owner, workspace)
+    found, names = await core.all(actor_of(request).person, workspace)
     return ApiResponse(
         {"secrets": [_to_json(one, names) for one in found], "total_count": len(found)}
     )
@@ -28,19 +28,21 @@ async def index(request: Request) -> Response:
 async def put(request: Request) -> Response:
     body = await body_of(request, ("value", "scope", "workspace"))
     owned_by = OwnedBy(
-        actor_of(request).owner,
+        actor_of(request).person,
         parse_secret_scope(body.optional("scope")),
         body.optional("workspace"),
     )
     name = request.path_params["name"]
-    stored, is_new = await services(request).secrets.put(owned_by, name, _value_of(body))
+    stored, is_new = await services(request).secrets.put(
+        owned_by, name, _value_of(body), author=actor_of(request).name
+    )
     return ApiResponse({"secret": _to_json(stored, {})}, status_code=201 if is_new else 200)
 
 
 async def delete(request: Request) -> Response:
     query = request.query_params
     owned_by = OwnedBy(
-        actor_of(request).owner, parse_secret_scope(query.get("scope")), query.get("workspace")
+        actor_of(request).person, parse_secret_scope(query.get("scope")), query.get("workspace")
     )
     name = request.path_params["name"]
     owner = await services(request).secrets.delete(owned_by, name)

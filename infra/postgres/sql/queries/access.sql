@@ -82,12 +82,14 @@ select * from unnest($1::timestamptz[], $2::timestamptz[], $3::integer[], $4::bo
                      $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::smallint[])
 
 -- part: audit_to_show
-($1::timestamptz is null or last_at >= $1) and ($2::text is null or token = $2 or owner = $2)
+($1::timestamptz is null or last_at >= $1) and ($2::text is null or token = $2 or owner = $2
+  or token in (select id from api_tokens where name = $2))
 and ($3::text is null or workspace = $3)
 
 -- name: page_of_audit
-select at, last_at, count, allowed, token, owner, workspace, address, method, route, subject, status
-from audit where {audit_to_show} order by at desc, id desc limit $4 offset $5
+select at, last_at, count, allowed, token, owner, workspace, address, method, route, subject, status,
+  (select t.name from api_tokens t where t.id = a.token) as token_name
+from audit a where {audit_to_show} order by at desc, id desc limit $4 offset $5
 
 -- name: count_audit
 select count(*) from audit where {audit_to_show}

@@ -13,7 +13,7 @@ from producers.cli.display.output import Document, one_line, print_json, print_t
 
 @command(None, "audit", example="headrace audit --since 2d")
 @click.option("--since", metavar="AGE", help="Only requests of the last 30m, 12h, 2d and so on.")
-@click.option("--token", metavar="ID|OWNER", help="Only requests with this token, or of its owner.")
+@click.option("--token", metavar="TOKEN", help="Only of this token (id or name) or owner.")
 @click.option("--limit", default=100, show_default=True, help="Show at most this many.")
 def audit(*, since: str | None, token: str | None, limit: int, as_json: bool) -> None:
     """Show who asked for what, newest first: token, address, route and status.
@@ -40,7 +40,8 @@ def audit(*, since: str | None, token: str | None, limit: int, as_json: bool) ->
 
 
 def _row(entry: Document) -> tuple[object, ...]:
-    by = f"{entry['owner']}/{entry['token']}" if entry["token"] else "nobody known"
+    token = entry.get("token_name") or entry["token"]
+    by = f"{entry['owner']}/{token}" if token else "nobody known"
     asked = one_line(f"{entry['method']} {entry['subject']}", limit=60)
     status = f"{entry['status']}" if entry["allowed"] else f"{entry['status']} refused"
     return entry["at"][:19], by, entry["address"], asked, status, entry["count"]

@@ -47,7 +47,7 @@ async def test_a_value_goes_in_and_no_answer_holds_it(app: Application) -> None:
         ("KEY", "personal", None),
         ("KEY", "workspace", "w"),
     ]
-    assert {one["created_by"] for one in listed["secrets"]} == {"admin"}
+    assert {one["created_by"] for one in listed["secrets"]} == {"admin/root"}
     assert VALUE not in made.text + str(listed)
     for method in ("GET", "POST", "PATCH"):
         answer = await app.api.request(method, "/api/v1/secrets/KEY")
@@ -117,13 +117,15 @@ async def test_a_token_of_one_workspace_sees_no_other_one(app: Application) -> N
     keeping = app.services.secrets
     actor = Actor("t", "ann", frozenset({"control"}), workspace=mine)
     with acting_as(actor):
-        await keeping.put(OwnedBy("ann"), "OTHER", SecretValue(VALUE))
+        await keeping.put(OwnedBy("ann"), "OTHER", SecretValue(VALUE), author="ann/t")
         found, _ = await keeping.all("ann", None)
         assert [one.name for one in found] == ["OTHER"]
         with pytest.raises(NotFound):
             await keeping.all("ann", "b")
         with pytest.raises(NotFound):
-            await keeping.put(OwnedBy("ann", workspace="b"), "KEY", SecretValue("of-somebody"))
+            await keeping.put(
+                OwnedBy("ann", workspace="b"), "KEY", SecretValue("of-somebody"), author="ann/t"
+            )
         with pytest.raises(NotFound):
             await keeping.delete(OwnedBy("ann", workspace="b"), "KEY")
 
