@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from infra.settings import network_policy
 from infra.settings.git import GitSettings
 from infra.settings.kafka import KafkaSettings
+from infra.settings.model_directories import ModelDirectories
 from infra.settings.network_policy import NetworkPolicy
 from infra.settings.packages import PackageSettings
 from infra.settings.s3 import S3Place
@@ -79,6 +80,7 @@ class Settings:
     vllm: VllmSettings | None
     serving: ServingSettings
     hub_endpoint: str
+    model_directories: ModelDirectories
     sandbox: str
     sandbox_service: SandboxAddress | None
     network: NetworkPolicy
@@ -117,6 +119,7 @@ class Settings:
             vllm=_vllm(environ, home),
             serving=_serving(environ),
             hub_endpoint=(environ.get("HF_ENDPOINT") or HUB).rstrip("/"),
+            model_directories=_model_directories(environ),
             sandbox=sandbox_level(environ),
             sandbox_service=_sandbox_service(environ),
             network=_network(environ),
@@ -322,6 +325,13 @@ def _vllm_server(environ: Mapping[str, str]) -> VllmLaunch:
 def _git(environ: Mapping[str, str]) -> GitSettings:
     try:
         return GitSettings.load(environ, urls=(_url(environ), _public_url(environ)))
+    except BadValue as error:
+        raise _bad(*error.args) from error
+
+
+def _model_directories(environ: Mapping[str, str]) -> ModelDirectories:
+    try:
+        return ModelDirectories.load(environ, urls=(_url(environ), _public_url(environ)))
     except BadValue as error:
         raise _bad(*error.args) from error
 

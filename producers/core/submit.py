@@ -22,6 +22,7 @@ from infra.ports.actor import bound_workspace
 from infra.ports.event_log import EventStore, Recorded
 from infra.ports.secrets import SecretStore
 from infra.postgres.names import Kind, Names
+from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from producers.core.datasets.evaluated_rows import evaluated_rows
 from producers.core.lookup import Lookup
@@ -112,6 +113,7 @@ class Submitter:
         workspaces: Workspaces,
         secrets: SecretStore,
         network: NetworkPolicy = NO_NETWORK,
+        directories: ModelDirectories = OWN_MACHINE,
     ) -> None:
         self._log = log
         self._names = names
@@ -122,6 +124,7 @@ class Submitter:
             workspaces=workspaces,
             network=network,
             secrets=secrets,
+            directories=directories,
         )
 
     async def resolve_run(self, request: SubmitRequest) -> Resolved:

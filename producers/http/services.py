@@ -116,6 +116,7 @@ class Services:
             workspaces=self.workspaces,
             network=self.settings.network,
             secrets=self.secret_store,
+            directories=self.settings.model_directories,
         )
 
     @cached_property

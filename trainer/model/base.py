@@ -84,8 +84,20 @@ def build_base(ref: ModelRef, files: Mapping[str, bytes], *, device: torch.devic
             f"{ref.name} is not a model directory: it has no config.json. Give a directory written "
             "by save_pretrained, a hub id, a checkpoint run@step, or scratch:NAME"
         )
+    if ref.kind == "hub":
+        _refuse_local_name(ref.name)
     model, tokenizer = _load_pretrained(ref.name, what=f"the model {ref.name}")
     return _wrap_base(model, tokenizer, public_name=ref.name, ref=ref, device=device)
+
+
+def _refuse_local_name(name: str) -> None:
+    """Raise Refused for a hub id that is also the path of a file from here, because Transformers would
+    load that instead."""
+    if not Path(name).is_absolute() and Path(name).exists():
+        raise Refused(
+            f"the hub id {name} is also a path in the worker's working directory; start the worker in "
+            "another directory, or give the absolute path of the model"
+        )
 
 
 def _wrap_base(
@@ -180,6 +192,8 @@ def load_merged(
     config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
     is_local = (folder / "base").is_dir()
     found = str(folder / "base") if is_local else config["base_model_name_or_path"]
+    if base is None and not is_local:
+        _refuse_local_name(found)
     model, tokenizer = _load_pretrained(base or found, what=f"the base model of {what}")
     scale = config["lora_alpha"] / config["r"]
     weights = dict(model.named_parameters())

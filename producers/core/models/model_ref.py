@@ -5,6 +5,8 @@ import asyncio
 import re
 from pathlib import Path
 
+from infra.ports.actor import acting
+from infra.settings.model_directories import OWN_MACHINE, VARIABLE, ModelDirectories
 from producers.core.lookup import CHECKPOINT, Lookup
 from schemas.errors import InvalidConfig, NotFound
 from schemas.sampling import ModelRef
@@ -13,21 +15,23 @@ from schemas.scratch_models import PREFIX, scratch_shape
 HUB = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
-async def resolve_model(path: str, *, seed: int, lookup: Lookup) -> ModelRef:
+async def resolve_model(
+    path: str, *, seed: int, lookup: Lookup, directories: ModelDirectories = OWN_MACHINE
+) -> ModelRef:
     """The model that `path` names. `seed` is the seed of a scratch shape's weights. Raises InvalidConfig
-    when there is no such model."""
+    when there is no such model, and when it is a directory that the sender may not name."""
     if CHECKPOINT.fullmatch(path) and not path.startswith(PREFIX):
         return await _checkpoint(path, lookup)
-    return await asyncio.to_thread(local_model, path, seed=seed)
+    return await asyncio.to_thread(local_model, path, seed=seed, directories=directories)
 
 
-def local_model(path: str, *, seed: int) -> ModelRef:
+def local_model(path: str, *, seed: int, directories: ModelDirectories = OWN_MACHINE) -> ModelRef:
     """The model that `path` names, if it is not a checkpoint. Raises InvalidConfig when there is no such
-    model."""
+    model, and when it is a directory that the sender may not name."""
     if path.startswith(PREFIX):
         return ModelRef(kind="scratch", name=scratch_shape(path).name, seed=seed)
     if path.startswith(("/", "~", ".")):
-        return _directory(path)
+        return _directory(path, directories)
     if HUB.fullmatch(path):
         return ModelRef(kind="hub", name=path)
     raise InvalidConfig(
@@ -44,7 +48,8 @@ async def _checkpoint(path: str, lookup: Lookup) -> ModelRef:
     return checkpoint.model()
 
 
-def _directory(path: str) -> ModelRef:
+def _directory(path: str, directories: ModelDirectories) -> ModelRef:
+    _refuse_sender(path, directories)
     try:
         directory = Path(path).expanduser()
     except RuntimeError as error:
@@ -55,6 +60,16 @@ def _directory(path: str) -> ModelRef:
         raise InvalidConfig(
             f"{path!r} is a relative path; give the absolute path of the directory on the server"
         )
+    if ".." in directory.parts:
+        raise InvalidConfig(f"{path!r} has a part '..'; give the path of the directory itself")
+    if directories.roots:
+        # Checked before anything is looked up, so that no answer tells what else is on the server.
+        if not directories.holds(directory):
+            raise InvalidConfig(
+                f"{path!r} is not below a directory of models of this server; name one below "
+                f"{', '.join(map(str, directories.roots))}, or have the operator add it to {VARIABLE}"
+            )
+        directory = directory.resolve()
     if not directory.is_dir():
         raise InvalidConfig(
             f"there is no directory {path} on the server; give the path of a model's directory"
@@ -64,3 +79,22 @@ def _directory(path: str) -> ModelRef:
             f"{path} is not a model's directory, because it has no config.json; give another path"
         )
     return ModelRef(kind="directory", name=str(directory))
+
+
+def _refuse_sender(path: str, directories: ModelDirectories) -> None:
+    """Raise InvalidConfig for a sender that may name no directory of the server: a token that is bound
+    to a workspace, or a push. Without the operator's list, only an administrator of a server that no
+    other machine reaches may name one."""
+    actor = acting()
+    if actor is not None and actor.workspace is not None:
+        raise InvalidConfig(
+            f"{path!r} is a directory of the server, which a token of a workspace cannot name; give a "
+            "hub id, a checkpoint like run@last, or scratch:NAME"
+        )
+    if directories.roots:
+        return
+    if not directories.is_alone or (actor is not None and not actor.may("admin")):
+        raise InvalidConfig(
+            f"{path!r} is a directory of the server, and this server has no list of directories with "
+            f"models; have the operator set {VARIABLE}, or give a hub id"
+        )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from infra.ports.event_log import Cursor, EventStore, Recorded
 from infra.ports.secrets import SecretStore
 from infra.postgres.names import Names
+from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from infra.settings.network_policy import NetworkPolicy
 from producers.core.datasets.registration import find as find_dataset
 from producers.core.lookup import Lookup
@@ -71,6 +72,7 @@ class ReferenceFinder:
         workspaces: Workspaces,
         network: NetworkPolicy,
         secrets: SecretStore,
+        directories: ModelDirectories = OWN_MACHINE,
     ) -> None:
         self._log = log
         self._names = names
@@ -78,6 +80,7 @@ class ReferenceFinder:
         self._lookup = lookup
         self._workspaces = workspaces
         self._secrets = secrets
+        self._directories = directories
 
     async def find(self, config: RunConfig | EvalConfig, requester: Requester) -> References:
         """Look up every name in the config, and the workspace that the request names."""
@@ -137,7 +140,9 @@ class ReferenceFinder:
             if path.startswith(PROVIDER_PREFIX):  # in a run, it has an issue already
                 found = provider_model(config) if isinstance(config, EvalConfig) else None
                 return found, UNKNOWN
-            model = await resolve_model(path, seed=seed, lookup=self._lookup)
+            model = await resolve_model(
+                path, seed=seed, lookup=self._lookup, directories=self._directories
+            )
             if isinstance(config, RunConfig):
                 model = model.model_copy(update={"dtype": config.advanced.precision})
             return model, await model_facts(model, self._lookup)

@@ -59,3 +59,13 @@ def test_what_ships_with_transformers_is_fine(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(document))
     with pytest.raises(Refused, match="cannot be loaded"):
         load(tmp_path)
+
+
+def test_a_hub_id_is_not_read_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "private/model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    hub = ModelRef(kind="hub", name="private/model")
+    with pytest.raises(Refused, match="also a path in the worker's working directory"):
+        build_base(hub, {}, device=torch.device("cpu"))
