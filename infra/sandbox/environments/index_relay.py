@@ -52,6 +52,7 @@ class IndexRelay:
         self._resolve = resolve
         self._dialling = self._dialling_of(AllowedAddresses(hosts=named))
         self._is_known = is_strict or own is not None
+        self._learning = asyncio.Lock()
         self._proxies = proxies_of(environ)
         self.refused: str | None = None
         self.away: str | None = None
@@ -128,8 +129,9 @@ class IndexRelay:
         Raises InvalidConfig for an address that may not be dialled, and RepositoryAway."""
         if self._only is not None and host not in self._only:
             raise InvalidConfig(f"{host} is not a host of the index of packages; {ADVICE}")
-        if not self._is_known:
-            await self._learn(host, port)
+        async with self._learning:  # uv opens several connections at once
+            if not self._is_known:
+                await self._learn(host, port)
         proxy = self._proxies.get("https" if method == "CONNECT" else "http")
         if proxy is None or _is_bypassed(host, self._proxies.get("no", "")):
             addresses = await self._dialling.addresses(host, port)
@@ -159,7 +161,6 @@ class IndexRelay:
 
     async def _learn(self, host: str, port: int) -> None:
         """Take the first host that uv asks for as that of its index."""
-        self._is_known = True
         hosts = frozenset({host})
         own = self._dialling_of(AllowedAddresses(hosts=hosts))
         networks: tuple[Network, ...] = ()
@@ -168,6 +169,7 @@ class IndexRelay:
         ):  # it is reported when it is dialled
             networks = tuple(ip_network(one) for one in await own.addresses(host, port))
         self._dialling = self._dialling_of(AllowedAddresses(hosts=hosts, networks=networks))
+        self._is_known = True
 
 
 def proxies_of(environ: Mapping[str, str]) -> dict[str, str]:

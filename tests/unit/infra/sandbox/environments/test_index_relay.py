@@ -221,3 +221,21 @@ def test_a_proxy_with_a_login_is_refused_and_the_login_goes_nowhere(
     with pytest.raises(Refused, match="not the address of an HTTP proxy"):
         proxies_of({"all_proxy": "socks5://proxy.example.com:1080"})
     assert without_login("http://proxy.example.com:3128") == "http://proxy.example.com:3128"
+
+
+async def test_first_connections_at_once_learn_the_index_together() -> None:
+    """uv opens several connections to its index at once, which may be a mirror at a private address."""
+    async with listening() as (port, heads):
+
+        async def slow(host: str, port: int) -> Sequence[str]:
+            await asyncio.sleep(0.05)
+            return ["127.0.0.1"]
+
+        relay = IndexRelay(None, environ={}, resolve=slow)
+        async with relay.listen(group=None) as path:
+            request = f"GET http://mirror.example.com:{port}/simple/ HTTP/1.1"
+            said = await asyncio.gather(*(ask(path, request) for _ in range(8)))
+            other = await ask(path, "CONNECT 10.0.0.7:443 HTTP/1.1")
+    assert [one[-5:] for one in said] == ["there"] * 8
+    assert other.startswith("HTTP/1.1 403 ")
+    assert len(heads) == 8
