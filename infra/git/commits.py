@@ -9,12 +9,12 @@ limits on git's resources.
 import asyncio
 import contextlib
 import random
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from infra.git.process import GitFailed, GitSource, run_git
 from infra.git.refs import BRANCH, HEX, branches, is_not_given_out
+from infra.sandbox.written_trees import has_directory, has_file, remove_tree
 from schemas.errors import CorruptData, InvalidConfig, NotFound
 
 FETCH_S = 900.0
@@ -45,7 +45,7 @@ async def fetch_alone(
         if taken is None:
             raise CorruptData(f"git fetched {wanted}, but the repository does not hold it")
         mirror = folder / f"{taken}.git"
-        if not mirror.exists():
+        if not has_directory(mirror):
             partial.rename(mirror)
         return taken
 
@@ -92,7 +92,7 @@ async def _temporary(folder: Path) -> AsyncIterator[Path]:
         await run_git("init", "--quiet", "--bare", "--template=", "--", str(partial))
         yield partial
     finally:
-        await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, partial)
 
 
 async def resolve_commit(folder: Path, source: GitSource, sha: str) -> tuple[str, str]:
@@ -144,7 +144,7 @@ async def _number_of_branch(history: Path, sha: str) -> int | None:
 
 def _is_shallow(repository: Path) -> bool:
     """Whether a repository lacks a part of its history."""
-    return (repository / "shallow").exists()
+    return has_file(repository / "shallow")
 
 
 async def commit_id(repository: Path, name: str) -> str | None:

@@ -7,7 +7,6 @@ fetched alone, without its history, into a repository of its own. Its tree is re
 
 import asyncio
 import os
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from infra.git.storage import MirrorStorage
 from infra.git.urls import RepositoryUrl, check_url
 from infra.http.checked_addresses import Resolve, resolve
 from infra.ports.services import RefList
+from infra.sandbox.written_trees import has_directory, remove_tree
 from infra.settings.git import GitSettings
 from schemas.errors import CorruptData, NotFound, Refused, RepositoryAway
 from schemas.specs import CommitSpec, Push
@@ -143,7 +143,7 @@ class GitRepositories:
         folder = self._root / push.workspace
         before = folder / f"{push.before}.git"
         async with self._locks.setdefault(push.workspace, asyncio.Lock()):
-            if before.exists() and (folder / f"{push.after}.git").exists():
+            if has_directory(before) and has_directory(folder / f"{push.after}.git"):
                 with self._reading(push.workspace, push.after, push.before) as after:
                     return await contents.changed_paths(
                         after, push.before, push.after, objects=before
@@ -174,7 +174,7 @@ class GitRepositories:
         try:
             await asyncio.to_thread(self._storage.check_size, folder / f"{sha}.git")
         except Refused:
-            await asyncio.to_thread(shutil.rmtree, folder / f"{sha}.git", ignore_errors=True)
+            await asyncio.to_thread(remove_tree, folder / f"{sha}.git")
             raise
         return sha
 
@@ -251,11 +251,11 @@ class GitRepositories:
         ):
             try:
                 for mirror in mirrors:
-                    os.utime(mirror)
+                    os.utime(mirror, follow_symlinks=False)
                 yield mirrors[0]
             except (GitFailed, CorruptData, OSError):
                 for mirror in mirrors:
-                    shutil.rmtree(mirror, ignore_errors=True)
+                    remove_tree(mirror)
                 raise
 
     @contextmanager
@@ -329,7 +329,7 @@ async def _fetch_pushed(folder: Path, source: GitSource, sha: str, ref: str) -> 
 def _is_kept(folder: Path, sha: str) -> bool:
     """Whether the commit is in the workspace's directory. It counts as used now."""
     mirror = folder / f"{sha}.git"
-    if not mirror.exists():
+    if not has_directory(mirror):
         return False
-    os.utime(mirror)
+    os.utime(mirror, follow_symlinks=False)
     return True

@@ -5,14 +5,13 @@ of a workspace have at most its quota: half of it may be kept, and one transfer 
 """
 
 import contextlib
-import os
-import shutil
 import time
 from collections.abc import Container
 from pathlib import Path
 
 from infra.git.process import FILE_BYTES
 from infra.git.refs import ID
+from infra.sandbox.written_trees import has_directory, measure_tree, remove_tree
 from schemas.errors import Refused
 
 KEPT = 8
@@ -28,6 +27,9 @@ LEFT_OVER_S = 3600.0
 
 UNUSED_S = 30 * 86400.0
 """The age at which the mirrors of a workspace are removed that nobody used since."""
+
+UNMEASURED = 1 << 62
+"""The bytes of a mirror that hides what it holds, which is beyond every quota."""
 
 PARTIAL = ".partial"
 OF_EARLIER_VERSIONS = ("history.git",)
@@ -49,9 +51,9 @@ class MirrorStorage:
         """Return the directory of a workspace, with room for one transfer."""
         folder = self._root / workspace
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        shutil.rmtree(self._root / f"{workspace}.git", ignore_errors=True)  # of earlier versions
+        remove_tree(self._root / f"{workspace}.git")  # of earlier versions
         for name in OF_EARLIER_VERSIONS:
-            shutil.rmtree(folder / name, ignore_errors=True)
+            remove_tree(folder / name)
         self._remove_partials(folder)
         self._make_room(folder)
         return folder
@@ -67,11 +69,11 @@ class MirrorStorage:
         removed."""
         removed = 0
         for folder in self._root.iterdir() if self._root.is_dir() else ():
-            if not folder.is_dir() or folder.is_symlink() or folder.name.startswith("key-"):
+            if not has_directory(folder) or folder.name.startswith("key-"):
                 continue
             is_known = known is None or folder.name in known
             if time.time() - _last_use(folder) > (UNUSED_S if is_known else LEFT_OVER_S):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
                 removed += 1
                 continue
             self._remove_partials(folder)
@@ -81,8 +83,8 @@ class MirrorStorage:
     def _remove_partials(self, folder: Path) -> None:
         for path in folder.glob(f"*{PARTIAL}"):
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > LEFT_OVER_S:
-                    shutil.rmtree(path, ignore_errors=True)
+                if time.time() - path.lstat().st_mtime > LEFT_OVER_S:
+                    remove_tree(path)
 
     def _make_room(self, folder: Path) -> None:
         """Remove the mirrors that were not used for the longest time, until the rest is within the
@@ -92,17 +94,15 @@ class MirrorStorage:
             kept += size_of(path)
             is_in_use = time.time() - used_at <= IN_USE_S
             if count > MOST_KEPT or (count > KEPT and not is_in_use) or kept > self._quota // 2:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a directory."""
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(where) / name).lstat().st_size
-    return total
+    """Return the bytes of all files below a directory. One that cannot be measured has UNMEASURED."""
+    try:
+        return measure_tree(folder)[0]
+    except Refused:
+        return UNMEASURED
 
 
 def too_large(most: int) -> str:
@@ -119,11 +119,11 @@ def _by_use(folder: Path) -> list[tuple[float, Path]]:
     for path in folder.glob("*.git"):
         if ID.fullmatch(path.stem):
             with contextlib.suppress(OSError):
-                found.append((path.stat().st_mtime, path))
+                found.append((path.lstat().st_mtime, path))
     return sorted(found, reverse=True)
 
 
 def _last_use(folder: Path) -> float:
     with contextlib.suppress(OSError):
-        return max([folder.stat().st_mtime, *(used_at for used_at, _ in _by_use(folder))])
+        return max([folder.lstat().st_mtime, *(used_at for used_at, _ in _by_use(folder))])
     return time.time()

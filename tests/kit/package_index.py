@@ -5,10 +5,11 @@ import contextlib
 import hashlib
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 
@@ -47,24 +48,30 @@ class LocalIndex:
         requires: Sequence[str] = (),
         tag: str = "py3-none-any",
         padding: int = 0,
+        modes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Write a wheel of a project with one module of its name, or with `files`."""
+        """Write a wheel of a project with one module of its name, or with `files`, which may replace the
+        wheel's own records. `modes` are the types and permissions that it gives to files."""
         module = name.replace("-", "_")
         info = f"{module}-{version}.dist-info"
         texts = files or {f"{module}.py": f'VERSION = "{version}"\n'}
         needed = "".join(f"Requires-Dist: {line}\n" for line in requires)
-        texts |= {
+        texts = {
             f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}",
             f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+            **texts,
         }
         if padding:
             texts[f"{module}_data.bin"] = "0" * padding
         record = "".join(f"{path},{_digest(text)},{len(text)}\n" for path, text in texts.items())
-        texts[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n"
+        texts.setdefault(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
         place = self._project(name) / f"{module}-{version}-{tag}.whl"
         with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as wheel:
             for path, text in texts.items():
-                wheel.writestr(path, text)
+                entry = zipfile.ZipInfo(path)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.create_system, entry.external_attr = 3, modes.get(path, 0o100644) << 16
+                wheel.writestr(entry, text)
         self._list(name)
 
     def add_source(self, name: str, version: str) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
 import sysconfig
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from infra.ports.packages import DeclaredPackages, ResolvedPackages, environment
 from infra.sandbox.environments.index_relay import IndexRelay
 from infra.sandbox.environments.interpreters import choose_python, python_of, reachable_python
 from infra.sandbox.environments.removal import EnvironmentUse, make_room, remove_partials
+from infra.sandbox.environments.reserved_files import check_reserved, take_reserved
 from infra.sandbox.environments.resolution import (
     check_pins,
     count_pins,
@@ -29,7 +29,6 @@ from infra.sandbox.environments.resolution import (
     read_pins,
     write_inputs,
 )
-from infra.sandbox.environments.sizes import measure_tree, seal_tree
 from infra.sandbox.environments.uv_process import (
     UvFailed,
     UvTask,
@@ -40,6 +39,14 @@ from infra.sandbox.environments.uv_process import (
 from infra.sandbox.interpreter import Interpreter
 from infra.sandbox.levels.level import Level
 from infra.sandbox.user_process import user_group
+from infra.sandbox.written_trees import (
+    has_directory,
+    measure_tree,
+    move_tree,
+    open_tree,
+    remove_tree,
+    seal_tree,
+)
 from infra.settings.packages import INDEX, PackageSettings
 from schemas.errors import Refused, TransientError
 from schemas.specs import EnvironmentRef
@@ -105,7 +112,7 @@ class Environments:
         except UvFailed as failed:
             raise self._refusal(failed, declared.path) from failed
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, folder)
         return ResolvedPackages(
             pins=pins, python=found.minor, platform=platform(), count=count_pins(pins)
         )
@@ -132,7 +139,7 @@ class Environments:
             async with self._building.setdefault(ref.key, asyncio.Lock()):
                 if ref.key not in self._used:
                     self._used[ref.key] = await asyncio.to_thread(EnvironmentUse, place)
-                if not place.is_dir():
+                if not has_directory(place):
                     await self._build_once(ref.key, pins.decode(), base)
         except BaseException:  # a cancellation, too
             self.release(ref.key)
@@ -160,7 +167,7 @@ class Environments:
         check_pins(pins, "the lock of a rollout")
         lock = await _open_locked(self._directory / f"{key}.lock")
         try:
-            if not (self._directory / key).is_dir():
+            if not has_directory(self._directory / key):
                 await self._build(key, pins, base)
         finally:
             os.close(lock)
@@ -174,21 +181,18 @@ class Environments:
         what = f"the environment with {count} package{'s' if count != 1 else ''}"
         try:
             await self._install(folder, pins, base, what)
-            made = folder / "env"
-            size, _ = await asyncio.to_thread(measure_tree, made)
-            await asyncio.to_thread(seal_tree, made)
-            made.rename(self._directory / key)
+            size = await asyncio.to_thread(_settle, folder, self._directory / key, what)
         except UvFailed as failed:
             error = self._refusal(failed, what, is_locked=True)
             raise (TransientError(error.message) if _is_away(failed) else error) from failed
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, folder)
         took = time.monotonic() - began
         logger.info("installed %d packages (%d MiB) in %.1f s", count, size >> 20, took)
 
     async def _install(self, folder: Path, pins: str, base: Interpreter, what: str) -> None:
-        """Make an environment in `folder`. Packages run no code while they are installed. They might
-        while their files are compiled, so that is done without a network."""
+        """Make an environment in `folder`. Packages run no code while they are installed. Once their
+        files are there, the environment's own Python is not started: they may have replaced it."""
         uv, env = str(find_uv(self._directory)), folder / "env"
         (folder / "pins.txt").write_text(pins)
         most = self._settings.largest_bytes
@@ -198,21 +202,23 @@ class Environments:
             [uv, "venv", "--quiet", "--relocatable", "--python", str(base.path), str(env)],
             alone,
         )
-        python = str(env / "bin" / "python")
+        if not count_pins(pins):
+            return
+        reserved = await asyncio.to_thread(take_reserved, env)
         install = (
-            *(uv, "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--python", python),
-            *("--only-binary", ":all:", "-r", "pins.txt"),
+            *(uv, "pip", "install", "--quiet", "--require-hashes", "--no-deps"),
+            *("--python", str(env / "bin" / "python"), "--only-binary", ":all:", "-r", "pins.txt"),
             *index_options(self._settings.index),
         )
-        if count_pins(pins):
-            async with self._way_out(what) as relay:
-                await run_confined(self._level, install, UvTask(what, folder, base, most, relay))
-            compiling = (python, "-I", "-S", "-m", "compileall", "-q", str(env / "lib"))
-            try:
-                await run_confined(self._level, compiling, alone)
-            except UvFailed as failed:  # some packages hold files for other versions of Python
-                logger.debug("not all files of an environment could be compiled: %s", failed)
-        await asyncio.to_thread(shutil.rmtree, folder / "cache", ignore_errors=True)
+        async with self._way_out(what) as relay:
+            await run_confined(self._level, install, UvTask(what, folder, base, most, relay))
+        await asyncio.to_thread(check_reserved, folder, reserved, what)
+        compiling = (str(base.path), "-I", "-S", "-m", "compileall", "-q", str(env / "lib"))
+        try:
+            await run_confined(self._level, compiling, alone)
+        except UvFailed as failed:  # some packages hold files for other versions of Python
+            logger.debug("not all files of an environment could be compiled: %s", failed)
+        await asyncio.to_thread(check_reserved, folder, reserved, what)
 
     @asynccontextmanager
     async def _way_out(self, what: str) -> AsyncIterator[Path]:
@@ -248,6 +254,21 @@ class Environments:
         found = (what for sign, what in ADVICE.items() if sign in shown)
         advice = ADVICE_LOCKED if is_locked else next(found, "correct them")
         return Refused(f"{path}: the packages cannot be installed; {advice}. uv says: {shown}")
+
+
+def _settle(folder: Path, place: Path, what: str) -> int:
+    """Make the environment in `folder` ours and read-only, and move it to its place. Returns its bytes.
+    Raises Refused for a tree that no environment has."""
+    remove_tree(folder / "cache")  # its files are those of the environment, by another name
+    remove_tree(place)  # it is not a directory, or it would be used
+    try:
+        size, _ = measure_tree(folder / "env")
+        with open_tree(folder / "env") as top:
+            seal_tree(top)
+            move_tree(folder / "env", place, top=top)
+    except Refused as error:
+        raise Refused(f"{what} cannot be used: {error.message}; leave out its cause") from error
+    return size
 
 
 def platform() -> str:

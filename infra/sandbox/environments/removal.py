@@ -7,15 +7,18 @@ environment is built again from its pins.
 import contextlib
 import fcntl
 import os
-import shutil
 import time
 from pathlib import Path
 
-from infra.sandbox.environments.sizes import measure_tree
+from infra.sandbox.written_trees import has_directory, measure_tree, read_file, remove_tree
+from schemas.errors import Refused
 
 KEY_LENGTH = 64
 PYTHONS = "pythons"
 """The folder of copied Pythons."""
+
+LONGEST_CONFIG = 64 << 10
+"""The most bytes of a `pyvenv.cfg` that is read."""
 
 LEFT_OVER_S = 86400.0
 """The age at which a working directory is abandoned. No command runs for so long."""
@@ -42,7 +45,7 @@ class EnvironmentUse:
 def remove_partials(directory: Path, key: str) -> None:
     """Remove what killed builders of an environment left behind. The caller has its lock."""
     for left in directory.glob(f"{key}-*.partial"):
-        shutil.rmtree(left, ignore_errors=True)
+        remove_tree(left)
 
 
 def make_room(directory: Path, most_bytes: int, *, keep: str | None = None) -> int:
@@ -51,7 +54,7 @@ def make_room(directory: Path, most_bytes: int, *, keep: str | None = None) -> i
     Returns how many environments were removed."""
     _remove_left_over(directory)
     _remove_unused_copies(directory)
-    sizes = {place: measure_tree(place)[0] for place in _environments(directory)}
+    sizes = {place: _size_of(place, most_bytes) for place in _environments(directory)}
     total, removed = sum(sizes.values()), 0
     for place in sorted(sizes, key=_last_use):
         if total <= most_bytes:
@@ -65,11 +68,11 @@ def make_room(directory: Path, most_bytes: int, *, keep: str | None = None) -> i
 def _remove_left_over(directory: Path) -> None:
     """Remove half-removed environments, and working directories that nobody can be using any more."""
     for left in directory.glob("*.removed"):
-        shutil.rmtree(left, ignore_errors=True)
+        remove_tree(left)
     for left in directory.glob("*.partial"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > LEFT_OVER_S:
-                shutil.rmtree(left, ignore_errors=True)
+            if time.time() - left.lstat().st_mtime > LEFT_OVER_S:
+                remove_tree(left)
 
 
 def _remove_unused_copies(directory: Path) -> None:
@@ -78,26 +81,33 @@ def _remove_unused_copies(directory: Path) -> None:
     copies = [*(directory / PYTHONS).glob("cpython-*"), *directory.glob("uv-*")]
     for copy in copies:
         with contextlib.suppress(OSError):
-            if copy in needed or time.time() - copy.stat().st_mtime <= LEFT_OVER_S:
+            if copy in needed or time.time() - copy.lstat().st_mtime <= LEFT_OVER_S:
                 continue
-            if copy.is_dir():
-                shutil.rmtree(copy, ignore_errors=True)
-            else:
-                copy.unlink()
+            remove_tree(copy)
 
 
 def _home_of(environment: Path) -> Path | None:
     """The installation of Python that an environment was made from."""
-    with contextlib.suppress(OSError):
-        for line in (environment / "pyvenv.cfg").read_text().splitlines():
+    with contextlib.suppress(OSError, Refused):
+        told = read_file(environment, "pyvenv.cfg", most=LONGEST_CONFIG) or b""
+        for line in told.decode(errors="replace").splitlines():
             name, _, value = line.partition("=")
             if name.strip() == "home":
                 return Path(value.strip()).parent
     return None
 
 
+def _size_of(place: Path, most_bytes: int) -> int:
+    """The bytes of an environment. One that cannot be measured, because it was made before that was
+    checked, has too many."""
+    try:
+        return measure_tree(place)[0]
+    except Refused:
+        return most_bytes + 1
+
+
 def _environments(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("?" * KEY_LENGTH) if path.is_dir()]
+    return [path for path in directory.glob("?" * KEY_LENGTH) if has_directory(path)]
 
 
 def _last_use(place: Path) -> float:
@@ -113,7 +123,7 @@ def _remove_unused(place: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         doomed = place.with_suffix(".removed")
         place.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        remove_tree(doomed)
     except OSError:  # in use, or another process removes it
         return False
     finally:

@@ -10,6 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from infra.ports.packages import LONGEST_LOCK, DeclaredPackages
+from infra.sandbox.written_trees import read_file
 from schemas.errors import Refused
 
 PIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*==[^\s;\\]+", re.MULTILINE)
@@ -41,12 +42,13 @@ def write_inputs(declared: DeclaredPackages, folder: Path) -> tuple[str, ...]:
 
 def read_pins(folder: Path, path: str) -> str:
     """Return the pins that uv left. Raises Refused when they hold anything but versions and hashes."""
-    place = folder / "pins.txt"
-    if place.is_symlink() or place.stat().st_size > LONGEST_LOCK:
+    try:
+        pins = (read_file(folder, "pins.txt", most=LONGEST_LOCK) or b"").decode()
+    except (Refused, ValueError) as error:
         raise Refused(
-            f"{path} leads to more than {LONGEST_LOCK >> 20} MiB of pins; use fewer packages"
-        )
-    pins = place.read_text()
+            f"{path} leads to more than {LONGEST_LOCK >> 20} MiB of pins, or to none ({error}); use "
+            "fewer packages"
+        ) from error
     check_pins(pins, path)
     return pins
 

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 
 from headrace import relay
-from infra.sandbox.environments.sizes import measure_tree
 from infra.sandbox.interpreter import Interpreter, is_reachable
 from infra.sandbox.levels.level import ConfinedCommand, Level, ProcessLimits
+from infra.sandbox.written_trees import has_file, measure_tree, remove_tree
 from schemas.errors import InvalidConfig, Refused
 
 WITHIN_S = 900.0
@@ -73,7 +73,7 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
     """Run a command of a task and return its output. Raises UvFailed when it fails, and Refused when it
     exceeds a limit."""
     done = task.folder / "done"
-    done.unlink(missing_ok=True)
+    await asyncio.to_thread(remove_tree, done)
     programs = [path for path in map(Path, argv[:1]) if not path.is_relative_to(task.folder)]
     if task.relay is not None:
         argv = [str(task.python.path), "-I", "-S", "-c", _beside(), *argv]
@@ -94,7 +94,7 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
     deadline = loop.time() + task.within_s
     try:
         while not await process.wait(within_s=LOOK_S):
-            size, files = await asyncio.to_thread(measure_tree, task.folder)
+            size, files = await asyncio.to_thread(_measure, task)
             if size > task.most_bytes or files > MOST_FILES:
                 raise _too_large(task)
             if loop.time() > deadline:
@@ -104,13 +104,20 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
     finally:
         await process.end(within_s=5.0)
         output = await reading
-    if not done.exists():
+    if not has_file(done):
         # A file at the limit of bytes may have ended the program before it was looked at.
-        size, _ = await asyncio.to_thread(measure_tree, task.folder)
+        size, _ = await asyncio.to_thread(_measure, task)
         if size >= task.most_bytes:
             raise _too_large(task)
         raise UvFailed(ESCAPES.sub("", output).replace(f"{task.folder}/", "").strip())
     return output
+
+
+def _measure(task: UvTask) -> tuple[int, int]:
+    try:
+        return measure_tree(task.folder)
+    except Refused as error:
+        raise Refused(f"{task.what} cannot be installed: {error.message}") from error
 
 
 def _too_large(task: UvTask) -> Refused:
