@@ -1,6 +1,6 @@
 """Trees that a confined process could write, as the platform handles them once it has ended.
 
-Such a tree may hold anything: links that lead elsewhere, pipes that block whoever opens them, and
+Such a tree may hold anything: links that lead elsewhere, pipes that block the one that opens them, and
 directories without permissions or ten thousand levels deep. Nothing in it is opened by its path. Each
 entry is reached from a handle of its directory, no link is followed, and only directories and regular
 files are opened. The tree's own parent belongs to the platform.
