@@ -100,11 +100,13 @@ def _num_attempts(request: TryoutRequest, config: plan.Config) -> int:
 
 
 async def validate(request: TryoutRequest, settings: Settings) -> None:
-    """Print what every check of a rollout found. Nothing is sampled."""
+    """Print the result of every check of a rollout, as soon as it is known. Nothing is sampled."""
+    say(note="installing packages and importing the code in a sandbox")
     async with open_tryout(
         settings, with_engine=False, find_key=plan.find_key, secrets=plan.no_secrets()
     ) as tryout:
-        say(checks=[check.document() for check in await check_rollout(request, tryout)])
+        async for check in check_rollout(request, tryout):
+            say(checks=[check.document()])
 
 
 def main() -> int:

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from consumers.process.tryout import Tryout, rollout_ref
+from headrace.tools.mcp_config import InvalidMcpConfig, mcp_servers
 from producers.tryout import plan
 from producers.tryout.request import TryoutRequest
 from producers.tryout.working_tree import snapshot_of
@@ -30,12 +32,9 @@ class RolloutCheck:
         return asdict(self)
 
 
-async def check_rollout(request: TryoutRequest, tryout: Tryout) -> list[RolloutCheck]:
-    """Every check of a rollout. None of them raises: what is wrong is in the result."""
-    return [check async for check in _checks(request, tryout)]
-
-
-async def _checks(request: TryoutRequest, tryout: Tryout) -> AsyncIterator[RolloutCheck]:
+async def check_rollout(request: TryoutRequest, tryout: Tryout) -> AsyncIterator[RolloutCheck]:
+    """Every check of a rollout, as soon as it is made. None of them raises: a fault is in the
+    result."""
     try:
         config = plan.parse_config(request)
     except Refused as error:
@@ -88,6 +87,37 @@ async def _code_checks(
         yield RolloutCheck("code", "problem", str(why))
         return
     yield RolloutCheck("code", "ok", f"{_path(entrypoint)} has {_definitions(found)}")
+    yield _packages_check(found)
+    for check in await asyncio.to_thread(_mcp_checks, request.workspace, found):
+        yield check
+
+
+def _packages_check(found: DiscoveredRollout) -> RolloutCheck:
+    """How many packages the code was imported with."""
+    if found.environment is None:
+        return RolloutCheck("packages", "ok", "none; it uses the standard library and the SDK")
+    count, python = found.environment.packages, found.environment.python
+    return RolloutCheck("packages", "ok", f"{count} installed, for Python {python}")
+
+
+def _mcp_checks(workspace: Path, found: DiscoveredRollout) -> Iterator[RolloutCheck]:
+    """Whether the MCP servers of the workspace can be read, and which of them the rollout uses."""
+    try:
+        known = mcp_servers(workspace)
+    except InvalidMcpConfig as error:
+        yield RolloutCheck("mcp", "problem", str(error))
+        return
+    for server in known:
+        program = server.command[0] if server.command else ""
+        is_file = "/" in program and not program.startswith("/")
+        if is_file and not (workspace / program).is_file():
+            yield RolloutCheck("mcp", "problem", f"{server.name}: there is no file {program}")
+            return
+    if known:
+        unused = [server.name for server in known if server.name not in found.mcp]
+        text = f"uses {', '.join(found.mcp) or 'none'}"
+        more = f"; not used: {', '.join(unused)}" if unused else ""
+        yield RolloutCheck("mcp", "ok", f"{text}{more}. They are first started by a run")
 
 
 def _path(entrypoint: Entrypoint) -> str:

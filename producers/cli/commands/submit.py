@@ -111,16 +111,48 @@ def _print_dry_run(answer: Document, *, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    rows = [
-        (section, key, value)
-        for section, keys in answer["config"].items()
-        for key, value in (keys or {}).items()
-        if value is not None
-    ]
-    print_table("Resolved config", ("section", "key", "value"), rows)
+    title = "Resolved config (* differs from the default)"
+    print_table(title, ("", "section", "key", "value"), _config_rows(answer["config"]))
     say_warnings(answer)
     estimates = _estimates(answer.get("estimates") or {})
     print_fields("Estimates", [("steps", answer.get("total_steps")), *estimates])
+
+
+def _config_rows(config: Document) -> list[tuple[str, str, str, object]]:
+    """The keys that the algorithm of a config reads, each with `*` if its value is not the default."""
+    from schemas.algorithms import READ_BY
+    from schemas.config import RunConfig
+
+    advanced = config.get("advanced") or {}
+    algorithm = (
+        advanced.get("algorithm")
+        or RunConfig.model_fields["advanced"].get_default(call_default_factory=True).algorithm
+    )
+    rows = []
+    for section, keys in config.items():
+        for key, value in (keys or {}).items():
+            is_read = section != "advanced" or algorithm in READ_BY.get(key, (algorithm,))
+            if value is not None and is_read:
+                mark = "" if _is_default(section, key, value) else "*"
+                rows.append((mark, section, key, value))
+    return rows
+
+
+def _is_default(section: str, key: str, value: object) -> bool:
+    """Whether a key has the value that it has if nobody sets it."""
+    from pydantic import BaseModel
+
+    from schemas.config import RunConfig
+
+    field = RunConfig.model_fields.get(section)
+    kind = field.annotation if field else None
+    if not isinstance(kind, type) or not issubclass(kind, BaseModel):
+        return False
+    known = kind.model_fields.get(key)
+    if known is None or known.is_required():
+        return False
+    default = known.get_default(call_default_factory=True)
+    return bool(value == (list(default) if isinstance(default, tuple) else default))
 
 
 def _estimates(found: Document) -> list[tuple[str, object]]:

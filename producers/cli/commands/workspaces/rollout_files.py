@@ -86,7 +86,7 @@ def _packages(path: Path) -> list[str]:
 )
 @click.option("--dataset", type=click.Path(path_type=Path), help="Default: the config's, in data/.")
 def validate(name: str, *, config: Path | None, dataset: Path | None, as_json: bool) -> int:
-    """Check a rollout: code, packages, config and dataset.
+    """Check a rollout: code, packages, MCP servers, config and dataset.
 
     The code is imported in a sandbox, as a sync does. It needs no server.
     """
@@ -98,6 +98,8 @@ def validate(name: str, *, config: Path | None, dataset: Path | None, as_json: b
     checks: list[Document] = []
     for document in run_tryout(request):
         checks += document.get("checks") or ()
+        if "note" in document and not as_json:
+            say(f"{document['note']} ...")
     is_valid = all(check["status"] != "problem" for check in checks)
     if as_json:
         print_json({"rollout": name, "valid": is_valid, "checks": checks})

@@ -164,6 +164,36 @@ def test_dry_run_shows_the_resolved_config(
     assert "7" in out
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "shown", "hidden"),
+    [("grpo", "kl_coef", "gae_lambda"), ("ppo", "gae_lambda", None)],
+)
+def test_dry_run_marks_what_differs_and_leaves_out_what_the_algorithm_does_not_read(
+    server: FakeServer,
+    headrace: Run,
+    tmp_path: Path,
+    algorithm: str,
+    shown: str,
+    hidden: str | None,
+) -> None:
+    advanced = {
+        "algorithm": algorithm,
+        "kl_coef": 0.5,
+        "gae_lambda": 0.9,
+        "seed": 0,
+        "max_steps": 3,
+    }
+    server.answer("POST", "/runs", {"config": {"advanced": advanced}, "total_steps": 1})
+    path = tmp_path / "c.toml"
+    path.write_text('[experiment]\ndataset = "d"\n')
+    out = headrace("train", "submit", str(path), "--dry-run").out
+    lines = {key: line for line in out.splitlines() for key in advanced if f" {key} " in line}
+    assert "*" in lines["max_steps"]
+    assert "*" in lines[shown]
+    assert "*" not in lines["seed"], "it is the default"
+    assert hidden not in lines
+
+
 def test_upload_streams_the_file_to_the_path_it_was_given(
     server: FakeServer, headrace: Run, tmp_path: Path
 ) -> None:

@@ -169,8 +169,18 @@ def test_validate_says_everything_at_once(
     assert {name: check["status"] for name, check in good.items()} == {
         "config": "ok",
         "code": "ok",
+        "packages": "ok",
         "dataset": "ok",
     }
+    (workspace / "headrace.toml").write_text('[[mcp]]\nname = "sums"\ncommand = "mcp/sums.sh"\n')
+    assert main(["rollout", "validate", "mine", "--json"]) == 1
+    assert checks(capsys)["mcp"]["message"] == "sums: there is no file mcp/sums.sh"
+    (workspace / "mcp").mkdir()
+    (workspace / "mcp" / "sums.sh").touch()
+    assert main(["rollout", "validate", "mine"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("installing packages and importing the code in a sandbox ...\n")
+    assert "not used: sums" in said
     (workspace / "rollouts/mine/main.py").write_text("import nothing_like_it\n")
     (workspace / "data/mine.jsonl").write_text('{"user_prompt": 1}\n')
     config = workspace / "configs/training/mine.toml"
