@@ -29,7 +29,7 @@ from producers.dashboard.pages.run import ENDED, TITLES, VALIDATION, figures_of,
 from producers.dashboard.pages.runs import progress, progress_text, times_left
 from producers.dashboard.routing import PageRoute
 from producers.http.auth import is_still_valid
-from producers.http.browsers import bearer_of, cookie_of
+from producers.http.browsers import bearer_of, cookie_name, cookie_of
 from producers.http.routes.runs import find_run, services
 from schemas.errors import TransientError
 
@@ -262,7 +262,9 @@ async def _has_session(request: Request) -> bool:
     """Whether the session of a request still lasts. A request with a token needs none."""
     if bearer_of(request.scope.get("state") or {}) is None:
         return True
-    return await services(request).sessions.find(cookie_of(request.headers)) is not None
+    core = services(request)
+    cookie = cookie_of(request.headers, name=cookie_name(core.settings.public_url))
+    return await core.sessions.find(cookie) is not None
 
 
 def _live_runs(request: Request) -> LiveRuns:

@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +23,7 @@ from infra.postgres.errors import UNAVAILABLE_ERRORS
 from producers.http.browsers import (
     FOREIGN_ORIGIN,
     comes_from_here,
+    cookie_name,
     cookie_of,
     is_for_browsers,
     is_open_page,
@@ -93,12 +94,13 @@ class Guard:
         self._services = services
         self._hosts = {*LOCAL_HOSTS, *services.settings.hosts}
         self._addresses = ClientAddresses(services.settings.trusted_proxies)
+        self._cookie = cookie_name(services.settings.public_url)
         self._root: str | None = None
         self._root_until = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._serve(scope, receive, send)
+            await self._serve(scope, receive, _never_sniffed(send))
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "only HTTP is served"})
@@ -204,7 +206,7 @@ class Guard:
         """The owner of the token that opened a browser's session, or the response that refuses the
         request."""
         try:
-            bearer = await self._services.sessions.find(cookie_of(headers))
+            bearer = await self._services.sessions.find(cookie_of(headers, name=self._cookie))
             found = await self._actor_of_bearer(bearer, address) if bearer else None
         except TransientError as error:
             return unavailable_response(str(error))
@@ -264,6 +266,18 @@ class Guard:
                 status=status,
             )
         )
+
+
+def _never_sniffed(send: Send) -> Send:
+    """Send answers with a header by which browsers take the type that the answer names. Files of users
+    are never taken for pages or scripts."""
+
+    async def send_marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["X-Content-Type-Options"] = "nosniff"
+        await send(message)
+
+    return send_marked
 
 
 async def _answer_lifespan(receive: Receive, send: Send) -> None:

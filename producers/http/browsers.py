@@ -14,6 +14,10 @@ from starlette.types import Scope
 from infra.access.sessions import Bearer
 
 COOKIE = "headrace_session"
+HOST_COOKIE = f"__Host-{COOKIE}"
+"""The name over https. A browser takes a cookie with this prefix only from this very host, so no other
+host of the domain can set one. Plain http cannot set it, so the other name stays in use there."""
+
 TOKEN_ONLY = ("/api/", "/v1/", "/metrics", "/webhooks/")
 """Paths below these are not for browsers."""
 
@@ -52,15 +56,20 @@ def is_open_page(path: str) -> bool:
     return path.startswith(OPEN_PAGES)
 
 
-def cookie_of(headers: Headers) -> str:
-    """The session's cookie of a request; empty without one."""
+def cookie_name(public_url: str) -> str:
+    """The name of the session's cookie on a server with this address."""
+    return HOST_COOKIE if public_url.startswith("https:") else COOKIE
+
+
+def cookie_of(headers: Headers, *, name: str) -> str:
+    """The session's cookie (`name`, see `cookie_name`) of a request; empty without one."""
     text = headers.get("cookie", "")
     if len(text) > LONGEST_COOKIES:
         return ""
     # The reader in `http.cookies` finds none when a cookie that another program on this host made has a
     # form that it does not like.
     pairs = (part.strip().partition("=") for part in text.split(";"))
-    return next((value for name, _, value in pairs if name == COOKIE), "")
+    return next((value for given, _, value in pairs if given == name), "")
 
 
 def comes_from_here(scope: Scope, headers: Headers) -> bool:

@@ -12,7 +12,7 @@ from infra.ports.actor import ROOT
 from producers.dashboard.forms import ForeignForm, read_form, read_session_form
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
-from producers.http.browsers import COOKIE, comes_from_here, cookie_of, local_path
+from producers.http.browsers import comes_from_here, cookie_name, cookie_of, local_path
 from producers.http.services import Services
 
 WRONG = "This is not a valid token. `headrace token list` shows the valid ones."
@@ -56,15 +56,19 @@ async def sign_in(request: Request) -> Response:
 
 async def sign_out(request: Request) -> Response:
     await read_session_form(request)
-    await _services(request).sessions.end(cookie_of(request.headers))
+    await _services(request).sessions.end(_cookie_of(request))
     answer = RedirectResponse("/login", status_code=303)
-    answer.delete_cookie(COOKIE, path="/")
+    public_url = _services(request).settings.public_url
+    # A browser that is told to delete a __Host- cookie without Secure keeps it.
+    answer.delete_cookie(
+        cookie_name(public_url), path="/", secure=public_url.startswith("https:"), httponly=True
+    )
     return answer
 
 
 async def _offer(request: Request, code: str, bearer: Bearer, following: str) -> Response:
     """The page of a link: who its session would be of, and whose session it would replace."""
-    now = await _services(request).sessions.find(cookie_of(request.headers))
+    now = await _services(request).sessions.find(_cookie_of(request))
     values = {
         "code": code,
         "next": following,
@@ -103,7 +107,7 @@ async def _open_session(request: Request, bearer: Bearer, following: str) -> Res
     cookie = await services.sessions.open(bearer)
     answer = RedirectResponse(following, status_code=303)
     answer.set_cookie(
-        COOKIE,
+        cookie_name(services.settings.public_url),
         cookie,
         max_age=int(SESSION_S),
         path="/",
@@ -112,6 +116,11 @@ async def _open_session(request: Request, bearer: Bearer, following: str) -> Res
         samesite="lax",
     )
     return answer
+
+
+def _cookie_of(request: Request) -> str:
+    name = cookie_name(_services(request).settings.public_url)
+    return cookie_of(request.headers, name=name)
 
 
 def _services(request: Request) -> Services:

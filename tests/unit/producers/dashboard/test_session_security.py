@@ -4,13 +4,15 @@ in."""
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import httpx
 import pytest
 
 from infra.access.sessions import Bearer
-from producers.http.browsers import COOKIE, local_path
-from tests.kit.application import TOKEN, Application
+from infra.settings.settings import Settings
+from producers.http.browsers import COOKIE, HOST_COOKIE, local_path
+from tests.kit.application import TOKEN, Application, application
 from tests.kit.hostile_strings import hostile_strings
 from tests.unit.producers.dashboard.test_sign_in import form_key_in, sign_in
 
@@ -144,3 +146,34 @@ async def test_a_report_of_a_browser_is_counted_whatever_it_holds(
     assert app.services.page_reports.count == 4
     metrics = (await app.api.get("/metrics")).text
     assert "headrace_page_reports 4" in metrics
+
+
+async def test_over_https_the_cookie_is_of_this_host_alone(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host of the domain can set a cookie with the plain name; it opens nothing."""
+    load = Settings.load
+    monkeypatch.setattr(
+        Settings,
+        "load",
+        lambda environ: load({**environ, "HEADRACE_PUBLIC_URL": "https://headrace.example"}),
+    )
+    async with application(database_url, tmp_path / "home") as app:
+        transport = httpx.ASGITransport(app.app, raise_app_exceptions=False)
+        here = "https://headrace.example"
+        async with httpx.AsyncClient(
+            transport=transport, base_url=here, headers={"Origin": here}
+        ) as browser:
+            answer = await browser.post("/login", data={"token": TOKEN})
+            [cookie] = answer.headers.get_list("set-cookie")
+            value = cookie.partition("=")[2].partition(";")[0]
+            assert cookie.startswith(f"{HOST_COOKIE}=")
+            assert "; Secure" in cookie
+            assert "; Path=/" in cookie
+            assert "domain" not in cookie.lower()
+            assert (await browser.get("/")).status_code == 200
+            browser.cookies.clear()
+            plain = {"Cookie": f"{COOKIE}={value}"}
+            assert (await browser.get("/", headers=plain)).status_code == 303
+            full = {"Cookie": f"{HOST_COOKIE}={value}"}
+            assert (await browser.get("/", headers=full)).status_code == 200

@@ -325,6 +325,7 @@ async def test_a_workspaces_token_works_in_its_own_workspace(
         answer = await send(shared, row, ours.fill(row.path), ours.token, **row.content)
         wanted = 403 if row.reach == "installation" else row.own
         assert answer.status_code == wanted, (row, answer.text)
+        assert answer.headers["x-content-type-options"] == "nosniff", row
 
 
 async def test_another_workspaces_things_are_absent(
