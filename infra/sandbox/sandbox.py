@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from infra.sandbox.levels.probe import choose_level
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.trees import UnpackedTrees, unpack
 from infra.sandbox.user_process import UNPRIVILEGED
+from infra.sandbox.warm_processes import WarmProcesses
 from infra.settings.packages import PackageSettings
 from infra.settings.sandbox_level import REFUSES_PUSHES, TRUSTED
 from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
@@ -47,7 +47,7 @@ BUILDER = "bwrap"
 NO_ENVIRONMENTS: Mapping[str, EnvironmentRef] = {}
 
 WARM = 8
-"""How many processes are kept warm. The least recently used one is ended first."""
+"""How many processes are kept warm. An idle one ends when another host needs its place."""
 
 TRIES = 3
 """How many processes in a row must end before the code that they ran counts as the cause."""
@@ -101,9 +101,8 @@ class LocalUserCode(CallingUserCode):
             self._sdk / "headrace",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
-        self._warm: OrderedDict[HostKey, ConfinedProcess] = OrderedDict()
+        self._warm: WarmProcesses[ConfinedProcess] = WarmProcesses(WARM, end=self._end)
         self._rollouts: dict[ConfinedProcess, RolloutRef] = {}
-        self._starting: dict[HostKey, asyncio.Lock] = {}
         self._trees = UnpackedTrees(self._root)
         self._deaths: dict[str, int] = {}
         self._alone = asyncio.Semaphore(ALONE)
@@ -135,9 +134,7 @@ class LocalUserCode(CallingUserCode):
         if self._held < 0:
             return
         held, self._held = self._held, -1
-        for process in self._warm.values():
-            await self._end(process)
-        self._warm.clear()
+        await self._warm.aclose()
         self._environments.close()
         await self._builder.aclose()
         await self._level.aclose()
@@ -152,8 +149,9 @@ class LocalUserCode(CallingUserCode):
         try:
             if deaths:
                 return await self._call_alone(call)
-            process = await self._process(_host(call))
-            return await process.call(name, call.message, deadline_s=call.deadline_s)
+            host = _host(call)
+            async with self._warm.hold(host.key, lambda: self._start(host)) as process:
+                return await process.call(name, call.message, deadline_s=call.deadline_s)
         except ProcessEnded as error:
             if deaths < TRIES:
                 self._deaths[name] = deaths + 1
@@ -168,23 +166,6 @@ class LocalUserCode(CallingUserCode):
                 return await process.call(call.name, call.message, deadline_s=call.deadline_s)
             finally:
                 await self._end(process)
-
-    async def _process(self, host: _Host) -> ConfinedProcess:
-        """The warm process of a host. It is started if none is running."""
-        key = host.key
-        async with self._starting.setdefault(key, asyncio.Lock()):
-            process = self._warm.get(key)
-            if process is None or not process.alive:
-                if process is not None:
-                    await self._end(process)
-                process = await self._start(host)
-                self._warm[key] = process
-            self._warm.move_to_end(key)
-        while len(self._warm) > WARM:
-            other, idle = self._warm.popitem(last=False)
-            self._starting.pop(other, None)
-            await self._end(idle)
-        return process
 
     async def _start(self, host: _Host) -> ConfinedProcess:
         rollout = host.rollout

@@ -179,7 +179,7 @@ async def test_a_cancelled_attempt_is_cancelled_at_the_server(bench: Bench) -> N
     await bench.run("hello", index=1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    (process,) = bench.user._warm.values()
+    (process,) = bench.user._warm.processes
     async with asyncio.timeout(10):
         while b"cancelled r1-0-" not in process.output:
             await asyncio.sleep(0.02)
@@ -189,7 +189,7 @@ async def test_a_cancelled_attempt_is_cancelled_at_the_server(bench: Bench) -> N
 async def test_a_server_gets_no_more_than_it_works_on(bench: Bench) -> None:
     rewards = await asyncio.gather(*(bench.run("wait", index=n, label="her") for n in range(5)))
     assert [grade.reward for grade in rewards] == [2.0] * 5
-    (process,) = bench.user._warm.values()
+    (process,) = bench.user._warm.processes
     assert b"most 2" in process.output
     assert b"most 3" not in process.output
 

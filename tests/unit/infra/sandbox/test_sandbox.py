@@ -166,11 +166,13 @@ async def trusted() -> AsyncIterator[LocalUserCode]:
     await made.aclose()
 
 
-async def run(user: LocalUserCode, rollout: RolloutRef, what: str) -> str:
+async def run(
+    user: LocalUserCode, rollout: RolloutRef, what: str, *, sample: str | None = None
+) -> str:
     result = await user.run_workflow(
         rollout,
         owner=OWNER,
-        sample=what,
+        sample=sample or what,
         prompt=[Message(role="user", content=what)],
         metadata={},
         base_path="/v1/samples/one",
@@ -492,21 +494,31 @@ async def test_a_reward_that_raises_fails_its_own_sample(
 
 async def test_processes_stay_warm(user: LocalUserCode, rollout: RolloutRef) -> None:
     await run(user, rollout, "first")
-    (process,) = user._warm.values()
+    (process,) = user._warm.processes
     for number in range(20):
         await run(user, rollout, f"again {number}")
-    assert list(user._warm.values()) == [process]
+    assert list(user._warm.processes) == [process]
     assert process.alive
 
 
 async def test_of_warm_processes_the_one_unused_for_longest_ends_first(
     user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "WARM", 2)
+    monkeypatch.setattr(user._warm, "_most", 2)
     kinds = [rollout.model_copy(update={"env": {"KIND": kind}}) for kind in "abc"]
     for kind in (kinds[0], kinds[1], kinds[0]):
         await run(user, kind, "fine")
-    second, first = user._warm.values()
+    first, second = user._warm.processes
     await run(user, kinds[2], "fine")
     assert (first.alive, second.alive) == (True, False)
-    assert len(user._warm) == 2
+    assert len(user._warm.processes) == 2
+
+
+async def test_of_twelve_runs_at_once_no_call_is_repeated(
+    user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user._warm, "_most", 4)
+    runs = [rollout.model_copy(update={"env": {"KIND": str(n)}}) for n in range(12)]
+    calls = [run(user, one, "wait", sample=f"sample {n}") for n in range(4) for one in runs]
+    assert len(await asyncio.gather(*calls)) == 48, "a call whose process was ended raises"
+    assert len(user._warm.processes) <= 4
