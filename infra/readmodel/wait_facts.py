@@ -16,9 +16,10 @@ from infra.readmodel.wait_reasons import (
     Facts,
     HolderFact,
     LetterFact,
+    StepFact,
     WorkerFact,
 )
-from schemas.ids import run_stream
+from schemas.ids import GroupKey, Purpose, run_stream
 
 FULL_BYTES = 16 << 20
 """A disk with less free space than this has no room for the next write of Postgres or a checkpoint."""
@@ -46,11 +47,13 @@ class Waits:
         are checked."""
         row = await self._pool.fetchrow(SQL["facts"], run, run_stream(run) if run else None)
         holders = await self.holders() if row["hidden"] else ()
+        effects = [_effect(document) for document in _documents(row["effects"])]
         broker = None if kafka_behind is None else BrokerFact(row["seen_s"], kafka_behind)
         return Facts(
             gate=row["gate"] or "open",
             letters=_many(LetterFact, row["letters"]),
-            effects=_many(EffectFact, row["effects"]),
+            effects=effects,
+            sampled=await self._sampled(run, effects),
             workers=[
                 WorkerFact(**{**worker, "lanes": tuple(worker["lanes"])})
                 for worker in _documents(row["workers"])
@@ -62,6 +65,16 @@ class Waits:
             full=[str(directory) for directory in directories if _is_full(directory)],
         )
 
+    async def _sampled(self, run: str | None, effects: Iterable[EffectFact]) -> StepFact | None:
+        """The oldest step of a run whose samples are being made."""
+        steps = [one.step for one in effects if one.step is not None]
+        row = (
+            await self._pool.fetchrow(SQL["step_samples"], run, min(steps))
+            if run and steps
+            else None
+        )
+        return StepFact(min(steps), row["graded"], row["total"]) if row else None
+
     async def holders(self) -> tuple[HolderFact, ...]:
         """The transactions that hold the log's horizon back, the oldest first."""
         return tuple(
@@ -72,6 +85,13 @@ class Waits:
 def _documents(text: str | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(text or "[]")
     return found
+
+
+def _effect(document: dict[str, Any]) -> EffectFact:
+    group = document.pop("group", None)
+    key = GroupKey.parse(group) if group else None
+    step = key.step if key is not None and key.purpose == Purpose.TRAIN else None
+    return EffectFact(**document, step=step)
 
 
 def _many(kind: type[Fact], text: str | None) -> list[Fact]:

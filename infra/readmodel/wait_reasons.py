@@ -21,6 +21,19 @@ OLD_HORIZON_S = 1.0
 
 MOST_WAITS = 8
 
+SAMPLING = "sampling"
+DOING = {
+    "FetchCommit": "fetching the commit",
+    "DiscoverRollouts": "finding the rollouts of the commit",
+    "InitializePolicy": "loading the model",
+    "GenerateGroup": SAMPLING,
+    "GenerateSample": SAMPLING,
+    "GradeGroup": "grading",
+    "TrainStep": "training",
+    "SaveCheckpoint": "saving a checkpoint",
+}
+"""What a run does, by the type of its effect."""
+
 DISK = ("disk", "no space left")
 STORE = ("blob", "s3", "store", "bucket")
 
@@ -36,7 +49,7 @@ class WaitJson(TypedDict):
 class EffectFact:
     """An effect that is not finished. `worker` is None if no worker holds it. `lease_s` is the seconds
     until its worker's lease ends, and is negative after that. `due_s` is the seconds until it may be
-    claimed."""
+    claimed. `step` is that of its group, if it makes or grades samples of a training step."""
 
     type: str
     lane: str
@@ -46,6 +59,16 @@ class EffectFact:
     attempts: int = 0
     crashes: int = 0
     error: str | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFact:
+    """How many samples of a training step are graded, of how many."""
+
+    step: int
+    graded: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +116,8 @@ class BrokerFact:
 class Facts:
     """The facts that were read. `status` is that of the run ("running" for the whole platform). `hidden`
     says that one of its events is committed above the horizon. `undecided` lists the consumers that have
-    not passed its last event, and `full` the directories on full disks."""
+    not passed its last event, and `full` the directories on full disks. `sampled` is the oldest step
+    whose samples are being made."""
 
     status: str = "running"
     gate: str = "open"
@@ -105,6 +129,7 @@ class Facts:
     undecided: Sequence[str] = ()
     broker: BrokerFact | None = None
     full: Sequence[str] = ()
+    sampled: StepFact | None = None
 
 
 def waits_of(facts: Facts) -> list[WaitJson]:
@@ -192,10 +217,13 @@ def _leases(facts: Facts) -> Iterator[WaitJson]:
 
 
 def _capacity(facts: Facts) -> Iterator[WaitJson]:
-    """Yield the effects that are due and that no worker holds."""
+    """Yield the effects that are due and that no worker holds, unless a live worker performs others of
+    their lane. Then they wait for their turn."""
     due = [e for e in facts.effects if e.worker is None and e.due_s <= 0 and not e.error]
     for lane, count in Counter(e.lane for e in due).items():
         able = _able(facts, lane)
+        if able and any(e.lane == lane and _is_on_time(e) for e in facts.effects):
+            continue
         types = ", ".join(sorted({e.type for e in due if e.lane == lane}))
         said = f"{count} of its effects in lane {lane} are due ({types})"
         if not able:
@@ -233,18 +261,25 @@ def _workers(facts: Facts) -> Iterator[WaitJson]:
 
 
 def _work_in_progress(facts: Facts) -> Iterator[WaitJson]:
-    """Yield the work that is in progress."""
+    """Yield the work that is in progress: as what the run does, and with its worker where it is late."""
     known = {worker.id: worker for worker in facts.workers}
-    held = Counter((e.type, e.worker) for e in facts.effects if _is_held(e))
-    for (type_, id_), count in held.items():
+    held = [e for e in facts.effects if _is_held(e)]
+    late = Counter((e.type, e.worker) for e in held if not _is_on_time(e))
+    for (type_, id_), count in late.items():
         worker = known.get(id_ or "")
         where = f" (pid {worker.pid} on {worker.host})" if worker else ""
         lease = min(e.lease_s or 0.0 for e in facts.effects if e.worker == id_)
         yield _wait(
             "effect",
-            f"{id_}{where} performs {_effects(count, type_)}; its lease ends in {lease:.0f} s unless it "
-            "is renewed",
+            f"{id_}{where} performs {_effects(count, type_)} again; its lease ends in {lease:.0f} s "
+            "unless it is renewed",
         )
+    types = dict.fromkeys(e.type for e in held if _is_on_time(e))
+    for words in dict.fromkeys(DOING.get(type_, f"performing {type_}") for type_ in types):
+        step = facts.sampled
+        if words == SAMPLING and step is not None:
+            words = f"{words} step {step.step}: {step.graded} of {step.total}"
+        yield _wait("effect", words)
 
 
 def _decisions(facts: Facts) -> Iterator[WaitJson]:
@@ -256,6 +291,11 @@ def _decisions(facts: Facts) -> Iterator[WaitJson]:
 def _is_held(effect: EffectFact) -> bool:
     """Whether a live worker holds it."""
     return effect.worker is not None and (effect.lease_s or 0.0) > 0
+
+
+def _is_on_time(effect: EffectFact) -> bool:
+    """Whether a live worker holds it for the first time."""
+    return _is_held(effect) and not effect.attempts and not effect.crashes
 
 
 def _able(facts: Facts, lane: str) -> list[WorkerFact]:

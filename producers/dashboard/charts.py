@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from producers.dashboard.formats import NOISE
+
 Points = Sequence[tuple[int, float]]
 """(step, value) in order of step."""
 
@@ -59,17 +61,34 @@ def finite_points(points: Points) -> list[tuple[int, float | None]]:
 
 def curve(points: Points, *, width: float, height: float) -> Curve | None:
     """The polyline of a curve in a box of this width and height; None without two finite values."""
-    finite = [(step, value) for step, value in points if math.isfinite(value)]
-    if len(finite) < 2:
-        return None
-    first, last = finite[0][0], finite[-1][0]
-    least, largest = min(value for _, value in finite), max(value for _, value in finite)
+    return curves([points], width=width, height=height)[0]
+
+
+def curves(several: Sequence[Points], *, width: float, height: float) -> tuple[Curve | None, ...]:
+    """The polylines of curves in common axes. A curve without two finite values is None."""
+    drawn = [_drawn(points) for points in several]
+    steps = [step for points in drawn for step, _ in points]
+    values = [value for points in drawn for _, value in points]
+    if not steps:
+        return (None,) * len(drawn)
+    first, last, least, largest = min(steps), max(steps), min(values), max(values)
     across = width / max(1, last - first)
-    parts = (
-        f"{(step - first) * across:.1f},{height * (1 - part_of(value, least, largest)):.1f}"
-        for step, value in finite
+
+    def place(step: int, value: float) -> str:
+        up = height * (1 - part_of(value, least, largest))
+        return f"{(step - first) * across:.1f},{up:.1f}"
+
+    return tuple(
+        Curve(" ".join(place(*point) for point in points), least, largest) if points else None
+        for points in drawn
     )
-    return Curve(" ".join(parts), least, largest)
+
+
+def _drawn(points: Points) -> Points:
+    """The finite points of a curve, with 0 for noise; none if there are fewer than two."""
+    finite = [(step, 0.0 if abs(value) < NOISE else value) for step, value in points]
+    finite = [point for point in finite if math.isfinite(point[1])]
+    return finite if len(finite) > 1 else []
 
 
 def scatter(

@@ -22,13 +22,18 @@ DIRECTIONS = {
 LONGEST_TEXT = 10_000
 """Characters of a text that a page shows. The API and the command line give the whole text."""
 
+NOISE = 1e-8
+"""A smaller number is the noise of its computation, and is shown as 0. JSON and CSV have it exactly."""
+
 VISIBLE = {**CONTROLS, **DIRECTIONS}
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with few digits; a dash when it is missing."""
+    """A number with few digits, 0 for noise; a dash when it is missing."""
     if value is None:
         return ABSENT
+    if abs(value) < NOISE:
+        return "0"
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:

@@ -112,7 +112,7 @@ def test_a_range_is_chosen_and_sent_to_somebody_else(browser: Browser, shown: Sh
         page.get_by_label("to", exact=True).fill("9")  # before the first step
         page.get_by_label("to", exact=True).press("Enter")
         expect(page).to_have_url(f"{url}?level=info&first=10&last=12&smoothing=0.5")
-        last = page.locator("figure[data-key='rollout/raw_reward'] figcaption b")
+        last = page.locator("[data-line='rollout/raw_reward'] b")
         page.get_by_label("to", exact=True).fill("")
         page.get_by_label("Steps from").fill("1000")
         page.get_by_label("Steps from").press("Enter")

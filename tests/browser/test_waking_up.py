@@ -42,7 +42,7 @@ def test_a_page_that_slept_for_an_hour_asks_for_what_it_missed(
         open_link(page, dashboard.sign_in_link())
         page.goto(f"{dashboard.url}/runs/{SECOND}")
         live = eventually(lambda: _viewed(shown), within_s=60, what="the page follows the run")
-        figure = page.locator(f"figure[data-key='{REWARD}'] figcaption b")
+        figure = page.locator(f"[data-line='{REWARD}'] b")
         dashboard.run(append_steps(shown, NUM_KNOWN + 1, NUM_KNOWN + 1))
         expect(figure).to_have_text(_reward(NUM_KNOWN + 1), timeout=WITHIN_MS)
         page.on("request", lambda request: asked.append(request))

@@ -46,7 +46,7 @@ require_approval = true
 """
 SHORT = {"training": {"rollout_batch_size": 1}, "advanced": {"max_steps": 2}}
 LONG = {"training": {"rollout_batch_size": 1}, "advanced": {"max_steps": 5000}}
-REWARD = "figure[data-key='rollout/raw_reward'] figcaption b"
+REWARD = "[data-line='rollout/raw_reward'] b"
 
 expect.set_options(timeout=WITHIN_MS)
 

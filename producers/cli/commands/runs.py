@@ -80,7 +80,10 @@ def info(run: str, *, as_json: bool) -> None:
     found: Document = answer["run"]
     shown = found | {"status": run_status(found), "current_step": run_step(found)}
     pairs = [(key, value) for key, value in shown.items() if key not in ("config", "name")]
-    waits = [("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()]
+    waits = [
+        ("now" if wait.get("what") == "effect" else "waits for", wait["message"])
+        for wait in answer.get("waiting_for") or ()
+    ]
     print_fields(f"Run {found.get('name')}", [*pairs, *waits])
     curves = []
     for key, points in sorted(answer["metrics"].items()):

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
+import tomli_w
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -36,11 +37,12 @@ from schemas.limits import total_steps
 from schemas.scratch_models import SHAPES
 from schemas.toml.untrusted import read_untrusted_toml
 
-FIRST_TOML = """\
+FIRST_MODEL = "Qwen/Qwen3-0.6B"
+FIRST_TOML = f"""\
 [experiment]
 rollout = "my-rollout"
 entrypoint = "main.py"
-model_path = "Qwen/Qwen3-0.6B"
+model_path = "{FIRST_MODEL}"
 dataset = "my-dataset"
 
 [training]
@@ -51,6 +53,7 @@ rollout_batch_size = 16
 algorithm = "grpo"
 """
 MOST_SUGGESTED = 100
+NEWEST_RUNS = 20
 MOST_LOST = 50
 COMMENT = re.compile(r"(^|\s)#")
 """The beginning of a comment, or of a text that looks like one."""
@@ -60,7 +63,10 @@ async def show(request: Request) -> Response:
     """The form. `from` in the query names a checkpoint, whose run's config it begins with."""
     checkpoint = request.query_params.get("from")
     if not checkpoint:
-        return await _page(request, FIRST_TOML, read_toml(tomllib.loads(FIRST_TOML)))
+        text, workspace = await _first_toml(request)
+        return await _page(
+            request, text, {**read_toml(tomllib.loads(text)), "workspace": workspace}
+        )
     core = services(request)
     found = await core.lookup.checkpoint(checkpoint)
     row = await core.readmodel.runs.get(found.run.run)
@@ -68,6 +74,26 @@ async def show(request: Request) -> Response:
     text = fork_toml(found.run.config.model_dump_json(), found.ref)
     filled = read_toml(tomllib.loads(text))
     return await _page(request, text, {**filled, "workspace": workspace})
+
+
+async def _first_toml(request: Request) -> tuple[str, str]:
+    """The config that the form begins with, and its workspace: the newest dataset, the first rollout of
+    the newest workspace that has one, and the model of the newest run, as far as there are any."""
+    known = await _known_names(request)
+    config = tomllib.loads(FIRST_TOML)
+    experiment = config["experiment"]
+    for key in ("dataset", "model_path"):
+        experiment[key] = next(iter(known[f"experiment.{key}"]), experiment[key])
+    workspaces, _ = await services(request).readmodel.registry.workspaces(
+        PageRange(limit=MOST_SUGGESTED)
+    )
+    for one in workspaces:
+        for rollout in json.loads(one["rollouts"] or "[]"):
+            entrypoint = rollout["entrypoint"]
+            experiment["rollout"] = entrypoint["rollout"]
+            experiment["entrypoint"] = entrypoint["path"]
+            return tomli_w.dumps(config), one["name"]
+    return tomli_w.dumps(config), ""
 
 
 async def answer(request: Request) -> Response:
@@ -172,9 +198,11 @@ async def _known_names(request: Request) -> Mapping[str, Sequence[str]]:
         for one in workspaces
         for rollout in json.loads(one["rollouts"] or "[]")
     }
+    runs, _ = await services(request).readmodel.run_pages.at_offset(PageRange(limit=NEWEST_RUNS))
+    models = [*(run["model"] for run in runs), FIRST_MODEL, *(one.model_path for one in SHAPES)]
     return {
-        "experiment.dataset": [one["name"] for one in datasets],
-        "experiment.model_path": [shape.model_path for shape in SHAPES],
+        "experiment.dataset": [one["name"] for one in datasets if one["num_rows"] is not None],
+        "experiment.model_path": list(dict.fromkeys(models)),
         "experiment.rollout": sorted(rollouts),
         "workspace": [one["name"] for one in workspaces],
     }

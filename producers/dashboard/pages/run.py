@@ -13,10 +13,10 @@ from starlette.responses import RedirectResponse, Response
 from infra.readmodel.runs import ALL_STEPS, CurveEnds, RunJson, Runs
 from producers.core.history.environment import Environment, environment_of
 from producers.dashboard import formats
-from producers.dashboard.charts import curve, finite_points
+from producers.dashboard.charts import curves, finite_points
 from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form
-from producers.dashboard.pages.runs import REWARD, progress, progress_text, times_left
+from producers.dashboard.pages.runs import REWARD, duration_s, progress, progress_text, times_left
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.dashboard.run_config import config_toml, flat_keys
@@ -44,6 +44,9 @@ TITLES = {
 
 FIGURES = tuple(TITLES)[:9]
 """The metrics whose newest value is among the figures of the overview."""
+
+NUM_KEY_FIGURES = 4
+"""How many of the figures are always shown. The others are folded."""
 
 SAMPLES = "rollout/num_samples"
 
@@ -102,7 +105,7 @@ async def show(request: Request) -> Response:
     run, config = await find_run(request)
     core, now = services(request), services(request).clock.now()
     keys = await core.readmodel.runs.metric_keys(run["id"])
-    curves = await core.readmodel.runs.sampled_curves(
+    sampled = await core.readmodel.runs.sampled_curves(
         run["id"], list(TITLES), most=SVG_POINTS, since=_since(request, run), steps=_steps(request)
     )
     left = await times_left(core.readmodel.runs, [run], now)
@@ -116,7 +119,14 @@ async def show(request: Request) -> Response:
             "progress": progress(run),
             "progress_text": progress_text(run, left.get(run["id"])),
             "figures": await figures_of(core.readmodel.runs, run, now=now),
-            "curves": [_drawing(key, curves.get(key, ())) for key in _drawn_keys(run, keys)],
+            "num_key_figures": NUM_KEY_FIGURES,
+            "reward": _drawing((REWARD, VALIDATION), sampled, is_large=True),
+            "curves": [
+                _drawing((key,), sampled)
+                for key in _drawn_keys(run, keys)
+                if key not in (REWARD, VALIDATION)
+            ],
+            "has_curves": REWARD in keys,
             "curve_keys": keys[:50],
             "others": await _other_metrics(request, run, keys),
             "ranges": (*RANGES, *OTHER_RANGES),
@@ -223,19 +233,12 @@ async def figures_of(runs: Runs, run: RunJson, *, now: datetime) -> Sequence[Fig
     """The figures of the overview. They are those of the whole run, whatever its curves show."""
     ends = await runs.ends(run["id"], FIGURES)
     return (
-        Figure("Duration", _duration_s(run, now), formats.duration),
+        Figure("Duration", duration_s(run, now), formats.duration),
         Figure("Reward", run["reward"]),
         Figure("Improvement", _improvement(ends.get(REWARD))),
         Figure("Samples", await runs.total(run["id"], SAMPLES)),
         *(Figure(TITLES[key], ends[key].last[1] if key in ends else None) for key in FIGURES),
     )
-
-
-def _duration_s(run: RunJson, now: datetime) -> float | None:
-    """How long a run lasts. The clock of the log may be ahead of the one of this machine."""
-    if run["started_at"] is None:
-        return None
-    return max(0.0, ((run["completed_at"] or now) - run["started_at"]).total_seconds())
 
 
 def _improvement(rewards: CurveEnds | None) -> float | None:
@@ -244,12 +247,31 @@ def _improvement(rewards: CurveEnds | None) -> float | None:
     return rewards.last[1] - rewards.first[1]
 
 
-def _drawing(key: str, points: Sequence[tuple[int, float]]) -> Mapping[str, object]:
+def _drawing(
+    keys: Sequence[str],
+    found: Mapping[str, Sequence[tuple[int, float]]],
+    *,
+    is_large: bool = False,
+) -> Mapping[str, object]:
+    """The curves of these metrics in common axes."""
+    svgs = curves([found.get(key, ()) for key in keys], width=WIDTH, height=HEIGHT)
+    lines = [
+        {
+            "key": key,
+            "place": place,
+            "title": TITLES.get(key, key),
+            "last": found[key][-1][1] if found.get(key) else None,
+            "svg": svg,
+        }
+        for place, (key, svg) in enumerate(zip(keys, svgs, strict=True))
+    ]
+    drawn = [svg for svg in svgs if svg]
     return {
-        "key": key,
-        "title": TITLES.get(key, key),
-        "last": points[-1][1] if points else None,
-        "svg": curve(points, width=WIDTH, height=HEIGHT),
+        "lines": lines,
+        "is_large": is_large,
+        "has_points": bool(drawn),
+        "least": drawn[0].least if drawn else None,
+        "largest": drawn[0].largest if drawn else None,
     }
 
 
@@ -297,8 +319,8 @@ async def points(request: Request) -> Response:
     steps = _steps(request)
     keys = [key for key in request.query_params.get("keys", REWARD).split(",") if key][:50]
     runs = services(request).readmodel.runs
-    curves = await runs.thinned_curves(run["id"], keys, most=most, since=since, steps=steps)
-    shown = {key: finite_points(curves.get(key, ())) for key in keys}
+    thinned = await runs.thinned_curves(run["id"], keys, most=most, since=since, steps=steps)
+    shown = {key: finite_points(thinned.get(key, ())) for key in keys}
     marks = await runs.marks(run["id"], steps=steps, most=MOST_MARKS)
     return ApiResponse(
         {

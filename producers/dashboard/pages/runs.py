@@ -24,7 +24,8 @@ from producers.dashboard.charts import curve
 from producers.dashboard.formats import duration, url_part
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
-from producers.http.responses import MAX_LIMIT, ApiResponse, flag, number
+from producers.dashboard.run_search import SEARCH_KEYS, parse_search
+from producers.http.responses import MAX_LIMIT, ApiResponse, number
 from producers.http.routes.runs import STATUSES, services
 from schemas.errors import InvalidConfig, Issue
 
@@ -54,7 +55,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 async def index(request: Request) -> Response:
-    order, kind = _order(request), _kind(request)
+    order = _order(request)
     page = await _find(request, order)
     runs, now = services(request).readmodel.runs, services(request).clock.now()
     rewards = await runs.sparklines(page.runs, REWARD)
@@ -64,7 +65,7 @@ async def index(request: Request) -> Response:
         "runs.html",
         {
             "rows": [
-                _row(run, rewards.get(run["id"], []), left.get(run["id"])) for run in page.runs
+                _row(run, rewards.get(run["id"], []), left.get(run["id"]), now) for run in page.runs
             ],
             "total": page.total,
             "first": page.first,
@@ -76,7 +77,9 @@ async def index(request: Request) -> Response:
             "statuses": SHOWN_STATUSES,
             "orders": ORDERS,
             "order": order,
-            "kind": kind,
+            "search_keys": SEARCH_KEYS,
+            "has_filters": not {"search", "limit"} >= _kept_query(request).keys(),
+            "has_errors": any(run["error"] for run in page.runs),
             "is_narrowed": not {"sort", "limit"} >= _kept_query(request).keys(),
         },
     )
@@ -120,7 +123,8 @@ async def as_csv(request: Request) -> Response:
 
 async def _find(request: Request, order: RunOrder) -> RunPage:
     """The page of runs that the filters and the cursor of a request select. Raises InvalidConfig."""
-    status = request.query_params.get("status") or None
+    words, asked = _asked(request)
+    status = asked.get("status")
     if status and status not in SHOWN_STATUSES:
         message = f"must be one of {', '.join(SHOWN_STATUSES)}, got {status[:40]!r}"
         raise InvalidConfig(f"status {message}", issues=(Issue("status", message),))
@@ -133,8 +137,8 @@ async def _find(request: Request, order: RunOrder) -> RunPage:
         raise InvalidConfig(f"before {message}", issues=(Issue("before", message),))
     found = RunFilter(
         status=status,
-        search=request.query_params.get("search") or None,
-        archived=flag(request, "archived"),
+        search=words or None,
+        archived=_is_archived(asked),
         kind=_kind(request),
     )
     limit = number(request, "limit", default=PAGE_RUNS, least=1, most=MAX_LIMIT)
@@ -211,25 +215,43 @@ def _cell(value: object) -> object:
 
 
 def _kind(request: Request) -> RunKind:
-    asked = request.query_params
-    return RunKind(
-        dataset=asked.get("dataset") or None,
-        model=asked.get("model") or None,
-        rollout=asked.get("rollout") or None,
-        workspace=asked.get("workspace") or None,
-        creator=asked.get("creator") or None,
-    )
+    _, asked = _asked(request)
+    names = ("dataset", "model", "rollout", "workspace", "creator")
+    return RunKind(**{name: asked.get(name) for name in names})
+
+
+def _asked(request: Request) -> tuple[str, Mapping[str, str]]:
+    """The words of the search, and the values of its keys. Parameters take the place of its keys."""
+    query = request.query_params
+    words, found = parse_search(query.get("search", ""))
+    return words, {**found, **{key: query[key] for key in SEARCH_KEYS if query.get(key)}}
+
+
+def _is_archived(asked: Mapping[str, str]) -> bool:
+    value = asked.get("archived", "false")
+    if value not in ("true", "false"):
+        message = f"must be true or false, got {value[:20]!r}"
+        raise InvalidConfig(f"archived {message}", issues=(Issue("archived", message),))
+    return value == "true"
 
 
 def _row(
-    run: RunJson, rewards: list[tuple[int, float]], left_s: float | None
+    run: RunJson, rewards: list[tuple[int, float]], left_s: float | None, now: datetime
 ) -> Mapping[str, object]:
     return {
         **run,
         "spark": curve(rewards, width=SPARK_WIDTH, height=SPARK_HEIGHT),
         "progress": progress(run),
         "eta_s": left_s,
+        "duration_s": duration_s(run, now),
     }
+
+
+def duration_s(run: RunJson, now: datetime) -> float | None:
+    """How long a run lasts. The clock of the log may be ahead of the one of this machine."""
+    if run["started_at"] is None:
+        return None
+    return max(0.0, ((run["completed_at"] or now) - run["started_at"]).total_seconds())
 
 
 def progress(run: RunJson) -> float | None:

@@ -43,7 +43,9 @@ function walk(event) {
   if (next) next.focus();
 }
 
-const short = (value) => value === null ? "NaN" : Number(value.toPrecision(4));
+const NOISE = 1e-8;  // A smaller number is the noise of its computation, and is shown as 0.
+const quiet = (value) => Math.abs(value) < NOISE && value !== null ? 0 : value;
+const short = (value) => value === null ? "NaN" : Number(quiet(value).toPrecision(4));
 
 // The text at an address, or null without one: the server is away, it refuses, or the session has ended.
 async function get(address, kind) {
@@ -59,21 +61,27 @@ async function get(address, kind) {
 const CHART_HEIGHT = 150;
 const WHOLE_STEPS = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power));
 
-// A chart of values by step, with a line of each colour.
-function chartIn(box, data, colours, options) {
+// As wide as the longest label of the axis needs.
+const labelWidth = (chart, values) => Math.max(52, 18 + 8 * Math.max(0, ...(values || []).map((value) => String(value).length)));
+
+// A chart of values by step, with a line of each colour. Lines from the second on have dots, if they are asked for.
+function chartIn(box, data, colours, { hasDots, ...options }) {
   const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") } };
   const ticks = (_, values) => values.map((value) => Math.abs(value) < 1e-3 && value ? value.toExponential(0) : String(value));
   return new uPlot({
-    width: box.clientWidth, height: CHART_HEIGHT, legend: { show: false },
+    width: box.clientWidth, height: box.clientHeight || CHART_HEIGHT, legend: { show: false },
     scales: { x: { time: false } },
-    axes: [{ ...axis, size: 28, incrs: WHOLE_STEPS }, { ...axis, size: 52, values: ticks }],
-    series: [{}, ...colours.map((stroke) => ({ stroke, width: 1.5, points: { show: (chart) => chart.data[0].length === 1 } }))],
+    axes: [{ ...axis, size: 28, incrs: WHOLE_STEPS }, { ...axis, size: labelWidth, values: ticks }],
+    series: [{}, ...colours.map((stroke) => ({ stroke, width: 1.5, points: { show: (chart, line) => chart.data[0].length === 1 || Boolean(hasDots && line > 1) } }))],
     ...options,
   }, data, box);
 }
 
 function fit(charts) {
-  for (const [figure, chart] of charts) chart.setSize({ width: figure.querySelector(".chart").clientWidth, height: CHART_HEIGHT });
+  for (const [figure, chart] of charts) {
+    const box = figure.querySelector(".chart");
+    if (box.clientWidth) chart.setSize({ width: box.clientWidth, height: box.clientHeight || CHART_HEIGHT });
+  }
 }
 
 // The curves of several runs in common axes. Draw over a part to enlarge it; press twice to see all again.
@@ -131,11 +139,13 @@ class Curves {
       this.choose();
     });
     new ResizeObserver(() => fit(this.charts)).observe(section);
+    for (const folded of section.querySelectorAll("details")) folded.addEventListener("toggle", () => this.drawAll());
     document.addEventListener("visibilitychange", () => this.follow());
     this.read();
     this.follow();
   }
-  figures() { return [...this.section.querySelectorAll("figure[data-key]")]; }
+  figures() { return [...this.section.querySelectorAll("figure[data-keys]")]; }
+  keysOf(figure) { return figure.dataset.keys.split(","); }
   follow() {
     if (!this.section.dataset.live || document.hidden) {
       if (this.stream) this.stream.close();
@@ -197,7 +207,7 @@ class Curves {
     history.replaceState(null, "", address);
   }
   async read() {
-    const keys = this.figures().map((figure) => figure.dataset.key).join(",");
+    const keys = this.figures().map((figure) => figure.dataset.keys).join(",");
     const asked = new URLSearchParams({ range: this.chosen("range"), keys });
     for (const name of ["first", "last"]) if (this.chosen(name)) asked.set(name, this.chosen(name));
     const text = await get(`${this.section.dataset.curves}?${asked}`, "application/json");
@@ -226,7 +236,10 @@ class Curves {
   }
   showState(found) {
     const texts = [...document.querySelectorAll("#figures dd"), document.querySelector("#progress span")];
-    [...found.figures, found.progress].forEach((text, place) => { texts[place].textContent = text; });
+    [...found.figures, found.progress].forEach((text, place) => {
+      texts[place].textContent = text;
+      if (place < found.figures.length) texts[place].parentElement.hidden = text === "—";
+    });
     const bar = document.querySelector("#progress progress");
     if (bar) bar.value = found.part || 0;
     if (found.state === this.section.dataset.state) return;
@@ -236,21 +249,30 @@ class Curves {
   drawAll() {
     const factor = Number(this.controls.querySelector("[name=smoothing]").value);
     for (const figure of this.figures()) {
-      const points = this.points.get(figure.dataset.key) || [];
+      const lines = this.keysOf(figure).map((key) => this.points.get(key) || []);
       const chart = this.charts.get(figure);
-      if (points.length < 2 && !chart) continue;
-      const values = points.map(([, value]) => value);
-      const data = [points.map(([step]) => step), smooth(values, factor)];
-      figure.querySelector("figcaption b").textContent = values.length ? short(values[values.length - 1]) : "—";
+      if (lines.every((points) => points.length < 2) && !chart) continue;
+      figure.hidden = false;
+      lines.forEach((points, place) => {
+        const caption = figure.querySelectorAll("figcaption > [data-line]")[place];
+        caption.hidden = !points.length;
+        caption.querySelector("b").textContent = points.length ? short(points[points.length - 1][1]) : "—";
+      });
+      // Of the steps of all lines. undefined, where a line has no point, leaves no gap.
+      const values = lines.map((points) => new Map(points.map(([step, value]) => [step, quiet(value)])));
+      const steps = [...new Set(values.flatMap((line) => [...line.keys()]))].sort((a, b) => a - b);
+      const data = [steps, ...values.map((line) => smooth(steps.map((step) => line.get(step)), factor))];
       if (chart) chart.setData(data);
-      else this.charts.set(figure, this.make(figure, data));
+      else if (figure.querySelector(".chart").clientWidth) this.charts.set(figure, this.make(figure, data));
     }
   }
   make(figure, data) {
     const box = figure.querySelector(".chart");
     box.replaceChildren();
     box.addEventListener("dblclick", () => this.choose("", "", "all"));
-    return chartIn(box, data, [css("--accent")], {
+    const colours = data.length > 2 ? [...figure.querySelectorAll(".key")].map((key) => getComputedStyle(key).backgroundColor) : [css("--accent")];
+    return chartIn(box, data, colours, {
+      hasDots: true,
       cursor: { y: false, drag: { x: true, setScale: false }, bind: { dblclick: () => null } },
       hooks: { setSelect: [(chart) => this.zoom(chart)], draw: [(chart) => this.drawMarks(chart)] },
     });
@@ -293,6 +315,8 @@ async function readAgain() {
     showTimes(fresh);
     const marked = new Set([...old.querySelectorAll("input:checked")].map((box) => box.value));
     for (const box of fresh.querySelectorAll("input[type=checkbox]")) box.checked = marked.has(box.value);
+    const opened = new Set([...old.querySelectorAll("details[open]")].map((one) => one.id));
+    for (const folded of fresh.querySelectorAll("details")) if (opened.has(folded.id)) folded.open = true;
     const places = [...old.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
     old.replaceChildren(...fresh.childNodes);
     [...old.querySelectorAll(".scroll")].forEach((one, place) => { one.scrollLeft = places[place] || 0; });

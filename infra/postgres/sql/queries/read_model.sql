@@ -688,8 +688,9 @@ select
    as letters,
   (select json_agg(json_build_object('type', e.type, 'lane', e.lane, 'worker', e.worker,
      'lease_s', e.lease_s, 'due_s', e.due_s, 'attempts', e.attempts, 'crashes', e.crashes,
-     'error', e.error))
+     'error', e.error, 'group', e.of_group))
    from (select e.type, e.lane, e.worker, e.attempts, e.crashes, e.error,
+           e.data -> 'spec' ->> 'group' as of_group,
            extract(epoch from w.expires_at - clock_timestamp())::float8 as lease_s,
            extract(epoch from e.due_at - clock_timestamp())::float8 as due_s
          from effects e left join workers w on w.id = e.worker
@@ -713,6 +714,17 @@ select
      and not exists (select from inbox i where i.consumer = m.consumer and i.event_id = last.id))
    as undecided,
   (select extract(epoch from clock_timestamp() - r.seen_at)::float8 from relay r) as seen_s
+
+-- How many samples of a run's step have been graded, of how many. A group that takes the place of another one
+-- counts once.
+
+-- name: step_samples
+select (config::json -> 'training' ->> 'n_samples_per_prompt')::int * (
+    select count(distinct slot) from graded_groups where owner = $1 and purpose = 'train' and step = $2)
+    as graded,
+  (config::json -> 'training' ->> 'n_samples_per_prompt')::int
+    * (config::json -> 'training' ->> 'rollout_batch_size')::int as total
+from runs where run = $1
 
 -- name: horizon_holders
 select current_database()::text as database, username, pid, name, application, address,

@@ -19,6 +19,7 @@ from infra.readmodel.wait_reasons import (
     Facts,
     HolderFact,
     LetterFact,
+    StepFact,
     WorkerFact,
     waits_of,
 )
@@ -26,6 +27,7 @@ from tests.kit.postgres import execute, fresh_database, need_programs, open_data
 from tests.stack.postgres import postgres_server
 
 WORKER = WorkerFact(id="w1", host="here", pid=7, lanes=("generate", "train"), lease_s=4.0)
+SAMPLE = EffectFact("GenerateSample", "generate", step=40)
 BUSY = replace(WORKER, held=3)
 HOLDER = HolderFact(
     database="headrace", username="ann", pid=42, application="psql", address=None, since_s=600
@@ -104,7 +106,21 @@ TRAIN = EffectFact("TrainStep", "train")
         (
             Facts(effects=[replace(TRAIN, worker="w1", lease_s=4)], workers=[WORKER]),
             "effect",
-            "w1 (pid 7 on here) performs TrainStep; its lease ends in 4 s unless it is renewed",
+            "training",
+        ),
+        (
+            Facts(effects=[replace(TRAIN, worker="w1", lease_s=4, attempts=1)], workers=[WORKER]),
+            "effect",
+            "w1 (pid 7 on here) performs TrainStep again; its lease ends in 4 s unless it is renewed",
+        ),
+        (
+            Facts(
+                effects=[SAMPLE, replace(SAMPLE, worker="w1", lease_s=4)],
+                workers=[WORKER],
+                sampled=StepFact(40, 16, 128),
+            ),
+            "effect",
+            "sampling step 40: 16 of 128",
         ),
         (
             Facts(undecided=["run"], workers=[WORKER]),
@@ -203,7 +219,7 @@ async def test_effects_and_leases_are_read_for_the_run_and_for_all(database: Dat
     assert "no host" in found[0]
     assert "claimed by dead, whose lease ended 60 s ago" in found[1]
     assert "lane user" in found[2]
-    assert "live (pid 7 on here) performs TrainStep" in found[3]
+    assert found[3] == "effect: training"
     assert any("lane generate" in line for line in await said(database, None))
     await execute(database.url, "insert into run_gates (run_id, state) values ('r', 'paused')")
     assert (await said(database))[0].startswith("gate: ")

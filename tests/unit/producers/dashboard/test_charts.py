@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.dashboard.charts import curve, thin
+from producers.dashboard.charts import curve, curves, thin
 
 VALUES = st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=400)
 
@@ -40,3 +40,22 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
     drawn = curve([(0, 1.0), (1, math.nan), (2, 1.0)], width=10, height=10)
     assert drawn is not None
     assert drawn.points == "0.0,5.0 10.0,5.0"  # a line that does not move is in the middle
+
+
+def test_noise_is_drawn_as_a_straight_line() -> None:
+    drawn = curve([(1, 1e-9), (2, -3e-9), (3, 2e-9)], width=20, height=10)
+    assert drawn is not None
+    assert (drawn.least, drawn.largest) == (0.0, 0.0)
+    assert drawn.points == "0.0,5.0 10.0,5.0 20.0,5.0"
+
+
+def test_curves_in_common_axes_have_common_ends() -> None:
+    one, other, nothing = curves(
+        [[(1, 0.0), (3, 1.0)], [(2, 2.0), (5, 0.5)], [(4, 9.0)]], width=40, height=10
+    )
+    assert nothing is None
+    assert one is not None
+    assert other is not None
+    assert one.points == "0.0,10.0 20.0,5.0"
+    assert other.points == "10.0,0.0 40.0,7.5"
+    assert (one.least, one.largest) == (other.least, other.largest) == (0.0, 2.0)

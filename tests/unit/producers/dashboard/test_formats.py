@@ -2,7 +2,7 @@
 
 import pytest
 
-from producers.dashboard.formats import duration, plain
+from producers.dashboard.formats import duration, number, plain
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,11 @@ def test_a_long_text_says_how_much_is_left() -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0.0 s"), (75, "1 min 15 s"), (3600, "1 h")])
 def test_a_duration_has_its_two_largest_units(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1e-9, "0"), (-3.7e-9, "0"), (2e-8, "2e-08"), (0.0, "0"), (0.25, "0.25"), (None, "—")],
+)
+def test_noise_is_shown_as_0(value: float | None, shown: str) -> None:
+    assert number(value) == shown

@@ -1,5 +1,6 @@
 """The form of a new run: fields become a TOML and back, and errors stand beside their fields."""
 
+import html
 import tomllib
 from collections.abc import AsyncIterator
 
@@ -17,6 +18,7 @@ from producers.dashboard.config_form import (
 )
 from schemas.toml.parser import parse_run
 from tests.kit.application import Application
+from tests.kit.showcase import fill
 from tests.kit.tokens import tenant
 from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
 
@@ -199,3 +201,25 @@ async def test_the_page_says_what_of_a_config_its_fields_replace(
     unknown = {**fields, "action": "read", "toml": '[advanced]\nalgorithm = "new"'}
     read = (await browser.post("/new", data=unknown)).text
     assert "<option selected>new</option>" in read
+
+
+@pytest.mark.postgres
+async def test_the_form_begins_with_what_exists(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    def config(page: str) -> dict[str, str]:
+        text = html.unescape(page.partition('<textarea id="toml"')[2].partition(">")[2])
+        found: dict[str, str] = tomllib.loads(text.partition("</textarea>")[0])["experiment"]
+        return found
+
+    nothing = config((await browser.get("/new")).text)
+    assert (nothing["dataset"], nothing["model_path"]) == ("my-dataset", "Qwen/Qwen3-0.6B")
+    await fill(app, steps=2)
+    page = (await browser.get("/new")).text
+    assert config(page) == {
+        "rollout": "math",
+        "entrypoint": "main.py",
+        "model_path": "Qwen/Qwen3-0.6B",
+        "dataset": "gsm8k-train",
+    }
+    assert 'name="workspace" list="known-workspace" value="sums"' in page

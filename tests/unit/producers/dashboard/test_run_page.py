@@ -1,6 +1,7 @@
 """The page of a run: where its time goes, in which environment it works, and the same as JSON."""
 
 import html
+import json
 import math
 import re
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from producers.dashboard import formats
 from producers.dashboard.formats import number
 from producers.dashboard.pages.run import LOG_LINES, SHOWN_CHECKPOINTS
 from producers.dashboard.pages.runs import REWARD
+from schemas.ids import GroupKey, Purpose
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, PAUSED, PENDING, SECOND, SECONDS, fill
 from tests.kit.showcase_answers import NUM_SAMPLES
@@ -136,8 +138,8 @@ async def test_a_range_without_points_keeps_the_places_of_its_curves(
     browser: httpx.AsyncClient,
 ) -> None:
     page = (await browser.get(f"/runs/{FIRST}?first=1000")).text
-    assert f'data-key="{REWARD}"' in page
-    assert "Fewer than two points" in page
+    assert f'data-line="{REWARD}"' in page
+    assert "Fewer than two points here" in page
 
 
 async def test_only_a_run_that_goes_on_says_how_long_it_still_takes(
@@ -225,3 +227,44 @@ async def test_metrics_without_a_curve_are_listed(
     assert (await browser.get(html.unescape(address[1]))).text == "step,value\n3,0.25\n"
     assert '<th scope="row">train/loss</th>' in page
     assert '<th scope="row">train/kl</th>' not in page  # it has a curve
+
+
+async def test_four_numbers_and_the_reward_come_first_and_the_rest_is_folded(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    page = (await browser.get(f"/runs/{FIRST}")).text
+    first, _, folded = page.partition("<summary>More numbers</summary>")
+    assert re.findall(r"<div><dt>([^<]*)</dt>", first) == FIGURES[:4]
+    assert "<dt>KL Divergence</dt>" in folded
+    (large,) = re.findall(r'<figure data-keys="([^"]*)" class="large">', page)
+    assert large.split(",")[0] == REWARD
+    shown, _, more = page.partition("<summary>More curves</summary>")
+    assert 'data-line="train/kl"' in more.split("</section>")[0]
+    assert 'data-line="train/kl"' not in shown
+    empty = (await browser.get(f"/runs/{PENDING}")).text
+    assert "<div hidden><dt>Reward</dt>" in empty
+    assert "<div><dt>" not in empty.partition('id="figures"')[2].partition("</section>")[0]
+    assert not re.search(r'<figure data-keys="[^"]*"( class="large")?>', empty), "no empty card"
+
+
+async def test_what_a_run_does_now_is_not_a_warning(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    await app.database.durable.execute(
+        "insert into workers (id, host, pid, lanes, expires_at) values "
+        "('w1', 'here', 77, '{generate}', clock_timestamp() + interval '1 hour')"
+    )
+    group = GroupKey(SECOND, Purpose.TRAIN, 2, 1)
+    sql = """insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, worker,
+      attempts) values (gen_random_uuid(), 'rollout', 's', 'generate', $1, 'GenerateSample', $2,
+      gen_random_uuid(), $3, $4)"""
+    data = json.dumps({"spec": {"group": str(group)}})
+    for worker in ("w1", None):
+        await app.database.durable.execute(sql, SECOND, data, worker, 0)
+    page = (await browser.get(f"/runs/{SECOND}")).text
+    assert "sampling step 2: 8 of 128" in page, page.partition('id="progress"')[2][:400]
+    assert "pid 77" not in page
+    assert "Waiting:" not in page
+    await app.database.durable.execute("update effects set attempts = 1 where worker = 'w1'")
+    late = (await browser.get(f"/runs/{SECOND}")).text
+    assert "pid 77 on here" in late
