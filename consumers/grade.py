@@ -197,10 +197,15 @@ def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int)
         )
         grade = Grade(index=record.index, reward=None, failure=failure)
     reward, failed = grade.reward, grade.failure
-    if reward is not None and not _is_usable(reward):
+    named = {"reward": reward} if reward is not None else {}
+    named |= {f"reward {name!r}": part for name, part in grade.parts.items()}
+    unusable = [
+        f"the {name} is {value!r}" for name, value in named.items() if not _is_usable(value)
+    ]
+    if unusable and failed is None:
         failed = SampleFailure(
-            category=FailureCategory.VALIDATION,
-            message=f"the reward is {reward!r}; return a finite number of at most {LARGEST:g}",
+            category=FailureCategory.GRADER,
+            message=f"{unusable[-1]}; return a finite number from {-LARGEST:,.0f} to {LARGEST:,.0f}",
         )
     if failed is not None:
         message = excerpt(failed.message, num_samples=num_samples)
@@ -213,8 +218,8 @@ def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int)
     )
 
 
-LARGEST = 1e30
-"""A larger reward is a mistake of its grader, and its square would overflow in the learner."""
+LARGEST = 1e6
+"""A larger reward is a mistake of its grader. It would drown the rewards of its whole batch."""
 
 
 def _is_usable(value: object) -> bool:

@@ -89,7 +89,7 @@ class Training(Section):
 
 class Sampling(Section):
     rollout_temperature: float = Field(default=1.0, ge=0, le=2)
-    """the logits are divided by it, in the sampler and in the learner"""
+    """the logits are divided by it, in the sampler and in the learner; must be above 0 in training"""
     rollout_top_p: float = Field(default=1.0, ge=0, le=1)
     """must be 1.0 in training, because any other value would bias every ratio"""
 

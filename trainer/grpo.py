@@ -75,24 +75,28 @@ def step(
     """Train the policy on one batch of graded groups, in place.
 
     Returns the metrics of the step by key, and its micro-batch plan: the number of tokens of each
-    micro-batch, in order. With several updates, each metric is the mean over them. Gradients that are
-    not finite change nothing, and `train/skipped` is 1.
+    micro-batch, in order. With several updates, each metric is the mean over them. If the loss or a
+    gradient of any of them is not finite, the step changes nothing, and `train/skipped` is above 0.
     """
     # 1. Turn rewards into advantages and token weights. They stay the same for all updates.
     batch = prepare_batch(policy, groups, objective=objective, hyperparameters=hyperparameters)
 
     updates: list[dict[str, float]] = []
     plan: tuple[int, ...] = ()
+    before = optimizers.snapshot() if hyperparameters.updates > 1 else None
     for _ in range(hyperparameters.updates):
         # 2. Forward and backward, one micro-batch after the other.
         metrics, plan = accumulate_gradients(policy, batch)
 
         # 3. Clip the gradients and take an AdamW step at the learning rate of this training step.
-        metrics |= optimizers.update(step_size)
+        metrics |= optimizers.update(step_size, loss=metrics.get("train/loss", 0.0))
         updates.append(metrics)
 
-        # Gradients that are not finite changed nothing, so another update would compute them again.
+        # A loss or gradients that are not finite change nothing, so the updates before are undone, and
+        # another one would compute them again.
         if metrics["train/skipped"]:
+            if before is not None:
+                optimizers.restore(before)
             break
 
     # 4. Report the mean over the updates, and the lengths of the samples.

@@ -191,13 +191,13 @@ class Optimizers:
             Optimizer.fresh(critic.tensors, job) if critic else None,
         )
 
-    def update(self, step_size: StepSize) -> dict[str, float]:
-        """Update policy and critic with the accumulated gradients, and clear these. If any gradient is
-        not finite, neither policy nor critic changes, and "train/skipped" is 1. Returns the metrics by
-        key; gradient norms are those before clipping."""
+    def update(self, step_size: StepSize, *, loss: float) -> dict[str, float]:
+        """Update policy and critic with the accumulated gradients, and clear these. If `loss` or any
+        gradient is not finite, neither policy nor critic changes, and "train/skipped" is 1. Returns the
+        metrics by key; gradient norms are those before clipping."""
         critic, clip = self.critic, step_size.grad_clip
-        is_finite = critic is None or math.isfinite(
-            self.policy.gradient_norm() + critic.gradient_norm()
+        is_finite = math.isfinite(loss) and (
+            critic is None or math.isfinite(self.policy.gradient_norm() + critic.gradient_norm())
         )
         norm = self.policy.update(lr=step_size.lr, clip=clip, is_finite=is_finite)
         metrics = {
@@ -210,3 +210,28 @@ class Optimizers:
                 lr=step_size.critic_lr, clip=clip, is_finite=is_finite
             )
         return metrics
+
+    def snapshot(self) -> "OptimizerSnapshot":
+        """Copies of the tensors and the state of policy and critic."""
+        return [
+            (
+                {name: tensor.detach().clone() for name, tensor in one.tensors.items()},
+                {name: tensor.clone() for name, tensor in one.state().items()},
+            )
+            for one in self._all()
+        ]
+
+    def restore(self, snapshot: "OptimizerSnapshot") -> None:
+        """Take everything back to a snapshot."""
+        for one, (tensors, state) in zip(self._all(), snapshot, strict=True):
+            with torch.no_grad():
+                for name, tensor in one.tensors.items():
+                    tensor.copy_(tensors[name])
+            one.load(state)
+
+    def _all(self) -> list[Optimizer]:
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+
+OptimizerSnapshot = list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]
+"""The tensors and the state of each optimizer."""

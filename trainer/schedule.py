@@ -13,6 +13,7 @@ discarded because it is late. The lag is bounded because no step further than `d
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from schemas.config import RunConfig
 from schemas.specs import Slot
@@ -69,10 +70,18 @@ def slots(seed: int, *, step: int, batch: int, num_rows: int) -> tuple[Slot, ...
 
 def replacement(seed: int, *, step: int, slot: int, number: int, batch: int, num_rows: int) -> Slot:
     """The replacement for a slot after `number` of its groups were dropped. It depends on the seed, the
-    step, the slot and the number, and not on the order in which groups are dropped. Each number has its
-    own order of rows."""
-    epoch, index = divmod((step - 1) * batch + slot, num_rows)
-    row = shuffled_index(index, num_rows, key=f"{seed}/{epoch}/replacement/{number}")
+    step, the slot and the number, and not on the order in which groups are dropped. The replacements of
+    a step have one order of the rows that the step does not have, so that none repeats another, and
+    begin with it again when there are no more. If the step has all rows, they repeat its rows."""
+    own = frozenset(step_rows(seed, step=step, batch=batch, num_rows=num_rows))
+    if len(own) == num_rows:
+        own = frozenset()
+    place = ((number - 1) * batch + slot) % (num_rows - len(own))
+    order = (
+        shuffled_index(index, num_rows, key=f"{seed}/{step}/replacement")
+        for index in range(num_rows)
+    )
+    row = next(islice((row for row in order if row not in own), place, None))
     return Slot(slot=slot, replacement=number, row=row)
 
 

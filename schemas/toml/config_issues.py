@@ -55,6 +55,12 @@ def unsupported(config: RunConfig | EvalConfig) -> Iterator[Issue]:
             f"must be 1.0 in training, got {config.sampling.rollout_top_p:g}: a cut-off "
             "distribution biases the ratio of every token",
         )
+    if config.sampling.rollout_temperature == 0 and config.advanced.algorithm != "sft":
+        yield Issue(
+            "sampling.rollout_temperature",
+            "must be above 0 in training, got 0: greedy samples of a prompt are all equal, so nothing "
+            "is learned from them. Set 1.0; advanced.validation_temperature may be 0",
+        )
     is_unscored = config.advanced.algorithm == "sft" and not config.experiment.rollout
     for name in ("rewards", "rubrics"):
         if is_unscored and getattr(config.advanced, name):

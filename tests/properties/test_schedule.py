@@ -87,7 +87,25 @@ def test_other_seeds_and_epochs_have_other_orders() -> None:
     assert len({tuple(s.row for s in order) for order in (first, other, second)}) == 3
 
 
-@given(st.integers(0, 10), st.integers(1, 3), st.integers(1, 20), st.integers(20, 60))
+@given(st.integers(0, 10), st.integers(1, 5), st.integers(1, 12), st.integers(1, 60))
+def test_replacements_never_repeat_a_row_of_their_step(
+    seed: int, step: int, batch: int, num_rows: int
+) -> None:
+    """As long as there are rows enough. With fewer, each row that there is comes before any again."""
+    place = {"step": step, "batch": batch, "num_rows": num_rows}
+    own = {slot.row for slot in slots(seed, **place)}
+    rows = [
+        replacement(seed, slot=slot, number=number, **place).row
+        for number in (1, 2, 3)
+        for slot in range(batch)
+    ]
+    rest = num_rows - len(own) or num_rows
+    assert len(set(rows[:rest])) == min(len(rows), rest)
+    if len(own) < num_rows:
+        assert not own & set(rows)
+
+
+@given(st.integers(0, 10), st.integers(1, 3), st.integers(1, 10), st.integers(20, 60))
 def test_replacements_of_a_step_are_of_different_rows(
     seed: int, number: int, batch: int, num_rows: int
 ) -> None:

@@ -82,7 +82,7 @@ def step(
     )
 
     # 3. Clip the gradients and take an AdamW step at the learning rate of this training step.
-    metrics |= optimizers.update(step_size)
+    metrics |= optimizers.update(step_size, loss=metrics.get("train/loss", 0.0))
 
     # 4. Report what was learned, and what was cut.
     return metrics | batch.metrics(), plan

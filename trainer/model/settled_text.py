@@ -15,11 +15,12 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 def before_marks(text: str, marks: Sequence[str]) -> str:
-    """Return the text before the first of the marks, and before the beginning of one at its end."""
+    """Return the text before the first of the marks, and before the beginning of one at its end. What
+    comes before a whole mark is certain, also if it looks like the beginning of another."""
     found = [at for mark in marks if (at := text.find(mark)) >= 0]
-    text = text[: min(found, default=len(text))]
     sizes = (size for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))
-    return text[: len(text) - max(sizes, default=0)]
+    begun = len(text) - max(sizes, default=0)
+    return text[: min(*found, begun)] if found else text[:begun]
 
 
 def whole_characters(text: str) -> str:

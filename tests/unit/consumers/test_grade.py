@@ -187,7 +187,7 @@ async def test_a_grader_that_fails_as_a_whole_leaves_every_reward_out(tmp_path: 
     assert outcome.grades == tuple(Grade(index=i, reward=None, failure=failure) for i in (0, 1))
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e31, -1e200, "1", [1]])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1_000_001, -1e200, "1", [1]])
 async def test_a_reward_that_is_no_finite_number_is_left_out_never_zero(
     tmp_path: Path, reward: object
 ) -> None:
@@ -199,8 +199,21 @@ async def test_a_reward_that_is_no_finite_number_is_left_out_never_zero(
     assert outcome.grades[0].reward is None
     assert outcome.grades[0].parts == {}
     assert outcome.grades[0].failure is not None
-    assert "finite number" in outcome.grades[0].failure.message
+    assert outcome.grades[0].failure.category is FailureCategory.GRADER
+    assert f"reward 'p' is {reward!r}; return a finite number" in outcome.grades[0].failure.message
+    assert "-1,000,000 to 1,000,000" in outcome.grades[0].failure.message
     assert outcome.grades[1] == Grade(index=1, reward=1.0)
+
+
+async def test_a_reward_of_a_million_is_taken_and_a_larger_part_is_named(tmp_path: Path) -> None:
+    def grader(label: str | None, samples: Sequence[SampleRecord]) -> tuple[Grade, ...]:
+        return (Grade(index=0, reward=-1e6), Grade(index=1, reward=1.0, parts={"length": 2e6}))
+
+    outcome, _, _ = await score(tmp_path, grader, (record(0), record(1)))
+    assert outcome.grades[0].reward == -1e6
+    assert outcome.grades[1].reward is None
+    assert outcome.grades[1].failure is not None
+    assert outcome.grades[1].failure.message.startswith("the reward 'length' is 2000000.0")
 
 
 async def test_a_sample_the_grader_forgot_is_left_out_with_the_reason(tmp_path: Path) -> None:

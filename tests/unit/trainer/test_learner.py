@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load as load_tensors
 
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError
 from schemas.learner import (
@@ -259,6 +260,41 @@ async def test_gradients_that_are_not_finite_change_nothing(
     assert result.state.weights == zero.state.weights
     assert result.metrics["train/skipped"] == 1.0
     assert all(v == v and abs(v) != float("inf") for v in result.metrics.values())
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+@pytest.mark.parametrize("updates", [1, 3])
+async def test_a_loss_that_is_not_finite_changes_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, loss: float, updates: int
+) -> None:
+    """Also if its gradients are finite, and if the updates of the step before it were. The moments are
+    those of the version before as well."""
+    asked = job(updates_per_step=updates)
+    first = await play_first(engine, asked)
+    accumulate, num_updates = grpo.accumulate_gradients, [0]
+
+    def endless(*given: Any) -> Any:
+        metrics, plan = accumulate(*given)
+        num_updates[0] += 1
+        return (metrics | {"train/loss": loss} if num_updates[0] == updates else metrics), plan
+
+    monkeypatch.setattr(grpo, "accumulate_gradients", endless)
+    result = await engine.learner.step(asked, play(2), export_state=True)
+    assert num_updates[0] == updates
+    assert result.metrics["train/skipped"] > 0
+    assert result.state.weights == first.weights
+    before, after = (load_tensors(state.state or b"") for state in (first, result.state))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert name == "step" or torch.equal(tensor, after[name]), name
+    monkeypatch.undo()  # the twin: a step with a finite loss does change them
+    twin = await engine.learner.step(asked, play(3), export_state=True)
+    assert twin.state.weights != first.weights
+
+
+async def play_first(engine: Engine, asked: LearnerJob) -> LearnerState:
+    await engine.learner.initialize(asked)
+    return (await engine.learner.step(asked, play(1), export_state=True)).state
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ def test_sft_needs_no_code() -> None:
     ("sections", "key"),
     [
         ({"sampling": {"rollout_top_p": 0.9}}, "sampling.rollout_top_p"),
+        ({"sampling": {"rollout_temperature": 0}}, "sampling.rollout_temperature"),
     ],
 )
 def test_what_is_valid_and_not_built_is_refused_by_name(sections: dict[str, Any], key: str) -> None:

@@ -1,5 +1,7 @@
 """What a client is told while an answer is sampled is the beginning of that answer, and never a call."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -49,25 +51,59 @@ PARTS = st.one_of(
 )
 
 
+PIECES = (
+    "<",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|tool|>",
+    "{",
+    " ",
+    "a",
+    "ST",
+    "OP",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("stop", [(), ("STOP",)])
+def test_what_is_told_of_any_two_parts_is_never_taken_back(
+    kind: str, *, tools: bool, stop: tuple[str, ...]
+) -> None:
+    """Without hypothesis: every pair of the marks of all families, and their beginnings."""
+    for parts in product(PIECES, repeat=2):
+        check_told(kind, "".join(parts), offered=(ADD,) if tools else (), stop=stop)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(PARTS, max_size=6), tools=st.booleans(), stops=st.booleans())
 def test_what_is_told_is_the_beginning_of_the_content(
     kind: str, *, parts: list[str], tools: bool, stops: bool
 ) -> None:
-    chat, offered = chat_of(kind), (ADD,) if tools else ()
-    ids = chat.encode("".join(parts))
-    text, stop = chat.decode(ids), ("STOP",) if stops else ()
-    cut = text.partition("STOP")[0] if stops else text
+    stop = ("STOP",) if stops else ()
+    check_told(kind, "".join(parts), offered=(ADD,) if tools else (), stop=stop)
+
+
+def check_told(
+    kind: str, said: str, *, offered: tuple[ToolSpec, ...], stop: tuple[str, ...]
+) -> None:
+    """Check what is told after each token of an answer."""
+    chat = chat_of(kind)
+    ids = chat.encode(said)
+    text = chat.decode(ids)
+    cut = text.partition("STOP")[0] if stop else text
     answer = chat.answer(ids, cut, prompt_ids=[], tools=offered)
     content = cut if answer is None else answer.content
     told = ""
     for size in range(1, len(ids) + 1):
-        if stops and "STOP" in chat.decode(ids[:size]):
+        if stop and "STOP" in chat.decode(ids[:size]):
             break
         now = chat.settled_text(ids[:size], prompt_ids=[], tools=offered, stop=stop)
-        assert now.startswith(told)
-        assert content.startswith(now)
+        assert now.startswith(told), (said, size)
+        assert content.startswith(now), (said, size)
         if kind != OURS and answer and answer.tool_calls:
             assert "<tool_call>" not in now
         told = now
@@ -97,6 +133,8 @@ def test_no_part_of_a_tagged_call_is_told(kind: str) -> None:
 def test_marks() -> None:
     assert before_marks("ab", ("bc",)) == "a"
     assert before_marks("abcd", ("bc", "a")) == ""
+    assert before_marks("<<think>", ("<think>",)) == "<"
+    assert before_marks("abX", ("bX", "abXZ")) == ""
     assert before_tagged_call(" x") == ""
     assert before_tagged_call("x <tool_c") == "x"
     assert before_tagged_call("x <b") == "x <b"
