@@ -155,7 +155,7 @@ async def _read(database: Database, found: Grown) -> None:
             log._pool = effects._pool = connection
             start = await connection.fetchrow(BACK)
             with_claim = await connection.fetchval(READ, CLAIMED)
-            await effects.claim(worker, lanes=list(Lane), consumers=[CONSUMER.name], limit=100)
+            await effects.claim(worker, room=dict.fromkeys(Lane, 100), consumers=[CONSUMER.name])
             found.claim_reads = await connection.fetchval(READ, CLAIMED) - with_claim
             with_look = await connection.fetchval(READ, LOOKED)
             page, _ = await log.tail(Cursor(start["xid"], start["position"]), limit=100)

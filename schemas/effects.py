@@ -68,6 +68,12 @@ class Effect(BaseModel):
         """The run, evaluation or workspace for which it works."""
 
     @property
+    def size(self) -> int:
+        """How much work it is, in places of its lane: a worker holds as many places as it computes at
+        once."""
+        return 1
+
+    @property
     def id(self) -> EffectId:
         return EffectId(derive_id(HEADRACE, f"{self.type}/{self.key}"))
 
@@ -207,6 +213,10 @@ class GenerateGroup(_OfGroup):
 
     type: ClassVar[str] = "GenerateGroup"
     lane: ClassVar[Lane] = Lane.GENERATE
+
+    @property
+    def size(self) -> int:
+        return self.spec.template.num_samples
 
 
 class GenerateSample(_OfGroup):

@@ -42,6 +42,11 @@ class Engine:
         self.learner = TorchLearner(cache)
 
     @property
+    def concurrency(self) -> int:
+        """How many samples it computes at once. Further ones would wait."""
+        return self.sampler.concurrency
+
+    @property
     def versions(self) -> dict[str, str]:
         """The things that the bits of a result depend on besides seed and data: torch, device,
         threads."""

@@ -38,7 +38,7 @@ from infra.postgres.notify import News
 from infra.postgres.secrets import PostgresSecrets
 from infra.readmodel.worker_chats import WorkerChats
 from infra.runtime.consumer import AnyConsumer
-from infra.runtime.hosting import Hosting
+from infra.runtime.hosting import Hosting, capacity_of
 from infra.runtime.judgements import PostgresJudgements
 from infra.runtime.provider_usage import PostgresProviderUsage
 from infra.runtime.runtime import Runtime
@@ -168,7 +168,8 @@ async def open_runtime(
     """Open a runtime with the adapters and engines that its lanes need, and close them after the block.
     Only the control process has `control`."""
     async with AsyncExitStack() as stack:
-        ports = await _open_ports(stack, hosting, backend, settings)
+        ports, num_samples = await _open_ports(stack, hosting, backend, settings)
+        hosting = replace(hosting, capacity=capacity_of(settings.capacity, generate=num_samples))
         if control is not None:
             ports = replace(
                 ports,
@@ -191,9 +192,11 @@ async def open_runtime(
 
 async def _open_ports(
     stack: AsyncExitStack, hosting: Hosting, backend: Backend, settings: Settings
-) -> Ports:
+) -> tuple[Ports, int | None]:
+    """Return the ports, and how many samples this process computes at once (None: it has no engine)."""
     lanes = set(hosting.lanes)
     sampler: Sampler | None = None
+    num_samples: int | None = None
     learner, gateway, user, repositories, secrets = None, None, None, None, None
     judges, judgements = None, None
     if lanes & {Lane.GENERATE, Lane.TRAIN}:
@@ -203,12 +206,15 @@ async def _open_ports(
         vllm = settings.vllm
         servers = VllmServers(vllm.urls, vllm.adapters, vllm.api_key) if vllm else None
         share = None
-        if vllm and vllm.server:
+        if servers and vllm and vllm.server:
+            num_seqs = vllm.server.max_num_seqs or servers.max_num_seqs
+            servers = replace(servers, max_num_seqs=num_seqs)
             share = vllm.server.learner_share(2 if settings.workers == "two" else 1)
         artifacts = backend.artifacts
         engine = Engine(fetch=artifacts.get, read=artifacts.read, vllm=servers, gpu_share=share)
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
+        num_samples = engine.concurrency
     if lanes & {Lane.USER, Lane.GENERATE, Lane.EXPORT}:
         secrets = PostgresSecrets(backend.database, Sealer.of(settings), cache_s=SECRETS_S)
     if sampler is not None and secrets is not None:
@@ -248,7 +254,7 @@ async def _open_ports(
             confinement=await asyncio.to_thread(find_confinement, settings.sandbox),
         )
         await repositories.collect()
-    return Ports(
+    ports = Ports(
         log=backend.log,
         blobs=backend.blobs,
         artifacts=backend.artifacts,
@@ -265,6 +271,7 @@ async def _open_ports(
         judgements=judgements,
         hub=HubUploads(settings.hub_endpoint) if Lane.EXPORT in lanes else None,
     )
+    return ports, num_samples
 
 
 def needs_user_code(hosting: Hosting) -> bool:

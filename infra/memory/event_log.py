@@ -347,9 +347,8 @@ class MemoryEffects:
         self,
         worker: WorkerId,
         *,
-        lanes: Sequence[Lane],
+        room: Mapping[Lane, int],
         consumers: Sequence[ConsumerName],
-        limit: int,
         generation: int = 0,
     ) -> Sequence[Claimed]:
         world = self._world
@@ -358,7 +357,7 @@ class MemoryEffects:
         due = [
             row
             for row in sorted(world.effects.values(), key=lambda row: (row.due_at, row.order))
-            if row.new.effect.lane in lanes
+            if row.new.effect.lane in room
             and row.new.consumer in consumers
             and row.due_at <= world.now
             and row.worker != worker
@@ -366,11 +365,16 @@ class MemoryEffects:
             and not world.has_lease(row.worker)
             and world.gate(row.new.effect.run_id) == "open"
         ]
-        for row in due[:limit]:
-            row.crashes += row.worker is not None
-            row.worker = worker
-            row.epoch += 1
-        return [_claim_of(row) for row in due[:limit]]
+        left = Counter(room)
+        claimed = []
+        for row in due:
+            if left[row.new.effect.lane] > 0:
+                left[row.new.effect.lane] -= row.new.effect.size
+                row.crashes += row.worker is not None
+                row.worker = worker
+                row.epoch += 1
+                claimed.append(_claim_of(row))
+        return claimed
 
     async def retry(
         self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True

@@ -96,15 +96,16 @@ class Effects(Protocol):
         self,
         worker: WorkerId,
         *,
-        lanes: Sequence[Lane],
+        room: Mapping[Lane, int],
         consumers: Sequence[ConsumerName],
-        limit: int,
         generation: int = 0,
     ) -> Sequence[Claimed]:
         """Claim due effects whose gate is open, that have no live claim, and that this worker does not
-        hold already. Within a lane of a consumer, the effect that has been due for the longest time
-        comes first. Each claim raises the effect's epoch by one. A claim taken over from a dead worker
-        counts a crash. A worker whose own lease has expired gets nothing.
+        hold already. `room` has the lanes, and how many places each has left: effects are claimed as
+        long as a place is left, and each takes `Effect.size` places. Within a lane of a consumer, the
+        effect that has been due for the longest time comes first. Each claim raises the effect's epoch
+        by one. A claim taken over from a dead worker counts a crash. A worker whose own lease has
+        expired gets nothing.
 
         Raises StaleGeneration, with nothing claimed, when `generation` is not the worker's current one.
         A claim that the network delivers late must take nothing, because the worker would not know of

@@ -79,20 +79,21 @@ class PostgresEffects:
         self,
         worker: WorkerId,
         *,
-        lanes: Sequence[Lane],
+        room: Mapping[Lane, int],
         consumers: Sequence[ConsumerName],
-        limit: int,
         generation: int = 0,
     ) -> Sequence[Claimed]:
+        rows: list[Any] = []
         try:
-            rows = await self._pool.fetch(
-                "select * from claim_effects($1, $2, $3, $4, $5)",
-                worker,
-                [str(lane) for lane in lanes],
-                list(consumers),
-                limit,
-                generation,
-            )
+            for lane, places in room.items():
+                rows += await self._pool.fetch(
+                    "select * from claim_effects($1, $2, $3, $4, $5)",
+                    worker,
+                    [str(lane)],
+                    list(consumers),
+                    places,
+                    generation,
+                )
         except asyncpg.PostgresError as error:
             if error.sqlstate == "HR003":
                 raise StaleGeneration(worker, generation) from error

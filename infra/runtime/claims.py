@@ -9,6 +9,7 @@ take it while this worker's lease is live, so this worker has to find and releas
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from infra.ports.effects import Claimed, Effects, StaleGeneration
@@ -16,7 +17,7 @@ from infra.postgres.errors import DatabaseUnavailable
 from infra.postgres.notify import Wakeup
 from infra.runtime.hosting import Hosting
 from infra.task_cancellation import END_S, end
-from schemas.effects import Effect
+from schemas.effects import Effect, Lane
 from schemas.ids import EffectId
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,9 @@ class Claims:
         self._held: dict[EffectId, Claimed] = {}
         self._tasks: dict[EffectId, asyncio.Task[None]] = {}
         self._in_commit: dict[EffectId, Claimed] = {}
-        self._num_reserved = 0
+        self._taken: Counter[Lane] = Counter()
+        self._reserved: Counter[Lane] = Counter()
+        self._queued: set[Lane] = set()
         self._generation = 0
         self._checked_at = 0.0
         self._reconnects_seen = 0
@@ -49,9 +52,16 @@ class Claims:
     # --- what is held ---------------------------------------------------------------------------
 
     @property
-    def room(self) -> int:
-        """The number of further effects that this process may hold."""
-        return self._hosting.capacity - len(self._held) - self._num_reserved
+    def room(self) -> Mapping[Lane, int]:
+        """How many places are free in each lane that has any."""
+        taken = self._taken + self._reserved
+        free = {lane: self._hosting.places(lane) - taken[lane] for lane in self._hosting.lanes}
+        return {lane: places for lane, places in free.items() if places > 0}
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether a lane of this process may have effects that are due and that nobody holds."""
+        return bool(self._queued)
 
     @property
     def tasks(self) -> Sequence[asyncio.Task[None]]:
@@ -70,12 +80,14 @@ class Claims:
     def add(self, claimed: Claimed, task: asyncio.Task[None]) -> None:
         """Record that this process now performs an effect, in `task`."""
         self._held[claimed.id] = claimed
+        self._taken[claimed.effect.lane] += claimed.effect.size
         self._tasks[claimed.id] = task
 
     def forget(self, claimed: Claimed) -> None:
         """Drop this claim, but not a later one of the same effect."""
         if self._held.get(claimed.id) is claimed:
             del self._held[claimed.id], self._tasks[claimed.id]
+            self._taken[claimed.effect.lane] -= claimed.effect.size
 
     def begin_commit(self, finished: Iterable[Claimed]) -> None:
         """Record that the outcomes of these claims are being decided. No task performs them any more,
@@ -89,36 +101,47 @@ class Claims:
 
     def reserve(self, effect: Effect) -> bool:
         """Whether an effect that is decided here is born claimed by this process. If so, it takes up
-        room from now on, although it is held only after the draft is committed."""
-        if not self._hosting.performs(effect) or self.room <= 0:
+        room from now on, although it is held only after the draft is committed. It is not born claimed
+        while others may wait in its lane, because it would be performed before its turn."""
+        if not self._hosting.performs(effect) or effect.lane in self._queued:
             return False
-        self._num_reserved += 1
+        if effect.lane not in self.room:
+            self._queued.add(effect.lane)
+            return False
+        self._reserved[effect.lane] += effect.size
         return True
 
     def drop_reservations(self) -> None:
         """Forget the reservations, because the draft was given up, or was committed and its effects are
         held."""
-        self._num_reserved = 0
+        self._reserved.clear()
 
     # --- claiming -------------------------------------------------------------------------------
 
-    async def claim(self, limit: int) -> Sequence[Claimed]:
-        """Claim and return at most `limit` effects. Returns none when this worker's generation is over,
-        because then it does not know which effects it holds; the next check finds out."""
-        if limit <= 0:
+    async def claim(self) -> Sequence[Claimed]:
+        """Claim and return effects for the places that are free. Returns none when this worker's
+        generation is over, because then it does not know which effects it holds; the next check finds
+        out."""
+        room = self.room
+        self._queued = set(self._hosting.lanes)
+        if not room:
             return ()
         try:
-            return await self._effects.claim(
+            claimed = await self._effects.claim(
                 self._hosting.worker,
-                lanes=self._hosting.lanes,
+                room=room,
                 consumers=self._performing,
-                limit=limit,
                 generation=self._generation,
             )
         except StaleGeneration as error:
             logger.warning("%s", error)
             self.distrust()
             return ()
+        taken = Counter[Lane]()
+        for each in claimed:
+            taken[each.effect.lane] += each.effect.size
+        self._queued -= {lane for lane, places in room.items() if taken[lane] < places}
+        return claimed
 
     async def next_due_s(self) -> float | None:
         """Return the seconds until more effects may become claimable, or None."""
@@ -194,6 +217,7 @@ class Claims:
             await self._effects.release(claimed)
         except DatabaseUnavailable:
             self.distrust()
+        self._wakeup.set()
 
     async def release_closed(self) -> None:
         """Release the effects whose run is no longer open. If the database is unavailable, the next call

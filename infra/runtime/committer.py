@@ -139,7 +139,7 @@ class Committer:
         for new in draft.effects:
             if new.claimed:
                 self._performer.start(Claimed.from_new(new))
-        if commit.may_bring_claims or (commit.finished and self._performer.is_at_capacity):
+        if commit.may_bring_claims or (commit.finished and self._claims.has_queue):
             self._performer.wake()
 
     async def _remaining_after(

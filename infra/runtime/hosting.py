@@ -1,24 +1,56 @@
 """The consumers that decide in a process, and the effects that it performs."""
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from infra.runtime.consumer import AnyConsumer
 from schemas.effects import Effect, Lane
 from schemas.ids import WorkerId
 
+COORDINATION = 1024
+"""The places of a lane whose work waits for others and needs little of this machine."""
+
+PER_CORE = 4
+USER_BYTES = 256 << 20
+"""A grader mostly waits, for its judge or for its sandbox. A machine has room for so many per core, and
+for one per so much memory, whichever is less."""
+
+FEWEST_USER = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """The part of the work that a process hosts: its consumers, its lanes, and how many effects it may
-    hold at once."""
+    """The part of the work that a process hosts: its consumers, its lanes, and how many places each lane
+    has. An effect takes `Effect.size` places while this process holds it."""
 
     worker: WorkerId
     consumers: tuple[AnyConsumer, ...]
     lanes: tuple[Lane, ...]
-    capacity: int = 1024
+    capacity: Mapping[Lane, int] = field(default_factory=dict)
 
     def performs(self, effect: Effect) -> bool:
         """Whether this process has the lane of an effect, and the consumer that performs it."""
         return effect.lane in self.lanes and any(
             type(effect) in consumer.effects for consumer in self.consumers
         )
+
+    def places(self, lane: Lane) -> int:
+        """Return how many places a lane has."""
+        return self.capacity.get(lane, COORDINATION)
+
+
+def capacity_of(chosen: Mapping[str, int], *, generate: int | None) -> dict[Lane, int]:
+    """Return the places of each lane of a process: what it computes at once, so that an effect that it
+    holds waits for nothing. `generate` is how many samples its engine computes at once (None: it has no
+    engine), and `chosen` is what the operator sets."""
+    found = {Lane.TRAIN: 1, Lane.EXPORT: 1, Lane.USER: _user_places()}
+    if generate is not None:
+        found[Lane.GENERATE] = generate
+    return found | {Lane(lane): places for lane, places in chosen.items()}
+
+
+def _user_places() -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0))
+    return max(FEWEST_USER, min(PER_CORE * cores, memory // USER_BYTES))

@@ -40,8 +40,7 @@ class StrayCancellation(Exception):
 
 
 class Performer:
-    """Claims and performs the effects of this process's lanes. `is_at_capacity` says that more effects
-    may be waiting than the process had room for when it last claimed."""
+    """Claims and performs the effects of this process's lanes."""
 
     def __init__(
         self,
@@ -60,7 +59,6 @@ class Performer:
         self._artifacts = artifacts
         self._wakeup = wakeup
         self._finished: asyncio.Queue[Attempt] = asyncio.Queue()
-        self.is_at_capacity = False
 
     async def run(self) -> None:
         """Claim effects and start them, without end."""
@@ -97,15 +95,13 @@ class Performer:
 
     async def _claim_and_start(self) -> bool:
         """Claim effects and start them. Returns whether any were claimed."""
-        limit = self._claims.room
-        claimed = await self._claims.claim(limit)
-        # Effects that were born claimed meanwhile have taken some of the room.
-        room = max(0, self._claims.room)
-        self.is_at_capacity = len(claimed) >= min(limit, room)
-        for each in claimed[:room]:
-            self.start(each)
-        for each in claimed[room:]:
-            await self._effects.release(each)
+        claimed = await self._claims.claim()
+        for each in claimed:
+            # Effects that were born claimed meanwhile may have taken the room.
+            if each.effect.lane in self._claims.room:
+                self.start(each)
+            else:
+                await self._effects.release(each)
         return bool(claimed)
 
     async def _wait_for_work(self) -> None:

@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from infra.settings import network_policy
+from infra.settings import capacity, network_policy
 from infra.settings.git import GitSettings
 from infra.settings.kafka import KafkaSettings
 from infra.settings.model_directories import ModelDirectories
@@ -60,8 +60,9 @@ class Settings:
     """How this process runs. Without `database_url` the supervisor runs an embedded Postgres. Without
     `kafka` the bus tails the event log, and without `vllm` the torch engine samples. Without
     `retention_days` no run is archived automatically, and without `secret_key` secrets are sealed with
-    the key file of the home. `old_secret_keys` open what they sealed before. Without
-    `sandbox_service` each process that needs one starts its own."""
+    the key file of the home. `old_secret_keys` open what they sealed before. `capacity` has the lanes
+    whose capacity the operator sets. Without `sandbox_service` each process that needs one
+    starts its own."""
 
     home: Path
     url: str
@@ -85,6 +86,7 @@ class Settings:
     sandbox_service: SandboxAddress | None
     network: NetworkPolicy
     workers: str
+    capacity: Mapping[str, int]
     retention_days: int | None
     poll_s: int
     git: GitSettings
@@ -124,6 +126,7 @@ class Settings:
             sandbox_service=_sandbox_service(environ),
             network=_network(environ),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each")),
+            capacity=_capacity(environ),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
             git=_git(environ),
@@ -308,6 +311,14 @@ def _network(environ: Mapping[str, str]) -> NetworkPolicy:
         return NetworkPolicy.parse(value)
     except ValueError as error:
         raise _bad(network_policy.VARIABLE, value, network_policy.FORM) from error
+
+
+def _capacity(environ: Mapping[str, str]) -> Mapping[str, int]:
+    value = environ.get(capacity.VARIABLE) or ""
+    try:
+        return capacity.parse_capacity(value)
+    except ValueError as error:
+        raise _bad(capacity.VARIABLE, value, capacity.FORM) from error
 
 
 def _vllm_server(environ: Mapping[str, str]) -> VllmLaunch:

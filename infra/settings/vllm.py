@@ -62,6 +62,18 @@ class VllmLaunch:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def max_num_seqs(self) -> int | None:
+        """How many sequences it computes at once, from its arguments; None for vLLM's default. The
+        last one counts, as it does for vLLM."""
+        found = None
+        for word, following in zip(self.arguments, (*self.arguments[1:], ""), strict=True):
+            name, _, value = word.partition("=")
+            if name in ("--max-num-seqs", "--max_num_seqs"):
+                value = value or following
+                found = int(value) if value.isascii() and value.isdigit() else found
+        return found
+
+    @property
     def argv(self) -> tuple[str, ...]:
         return (
             *self.command,

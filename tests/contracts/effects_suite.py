@@ -105,7 +105,7 @@ async def claim(
     generation: int = 0,
 ) -> list[Claimed]:
     found = await bound.effects.claim(
-        who, lanes=[lane], consumers=[SYNC], limit=limit, generation=generation
+        who, room={lane: limit}, consumers=[SYNC], generation=generation
     )
     return list(found)
 
@@ -128,7 +128,7 @@ class EffectsSuite:
         await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
         assert await claim(bound, who, lane=Lane.TRAIN) == []
         stranger = ConsumerName("grade")
-        found = await bound.effects.claim(who, lanes=[Lane.CONTROL], consumers=[stranger], limit=10)
+        found = await bound.effects.claim(who, room={Lane.CONTROL: 10}, consumers=[stranger])
         assert list(found) == []
         assert len(await claim(bound, who)) == 1
 

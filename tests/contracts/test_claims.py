@@ -88,9 +88,7 @@ async def read_for(
         effects = PostgresEffects(database)
         effects._pool = connection
         before = await connection.fetchval(READ)
-        claimed = await effects.claim(
-            worker, lanes=[Lane.CONTROL, Lane.TRAIN], consumers=[MINE], limit=limit
-        )
+        claimed = await effects.claim(worker, room={Lane.CONTROL: limit}, consumers=[MINE])
         return int(await connection.fetchval(READ) - before), claimed
 
 
@@ -306,7 +304,7 @@ async def test_claims_at_once_share_what_waits_and_miss_nothing(crowded: Databas
     async with crowded.durable.acquire() as first, first.transaction():
         effects = PostgresEffects(crowded)
         effects._pool = first
-        held = await effects.claim(ME, lanes=[Lane.CONTROL], consumers=[MINE], limit=EACH - 10)
+        held = await effects.claim(ME, room={Lane.CONTROL: EACH - 10}, consumers=[MINE])
         taken |= {c.id for c in held}
         _, rest = await read_for(crowded, 100, worker=HEIR)
         assert len(rest) == 10

@@ -58,9 +58,9 @@ class Stalling(PostgresEffects):
             await self._pool.fetch(
                 "select * from claim_effects($1, $2, $3, $4)",
                 worker,
-                [str(lane) for lane in asked["lanes"]],
+                [str(lane) for lane in asked["room"]],
                 list(asked["consumers"]),
-                asked["limit"],
+                max(asked["room"].values()),
             )
             return ()
         finally:
@@ -71,7 +71,7 @@ class Stalling(PostgresEffects):
         lanes = [str(Lane.TRAIN)]
         sql = "select * from claim_effects($1, $2, $3, $4)"
         await self._pool.fetch(sql, "nobody", lanes, ["nothing"], 1)
-        await super().claim(WorkerId("nobody"), lanes=[Lane.TRAIN], consumers=[SYNC], limit=1)
+        await super().claim(WorkerId("nobody"), room={Lane.TRAIN: 1}, consumers=[SYNC])
 
 
 @asynccontextmanager

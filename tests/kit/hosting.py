@@ -138,6 +138,7 @@ class Bench:
     consumers: Sequence[AnyConsumer]
     world: World = field(default_factory=World)
     capacity: int = 1024
+    worker: WorkerId = WORKER
 
     def __post_init__(self) -> None:
         self.log = Flaky(MemoryLog(self.world))
@@ -167,7 +168,7 @@ class Bench:
 
     def runtime(self) -> Runtime:
         """A runtime over this world, under a long lease."""
-        self.world.workers[WORKER] = self.world.now.replace(year=2100)
+        self.world.workers[self.worker] = self.world.now.replace(year=2100)
         blobs = MemoryBlobs()
         artifacts = ArtifactStore(MemoryLog(self.world), blobs)
         ports = Ports(
@@ -179,7 +180,12 @@ class Bench:
             settings=Settings.load({"HEADRACE_HOME": str(self.home)}),
         )
         return Runtime(
-            Hosting(WORKER, tuple(self.consumers), (Lane.CONTROL,), self.capacity),
+            Hosting(
+                self.worker,
+                tuple(self.consumers),
+                (Lane.CONTROL,),
+                {Lane.CONTROL: self.capacity},
+            ),
             log=cast("Any", self.log),
             effects=cast("Any", self.effects),
             bus=MemoryBus(self.world),

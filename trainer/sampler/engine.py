@@ -22,6 +22,7 @@ from trainer.policy import LoadedModel
 from trainer.sampler.batcher import KEPT_MODELS, Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.likeliest import with_likeliest
+from trainer.sampler.memory_limits import memory_limits_of
 from trainer.sampler.prompt_length import count_tokens, tokenised
 from trainer.sampler.told_text import ToldText
 from trainer.weight_cache import WeightCache
@@ -49,6 +50,11 @@ class TorchSampler:
         self._last: Completion | None = None
         self._ahead: asyncio.Task[None] | None = None
         cache.on_kept = self._prepare_ahead
+
+    @property
+    def concurrency(self) -> int:
+        """How many completions of one version it decodes together."""
+        return memory_limits_of(self._cache.device.torch).most_rows
 
     def _new_batcher(self) -> Batcher:
         """An empty batcher, with room for as many decode models as there are versions."""

@@ -36,6 +36,11 @@ class VllmSampler:
         self._chats: LruCache[Chat] = LruCache(4)
         self._closed = False
 
+    @property
+    def concurrency(self) -> int:
+        """How many completions the servers compute together."""
+        return self.fleet.concurrency
+
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion and return it as a turn. Raises UserCodeError(PROMPT_TOO_LONG) when the
         prompt does not fit, Refused when vLLM cannot serve the request, CorruptData when all servers are

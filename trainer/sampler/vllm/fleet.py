@@ -49,6 +49,8 @@ BACK_S = 1.0
 """Seconds before a server that is away is asked again. The pause doubles each time, up to MOST_BACK
 times this one."""
 MOST_BACK = 32
+MAX_NUM_SEQS = 256
+"""vLLM's own default."""
 PATIENCE_S = 240.0
 """How many seconds a request waits for any server. A server takes a minute or two to start."""
 
@@ -56,13 +58,15 @@ PATIENCE_S = 240.0
 @dataclass(frozen=True, slots=True)
 class VllmServers:
     """The addresses of the servers. Adapters are written to `folder`, which the servers must see under
-    the same path. The last `kept` versions stay loaded (None: KEPT)."""
+    the same path. The last `kept` versions stay loaded (None: KEPT). `max_num_seqs` is how many
+    sequences each server computes at once; its API does not say so."""
 
     urls: tuple[str, ...]
     folder: Path
     api_key: str | None = field(default=None, repr=False)
     patience_s: float = PATIENCE_S
     kept: int | None = None
+    max_num_seqs: int = MAX_NUM_SEQS
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ class Fleet:
     """All servers, and the versions that are loaded into those that are up."""
 
     def __init__(self, servers: VllmServers, *, device: Device) -> None:
+        self.concurrency = servers.max_num_seqs * len(servers.urls)
         self.replicas = [Replica(VllmServer(url, api_key=servers.api_key)) for url in servers.urls]
         self.warnings: list[str] = []
         self._device = device

@@ -11,6 +11,7 @@ from infra.runtime import performer
 from infra.runtime.consumer import NOTHING, AnyConsumer, Decision, Meta
 from schemas.effects import FetchCommit
 from schemas.events import RunWarned
+from schemas.ids import WorkerId
 from tests.kit.hosting import WORKER, Bench, Fetched, Script, consumer, effect
 
 ASKED, CAPACITY = 40, 3
@@ -59,3 +60,49 @@ async def test_one_decision_is_born_claimed_as_far_as_there_is_room(
         counting.go.set()
         await bench.until(lambda: len(counting.performed) == messages * ASKED)
     assert len(held) == counting.most == CAPACITY
+
+
+async def test_the_second_of_two_workers_gets_its_share_of_a_thousand_effects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.02)
+    monkeypatch.setattr(f"{__name__}.ASKED", 1000)
+    taken = {WORKER: 0, WorkerId("second"): 0}
+    counting = Counting()
+    counting.go.set()
+
+    def perform_as(worker: WorkerId) -> AnyConsumer:
+        async def perform(asked: FetchCommit, ports: Ports) -> Fetched:
+            taken[worker] += 1
+            await asyncio.sleep(0)
+            return await counting.perform(asked, ports)
+
+        return replace(counting.consumer, perform=perform)
+
+    first = Bench(tmp_path, [perform_as(WORKER)], capacity=8)
+    second = replace(first, consumers=[perform_as(WorkerId("second"))], worker=WorkerId("second"))
+    await first.warn("r", 1)
+    async with first.running(), second.running():
+        await first.until(lambda: len(counting.performed) == 1000)
+    assert sum(taken.values()) == 1000
+    assert min(taken.values()) >= 300, taken
+
+
+async def test_an_effect_is_not_born_claimed_before_those_that_wait(tmp_path: Path) -> None:
+    """One place, and effects of another run that wait for it: what the first run asks for next comes
+    after them."""
+    order: list[str] = []
+
+    def handle(state: int, message: RunWarned | Fetched, meta: Meta) -> Decision:
+        if isinstance(message, Fetched):
+            order.append(message.effect.run_id)
+            again = message.effect.run_id == "big" and order.count("big") < 3
+            return Decision(effects=(effect("big", order.count("big")),)) if again else NOTHING
+        return Decision(effects=(effect(message.run, 0),))
+
+    bench = Bench(tmp_path, [replace(consumer(Script()), handle=handle)], capacity=1)
+    await bench.warn("big", 1)
+    await bench.warn("tiny", 1)
+    async with bench.running():
+        await bench.until(lambda: len(order) == 4)
+    assert order == ["big", "tiny", "big", "big"]
