@@ -151,6 +151,8 @@ class Advanced(Section):
     """seed of everything random: the order of rows, the initial weights and the samples"""
     deterministic: bool = False
     """repeating the run gives identical bits; this costs speed"""
+    priority: int = Field(default=1, ge=1, le=100)
+    """the share of this run where runs take turns: one with 2 gets twice the work of one with 1"""
     date: Day | None = None
     """the current date for chat templates that ask for it, as `"2026-11-22"`; default: the day of the
     submit"""

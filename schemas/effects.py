@@ -351,23 +351,10 @@ class ChooseCheckpoint(Effect):
 
 
 ALL_EFFECTS: tuple[type[Effect], ...] = (
-    FetchCommit,
-    DiscoverRollouts,
-    ListRefs,
-    ExaminePush,
-    SubmitRun,
-    PostStatus,
-    InitializePolicy,
-    GenerateGroup,
-    GenerateSample,
-    GradeGroup,
-    TrainStep,
-    SaveCheckpoint,
-    VerifyRun,
-    PushCheckpoint,
-    LoadModel,
-    ChooseCheckpoint,
-)
+    FetchCommit, DiscoverRollouts, ListRefs, ExaminePush, SubmitRun, PostStatus, InitializePolicy,
+    GenerateGroup, GenerateSample, GradeGroup, TrainStep, SaveCheckpoint, VerifyRun, PushCheckpoint,
+    LoadModel, ChooseCheckpoint,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

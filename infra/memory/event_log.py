@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from infra.memory.turns import lane_turn, next_turn, share_of
 from infra.ports.actor import actor_text
 from infra.ports.effects import Claimed, Holding, NewEffect, StaleGeneration
 from infra.ports.event_log import (
@@ -41,6 +42,7 @@ class _EffectRow:
     new: NewEffect
     order: int
     due_at: datetime
+    turn: float = 0.0
     worker: WorkerId | None = None
     epoch: int = 0
     attempts: int = 0
@@ -59,6 +61,7 @@ class World:
     effects: dict[EffectId, _EffectRow] = field(default_factory=dict)
     gates: dict[str, str] = field(default_factory=dict)
     holds: Counter[str] = field(default_factory=Counter)
+    weights: dict[str, int] = field(default_factory=dict)
     workers: dict[WorkerId, datetime] = field(default_factory=dict)
     generations: Counter[WorkerId] = field(default_factory=Counter)
     artifacts: dict[str, bytes] = field(default_factory=dict)
@@ -115,6 +118,7 @@ class MemoryLog:
         recorded = [self._record(new) for new in commit.events]
         world.events += recorded
         world.inbox.update(dict.fromkeys(commit.consumed, world.xid))
+        world.weights.update(commit.weights)
         for effect_id, _ in commit.finished:
             del world.effects[effect_id]
         for new_effect in commit.effects:
@@ -167,12 +171,25 @@ class MemoryLog:
         if self._world.gate(new.effect.run_id) == "closed":
             return
         self._world.order += 1
-        effect = _EffectRow(new, order=self._world.order, due_at=self._world.now)
+        turn = next_turn(self._world, new.effect)
+        effect = _EffectRow(new, order=self._world.order, due_at=self._world.now, turn=turn)
         if new.claimed:
             effect.worker, effect.epoch = worker, 1
         self._world.effects.setdefault(new.effect.id, effect)
 
     def _move_gate(self, event: Event) -> None:
+        world = self._world
+        rested = world.gate(event.run_id) == "paused"
+        turns = {lane: lane_turn(world, lane) for lane in Lane} if rested else {}
+        self._set_gate(event)
+        if rested and world.gate(event.run_id) == "open":
+            ours = [row for row in world.effects.values() if row.new.effect.run_id == event.run_id]
+            for row in sorted(ours, key=lambda row: (row.turn, row.order)):
+                effect = row.new.effect
+                turns[effect.lane] += share_of(world, effect)
+                row.turn = turns[effect.lane]
+
+    def _set_gate(self, event: Event) -> None:
         world = self._world
         if event.hold is not None:
             holds = world.holds[event.run_id] + (1 if event.hold == "hold" else -1)
@@ -356,7 +373,7 @@ class MemoryEffects:
             raise StaleGeneration(worker, generation)
         due = [
             row
-            for row in sorted(world.effects.values(), key=lambda row: (row.due_at, row.order))
+            for row in sorted(world.effects.values(), key=lambda row: (row.turn, row.order))
             if row.new.effect.lane in room
             and row.new.consumer in consumers
             and row.due_at <= world.now

@@ -102,10 +102,14 @@ class Effects(Protocol):
     ) -> Sequence[Claimed]:
         """Claim due effects whose gate is open, that have no live claim, and that this worker does not
         hold already. `room` has the lanes, and how many places each has left: effects are claimed as
-        long as a place is left, and each takes `Effect.size` places. Within a lane of a consumer, the
-        effect that has been due for the longest time comes first. Each claim raises the effect's epoch
-        by one. A claim taken over from a dead worker counts a crash. A worker whose own lease has
+        long as a place is left, and each takes `Effect.size` places. Each claim raises the effect's
+        epoch by one. A claim taken over from a dead worker counts a crash. A worker whose own lease has
         expired gets nothing.
+
+        Runs take turns within a lane of a consumer, by start-time fair queuing. An effect gets its turn
+        when it is requested: `size / weight` after the last turn of its run, or after the turn of the
+        lane, whichever is later. The smallest turn comes first. An effect keeps its turn when it is
+        given back or tried again, and gets a new one when its run is resumed.
 
         Raises StaleGeneration, with nothing claimed, when `generation` is not the worker's current one.
         A claim that the network delivers late must take nothing, because the worker would not know of

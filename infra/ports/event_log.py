@@ -132,6 +132,12 @@ class Commit:
         return [*states.items(), *holds]
 
     @property
+    def weights(self) -> Mapping[str, int]:
+        """Return the weights that these events give to their runs."""
+        found = ((new.event.run_id, new.event.weight) for new in self.events)
+        return {run: weight for run, weight in found if weight is not None}
+
+    @property
     def may_bring_claims(self) -> bool:
         """Whether this commit may make effects claimable: it has an effect that no worker holds, or it
         moves the gate of a run."""

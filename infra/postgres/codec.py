@@ -33,7 +33,7 @@ def arguments_of(commit: Commit) -> tuple[Any, ...]:
     places = [commit.cursors.get(event_id) for _, event_id in consumed]
     heads = sorted((commit.expected or {}).items())
     written = {new.stream: new.version for new in events}
-    gates = commit.gates
+    gates, weights = commit.gates, commit.weights
     return (
         commit.worker,
         [name for name, _ in consumed],
@@ -70,6 +70,9 @@ def arguments_of(commit: Commit) -> tuple[Any, ...]:
         [run for run, _ in gates],
         [state for _, state in gates],
         [new.actor for new in events],
+        [new.effect.size for new in effects],
+        list(weights),
+        list(weights.values()),
     )
 
 

@@ -83,23 +83,21 @@ class PostgresEffects:
         consumers: Sequence[ConsumerName],
         generation: int = 0,
     ) -> Sequence[Claimed]:
-        rows: list[Any] = []
         try:
-            for lane, places in room.items():
-                rows += await self._pool.fetch(
-                    "select * from claim_effects($1, $2, $3, $4, $5)",
-                    worker,
-                    [str(lane)],
-                    list(consumers),
-                    places,
-                    generation,
-                )
+            rows = await self._pool.fetch(
+                "select * from claim_in_turn($1, $2, $3, $4, $5)",
+                worker,
+                [str(lane) for lane in room],
+                list(consumers),
+                list(room.values()),
+                generation,
+            )
         except asyncpg.PostgresError as error:
             if error.sqlstate == "HR003":
                 raise StaleGeneration(worker, generation) from error
             raise
         return [
-            _claim_in(row) for row in sorted(rows, key=lambda row: (row["due_at"], row["created"]))
+            _claim_in(row) for row in sorted(rows, key=lambda row: (row["turn"], row["created"]))
         ]
 
     async def retry(
@@ -107,7 +105,7 @@ class PostgresEffects:
     ) -> None:
         await self._pool.execute(
             "update effects set worker = null, attempts = attempts + $5, error = $3,"
-            " due_at = clock_timestamp() + make_interval(secs => $4)"
+            " due_at = clock_timestamp() + make_interval(secs => $4), later = $4 > 0"
             " where id = $1 and epoch = $2",
             claimed.id,
             claimed.epoch,
@@ -166,7 +164,7 @@ class PostgresEffects:
             "select extract(epoch from least((select min(head.due_at)"
             " from unnest($1::text[]) l (lane) cross join unnest($2::text[]) n (consumer)"
             " cross join lateral (select e.due_at from effects e where e.worker is null"
-            " and not e.shut and e.lane = l.lane and e.consumer = n.consumer"
+            " and not e.shut and e.later and e.lane = l.lane and e.consumer = n.consumer"
             " and e.due_at > (select clock_timestamp()) order by e.due_at limit 1) head),"
             " (select min(w.expires_at) from workers w where w.id <> $3"
             " and w.expires_at > clock_timestamp()"

@@ -13,8 +13,8 @@ COORDINATION = 1024
 
 PER_CORE = 4
 USER_BYTES = 256 << 20
-"""A grader mostly waits, for its judge or for its sandbox. A machine has room for so many per core, and
-for one per so much memory, whichever is less."""
+"""The graders per core, and the memory for each of them. A grader mostly waits, for its judge or for its
+sandbox. The smaller of the two numbers counts."""
 
 FEWEST_USER = 4
 

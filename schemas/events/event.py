@@ -49,6 +49,12 @@ class Event(BaseModel):
         return None
 
     @property
+    def weight(self) -> int | None:
+        """The share of its run when runs take turns in a lane, if the event says it. Without such an
+        event it is 1."""
+        return None
+
+    @property
     @abstractmethod
     def stream(self) -> StreamName: ...
 

@@ -65,6 +65,11 @@ class RunRequested(BaseRunEvent):
         return self.workspace or self.belongs_to
 
     @property
+    def weight(self) -> int | None:
+        priority = self.config.advanced.priority
+        return priority if priority != 1 else None
+
+    @property
     def needs_approval(self) -> bool:
         """Whether the run waits for RunApproved."""
         return self.origin is not None and self.origin.require_approval

@@ -1,7 +1,7 @@
 """The contract of every Effects, together with the log in the same database."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 from uuid import uuid4
 
 import pytest
@@ -16,12 +16,14 @@ from schemas.events import (
     MessageDeadLettered,
     MessageRedriven,
     RunPaused,
+    RunRequested,
     RunResumed,
     RunStopped,
 )
 from schemas.ids import ConsumerName, WorkerId, workspace_stream
 from schemas.specs import CommitSpec
 from tests.kit.commits import commit_of
+from tests.kit.story import beginning
 
 SYNC = ConsumerName("sync")
 LEASE_S = 5.0
@@ -42,8 +44,27 @@ class Bound:
     expire_lease: LeaseExpiry
 
 
-def effect(run: str, *, claimed: bool = False) -> NewEffect:
-    asked = FetchCommit(
+class LargeFetch(FetchCommit):
+    """A fetch of another size."""
+
+    places: ClassVar[int] = 8
+
+    @property
+    def size(self) -> int:
+        return self.places
+
+
+def requested(run: str, *, priority: int) -> RunRequested:
+    found = next(beginning(run, run, steps=1))
+    assert isinstance(found, RunRequested)
+    advanced = found.config.advanced.model_copy(update={"priority": priority})
+    config = found.config.model_copy(update={"advanced": advanced})
+    return found.model_copy(update={"config": config})
+
+
+def effect(run: str, *, claimed: bool = False, size: int = 1) -> NewEffect:
+    kind = FetchCommit if size == 1 else LargeFetch
+    asked = kind(
         workspace=uuid4().hex,
         push=uuid4(),
         commit=CommitSpec(url="/nowhere"),
@@ -372,3 +393,51 @@ class EffectsSuite:
         assert await num_unfinished() == 1, "a claim may come back"
         await bound.effects.retry(held, delay_s=60, error="not\0now \ud800")
         assert await num_unfinished() == 1, "what is tried again later is not done"
+
+    async def test_a_tiny_run_is_claimed_between_the_effects_of_a_large_one(
+        self, bound: Bound
+    ) -> None:
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=tuple(effect("big") for _ in range(100))))
+        await claim(bound, who, limit=10)
+        await bound.log.commit(Commit(effects=tuple(effect("tiny") for _ in range(3))))
+        order = [one.effect.run_id for one in await claim(bound, who, limit=8)]
+        assert order[:6].count("tiny") == 3, order
+
+    async def test_a_run_gets_the_share_of_its_weight(self, bound: Bound) -> None:
+        who = await worker(bound)
+        heavy = requested("heavy", priority=100)
+        await bound.log.commit(commit_of(heavy, 1))
+        await bound.log.commit(Commit(effects=tuple(effect("light") for _ in range(300))))
+        await bound.log.commit(Commit(effects=tuple(effect("heavy") for _ in range(300))))
+        order = [one.effect.run_id for one in await claim(bound, who, limit=202)]
+        assert 1 <= order.count("light") <= 3, order.count("light")
+
+    async def test_an_effect_that_is_tried_again_keeps_its_turn(self, bound: Bound) -> None:
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=tuple(effect("r") for _ in range(20))))
+        first, *_ = await claim(bound, who, limit=5)
+        await bound.effects.retry(first, delay_s=0, error="not now")
+        assert [one.id for one in await claim(bound, who, limit=1)] == [first.id]
+
+    async def test_a_run_that_slept_does_not_catch_up(self, bound: Bound) -> None:
+        """Neither after its lane was busy with another run, nor when it is resumed."""
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=tuple(effect("sleeper") for _ in range(40))))
+        await gate(bound, RunPaused(run="sleeper", step=1), 1)
+        await bound.log.commit(Commit(effects=tuple(effect("awake") for _ in range(200))))
+        for one in (await claim(bound, who, limit=100))[:-1]:
+            await bound.log.commit(Commit(worker=who, finished=((one.id, one.epoch),)))
+        await gate(bound, RunResumed(run="sleeper", step=1), 2)
+        await bound.log.commit(Commit(effects=tuple(effect("late") for _ in range(40))))
+        order = [one.effect.run_id for one in await claim(bound, who, limit=30)]
+        assert {run: order.count(run) for run in ("sleeper", "awake", "late")} == {
+            "sleeper": 10,
+            "awake": 10,
+            "late": 10,
+        }
+
+    async def test_an_effect_takes_the_places_of_its_size(self, bound: Bound) -> None:
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=tuple(effect("r", size=8) for _ in range(10))))
+        assert len(await claim(bound, who, limit=20)) == 3, "the third takes the last place"

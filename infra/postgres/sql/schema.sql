@@ -117,17 +117,20 @@ create table workers (
 );
 
 -- Whether the effects of a run may be claimed. `state` follows from the run's own events. `holds` counts the
--- dead letters that pause the run, which is independent of its state.
+-- dead letters that pause the run, which is independent of its state. `weight` is the run's share next to others.
 create table run_gates (
     run_id text primary key,
     state  text not null check (state in ('open', 'paused', 'closed')),
-    holds  integer not null default 0
+    holds  integer not null default 0,
+    weight integer not null default 1
 );
 create index gates_resting on run_gates (run_id) where state = 'paused' or holds > 0;
 
 -- Work that was requested and is not finished. A claim is (worker, epoch), and is live while the lease of its
 -- worker is. An outcome is accepted only under the epoch of the claim. `shut` repeats what the run's gate
--- says, so that the index of claimable effects leaves out the runs that rest; a claim checks the gate as well.
+-- says, so that the index of claimable effects leaves out the runs that rest; a claim checks the gate as well. `turn`
+-- orders what can be claimed, `size` is how many places of its lane it takes, and `later` says that it is not due
+-- before `due_at`.
 create table effects (
     id          uuid primary key,
     consumer    text not null,
@@ -146,14 +149,50 @@ create table effects (
     crashes     integer not null default 0,
     memo        text,
     error       text,
-    shut        boolean not null default false
+    shut        boolean not null default false,
+    turn        double precision not null default 0,
+    size        integer not null default 1,
+    later       boolean not null default false
 ) with (fillfactor = 50);
 alter table effects set (autovacuum_vacuum_scale_factor = 0.02);
--- What can be claimed, in the order in which it is claimed. One that is due later is not met before its time.
-create index effects_ready on effects (lane, consumer, due_at, created) where worker is null and not shut;
+-- What can be claimed, in the order in which it is claimed, and what is to be tried again later.
+create index effects_ready on effects (lane, consumer, turn, created)
+    where worker is null and not shut and not later;
+create index effects_later on effects (lane, consumer, due_at)
+    where worker is null and not shut and later;
 -- What is claimed: dead holders are found by going from holder to holder.
 create index effects_held on effects (worker) where worker is not null;
-create index effects_run on effects (run_id);
+-- What is performed, by its turn.
+create index effects_performed on effects (lane, turn) where worker is not null;
+-- The last turn of a run in a lane.
+create index effects_run on effects (run_id, lane, turn);
+
+-- The turn of a lane: the largest of what is performed, else that of the next effect of this consumer that can be
+-- claimed or will be due, else 0. A lane without work begins again, so nobody saves up turns while it idles.
+create function lane_turn(p_lane text, p_consumer text) returns double precision
+language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+    return coalesce(
+        (select e.turn from effects e where e.lane = p_lane and e.worker is not null
+         order by e.turn desc limit 1),
+        (select e.turn from effects e
+         where e.lane = p_lane and e.consumer = p_consumer and e.worker is null and not e.shut and not e.later
+         order by e.turn, e.created limit 1),
+        (select e.turn from effects e
+         where e.lane = p_lane and e.consumer = p_consumer and e.worker is null and not e.shut and e.later
+         order by e.due_at limit 1),
+        0);
+end $$;
+
+-- The turn after which the effects that a run requests in a lane come: start-time fair queuing. A run that has
+-- requested much comes after those that have not, and one that has slept has no advantage.
+create function next_turn(p_run text, p_lane text, p_consumer text) returns double precision
+language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+    return greatest(lane_turn(p_lane, p_consumer), (
+        select e.turn from effects e where e.run_id = p_run and e.lane = p_lane
+        order by e.turn desc limit 1));
+end $$;
 
 -- A gate that moves takes the effects of its run along. When it shuts, effects that other transactions hold at
 -- this moment are skipped. When it opens, each of them is waited for: one that stayed shut would never be
@@ -165,7 +204,16 @@ begin
         where e.id in (select c.id from effects c where c.run_id = new.run_id and not c.shut
                        for update skip locked);
     else
-        update effects e set shut = false where e.run_id = new.run_id and e.shut;
+        -- They come after what is performed now. The turns that they had are of another time.
+        update effects e set shut = false, turn = o.turn
+        from (select c.id, l.turn + sum(c.size) over (partition by c.lane order by c.turn, c.created)::float8
+                                    / new.weight as turn
+              from effects c
+              join (select d.lane, d.consumer, lane_turn(d.lane, d.consumer) as turn
+                    from (select distinct f.lane, f.consumer from effects f
+                          where f.run_id = new.run_id and f.shut) d) l using (lane, consumer)
+              where c.run_id = new.run_id and c.shut) o
+        where e.id = o.id;
     end if;
     return null;
 end $$;
@@ -187,7 +235,9 @@ execute function shut_effects();
 --   p_streams, p_expected, p_versions              streams that the decision was made on, in the order of their
 --                                                  names: the version that was read, and the one afterwards
 --   e_*                                            events to append, in order; e_actor: who appended each, or null
---   f_*                                            effects to request; f_claimed: p_worker performs it at once
+--   f_*                                            effects to request; f_claimed: p_worker performs it at once;
+--                                                  f_size: its places (an array that is too short: 1)
+--   w_*                                            the weights of runs
 --   a_*                                            small artifacts
 --   g_*                                            gates to set: a state, or 'hold' or 'release', or 'reopened',
 --                                                  which only a closed gate follows
@@ -206,7 +256,7 @@ create function commit_decision(
     f_data text[], f_correlation uuid[], f_trace text[], f_claimed boolean[],
     a_sha text[], a_data bytea[],
     g_run text[], g_state text[],
-    e_actor text[]
+    e_actor text[], f_size integer[], w_run text[], w_weight integer[]
 ) returns table (r_position bigint, r_xid xid8, r_time timestamptz)
 language plpgsql as $$
 declare
@@ -292,17 +342,34 @@ begin
             raise exception '%', p_streams[i] using errcode = 'HR001';
         end if;
     end loop;
-    -- Effects, but none in the name of a closed run: nobody would ever claim it.
+    if cardinality(w_run) > 0 then
+        insert into run_gates as g (run_id, state, weight)
+        select w.run, 'open', w.weight from unnest(w_run, w_weight) as w (run, weight) order by w.run
+        on conflict (run_id) do update set weight = excluded.weight;
+    end if;
+    -- Effects, but none in the name of a closed run: nobody would ever claim it. The turns of a run in a lane
+    -- follow each other, and none lies before the turn of the lane. Both are read without a lock: of two
+    -- decisions at the same moment each may not see the turns of the other.
     if cardinality(f_id) > 0 then
         insert into effects (id, consumer, stream, lane, run_id, type, data, correlation,
-                             traceparent, worker, epoch, shut)
-        select f.id, f.consumer, f.stream, f.lane, f.run, f.type, f.data::json, f.correlation,
-               f.trace, case when f.claimed then p_worker end, case when f.claimed then 1 else 0 end,
-               coalesce(f.run = any (resting), false)
-        from unnest(f_id, f_consumer, f_stream, f_lane, f_run, f_type, f_data, f_correlation,
-                    f_trace, f_claimed)
-             as f (id, consumer, stream, lane, run, type, data, correlation, trace, claimed)
-        where not exists (select from run_gates g where g.run_id = f.run and g.state = 'closed')
+                             traceparent, worker, epoch, shut, size, turn)
+        with asked as materialized (
+            select f.*, coalesce(f.given, 1) as size from unnest(
+                f_id, f_consumer, f_stream, f_lane, f_run, f_type, f_data, f_correlation, f_trace,
+                f_claimed, f_size) with ordinality
+                as f (id, consumer, stream, lane, run, type, data, correlation, trace, claimed, given, n)
+        ), shares as materialized (
+            select s.run, s.lane, s.consumer, next_turn(s.run, s.lane, s.consumer) as turn,
+                   coalesce((select g.weight from run_gates g where g.run_id = s.run), 1) as weight
+            from (select distinct a.run, a.lane, a.consumer from asked a) s
+        )
+        select a.id, a.consumer, a.stream, a.lane, a.run, a.type, a.data::json, a.correlation,
+               a.trace, case when a.claimed then p_worker end, case when a.claimed then 1 else 0 end,
+               coalesce(a.run = any (resting), false), a.size,
+               s.turn + sum(a.size) over (partition by a.run, a.lane order by a.n)::float8 / s.weight
+        from asked a join shares s using (run, lane, consumer)
+        where not exists (select from run_gates g where g.run_id = a.run and g.state = 'closed')
+        order by a.n
         on conflict (id) do nothing;
     end if;
     if cardinality(a_sha) > 0 then
@@ -351,37 +418,38 @@ create function commit_decision(
     f_id uuid[], f_consumer text[], f_stream text[], f_lane text[], f_run text[], f_type text[],
     f_data text[], f_correlation uuid[], f_trace text[], f_claimed boolean[],
     a_sha text[], a_data bytea[],
-    g_run text[], g_state text[]
+    g_run text[], g_state text[],
+    e_actor text[]
 ) returns table (r_position bigint, r_xid xid8, r_time timestamptz)
 language sql as $$
     select * from commit_decision(
         p_worker, p_consumers, p_consumed, p_xids, p_positions, p_finished, p_epochs, p_streams,
         p_expected, p_versions, e_id, e_stream, e_version, e_type, e_schema, e_data, e_run, e_causation,
         e_correlation, e_trace, f_id, f_consumer, f_stream, f_lane, f_run, f_type, f_data,
-        f_correlation, f_trace, f_claimed, a_sha, a_data, g_run, g_state,
-        '{}')
+        f_correlation, f_trace, f_claimed, a_sha, a_data, g_run, g_state, e_actor,
+        '{}', '{}', '{}')
 $$;
 
 
 -- == Claims ===============================================================================================
 
--- Claim due effects: the worker's lease is live, the gate is open, the run is not held, and no other worker with
--- a live lease holds them. Taking over from a dead worker counts a crash, and comes first. Effects that this
--- worker already holds are not claimed again, even if its lease ran out meanwhile. What a dead worker held of runs
--- that rest is given back. Of several queues (one per lane and consumer) the one whose head has been due the
--- longest goes first.
+-- Claim due effects, of each lane as long as a place of p_room is left (an effect takes `size` places): the
+-- worker's lease is live, the gate is open, the run is not held, and no other worker with a live lease holds them.
+-- Effects that this worker already holds are not claimed again, even if its lease ran out meanwhile. What a dead
+-- worker held is given back first, counts a crash, and is claimed in its turn, which it keeps. So is what was to be
+-- tried again later and is due now. Of several queues (one per lane and consumer) the one whose head has the
+-- smallest turn goes first.
 --
 -- The settings and the subqueries fix the plans, because a session keeps the plan that it made when the table was
 -- empty. `(select clock_timestamp())` is evaluated once, after the snapshot, so that an index can compare with it
 -- and nothing that the snapshot shows is taken to lie in the future.
-create function claim_effects(p_worker text, p_lanes text[], p_consumers text[], p_limit integer)
+create function claim_in_turn(p_worker text, p_lanes text[], p_consumers text[], p_room integer[])
 returns setof effects language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     dead text;
     queue record;
-    taken integer;
-    room integer := p_limit;
+    taken effects;
 begin
     if not exists (select from workers w where w.id = p_worker and w.expires_at > clock_timestamp()) then
         return;
@@ -398,68 +466,63 @@ begin
           and not exists (select from workers w
                           where w.id = h.name and w.expires_at > clock_timestamp())
     loop
-        exit when room = 0;
-        -- Once: then they lie with what waits for their runs, and the next claim does not meet them.
         update effects e set worker = null, crashes = e.crashes + 1
-        where e.id in (select c.id from effects c where c.worker = dead and c.shut
+        where e.id in (select c.id from effects c
+                       where c.worker = dead
+                         and (c.shut or c.lane = any (p_lanes) and c.consumer = any (p_consumers))
                        for update skip locked);
-        return query
-            with picked as materialized (
-                select c.id from effects c
-                where c.worker = dead and not c.shut
-                  and c.lane = any (p_lanes) and c.consumer = any (p_consumers)
-                  and c.due_at <= (select clock_timestamp())
-                  and coalesce((select g.state = 'open' and g.holds = 0
-                                from run_gates g where g.run_id = c.run_id), true)
-                order by c.due_at, c.created
-                limit room
-                for update skip locked
-            )
-            update effects e
-            set worker = p_worker, epoch = e.epoch + 1, crashes = e.crashes + 1
-            from picked p where e.id = p.id
-            returning e.*;
-        get diagnostics taken = row_count;
-        room := room - taken;
     end loop;
+    update effects e set later = false
+    where e.id in (select c.id from effects c
+                   where c.worker is null and not c.shut and c.later
+                     and c.lane = any (p_lanes) and c.consumer = any (p_consumers)
+                     and c.due_at <= (select clock_timestamp())
+                   limit 1000 for update skip locked);
     for queue in
-        select q.lane, q.consumer
-        from (select l.lane, n.consumer
-              from unnest(p_lanes) as l (lane) cross join unnest(p_consumers) as n (consumer)) q
+        select q.n, q.lane, q.consumer
+        from (select l.lane, l.n, c.consumer
+              from unnest(p_lanes) with ordinality as l (lane, n)
+              cross join unnest(p_consumers) as c (consumer)) q
         cross join lateral (
-            select e.due_at, e.created from effects e
-            where e.worker is null and not e.shut and e.lane = q.lane and e.consumer = q.consumer
+            select e.turn, e.created from effects e
+            where e.worker is null and not e.shut and not e.later
+              and e.lane = q.lane and e.consumer = q.consumer
               and e.due_at <= (select clock_timestamp())
-            order by e.due_at, e.created limit 1
+            order by e.turn, e.created limit 1
         ) head
-        order by head.due_at, head.created
+        order by head.turn, head.created
     loop
-        exit when room = 0;
-        return query
+        continue when p_room[queue.n] <= 0;
+        for taken in
             with picked as materialized (
-                select c.id from effects c
-                where c.worker is null and not c.shut and c.lane = queue.lane and c.consumer = queue.consumer
+                select c.id, c.size, c.turn, c.created from effects c
+                where c.worker is null and not c.shut and not c.later
+                  and c.lane = queue.lane and c.consumer = queue.consumer
                   and c.due_at <= (select clock_timestamp())
                   and coalesce((select g.state = 'open' and g.holds = 0
                                 from run_gates g where g.run_id = c.run_id), true)
-                order by c.due_at, c.created
-                limit room
+                order by c.turn, c.created
+                limit p_room[queue.n]
                 for update skip locked
+            ), fitting as (
+                select p.id, sum(p.size) over (order by p.turn, p.created) - p.size as before from picked p
             )
             update effects e
             set worker = p_worker, epoch = e.epoch + 1
-            from picked p where e.id = p.id
-            returning e.*;
-        get diagnostics taken = row_count;
-        room := room - taken;
+            from fitting f where e.id = f.id and f.before < p_room[queue.n]
+            returning e.*
+        loop
+            return next taken;
+            p_room[queue.n] := p_room[queue.n] - taken.size;
+        end loop;
     end loop;
 end $$;
 
 -- Claim under the generation that the worker believes in: raises HR003 when that one is over. It takes an advisory
 -- lock and not a row lock, because a claim that finds nothing must take no transaction id, and a lease is renewed
 -- meanwhile.
-create function claim_effects(
-    p_worker text, p_lanes text[], p_consumers text[], p_limit integer, p_generation integer
+create function claim_in_turn(
+    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_generation integer
 ) returns setof effects language plpgsql as $$
 declare
     known integer;
@@ -473,8 +536,21 @@ begin
     if known <> p_generation then
         raise exception 'generation % is over', p_generation using errcode = 'HR003';
     end if;
-    return query select * from claim_effects(p_worker, p_lanes, p_consumers, p_limit);
+    return query select * from claim_in_turn(p_worker, p_lanes, p_consumers, p_room);
 end $$;
+
+-- What processes of the version before call, which still run during an upgrade. They hold one number of effects of
+-- any lane.
+create function claim_effects(p_worker text, p_lanes text[], p_consumers text[], p_limit integer)
+returns setof effects language sql as $$
+    select * from claim_in_turn(p_worker, p_lanes, p_consumers, array_fill(p_limit, array[cardinality(p_lanes)]))
+$$;
+create function claim_effects(
+    p_worker text, p_lanes text[], p_consumers text[], p_limit integer, p_generation integer
+) returns setof effects language sql as $$
+    select * from claim_in_turn(
+        p_worker, p_lanes, p_consumers, array_fill(p_limit, array[cardinality(p_lanes)]), p_generation)
+$$;
 
 -- Give back the effects that a worker holds beyond p_keep, and raise its generation. Returns the new generation,
 -- or null with nothing changed when the worker has another one already. The lock waits for claims of this worker

@@ -33,6 +33,11 @@ from producers.cli.repository import (
     "--dry-run", is_flag=True, help="Only show the resolved config and estimates; submit nothing."
 )
 @click.option("--from", "start", metavar="RUN@STEP", help="Start from this checkpoint.")
+@click.option(
+    "--priority",
+    type=click.IntRange(1, 100),
+    help="Share of the run where runs take turns. Default: CONFIG's advanced.priority, or 1.",
+)
 @click.option("--name", help="Name of the run. Default: chosen by the server.")
 @click.option(
     "--workspace",
@@ -44,6 +49,7 @@ def submit(
     watch: bool,
     dry_run: bool,
     start: str | None,
+    priority: int | None,
     name: str | None,
     workspace: str | None,
     as_json: bool,
@@ -55,6 +61,8 @@ def submit(
     registered when it is new.
     """
     document = read_config(config)
+    if priority is not None:
+        document["advanced"] = {**(document.get("advanced") or {}), "priority": priority}
     with Client() as client:
         place = workspace or _find_workspace(client, config, document, quiet=as_json)
         if dry_run:

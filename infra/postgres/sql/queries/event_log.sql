@@ -138,7 +138,7 @@ where consumer = any ($1) and xid < $2 for update skip locked))
 -- name: commit
 select * from commit_decision(
     $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-    $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35)
+    $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38)
 
 -- The versions of streams, and whether these events were appended already. One snapshot: a commit that finds
 -- the streams unmoved has seen everything that was appended to them.

@@ -159,7 +159,7 @@ async def test_hot_queries_use_their_indexes(large_url: str) -> None:
         await log.unconsumed([(READER, event) for event in events])
         by_index(plans, "inbox_pkey")
         await effects.next_due_s(WorkerId("w"), lanes=[Lane.TRAIN], consumers=[READER])
-        by_index(plans, "effects_ready", "effects_held")
+        by_index(plans, "effects_later", "effects_held")
 
 
 async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:

@@ -1,0 +1,30 @@
+"""The turns of effects in memory, by the rules of `lane_turn` and `next_turn` in Postgres."""
+
+from typing import TYPE_CHECKING
+
+from schemas.effects import Effect, Lane
+
+if TYPE_CHECKING:
+    from infra.memory.event_log import World
+
+
+def lane_turn(world: "World", lane: Lane) -> float:
+    """Return the largest turn of what is performed in a lane, else the smallest of what waits, else
+    0."""
+    ours = [row for row in world.effects.values() if row.new.effect.lane == lane]
+    if performed := [row.turn for row in ours if row.worker is not None]:
+        return max(performed)
+    waiting = [row.turn for row in ours if world.gate(row.new.effect.run_id) == "open"]
+    return min(waiting, default=0.0)
+
+
+def next_turn(world: "World", effect: Effect) -> float:
+    """Return the turn of an effect that is requested now."""
+    ours = [row for row in world.effects.values() if row.new.effect.run_id == effect.run_id]
+    last = max((row.turn for row in ours if row.new.effect.lane == effect.lane), default=0.0)
+    return max(lane_turn(world, effect.lane), last) + share_of(world, effect)
+
+
+def share_of(world: "World", effect: Effect) -> float:
+    """Return by how much an effect moves the turns of its run."""
+    return effect.size / world.weights.get(effect.run_id, 1)
