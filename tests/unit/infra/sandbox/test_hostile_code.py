@@ -196,7 +196,7 @@ async def test_twin_where_it_may_be_traced_its_tracer_is_ended_with_it(
         pytest.skip("only as root user code has a user of its own, whose processes may be killed")
     patch_sdk(trusted, "host.py", "    hide()\n")
     assert await run(trusted, rollout, "seized") == "True"
-    (process,) = trusted._warm.values()
+    (process,) = trusted._warm.processes
     async with asyncio.timeout(60):
         await process.aclose()
     assert await run(trusted, rollout, "fine") == "done"
@@ -376,7 +376,7 @@ async def test_a_process_that_does_not_die_is_given_up(
 ) -> None:
     monkeypatch.setattr(confined, "END_S", 0.05)
     await run(trusted, rollout, "fine")
-    (process,) = trusted._warm.values()
+    (process,) = trusted._warm.processes
     assert process._process is not None
     kill = process._process.kill
     monkeypatch.setattr(process._process, "kill", lambda: None)

@@ -233,7 +233,7 @@ async def test_an_environment_is_in_use_while_a_process_has_it(
     )
     await say(local, rollout, "hello")
     assert make_room(directory, 0) == 0
-    for process in tuple(local._warm.values()):
+    for process in tuple(local._warm.processes):
         await local._end(process)
     assert make_room(directory, 0) == 1
     assert not place.exists()
