@@ -53,7 +53,7 @@ class Waits:
             gate=row["gate"] or "open",
             letters=_many(LetterFact, row["letters"]),
             effects=effects,
-            sampled=await self._sampled(run, effects),
+            sampled=await self._count_sampled(run, effects),
             workers=[
                 WorkerFact(**{**worker, "lanes": tuple(worker["lanes"])})
                 for worker in _documents(row["workers"])
@@ -65,7 +65,9 @@ class Waits:
             full=[str(directory) for directory in directories if _is_full(directory)],
         )
 
-    async def _sampled(self, run: str | None, effects: Iterable[EffectFact]) -> StepFact | None:
+    async def _count_sampled(
+        self, run: str | None, effects: Iterable[EffectFact]
+    ) -> StepFact | None:
         """The oldest step of a run whose samples are being made."""
         steps = [one.step for one in effects if one.step is not None]
         row = (

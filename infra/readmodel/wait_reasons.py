@@ -32,7 +32,7 @@ DOING = {
     "TrainStep": "training",
     "SaveCheckpoint": "saving a checkpoint",
 }
-"""What a run does, by the type of its effect."""
+"""The work of a run, by the type of its effect."""
 
 DISK = ("disk", "no space left")
 STORE = ("blob", "s3", "store", "bucket")

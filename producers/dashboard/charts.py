@@ -66,7 +66,7 @@ def curve(points: Points, *, width: float, height: float) -> Curve | None:
 
 def curves(several: Sequence[Points], *, width: float, height: float) -> tuple[Curve | None, ...]:
     """The polylines of curves in common axes. A curve without two finite values is None."""
-    drawn = [_drawn(points) for points in several]
+    drawn = [_draw(points) for points in several]
     steps = [step for points in drawn for step, _ in points]
     values = [value for points in drawn for _, value in points]
     if not steps:
@@ -84,7 +84,7 @@ def curves(several: Sequence[Points], *, width: float, height: float) -> tuple[C
     )
 
 
-def _drawn(points: Points) -> Points:
+def _draw(points: Points) -> Points:
     """The finite points of a curve, with 0 for noise; none if there are fewer than two."""
     finite = [(step, 0.0 if abs(value) < NOISE else value) for step, value in points]
     finite = [point for point in finite if math.isfinite(point[1])]

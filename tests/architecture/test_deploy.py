@@ -45,7 +45,7 @@ INTERNAL = {"HEADRACE_WORKER_ID", "HEADRACE_RUNSC"}
 """Those that no settings hold: the supervisor tells a child its name, and the process that starts user
 code looks for gVisor's program."""
 
-FOR_TESTS = re.compile(r"HEADRACE_TEST_[A-Z0-9]+")
+FOR_TESTS = re.compile(r"HEADRACE_TEST_[A-Z0-9_]+")
 
 
 FILLED = {

@@ -23,7 +23,7 @@ from trainer.sampler.batcher import KEPT_MODELS, Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.likeliest import with_likeliest
 from trainer.sampler.memory_limits import memory_limits_of
-from trainer.sampler.prompt_length import count_tokens, tokenised
+from trainer.sampler.prompt_length import count_tokens, tokenise_apart
 from trainer.sampler.told_text import ToldText
 from trainer.weight_cache import WeightCache
 
@@ -88,7 +88,7 @@ class TorchSampler:
         sha256 = weights.sha256 if weights else ""
         version = Version(base, sha256, loaded, trained, request.lora_alpha)
         chat, context = self._chat(request, loaded), loaded.base.context
-        row = await tokenised(
+        row = await tokenise_apart(
             request, partial(new_completion, request, version, chat, context=context)
         )
         self._last = row

@@ -44,7 +44,7 @@ def too_long(request: SampleRequest, what: str, *, context: int) -> UserCodeErro
     )
 
 
-async def tokenised(request: SampleRequest, work: Callable[[], T]) -> T:
+async def tokenise_apart(request: SampleRequest, work: Callable[[], T]) -> T:
     """Return the result of `work`, which tokenises the prompt of a request."""
     if num_characters(request) <= LONG_CHARS:
         return work()
@@ -56,4 +56,4 @@ async def count_tokens(request: SampleRequest, chat: Chat, *, context: int) -> i
     many characters that it cannot fit."""
     most = request.params.model_copy(update={"max_prompt_tokens": context})
     refuse_too_long(request.model_copy(update={"params": most}), chat, context=context)
-    return await tokenised(request, lambda: len(chat.prompt_ids(request)))
+    return await tokenise_apart(request, lambda: len(chat.prompt_ids(request)))

@@ -123,7 +123,7 @@ async def as_csv(request: Request) -> Response:
 
 async def _find(request: Request, order: RunOrder) -> RunPage:
     """The page of runs that the filters and the cursor of a request select. Raises InvalidConfig."""
-    words, asked = _asked(request)
+    words, asked = _parse_search(request)
     status = asked.get("status")
     if status and status not in SHOWN_STATUSES:
         message = f"must be one of {', '.join(SHOWN_STATUSES)}, got {status[:40]!r}"
@@ -215,12 +215,12 @@ def _cell(value: object) -> object:
 
 
 def _kind(request: Request) -> RunKind:
-    _, asked = _asked(request)
+    _, asked = _parse_search(request)
     names = ("dataset", "model", "rollout", "workspace", "creator")
     return RunKind(**{name: asked.get(name) for name in names})
 
 
-def _asked(request: Request) -> tuple[str, Mapping[str, str]]:
+def _parse_search(request: Request) -> tuple[str, Mapping[str, str]]:
     """The words of the search, and the values of its keys. Parameters take the place of its keys."""
     query = request.query_params
     words, found = parse_search(query.get("search", ""))

@@ -59,7 +59,7 @@ async def sign_out(request: Request) -> Response:
     await _services(request).sessions.end(_cookie_of(request))
     answer = RedirectResponse("/login", status_code=303)
     public_url = _services(request).settings.public_url
-    # A browser that is told to delete a __Host- cookie without Secure keeps it.
+    # A browser asked to delete a __Host- cookie without Secure keeps it.
     answer.delete_cookie(
         cookie_name(public_url), path="/", secure=public_url.startswith("https:"), httponly=True
     )

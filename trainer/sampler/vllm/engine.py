@@ -16,7 +16,7 @@ from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.likeliest import with_likeliest
-from trainer.sampler.prompt_length import count_tokens, tokenised
+from trainer.sampler.prompt_length import count_tokens, tokenise_apart
 from trainer.sampler.told_text import ToldText
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone, UnknownAdapter
 from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServers
@@ -112,7 +112,7 @@ class VllmSampler:
     ) -> Turn:
         assert replica.card is not None  # noqa: S101 - it is serving
         context = min(target.version.loaded.base.context, replica.card.max_model_len)
-        row = await tokenised(
+        row = await tokenise_apart(
             request,
             partial(new_completion, request, target.version, target.chat, context=context),
         )
