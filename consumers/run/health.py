@@ -50,10 +50,11 @@ def divergence_message(step: int, *, run: str, checkpoint: int | None) -> str:
 
 def flat_warning(step: int, *, num_steps: int) -> str:
     """Say what to check when all rewards are equal."""
+    when = f"the {num_steps} steps up to step {step}" if num_steps > 1 else f"step {step}"
     return (
-        f"all rewards that are compared with each other were equal in the {num_steps} steps up to step "
-        f"{step}, so nothing is learned. Check the grader's rewards, or use questions that the policy "
-        "answers correctly sometimes, and not always or never"
+        f"all rewards that are compared with each other were equal in {when}, so nothing is learned. "
+        "Check the grader's rewards, or use questions that the policy answers correctly sometimes, and "
+        "not always or never"
     )
 
 

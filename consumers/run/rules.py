@@ -67,10 +67,12 @@ def give_up(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def warn(state: RunState) -> tuple[RunEvent, ...]:
-    """Warn once when the rewards of several steps in a row left nothing to learn."""
-    if state.flat != FLAT_STEPS or state.warned >= state.settled:
+    """Warn when the rewards of several steps in a row left nothing to learn, and at the end of a run of
+    which that is true for every step."""
+    is_all = state.flat == state.settled == state.total > 0
+    if not (state.flat == FLAT_STEPS or is_all) or state.warned >= state.settled:
         return ()
-    text = flat_warning(state.settled, num_steps=FLAT_STEPS)
+    text = flat_warning(state.settled, num_steps=state.flat)
     return (RunWarned(run=_run_id(state), step=state.settled, message=text),)
 
 

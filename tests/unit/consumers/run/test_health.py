@@ -115,6 +115,21 @@ def test_rewards_that_say_nothing_for_a_while_warn_once() -> None:
     assert [len(found) for found in again] == [0] * (FLAT_STEPS - 1) + [1]
 
 
+@pytest.mark.parametrize("steps", [1, 3, FLAT_STEPS, FLAT_STEPS + 2])
+def test_a_run_in_which_no_step_taught_anything_ends_with_a_warning(steps: int) -> None:
+    story = Played(steps=steps)
+    warned = [only(story.play(1.0, 1.0), RunWarned) for _ in range(steps)]
+    (last,) = warned[-1]
+    assert f"step {steps}, so nothing is learned" in last.message
+    assert sum(map(len, warned)) == (2 if steps > FLAT_STEPS else 1)
+
+
+def test_a_run_with_one_step_that_taught_something_ends_without_one() -> None:
+    story = Played(steps=3)
+    said = [story.play(*rewards) for rewards in ((1.0, 1.0), (0.0, 1.0), (1.0, 1.0))]
+    assert not any(only(one, RunWarned) for one in said)
+
+
 def test_one_group_with_spread_is_enough() -> None:
     story = Played(steps=2 * FLAT_STEPS)
     for step in range(FLAT_STEPS + 1):
