@@ -53,6 +53,7 @@ WORKED = f"git worked on it for more than {CPU_S} s; make the commit smaller"
 
 BROKEN = re.compile(
     r"fetch-pack: invalid index-pack output|index-pack failed|[Oo]ut of memory, \w+ failed"
+    r"|possible repository corruption on the remote side|bad pack header|expected flush after"
 )
 CUT_OFF = re.compile(r"early EOF|hung up|RPC failed|curl \d+|died of signal (9|15)\b")
 """Git's messages for a transfer that it cannot read or hold in memory, and for a broken connection."""

@@ -246,3 +246,16 @@ def test_a_limit_that_a_repository_passes_is_final_and_a_crash_counts() -> None:
         said = f"error: index-pack died of signal {int(limit)}\nfatal: fetch-pack: invalid output"
         assert type(error_for(GitFailed(128, said), what="x")) is Refused
     assert type(error_for(GitFailed(-signal.SIGSEGV, ""), what="x")) is TransientError
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "error: bad pack header\nfatal: unpack-objects failed",
+        "remote: aborting due to possible repository corruption on the remote side.",
+        "fatal: expected flush after ref listing",
+    ],
+)
+def test_a_transfer_that_no_git_can_read_counts_as_a_failed_attempt(said: str) -> None:
+    """Such a repository was tried again without end, so its commit was never answered."""
+    assert type(error_for(GitFailed(128, said), what="https://x")) is TransientError
