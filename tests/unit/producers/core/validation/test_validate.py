@@ -241,6 +241,7 @@ def makers_of_issues() -> Iterator[tuple[str, str]]:
 BEFORE_THE_DOOR = {
     "schemas/toml/parser.py",
     "schemas/toml/violations.py",
+    "schemas/toml/finite.py",
     "producers/core/validation/references.py",
     "schemas/toml/triggers.py",
 }
@@ -264,7 +265,8 @@ def test_every_check_is_reached_through_the_door() -> None:
     assert all(refused)
     checks = {maker for maker in makers_of_issues() if maker[0] not in BEFORE_THE_DOOR}
     assert len(checks) > 15
-    assert not checks - reached
+    missing = checks - reached
+    assert missing == set()
 
 
 def test_only_the_door_and_its_rooms_know_keys_of_the_toml() -> None:
