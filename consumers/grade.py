@@ -164,8 +164,7 @@ async def _call_grader(
     spec: GroupSpec, samples: Sequence[SampleRecord], ports: Ports
 ) -> tuple[tuple[Grade, ...], UserOutput | None]:
     """Return the grades of the user's grader, and what it left behind. If the grader fails, every grade
-    carries that failure. A grader that takes too long is a failure of the grader; `timeout` is that of
-    a sample."""
+    carries that failure."""
     rollout = spec.template.rollout
     if rollout is None or not samples:
         return (), None
@@ -184,9 +183,7 @@ async def _call_grader(
             samples=samples,
         )
     except UserCodeError as error:
-        is_late = error.category == FailureCategory.TIMEOUT
-        category = FailureCategory.GRADER if is_late else error.category
-        failure = SampleFailure(category=category, message=error.message)
+        failure = SampleFailure(category=error.category, message=error.message)
         left = error.output if isinstance(error, UserCodeRaised) else None
         return tuple(Grade(index=s.index, reward=None, failure=failure) for s in samples), left
     return result.grades, result.output

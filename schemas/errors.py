@@ -76,17 +76,6 @@ class FailureCategory(StrEnum):
     REPLAY_DIVERGED = "replay_diverged"
 
 
-POLICY_FAILURES = frozenset(
-    {FailureCategory.AGENT, FailureCategory.TIMEOUT, FailureCategory.PROMPT_TOO_LONG}
-)
-"""How a sample fails because of what the policy wrote: its workflow raised (also at a limit of turns),
-took too long, or made a prompt that is too long. Such an attempt is a bad answer, and figures count it.
-All other failures are those of the platform, of the grader or of a judge."""
-
-FAILED_REWARD = 0.0
-"""The reward with which figures count an attempt of POLICY_FAILURES. It never passes."""
-
-
 class UserCodeError(HeadraceError):
     """The workspace's code failed in a way that concerns one sample or one grade."""
 
