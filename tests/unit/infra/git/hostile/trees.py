@@ -138,7 +138,7 @@ TREES: dict[str, Kind] = {
     ".gitmodules": of_entry(FILE, ".gitmodules", r"\.git|broken"),
     "two dots": of_entry(DIRECTORY, "..", "not a path|broken"),
     "one dot": of_entry(DIRECTORY, ".", "not a path|broken"),
-    "an empty name": of_entry(FILE, "", "not a path|broken|not answer"),
+    "an empty name": of_entry(FILE, "", "not a path|broken|cannot use"),
     "a slash in a name": of_entry(FILE, "a/../../b", "not a path|broken"),
     "an absolute name": of_entry(FILE, "/etc/cron.d/x", "not a path|broken"),
     "a backslash": of_entry(FILE, "..\\..\\b", "not a path|broken"),
