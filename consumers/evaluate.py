@@ -5,15 +5,16 @@ Emits: EvaluationStarted, GroupsRequested, GroupsSettled, EvaluationCompleted.  
 Does: nothing itself; it requests groups.  Waits for: the workspace, and each chunk's groups.
 Safe to repeat because: the state records the requested chunks and the settled slots.
 
-A retry requests only the attempts that have no reward, as groups with the number of the retry as their
-replacement number. Their rewards take the places of the missing ones.
+A retry requests only the attempts that were left out, as groups with the number of the retry as their
+replacement number. Their results take the places of the missing ones. An attempt that failed because of
+what the policy wrote has a result, and is not repeated.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Never, assert_never, get_args
 
-from consumers.evaluation_figures import Rewards, evaluation_figures
+from consumers.evaluation_figures import RowOutcome, evaluation_figures, failed_by_policy
 from consumers.run.settle import settle
 from consumers.run.start import entry_point_problem, scoring_of
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
@@ -58,18 +59,20 @@ template has 64 KiB at most."""
 
 @dataclass(frozen=True, slots=True)
 class EvalState:
-    """`retry` is the number of the current retry, and 0 before the first. `todo` are the slots that it
-    requests, `asked` counts those that were requested, and `waiting` are those of them that are not
-    settled. `rewards` are those of settled slots, sorted by slot when they are read. `first_error` is
-    the lowest slot with an error in this retry, and the error."""
+    """`retry` is the number of the current retry, and 0 before the first. `todo` are the slots that are
+    not requested in it yet, `asked` says whether any was, and `waiting` are those of them that are not
+    settled. `repeats` are the attempts that it repeats, by slot. `outcomes` are those of settled slots,
+    sorted by slot when they are read. `first_error` is the lowest slot with an error in this retry, and
+    the error."""
 
     request: EvaluationRequested | None = None
     started: EvaluationStarted | None = None
     retry: int = 0
     todo: tuple[int, ...] = ()
-    asked: int = 0
+    asked: bool = False
     waiting: frozenset[int] = frozenset()
-    rewards: dict[int, Rewards] = field(default_factory=dict)
+    repeats: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    outcomes: dict[int, RowOutcome] = field(default_factory=dict)
     tokens: int = 0
     usd: float = 0.0
     first_error: tuple[int, str] | None = None
@@ -86,8 +89,7 @@ def evolve(state: EvalState, event: EvalEvent) -> EvalState:
         case EvaluationRetryRequested():
             return _begin_retry(state, event)
         case GroupsRequested():
-            waiting = state.waiting | {slot.slot for slot in event.slots}
-            return replace(state, asked=state.asked + len(event.slots), waiting=waiting)
+            return _ask(state, event)
         case GroupsSettled():
             for group in event.groups:
                 state = _count(state, group)
@@ -100,24 +102,36 @@ def evolve(state: EvalState, event: EvalEvent) -> EvalState:
             assert_never(event)
 
 
+def _ask(state: EvalState, event: GroupsRequested) -> EvalState:
+    slots = {slot.slot: slot.attempts for slot in event.slots}
+    return replace(
+        state,
+        asked=True,
+        todo=tuple(slot for slot in state.todo if slot not in slots),
+        waiting=state.waiting.union(slots),
+        repeats={**state.repeats, **{slot: found for slot, found in slots.items() if found}},
+    )
+
+
 def _begin_retry(state: EvalState, event: EvaluationRetryRequested) -> EvalState:
-    """The state in which the attempts that have no reward are still to be requested."""
+    """The state in which the attempts that were left out are still to be requested."""
     rows = state.started.rows if state.started else ()
     return replace(
         state,
         retry=event.number,
-        todo=tuple(slot for slot in range(len(rows)) if _missing(state, slot)),
-        asked=0,
+        todo=tuple(slot for slot in range(len(rows)) if _left_out(state, slot)),
+        asked=False,
         waiting=frozenset(),
+        repeats={},
         first_error=None,
         ended=False,
     )
 
 
-def _missing(state: EvalState, slot: int) -> tuple[int, ...]:
-    """The attempts of a slot that have no reward."""
-    rewards = state.rewards.get(slot, (None,) * _num_attempts(state))
-    return tuple(number for number, reward in enumerate(rewards) if reward is None)
+def _left_out(state: EvalState, slot: int) -> tuple[int, ...]:
+    """The attempts of a slot that count nowhere; all of them before it is settled."""
+    found = state.outcomes.get(slot)
+    return found.left_out if found else tuple(range(_num_attempts(state)))
 
 
 def _num_attempts(state: EvalState) -> int:
@@ -130,18 +144,27 @@ def _count(state: EvalState, group: SettledGroup) -> EvalState:
     found = _error(failures) or group.dropped
     errors = [(slot, found)] if found else []
     errors += [state.first_error] if state.first_error else []
-    rewards = list(state.rewards.get(slot, (None,) * len(group.group.rewards)))
-    attempts = _missing(state, slot) if group.group.replacement else range(len(rewards))
-    for attempt, reward in zip(attempts, group.group.rewards, strict=False):
-        rewards[attempt] = reward
     return replace(
         state,
         waiting=state.waiting - {slot},
-        rewards={**state.rewards, slot: tuple(rewards)},
+        outcomes={**state.outcomes, slot: _outcome(state, group)},
         tokens=state.tokens + sum(entry.completion_tokens for entry in group.entries),
         usd=state.usd + sum(entry.usd or 0.0 for entry in group.entries),
         first_error=min(errors, default=None),
     )
+
+
+def _outcome(state: EvalState, group: SettledGroup) -> RowOutcome:
+    """The attempts at the row of a group. Those of a retry take the places that it names."""
+    slot, rewards = group.group.slot, group.group.rewards
+    failed = failed_by_policy(entry.failure for entry in group.entries)
+    before = state.outcomes.get(slot) or RowOutcome((None,) * _num_attempts(state))
+    places = state.repeats.get(slot) if group.group.replacement else None
+    if places is None:
+        return RowOutcome(rewards, failed)
+    merged = dict(enumerate(before.rewards)) | dict(zip(places, rewards, strict=False))
+    new = {place for number, place in enumerate(places) if number in failed}
+    return RowOutcome(tuple(merged.values()), before.failed.difference(places) | new)
 
 
 def _error(failures: list[SampleEntry]) -> str | None:
@@ -181,7 +204,7 @@ def handle(state: EvalState, message: EvalMessage, meta: Meta) -> Decision:
 
 
 def _retry(state: EvalState, message: EvaluationRetryRequested) -> Decision:
-    """Request the attempts that have no reward, or end at once if there are none. The state may hold the
+    """Request the attempts that were left out, or end at once if there are none. The state may hold the
     message already."""
     if state.retry < message.number:
         state = evolve(state, message)
@@ -249,10 +272,10 @@ def _request_chunk(state: EvalState) -> tuple[GroupsRequested, ...]:
     started = state.started
     if started is None:
         return ()
-    chunk = state.todo[state.asked : state.asked + started.batch_size]
+    chunk = state.todo[: started.batch_size]
     by_number: dict[int, list[Slot]] = {}
     for slot in chunk:
-        missing = _missing(state, slot)
+        missing = _left_out(state, slot)
         attempts = missing if len(missing) < _num_attempts(state) else ()
         wanted = Slot(slot=slot, replacement=state.retry, row=started.rows[slot], attempts=attempts)
         by_number.setdefault(len(missing), []).append(wanted)
@@ -286,7 +309,7 @@ def _settle_group(state: EvalState, message: GroupGraded) -> Decision:
     state = evolve(state, settled)
     if state.waiting:
         return Decision(events=(settled,))
-    if state.asked == len(state.todo):
+    if not state.todo:
         return Decision(events=(settled, *_result(state).events))
     if over := _over_budget(state):
         return Decision(events=(settled, *_end(state, "failed", over).events))
@@ -305,7 +328,7 @@ def _over_budget(state: EvalState) -> str | None:
 
 
 def _result(state: EvalState) -> Decision:
-    if all(reward is None for rewards in state.rewards.values() for reward in rewards):
+    if all(reward is None for row in state.outcomes.values() for reward in row.rewards):
         why = state.first_error[1] if state.first_error else "the evaluation has no rows"
         return _end(state, "failed", f"no sample has a reward; the first error: {why}")
     return _end(state, "finished", None)
@@ -316,7 +339,7 @@ def _end(state: EvalState, status: str, message: str | None) -> Decision:
     if request is None:
         return NOTHING
     mean, figures = evaluation_figures(
-        state.rewards, n=_num_attempts(state), threshold=request.pass_threshold
+        state.outcomes, n=_num_attempts(state), threshold=request.pass_threshold
     )
     figures["eval/tokens"] = float(state.tokens)
     if state.usd:
@@ -345,6 +368,6 @@ CONSUMER: Consumer[EvalState, EvalEvent, EvalMessage, Never] = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=3,
+    fold_version=4,
     snapshots=EvalState,
 )

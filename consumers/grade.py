@@ -164,7 +164,8 @@ async def _call_grader(
     spec: GroupSpec, samples: Sequence[SampleRecord], ports: Ports
 ) -> tuple[tuple[Grade, ...], UserOutput | None]:
     """Return the grades of the user's grader, and what it left behind. If the grader fails, every grade
-    carries that failure."""
+    carries that failure. A grader that takes too long is a failure of the grader; `timeout` is that of
+    a sample."""
     rollout = spec.template.rollout
     if rollout is None or not samples:
         return (), None
@@ -183,7 +184,9 @@ async def _call_grader(
             samples=samples,
         )
     except UserCodeError as error:
-        failure = SampleFailure(category=error.category, message=error.message)
+        is_late = error.category == FailureCategory.TIMEOUT
+        category = FailureCategory.GRADER if is_late else error.category
+        failure = SampleFailure(category=category, message=error.message)
         left = error.output if isinstance(error, UserCodeRaised) else None
         return tuple(Grade(index=s.index, reward=None, failure=failure) for s in samples), left
     return result.grades, result.output

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import assert_never
 
 from infra.ports.ports import Ports
+from infra.readmodel.estimates import Interval
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import Failed, PostStatus, StatusPosted
 from schemas.events import (
@@ -160,7 +161,9 @@ def _end(message: RunEnd, last: CommitStatus | None) -> tuple[Stage, CommitStatu
 def _result(message: RunEnd) -> tuple[StatusState, str]:
     match message:
         case RunFinished(held_out=(before, after)):
-            return "success", f"held-out reward {before:.2f} -> {after:.2f} in {message.step} steps"
+            of = message.held_out_intervals or (None, None)
+            change = f"{_with_interval(before, of[0])} -> {_with_interval(after, of[1])}"
+            return "success", f"held-out reward {change} in {message.step} steps"
         case RunFinished():
             reward = "" if message.reward is None else f", reward {message.reward:.2f}"
             return "success", f"finished in {message.step} steps{reward}"
@@ -172,6 +175,11 @@ def _result(message: RunEnd) -> tuple[StatusState, str]:
             return "failure", message.message
         case _:
             assert_never(message)
+
+
+def _with_interval(reward: float, interval: Interval | None) -> str:
+    """A reward, with its 95 % interval if it is known."""
+    return f"{reward:.2f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
 
 
 def _wrong_push(message: PushExamined) -> tuple[Stage, CommitStatus] | None:

@@ -70,10 +70,22 @@ class FailureCategory(StrEnum):
     GRADER = "grader_error"
     PROCESS = "process_died"
     BUDGET = "budget_exceeded"
+    PROVIDER = "provider_error"
     PROMPT_TOO_LONG = "prompt_too_long"
     INTERNAL = "internal_error"
     CRASH = "crash"
     REPLAY_DIVERGED = "replay_diverged"
+
+
+POLICY_FAILURES = frozenset(
+    {FailureCategory.AGENT, FailureCategory.TIMEOUT, FailureCategory.PROMPT_TOO_LONG}
+)
+"""How a sample fails because of what the policy wrote: its workflow raised (also at a limit of turns),
+took too long, or made a prompt that is too long. Such an attempt is a bad answer, and figures count it.
+All other failures are those of the platform, of the grader or of a judge."""
+
+FAILED_REWARD = 0.0
+"""The reward with which figures count an attempt of POLICY_FAILURES. It never passes."""
 
 
 class UserCodeError(HeadraceError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from consumers import grade
-from consumers.evaluation_figures import evaluation_figures
+from consumers.evaluation_figures import RowOutcome, evaluation_figures, failed_by_policy
 from consumers.rollout import sampling
 from consumers.run.start import entry_point_problem, scoring_of
 from consumers.sync.discovery import discover_rollouts
@@ -178,12 +178,19 @@ def lost_row(row: int, template: GroupTemplate, error: Exception) -> TriedRow:
     return TriedRow(row, samples, grades, None)
 
 
+def outcome_of(tried: TriedRow) -> RowOutcome:
+    """How the attempts at a row count in the figures of an evaluation."""
+    failures = (sample.failure for sample in tried.samples)
+    failed = failed_by_policy(failure.category if failure else None for failure in failures)
+    return RowOutcome(tuple(grade.reward for grade in tried.grades), failed)
+
+
 def figures_of(
     tried: Sequence[TriedRow], *, n: int, threshold: float
 ) -> tuple[float | None, dict[str, float]]:
     """The mean reward and the figures of an evaluation, as the platform computes them."""
-    rewards = {slot: tuple(g.reward for g in one.grades) for slot, one in enumerate(tried)}
-    mean, figures = evaluation_figures(rewards, n=n, threshold=threshold)
+    outcomes = {slot: outcome_of(one) for slot, one in enumerate(tried)}
+    mean, figures = evaluation_figures(outcomes, n=n, threshold=threshold)
     samples = [sample for one in tried for sample in one.samples]
     figures["eval/tokens"] = float(sum(sample.completion_tokens for sample in samples))
     if usd := sum(sample.usd or 0.0 for sample in samples):

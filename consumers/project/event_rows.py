@@ -8,6 +8,7 @@ from functools import singledispatch
 
 from pydantic import TypeAdapter
 
+from infra.readmodel.estimates import HIGH, LOW, interval_of
 from infra.readmodel.rows import (
     ChangeEvaluation,
     ChangeRun,
@@ -223,6 +224,8 @@ def evaluation_settled(event: EvaluationSettled, at: datetime) -> tuple[Write, .
     metrics = dict(event.metrics)
     if event.reward is not None:
         metrics.setdefault(VALIDATION, event.reward)
+    if interval := interval_of(event.metrics, "eval/reward"):
+        metrics |= dict(zip((VALIDATION + LOW, VALIDATION + HIGH), interval, strict=True))
     return (ChangeRun(event.run, at), *_metric_points(event.run, event.step, metrics, at))
 
 

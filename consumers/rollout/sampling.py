@@ -115,9 +115,7 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
         raise TransientError(
             "the engine failed a request of this sample; the sample is generated again"
         )
-    failure = returned if isinstance(returned, SampleFailure) else None
-    if failure is None and not turns:
-        failure = NEVER_ASKED
+    failure = _why_failed(returned, session, is_answered=bool(turns))
     messages = returned if isinstance(returned, tuple) else conversation
     record = record_of(effect.index, turns, messages, failure=failure)
     branches = session.branches if len(session.branches) > 1 else ()
@@ -126,6 +124,17 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
         grade = returned.model_copy(update={"index": effect.index})
         record = record.model_copy(update={"grade": grade})
     return await _finish(effect, record, ports, left)
+
+
+def _why_failed(returned: object, session: Session, *, is_answered: bool) -> SampleFailure | None:
+    """How a sample failed, or None. A workflow that raises after the engine refused its newest request
+    failed because of that, and not because of what the policy wrote."""
+    failure = returned if isinstance(returned, SampleFailure) else None
+    if failure is None and not is_answered:
+        return session.refusal or NEVER_ASKED
+    if failure is not None and failure.category == FailureCategory.AGENT:
+        return session.refusal or failure
+    return failure
 
 
 def _rollout_of(effect: GenerateSample) -> RolloutRef:

@@ -154,6 +154,7 @@ def finish(state: RunState) -> tuple[RunEvent, ...]:
         step=state.settled,
         reward=state.last.reward if state.last else None,
         held_out=state.held_out,
+        held_out_intervals=state.held_out_intervals,
         deploy_as=state.started.spec.config.deploy_as if state.started else None,
     )
     return (finished,)

@@ -4,9 +4,9 @@ Pure functions."""
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from schemas.errors import FailureCategory
+from schemas.errors import FAILED_REWARD, POLICY_FAILURES, FailureCategory
 from schemas.events import GroupGraded, SettledGroup
 from schemas.sampling import ArtifactRef, Grade, JudgeUsage
 from schemas.specs import BatchGroup
@@ -79,9 +79,12 @@ def first_error(graded: Iterable[GroupGraded]) -> str | None:
 def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
     """Return the metrics of a step's generation and grading, over all its groups. `newest` is the
     version that the step trains. `train/lag` is how many versions the oldest version that sampled for
-    the step lies behind it. A sample counts as failed if it was not generated or has no reward. Lengths
-    and tokens cover all samples that were generated."""
+    the step lies behind it. A sample counts as failed if it was not generated or has no reward.
+    `rollout/raw_reward` is the mean reward, in which a sample that failed because of what the policy
+    wrote counts as 0, and one that failed otherwise is left out. Lengths and tokens cover all samples
+    that were generated."""
     rewards = [r for group in groups for r in group.group.rewards if r is not None]
+    counted = [r for group in groups for r in _counted_rewards(group)]
     entries = [entry for group in groups for entry in group.entries]
     generated = [entry for entry in entries if entry.failure is None]
     failed = Counter(entry.failure for entry in entries if entry.failure)
@@ -102,8 +105,9 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
         "time/generate_s": max((group.generate_s for group in groups), default=0.0),
         "time/grade_s": max((group.grade_s for group in groups), default=0.0),
     }
+    if counted:
+        figures["rollout/raw_reward"] = _mean(counted)
     if rewards:
-        figures["rollout/raw_reward"] = math.fsum(rewards) / len(rewards)
         figures["rollout/reward_std"] = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
     for why, count in sorted(failed.items()):
         figures[f"failed/{why}"] = count / len(entries)
@@ -117,6 +121,15 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
     for name in sorted({name for group in groups for name in group.parts}):
         figures[f"reward/{name}"] = _mean([g.parts[name] for g in groups if name in g.parts])
     return figures
+
+
+def _counted_rewards(group: SettledGroup) -> Iterator[float]:
+    """The rewards of a group as its figures count them."""
+    for entry, reward in zip(group.entries, group.group.rewards, strict=False):
+        if entry.failure in POLICY_FAILURES:
+            yield FAILED_REWARD
+        elif reward is not None:
+            yield reward
 
 
 def _is_flat(group: SettledGroup) -> float:

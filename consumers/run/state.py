@@ -6,6 +6,7 @@ from uuid import UUID
 
 from consumers.run.health import is_flat, is_unhealthy
 from consumers.run.settle import is_lost
+from infra.readmodel.estimates import Interval, interval_of
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -99,10 +100,11 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReward:
-    """The mean reward of the validation of a step."""
+    """The mean reward of the validation of a step, and its 95 % interval."""
 
     step: int
     reward: float
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,14 @@ class RunState:
         if first is None or last is None or first.step == last.step:
             return None
         return first.reward, last.reward
+
+    @property
+    def held_out_intervals(self) -> tuple[Interval, Interval] | None:
+        """The 95 % intervals of `held_out`, if both are known."""
+        ends = [end.interval for end in (self.first_reward, self.last_reward) if end]
+        if self.held_out is None or ends[0] is None or ends[1] is None:
+            return None
+        return ends[0], ends[1]
 
     @property
     def total(self) -> int:
@@ -340,7 +350,8 @@ def _settle_evaluation(state: RunState, event: EvaluationSettled) -> RunState:
     new = replace(state, evaluating=state.evaluating - {event.step})
     if event.reward is None:
         return new
-    reward = ValidationReward(event.step, event.reward)
+    interval = interval_of(event.metrics, "eval/reward")
+    reward = ValidationReward(event.step, event.reward, interval)
     first, last = state.first_reward, state.last_reward
     return replace(
         new,

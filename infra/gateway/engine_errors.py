@@ -13,6 +13,7 @@ STATUS = {
     FailureCategory.PROMPT_TOO_LONG: (400, "context_length_exceeded"),
     FailureCategory.VALIDATION: (400, "invalid_request"),
     FailureCategory.BUDGET: (400, "budget_exceeded"),
+    FailureCategory.PROVIDER: (400, "provider_refused"),
 }
 
 
@@ -22,11 +23,12 @@ async def as_gateway_errors(work: Awaitable[T]) -> T:
         return await work
     except UserCodeError as error:
         status, code = STATUS.get(error.category, (500, "internal_error"))
-        raise GatewayError(status, code, error.message) from error
+        raise GatewayError(status, code, error.message, category=error.category) from error
     except TransientError as error:
         raise GatewayError(503, "engine_gone", str(error)) from error
     except (Refused, CorruptData) as error:
-        raise GatewayError(400, "engine_refused", str(error)) from error
+        category = FailureCategory.INTERNAL
+        raise GatewayError(400, "engine_refused", str(error), category=category) from error
 
 
 async def gather_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

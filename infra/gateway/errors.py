@@ -1,14 +1,24 @@
 """The errors by which the gateway refuses requests, in every wire format."""
 
+from schemas.errors import FailureCategory
+
 
 class GatewayError(Exception):
     """A request was refused. The answer is the error object of its wire format, with this HTTP status
     and code."""
 
     def __init__(
-        self, status: int, code: str, message: str, *, parameter: str | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        parameter: str | None = None,
+        category: FailureCategory | None = None,
     ) -> None:
+        """`category` is that of the engine's failure, if the engine refused the request."""
         super().__init__(message)
+        self.category = category
         self.status = status
         self.parameter = parameter
         self.code = code

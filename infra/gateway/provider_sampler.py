@@ -56,7 +56,7 @@ class ProviderSampler:
             )
         except (ProviderRefusal, InvalidConfig) as error:
             is_long = any(words in error.message.lower() for words in TOO_LONG)
-            category = FailureCategory.PROMPT_TOO_LONG if is_long else FailureCategory.VALIDATION
+            category = FailureCategory.PROMPT_TOO_LONG if is_long else FailureCategory.PROVIDER
             raise UserCodeError(category, error.message) from error
         if answer.usage.usd:
             await self._usage.spend(provider.owner, answer.usage.usd)
@@ -122,7 +122,7 @@ def stored_keys(secrets: SecretStore) -> FindKey:
             (name,), workspace=provider.workspace, submitter=provider.submitter
         )
         if name not in values:
-            raise UserCodeError(FailureCategory.VALIDATION, how_to_set((name,), pushed=False))
+            raise UserCodeError(FailureCategory.PROVIDER, how_to_set((name,), pushed=False))
         return values[name]
 
     return find

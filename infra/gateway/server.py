@@ -258,10 +258,11 @@ class HttpGateway:
             ]
             turns = await _in_time(session, gather_all(samples))
         except BaseException as error:  # a disconnected client cancels this
+            refused = error if isinstance(error, GatewayError) else None
             for call, _ in asked:
-                session.refuse(call)
+                session.refuse(call, refused)
             # A failure of the platform says nothing about the sample, which will run again.
-            session.interrupted |= isinstance(error, GatewayError) and error.status >= 500
+            session.interrupted |= refused is not None and refused.status >= 500
             raise
         return [session.answer(call, turn) for (call, _), turn in zip(asked, turns, strict=True)]
 

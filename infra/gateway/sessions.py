@@ -11,7 +11,15 @@ from infra.gateway.call_ids import with_unique_ids
 from infra.gateway.errors import GatewayError
 from infra.gateway.histories import Histories
 from infra.gateway.wire.request import ModelRequest
-from schemas.sampling import Message, SampleRequest, SamplingParams, ToolSpec, Turn
+from schemas.errors import FailureCategory
+from schemas.sampling import (
+    Message,
+    SampleFailure,
+    SampleRequest,
+    SamplingParams,
+    ToolSpec,
+    Turn,
+)
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec
 
@@ -21,6 +29,17 @@ MOST_TURNS = 256
 MOST_BYTES = 64 << 20
 """How many bytes the bodies of all requests of one sample may have. Its conversations stay in memory
 until it ends."""
+
+ENGINE_REFUSALS = frozenset(
+    {
+        FailureCategory.PROVIDER,
+        FailureCategory.BUDGET,
+        FailureCategory.INTERNAL,
+        FailureCategory.PROMPT_TOO_LONG,
+    }
+)
+"""How an engine refuses a request. If the workflow then raises, this is why its sample failed. All other
+refusals are about what the workflow or the policy wrote."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +86,7 @@ class GatewaySession:
     began: float | None = None
     closed: bool = False
     interrupted: bool = False
+    refusal: SampleFailure | None = None
     being_received: int = 0
     received_bytes: int = 0
     num_tokens: int = 0
@@ -242,16 +262,18 @@ class GatewaySession:
             before = call.conversation[call.num_instructions :]
         return (*first, *before, *wanted.messages), len(first)
 
-    def refuse(self, call: ModelCall) -> None:
-        """Mark a call as refused, and drop its messages."""
+    def refuse(self, call: ModelCall, error: GatewayError | None = None) -> None:
+        """Mark a call as refused, and drop its messages. `error` is its answer, if there is one."""
         call.messages, call.refused = (), True
+        if error is not None and error.category in ENGINE_REFUSALS:
+            self.refusal = SampleFailure(category=error.category, message=error.message)
 
     def answer(self, call: ModelCall, turn: Turn) -> Turn:
         """Record the turn of a call, and return it as it is recorded, in which no id of a tool call is
         used twice. After `close` it is not recorded, because the sample is complete."""
         turn = with_unique_ids(turn, call.number, used=self.call_ids)
         if not self.closed:
-            call.turn = turn
+            call.turn, self.refusal = turn, None
             self.num_tokens += _num_new_tokens(call, turn)
             self.histories.add(call)
         return turn

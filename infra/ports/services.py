@@ -15,7 +15,15 @@ from typing import Protocol
 from infra.ports.packages import DeclaredPackages, ResolvedPackages
 from schemas.datasets import DatasetRow
 from schemas.errors import FailureCategory, UserCodeError
-from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, ToolSpec, Turn
+from schemas.sampling import (
+    ArtifactRef,
+    Grade,
+    Message,
+    SampleFailure,
+    SampleRecord,
+    ToolSpec,
+    Turn,
+)
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import (
@@ -329,6 +337,9 @@ class Session(Protocol):
     api_key: str
     interrupted: bool
     """The platform failed one of its requests, so what the sample became is not recorded."""
+    refusal: SampleFailure | None
+    """How the engine or the provider refused the newest request that it was asked, if it did and the
+    policy's text is not to blame. A workflow that then raises failed because of it."""
     tools: tuple[ToolSpec, ...]
     """Once it is closed: the tools that the last answered request offered."""
     branches: tuple[tuple[Message, ...], ...]

@@ -1,7 +1,8 @@
 """The results of an evaluation by row and by attempt, and the rows in which two evaluations differ.
 
 They are computed from its graded groups. A group of a retry takes the places of the attempts that it
-repeated.
+repeated. An attempt that failed because of what the policy wrote counts with the reward 0 and does not
+pass. One that failed otherwise is left out (`consumers/evaluation_figures.py` has the same rule).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,9 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from infra.readmodel.estimates import estimate_difference
 from infra.readmodel.registry import EvaluationGroup
+from schemas.errors import FAILED_REWARD, POLICY_FAILURES
 from schemas.sampling import Grade
 
 GRADES = TypeAdapter(tuple[Grade, ...])
@@ -35,6 +38,17 @@ class AttemptResult:
         return self.grade.reward if self.grade else None
 
     @property
+    def is_failed(self) -> bool:
+        """Whether it failed because of what the policy wrote."""
+        failure = self.grade.failure if self.grade else None
+        return self.reward is None and failure is not None and failure.category in POLICY_FAILURES
+
+    @property
+    def counted_reward(self) -> float | None:
+        """The reward that counts; None if the attempt is left out."""
+        return FAILED_REWARD if self.is_failed else self.reward
+
+    @property
     def failure(self) -> str | None:
         """Why it has no reward, if a grade says it."""
         failure = self.grade.failure if self.grade else None
@@ -51,21 +65,32 @@ class RowResult:
     threshold: float
 
     @property
-    def rewards(self) -> list[float]:
-        return [attempt.reward for attempt in self.attempts if attempt.reward is not None]
+    def counted_rewards(self) -> list[float]:
+        """The rewards that count."""
+        rewards = (attempt.counted_reward for attempt in self.attempts)
+        return [reward for reward in rewards if reward is not None]
+
+    @property
+    def passes(self) -> list[float]:
+        """Whether each attempt that counts passes, as 1 or 0."""
+        counted = (attempt for attempt in self.attempts if attempt.counted_reward is not None)
+        rewards = (attempt.reward for attempt in counted)
+        return [float(reward is not None and reward >= self.threshold) for reward in rewards]
 
     @property
     def num_passed(self) -> int:
-        return sum(reward >= self.threshold for reward in self.rewards)
+        return int(sum(self.passes))
 
     @property
     def share(self) -> float | None:
-        """The share of the graded attempts that pass; None if no attempt is graded."""
-        return self.num_passed / len(self.rewards) if self.rewards else None
+        """The share of the attempts that pass, of those that count; None if no attempt counts."""
+        return self.num_passed / len(self.counted_rewards) if self.counted_rewards else None
 
     @property
     def mean(self) -> float | None:
-        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+        return (
+            sum(self.counted_rewards) / len(self.counted_rewards) if self.counted_rewards else None
+        )
 
     def to_json(self) -> Mapping[str, object]:
         errors = (attempt.failure for attempt in self.attempts if attempt.reward is None)
@@ -74,7 +99,8 @@ class RowResult:
             "slot": self.slot,
             "attempts": len(self.attempts),
             "passed": self.num_passed,
-            "failed": len(self.attempts) - len(self.rewards),
+            "failed": sum(attempt.is_failed for attempt in self.attempts),
+            "left_out": len(self.attempts) - len(self.counted_rewards),
             "reward": self.mean,
             "rewards": [attempt.reward for attempt in self.attempts],
             "error": next((error for error in errors if error), None),
@@ -118,9 +144,9 @@ def select_attempts(
     ]
 
 
-def num_without_reward(results: Sequence[RowResult], *, num_rows: int, n: int) -> int:
-    """How many of the attempts of an evaluation have no reward, with those that were never made."""
-    return num_rows * n - sum(len(result.rewards) for result in results)
+def num_left_out(results: Sequence[RowResult], *, num_rows: int, n: int) -> int:
+    """How many of the attempts of an evaluation are left out, with those that were never made."""
+    return num_rows * n - sum(len(result.counted_rewards) for result in results)
 
 
 def compare_rows(
@@ -137,6 +163,32 @@ def compare_rows(
             "attempts": [len(result.attempts) if result else None for result in both],
             "reward": [result.mean if result else None for result in both],
         }
+
+
+def paired_differences(
+    first: Sequence[RowResult], second: Sequence[RowResult]
+) -> list[Mapping[str, object]]:
+    """By how much the mean reward and the pass rate of the second evaluation are higher, over the rows
+    that both have, with standard error and 95 % interval."""
+    a, b = ({result.row: result for result in results} for results in (first, second))
+    both = [(a[row], b[row]) for row in sorted(a.keys() & b.keys())]
+    found = {
+        "reward": estimate_difference(
+            [x.counted_rewards for x, _ in both], [y.counted_rewards for _, y in both]
+        ),
+        "pass_rate": estimate_difference([x.passes for x, _ in both], [y.passes for _, y in both]),
+    }
+    return [
+        {
+            "key": f"eval/{name}",
+            "difference": one.mean,
+            "se": one.se,
+            "interval": None if one.low is None else [one.low, one.high],
+            "rows": one.num_rows,
+        }
+        for name, one in found.items()
+        if one is not None
+    ]
 
 
 def _change(first: RowResult | None, second: RowResult | None) -> Change:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from producers.cli.client import Client, path_segment
+from producers.cli.display.figures import interval_text
 from producers.cli.display.output import Document, console, one_line, print_json, say, sparkline
 from producers.cli.display.run_view import TYPES, RunView
 from producers.cli.display.units import time_left
@@ -142,6 +143,8 @@ def draw_panel(view: RunView, name: str) -> "Panel":
         )
     if view.validations:
         held = "  ".join(f"{reward:.2f}@{step}" for step, reward in view.validations[-8:])
+        if view.held_out_interval:
+            held += f"  (95 %: {interval_text(view.held_out_interval)})"
         rows.append(("held out", held))
     if view.held_out_losses:
         held = "  ".join(f"{loss:.3f}@{step}" for step, loss in view.held_out_losses[-8:])

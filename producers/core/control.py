@@ -70,7 +70,7 @@ class Control:
         return request.evaluation, recorded.cursor
 
     async def retry_evaluation(self, ref: str) -> tuple[str, Cursor]:
-        """Ask to repeat the attempts of an evaluation that have no reward. Returns its id and the cursor
+        """Ask to repeat the attempts of an evaluation that were left out. Returns its id and the cursor
         of the command. Two requests at the same time are one. Raises NotFound, Conflict."""
         request = await self._lookup.evaluation(ref)
         name = request.eval_name

@@ -7,7 +7,7 @@ the same results in both.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from consumers.process.tryout import TriedRow, Tryout, figures_of, lost_row
+from consumers.process.tryout import TriedRow, Tryout, figures_of, lost_row, outcome_of
 from infra.task_cancellation import TaskGroup
 from producers.core.datasets.evaluated_rows import evaluated_rows
 from producers.tryout.report import sample_documents
@@ -68,16 +68,17 @@ def _report(tried: Sequence[TriedRow], config: EvalConfig) -> dict[str, object]:
 
 
 def _row(tried: TriedRow, threshold: float) -> dict[str, object]:
-    rewards = [grade.reward for grade in tried.grades]
-    graded = [reward for reward in rewards if reward is not None]
+    outcome = outcome_of(tried)
+    counted = outcome.counted_rewards
     errors = (g.failure for g in tried.grades if g.reward is None and g.failure is not None)
     first = next(errors, None)
     return {
         "row": tried.row,
-        "attempts": len(rewards),
-        "passed": sum(reward >= threshold for reward in graded),
-        "failed": len(rewards) - len(graded),
-        "reward": sum(graded) / len(graded) if graded else None,
-        "rewards": rewards,
+        "attempts": len(outcome.rewards),
+        "passed": sum(outcome.passes(threshold)),
+        "failed": len(outcome.failed),
+        "left_out": len(outcome.left_out),
+        "reward": sum(counted) / len(counted) if counted else None,
+        "rewards": list(outcome.rewards),
         "error": f"{first.category}: {first.message}" if first else None,
     }

@@ -168,14 +168,16 @@ class RunFailed(_RunEndEvent):
 
 class RunFinished(_RunEndEvent):
     """All steps are taken, all checkpoints are saved and all validations are settled. `held_out` is the
-    mean reward of the first and of the last validation, if there were two. `deploy_as` is the name under
-    which its best checkpoint is to be deployed, if the config asks for it."""
+    mean reward of the first and of the last validation, if there were two, and `held_out_intervals` are
+    their 95 % intervals. `deploy_as` is the name under which its best checkpoint is to be deployed, if
+    the config asks for it."""
 
     type: ClassVar[str] = "rl.run.finished"
     gate: ClassVar[Gate | None] = "closed"
     step: int
     reward: float | None = None
     held_out: tuple[float, float] | None = None
+    held_out_intervals: tuple[tuple[float, float], tuple[float, float]] | None = None
     deploy_as: str | None = None
 
 

@@ -33,7 +33,15 @@ from schemas.errors import Refused, TransientError
 from schemas.events import Event
 from schemas.ids import HEADRACE
 from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
-from schemas.sampling import Grade, Message, SampleRecord, SampleRequest, ToolSpec, Turn
+from schemas.sampling import (
+    Grade,
+    Message,
+    SampleFailure,
+    SampleRecord,
+    SampleRequest,
+    ToolSpec,
+    Turn,
+)
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import (
     CommitSpec,
@@ -86,6 +94,7 @@ class FakeSession:
     conversation: list[Message] = field(default_factory=list)
     closed: bool = False
     interrupted: bool = False
+    refusal: SampleFailure | None = None
     tools: tuple[ToolSpec, ...] = ()
     branches: tuple[tuple[Message, ...], ...] = ()
 

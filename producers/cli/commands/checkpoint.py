@@ -8,6 +8,7 @@ import click
 from producers.cli.checkpoint_files import fetch_file, keep_out_of_git, name_local_base
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command, group
+from producers.cli.display.figures import difference_rows
 from producers.cli.display.output import (
     Document,
     print_fields,
@@ -104,6 +105,9 @@ def compare(first: str, second: str, *, limit: int, as_json: bool) -> None:
     columns = ("", str(a.get("ref")), str(b.get("ref")))
     keys = ("held_out_reward", "reward", "adapter_sha256", "created_at")
     print_table("Checkpoints", columns, [(key, a.get(key), b.get(key)) for key in keys])
+    if found["differences"]:
+        columns_of = ("held out", "difference", "standard error", "95 % interval", "rows")
+        print_table("Paired differences", columns_of, difference_rows(found["differences"]))
     print_table(
         "Settings that differ", columns, [(s["key"], *s["values"]) for s in found["settings"]]
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from infra.readmodel.estimates import Interval, interval_of
 from producers.cli.display.output import Document
 
 TYPES = (
@@ -71,6 +72,7 @@ class RunView:
     rewards: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     validations: list[tuple[int, float]] = field(default_factory=list)
+    held_out_interval: Interval | None = None
     held_out_losses: list[tuple[int, float]] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
@@ -108,6 +110,7 @@ class RunView:
                 self._fold_step(data, at=_time(event))
             case "rl.evaluation.settled" if data.get("reward") is not None:
                 self.validations.append((int(data["step"]), float(data["reward"])))
+                self.held_out_interval = interval_of(data.get("metrics") or {}, "eval/reward")
             case "rl.checkpoint.settled":
                 self.checkpoints.append(int(data["step"]))
             case "rl.run.warned":

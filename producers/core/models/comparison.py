@@ -9,7 +9,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from infra.readmodel.evaluation_results import Change, RowResult, compare_rows, results_by_row
+from infra.readmodel.evaluation_results import (
+    Change,
+    RowResult,
+    compare_rows,
+    paired_differences,
+    results_by_row,
+)
 from infra.readmodel.registry import Evaluations
 from producers.core.lookup import Checkpoint
 
@@ -44,6 +50,7 @@ async def compare_checkpoints(
             for one, reward in zip(both, rewards, strict=True)
         ],
         "held_out_difference": _difference(rewards),
+        "differences": [] if reason else paired_differences(*results),
         "settings": differing_settings([_settings(one) for one in both]),
         "counts": {change: counts[change] for change in get_args(Change)},
         "rows": rows,
@@ -88,7 +95,7 @@ def _difference(values: Sequence[float | None]) -> float | None:
 
 
 def _mean(results: Sequence[RowResult]) -> float | None:
-    rewards = [reward for result in results for reward in result.rewards]
+    rewards = [reward for result in results for reward in result.counted_rewards]
     return sum(rewards) / len(rewards) if rewards else None
 
 

@@ -5,6 +5,7 @@ import json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.readmodel.estimates import figures_in_order, interval_of
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.responses import page_of
@@ -16,7 +17,11 @@ from producers.http.routes.runs import services
 async def index(request: Request) -> Response:
     page = page_of(request)
     rows, total = await services(request).readmodel.evaluations.page(page)
-    values = {"rows": [to_json(row) for row in rows], "total": total, "page": page}
+    shown = [
+        {**to_json(row), "interval": interval_of(json.loads(row["metrics"]), "eval/reward")}
+        for row in rows
+    ]
+    values = {"rows": shown, "total": total, "page": page}
     return html(request, "evaluations.html", values)
 
 
@@ -30,6 +35,7 @@ async def show(request: Request) -> Response:
         "evaluation.html",
         {
             "evaluation": to_json(found),
+            "figures": figures_in_order(json.loads(found["metrics"])),
             "rows": [result.to_json() for result in shown],
             "config": json.dumps(json.loads(found["config"] or "{}"), indent=2, ensure_ascii=False),
             "total": len(results),

@@ -8,6 +8,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.readmodel.estimates import is_figure
 from producers.core.models.comparison import compare_checkpoints
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
@@ -53,7 +54,7 @@ async def show_evaluations(request: Request) -> Response:
     both = [{"name": one["name"], "id": one["id"], "answers": one["id"]} for one in found["evals"]]
     figures = [
         {"key": "reward", "values": [one["reward"] for one in found["evals"]]},
-        *found["metrics"],
+        *(metric for metric in found["metrics"] if is_figure(metric["key"])),
     ]
     values = {"names": (a, b), "both": both, "figures": figures, "settings": (), "reason": None}
     return await _rows_page(request, "evaluations", values, found, dataset)
@@ -127,6 +128,7 @@ async def _rows_page(
     shown = changed[page.offset : page.offset + page.limit]
     questions = await _questions(request, dataset, {int(row["row"]) for row in shown})
     more = {
+        "differences": found["differences"],
         "counts": found["counts"],
         "rows": [
             {**row, "difference": difference(row), "question": questions.get(int(row["row"]), "")}

@@ -10,6 +10,7 @@ from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from infra.readmodel.estimates import is_figure
 from infra.readmodel.runs import ALL_STEPS, CurveEnds, RunJson, Runs
 from producers.core.history.environment import Environment, environment_of
 from producers.dashboard import formats
@@ -104,7 +105,7 @@ class Figure:
 async def show(request: Request) -> Response:
     run, config = await find_run(request)
     core, now = services(request), services(request).clock.now()
-    keys = await core.readmodel.runs.metric_keys(run["id"])
+    keys = [key for key in await core.readmodel.runs.metric_keys(run["id"]) if is_figure(key)]
     sampled = await core.readmodel.runs.sampled_curves(
         run["id"], list(TITLES), most=SVG_POINTS, since=_since(request, run), steps=_steps(request)
     )

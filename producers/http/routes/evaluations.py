@@ -14,7 +14,8 @@ from infra.readmodel.evaluation_results import (
     Change,
     RowResult,
     compare_rows,
-    num_without_reward,
+    num_left_out,
+    paired_differences,
     results_by_row,
     select_attempts,
 )
@@ -163,30 +164,30 @@ async def compare_evaluations(
         )
     metrics = [json.loads(e["metrics"]) for e in (first, second)]
     keys = sorted({key for each in metrics for key in each})
-    changed = list(
-        compare_rows(await results_of(request, first), await results_of(request, second))
-    )
+    results = await results_of(request, first), await results_of(request, second)
+    changed = list(compare_rows(*results))
     counts = Counter(str(row["change"]) for row in changed)
     return {
         "evals": [to_json(first), to_json(second)],
         "metrics": [{"key": key, "values": [each.get(key) for each in metrics]} for key in keys],
+        "differences": paired_differences(*results),
         "counts": {change: counts[change] for change in get_args(Change)},
         "rows": changed,
     }
 
 
 async def retry(request: Request) -> Response:
-    """Repeat the attempts that have no reward."""
+    """Repeat the attempts that were left out."""
     ref = request.path_params["ref"]
     await body_of(request, ())
     core = services(request)
     before = await find_evaluation(request, ref)
     config = json.loads(before["config"] or "{}")
     n = int(config.get("evaluation", {}).get("n", 1))
-    retryable = num_without_reward(await results_of(request, before), num_rows=before["total"], n=n)
+    retryable = num_left_out(await results_of(request, before), num_rows=before["total"], n=n)
     if before["status"] in ENDED and retryable == 0:
         raise Conflict(
-            f"every attempt of evaluation {before['name']} has a reward; there is nothing to repeat"
+            f"every attempt of evaluation {before['name']} counts; there is nothing to repeat"
         )
     evaluation, cursor = await core.control.retry_evaluation(ref)
     await core.readmodel.caught_up(cursor)

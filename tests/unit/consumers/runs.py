@@ -136,6 +136,7 @@ def validated(request: EvaluationRequested, reward: float = 0.5) -> EvaluationCo
         evaluation=request.evaluation,
         status="finished",
         reward=reward,
+        metrics={"eval/reward/low": reward - 0.1, "eval/reward/high": reward + 0.1},
         run="r1",
         step=request.step,
     )

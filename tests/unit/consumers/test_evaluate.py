@@ -93,8 +93,8 @@ def graded(spec: GroupSpec, reward: float | None = 1.0, failure: str | None = No
 
 
 def graded_with(spec: GroupSpec, *rewards: float | None, usd: float | None = None) -> GroupGraded:
-    """A group whose samples have these rewards. None: the workflow failed."""
-    failed = [None if reward is not None else "agent_error" for reward in rewards]
+    """A group whose samples have these rewards. None: the platform failed."""
+    failed = [None if reward is not None else "internal_error" for reward in rewards]
     return GroupGraded(
         spec=spec,
         artifact=ref(spec.group),
@@ -168,7 +168,7 @@ def test_chunk_by_chunk_to_the_mean_over_all_graded_samples() -> None:
     assert isinstance(done, EvaluationCompleted)
     assert (done.status, done.reward) == ("finished", 0.75)
     assert done.metrics["eval/pass_rate"] == 0.75
-    assert done.metrics["eval/failed"] == 1
+    assert done.metrics["eval/left_out"] == 1
     assert done.metrics["eval/count"] == 5
 
 
@@ -220,7 +220,7 @@ ROWS: dict[int, tuple[float | None, ...]] = {
 
 def test_a_retry_requests_the_missing_attempts_only_and_merges_their_rewards() -> None:
     world = answer(begun(requested(rows=3, n=3)), ROWS)
-    assert last(world).metrics["eval/failed"] == 4
+    assert last(world).metrics["eval/left_out"] == 4
     before = len(world.events)
     world = retried(world)
     asked = [e for e in world.events[before:] if isinstance(e, GroupsRequested)]
@@ -232,11 +232,11 @@ def test_a_retry_requests_the_missing_attempts_only_and_merges_their_rewards() -
     world = answer(world, {0: (1.0,), 2: (0.0, None, 1.0)})
     done = last(world)
     assert (done.status, done.message) == ("finished", None)
-    assert done.metrics["eval/failed"] == 1
+    assert done.metrics["eval/left_out"] == 1
     assert done.reward == (1 + 1 + 0 + 3 + 0 + 1) / 8
     assert done.metrics["eval/tokens"] == 2 * (9 + 4)
     world = answer(retried(world, 2), {2: (1.0,)})
-    assert last(world).metrics["eval/failed"] == 0
+    assert last(world).metrics["eval/left_out"] == 0
     assert last(world).metrics["eval/pass@2"] == (1.0 + 1.0 + 1.0) / 3
 
 
@@ -248,6 +248,44 @@ def test_the_result_of_retries_equals_that_of_an_evaluation_in_which_nothing_fai
     same = {"eval/tokens"} ^ once.metrics.keys()
     assert {k: again.metrics[k] for k in same} == {k: once.metrics[k] for k in same}
     assert again.reward == once.reward
+
+
+def crash(spec: GroupSpec, *rewards: float | None) -> GroupGraded:
+    """A group whose policy crashed its workflow in the attempts without a reward."""
+    group = graded_with(spec, *rewards)
+    entries = (
+        entry.model_copy(update={"failure": entry.failure and "agent_error"})
+        for entry in group.entries
+    )
+    return group.model_copy(update={"entries": tuple(entries)})
+
+
+def test_a_policy_that_crashes_on_half_of_its_rows_passes_at_most_half() -> None:
+    """Given four rows with four attempts each, of which two crash in every attempt and one in half of
+    them, pass@1 and pass@4 are over the same four rows, and nothing is repeated by a retry."""
+    world = begun(requested(rows=4, chunk=4, n=4))
+    rows = {0: (None,) * 4, 1: (1.0, None, 1.0, None), 2: (None,) * 4, 3: (1.0,) * 4}
+    (asked,) = [e for e in world.events if isinstance(e, GroupsRequested)]
+    for spec in asked.group_specs():
+        world = world.when(crash(spec, *rows[spec.group_key.slot])).after()
+    done = last(world)
+    assert done.status == "finished"
+    assert done.reward == done.metrics["eval/pass@1"] == (0 + 0.5 + 0 + 1) / 4
+    assert done.metrics["eval/pass@4"] == (0 + 1 + 0 + 1) / 4
+    assert (done.metrics["eval/failed"], done.metrics["eval/left_out"]) == (10, 0)
+    assert done.metrics["eval/rows"] == 4
+    assert done.metrics["eval/reward/low"] < done.reward < done.metrics["eval/reward/high"]
+    again = retried(world)
+    assert not [e for e in again.events[len(world.events) :] if isinstance(e, GroupsRequested)]
+    assert last(again).metrics == done.metrics
+
+
+def test_a_policy_that_always_crashes_has_the_reward_0_and_says_why() -> None:
+    world = begun(requested(rows=1))
+    (asked,) = [e for e in world.events if isinstance(e, GroupsRequested)]
+    done = last(world.when(crash(asked.group_specs()[0], None)).after())
+    assert (done.status, done.reward) == ("failed", 0.0)
+    assert "agent_error" in (done.message or "")
 
 
 def test_a_retry_is_decided_on_once_and_late_groups_change_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given as sampled
 from hypothesis import strategies as st
 
-from consumers.status import CONSUMER, LONGEST, Stage, Statuses, one_line
+from consumers.status import CONSUMER, LONGEST, Stage, Statuses, one_line, status_of
 from schemas.effects import Failed, PostStatus, StatusPosted
 from schemas.errors import FailureCategory
 from schemas.events import (
@@ -205,3 +205,11 @@ def test_one_line_is_printable_and_short(text: str) -> None:
     assert len(line) <= LONGEST
     assert line.isprintable()
     assert "\n" not in "".join(itertools.chain(line))
+
+
+def test_held_out_rewards_are_shown_with_their_intervals() -> None:
+    ended = FINISHED.model_copy(update={"held_out_intervals": ((0.15, 0.29), (0.95, 1.0))})
+    found = status_of(ended, None)
+    assert found is not None
+    text = "held-out reward 0.21 [0.15, 0.29] -> 0.99 [0.95, 1.00] in 100 steps"
+    assert found[1].text == text

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from infra.readmodel.estimates import interval_of
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import LIMIT, OFFSET, command, group
 from producers.cli.commands.evaluations.report import run
 from producers.cli.commands.evaluations.results import compare, download, samples
 from producers.cli.config_files import read_config
+from producers.cli.display.figures import COLUMNS, figure_rows, interval_text
 from producers.cli.display.output import (
     Document,
     console,
@@ -40,6 +42,11 @@ evaluation = group("eval", "Evaluations of a model or checkpoint on a dataset.")
 POLL_S = 0.3
 TENTHS = 10
 ENDED = ("finished", "failed", "stopped")
+LEFT_OUT = "eval/left_out"
+OLD_FIGURES = (
+    "These figures leave out every attempt that failed, because they were computed before failures of "
+    "the policy counted; submit the evaluation again to compare it with others."
+)
 
 
 @command(evaluation, "submit", example="headrace eval submit configs/eval/greedy.toml --watch")
@@ -178,11 +185,13 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
     rows = [
         (
             *(e.get(key) for key in ("name", "status", "model", "dataset", "reward")),
+            interval_text(interval_of(e.get("metrics") or {}, "eval/reward")),
             time_ago(e.get("created_at")),
         )
         for e in answer["evals"]
     ]
-    print_table("Evaluations", ("name", "status", "model", "dataset", "reward", "created"), rows)
+    columns = ("name", "status", "model", "dataset", "reward", "95 % interval", "created")
+    print_table("Evaluations", columns, rows)
 
 
 @command(evaluation, "info", example="headrace eval info my-eval")
@@ -202,7 +211,9 @@ def _show(found: Document) -> None:
     pairs = [(key, found.get(key)) for key in (*keys, "started_at", "completed_at")]
     print_fields(f"Evaluation {found.get('name')}", [*pairs, ("rows", _progress(found))])
     if found.get("metrics"):
-        print_table("Metrics", ("key", "value"), sorted(found["metrics"].items()))
+        print_table("Metrics", COLUMNS, figure_rows(found["metrics"]))
+        if LEFT_OUT not in found["metrics"]:
+            say(OLD_FIGURES)
 
 
 @command(evaluation, "logs", example="headrace eval logs my-eval")
@@ -235,7 +246,7 @@ def stop(ref: str, *, as_json: bool) -> None:
 @click.argument("ref", metavar="EVAL")
 @click.option("--watch", is_flag=True, help="Wait until the evaluation ends.")
 def retry(ref: str, *, watch: bool, as_json: bool) -> None:
-    """Repeat the attempts of an evaluation that have no reward.
+    """Repeat the attempts of an evaluation that were left out.
 
     Their results take the places of the missing ones.
     """

@@ -9,6 +9,7 @@ import click
 from producers.cli.checkpoint_files import checkpoint_directory
 from producers.cli.command_tree import command
 from producers.cli.config_files import read_config
+from producers.cli.display.figures import COLUMNS, figure_rows
 from producers.cli.display.output import Document, cell_text, one_line, print_json, print_table, say
 from producers.cli.errors import Failure
 from producers.cli.rollouts.tryout_process import run_tryout
@@ -64,7 +65,7 @@ def run(
     if as_json:
         print_json({"report": report, "directory": str(directory)})
         return
-    print_table("Metrics", ("key", "value"), sorted(report["metrics"].items()))
+    print_table("Metrics", COLUMNS, figure_rows(report["metrics"]))
     say(f"saved the report in {directory}")
 
 
@@ -136,7 +137,7 @@ def markdown(report: Document) -> str:
         "",
         "## Metrics",
         "",
-        *_table(("key", "value"), sorted(metrics.items())),
+        *_table(COLUMNS, figure_rows(metrics)),
         "",
         "## Rows",
         "",

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import click
 
+from infra.readmodel.estimates import IntervalFigure, figures_in_order
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import OFFSET, command
+from producers.cli.display.figures import difference_rows, interval_text
 from producers.cli.display.output import (
     Document,
+    cell_text,
     one_line,
     print_json,
     print_table,
@@ -187,8 +190,11 @@ def compare(first: str, second: str, *, show_all: bool, limit: int, as_json: boo
         return
     names = [str(each["name"]) for each in found["evals"]]
     models = ("model", *(each["model"] for each in found["evals"]))
-    metrics = [(metric["key"], *metric["values"]) for metric in found["metrics"]]
-    print_table("Metrics", ("", *names), [models, *metrics])
+    values = {metric["key"]: metric["values"] for metric in found["metrics"]}
+    print_table("Metrics", ("", *names), [models, *_metric_rows(values)])
+    if found["differences"]:
+        columns = ("", "difference", "standard error", "95 % interval", "rows")
+        print_table("Paired differences", columns, difference_rows(found["differences"]))
     counts = found["counts"]
     say(", ".join(f"{counts[change]} {change}" for change in counts))
     rows = [
@@ -198,6 +204,23 @@ def compare(first: str, second: str, *, show_all: bool, limit: int, as_json: boo
         print_table("Rows", ("row", "change", *names), rows)
     if len(changed) > limit:
         say(f"{len(changed) - limit} more rows; show them with --limit")
+
+
+def _metric_rows(values: Mapping[str, list[float | None]]) -> list[tuple[object, ...]]:
+    """The figures of both evaluations, each with its interval."""
+    sides = [
+        {key: value for key, of in values.items() if (value := of[i]) is not None} for i in range(2)
+    ]
+    by_key = [{one.key: one for one in figures_in_order(side)} for side in sides]
+    keys = sorted({key for side in by_key for key in side})
+    return [(key, *(_figure(side.get(key)) for side in by_key)) for key in keys]
+
+
+def _figure(figure: IntervalFigure | None) -> str | None:
+    if figure is None:
+        return None
+    interval = interval_text(figure.interval)
+    return cell_text(figure.value) + (f" ({interval})" if interval else "")
 
 
 def _result(row: Document, which: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given as holds_for
@@ -26,6 +27,7 @@ from schemas.sampling import (
     ArtifactRef,
     Message,
     SampleBatch,
+    SampleFailure,
     SampleOutput,
     SampleRecord,
     SampleRequest,
@@ -342,6 +344,33 @@ async def test_a_fault_of_the_platform_is_no_fact_about_a_sample(tmp_path: Path)
 
     with pytest.raises(TransientError):
         await worked(tmp_path, interrupted)
+
+
+async def test_a_workflow_that_raises_on_a_refusal_failed_because_of_it(tmp_path: Path) -> None:
+    """Twins: without a refusal the workflow is to blame, and another failure stays what it is."""
+    refusal = SampleFailure(category=FailureCategory.PROVIDER, message="no such model")
+
+    def asking(category: FailureCategory, refused: SampleFailure | None) -> Any:
+        def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+            session.refusal = refused
+            raise UserCodeError(category, "main.py:7: it raised")
+
+        return workflow
+
+    for category, refused, told in (
+        (FailureCategory.AGENT, refusal, "provider_error"),
+        (FailureCategory.AGENT, None, "agent_error"),
+        (FailureCategory.TIMEOUT, refusal, "timeout"),
+    ):
+        _, written, _ = await worked(tmp_path, asking(category, refused))
+        assert written.failure == told
+
+    def silent(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        session.refusal = refusal
+        return WorkflowResult(tuple(prompt))
+
+    _, written, _ = await worked(tmp_path, silent)
+    assert (written.failure, written.message) == ("provider_error", "no such model")
 
 
 class Unprepared(FakeSampler):

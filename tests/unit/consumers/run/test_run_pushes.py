@@ -138,6 +138,7 @@ def test_a_finished_run_names_the_rewards_of_its_first_and_last_validation() -> 
         said = story.tell(validated(request, rewards[request.step or 0]))
     (finished,) = only(said, RunFinished)
     assert finished.held_out == (0.25, 0.75)
+    assert finished.held_out_intervals == ((0.25 - 0.1, 0.25 + 0.1), (0.75 - 0.1, 0.75 + 0.1))
     assert finished.origin == ORIGIN
 
 

@@ -246,6 +246,29 @@ async def test_the_engines_refusals_have_their_status(
     assert session.interrupted, "the sample runs again"
 
 
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (UserCodeError(FailureCategory.PROVIDER, "no such model"), "provider_error"),
+        (UserCodeError(FailureCategory.BUDGET, "advanced.max_calls"), "budget_exceeded"),
+        (UserCodeError(FailureCategory.PROMPT_TOO_LONG, "99 tokens"), "prompt_too_long"),
+        (Refused("another base model"), "internal_error"),
+        (UserCodeError(FailureCategory.VALIDATION, "a tool call without a name"), None),
+    ],
+)
+async def test_a_refusal_of_the_engine_is_kept_until_it_answers(
+    session: sessions.GatewaySession, sampler: Scripted, error: Exception, kept: str | None
+) -> None:
+    async with client(session) as ai:
+        sampler.error = error
+        with pytest.raises(openai.BadRequestError, match=str(error)):
+            await ai.chat.completions.create(model="m", messages=[HELLO])
+        assert (session.refusal.category if session.refusal else None) == kept
+        sampler.error = None
+        await ai.chat.completions.create(model="m", messages=[HELLO])
+    assert session.refusal is None
+
+
 async def test_asking_many_times_at_once_draws_many_times(
     session: sessions.GatewaySession, sampler: Scripted
 ) -> None:

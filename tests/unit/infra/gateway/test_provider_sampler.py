@@ -127,7 +127,7 @@ async def test_requests_and_money_are_bounded_for_each_owner(
 @pytest.mark.parametrize(
     ("status", "message", "category"),
     [
-        (401, "bad key", FailureCategory.VALIDATION),
+        (401, "bad key", FailureCategory.PROVIDER),
         (400, "maximum context length is 8", FailureCategory.PROMPT_TOO_LONG),
     ],
 )

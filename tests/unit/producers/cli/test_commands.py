@@ -327,6 +327,9 @@ def test_eval_samples_retry_and_compare_show_what_the_server_says(
     compared = {
         "evals": [{"name": "a", "model": "m"}, {"name": "b", "model": "n"}],
         "metrics": [{"key": "eval/pass@1", "values": [0.25, 0.5]}],
+        "differences": [
+            {"key": "eval/reward", "difference": 0.5, "se": 0.1, "interval": [0.3, 0.7], "rows": 2}
+        ],
         "counts": {"gained": 1, "lost": 0, "same": 1, "missing": 0},
         "rows": [{**row, "change": "gained"}, same],
     }
@@ -334,6 +337,7 @@ def test_eval_samples_retry_and_compare_show_what_the_server_says(
     out = headrace("eval", "compare", "a", "b").out
     assert "1 gained, 0 lost" in out
     assert "1 of 2, reward 0.75" in out
+    assert "0.3 to 0.7" in out
     document = headrace("eval", "compare", "a", "b", "--json").document
     assert [one["row"] for one in document["rows"]] == [3]
     assert len(headrace("eval", "compare", "a", "b", "--all", "--json").document["rows"]) == 2

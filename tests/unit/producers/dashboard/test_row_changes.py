@@ -6,13 +6,19 @@ import httpx
 import pytest
 
 from producers.dashboard.pages.row_changes import sort_changes
-from schemas.events import EvaluationRequested, Event
+from schemas.events import EvaluationCompleted, EvaluationRequested, Event
 from tests.kit.application import Application
 from tests.kit.history import keep
 from tests.kit.specs import template
 from tests.kit.story import batch_of
 from tests.unit.producers.dashboard.test_sign_in import signed_in
-from tests.unit.producers.http.routes.test_evaluations import dataset, evaluated
+from tests.unit.producers.http.routes.test_evaluations import (
+    LOST,
+    beginning,
+    dataset,
+    evaluated,
+    grade,
+)
 from tests.unit.producers.http.test_checkpoint_comparison import graded, run_with_validation
 
 pytestmark = pytest.mark.postgres
@@ -82,13 +88,40 @@ async def test_two_evaluations_with_their_questions(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
     data = await dataset(app)
-    await evaluated(app, "one", data, (1.0, None), (0.0, 0.5))
+    await evaluated(app, "one", data, (1.0, None), (0.0, 0.5), failure=LOST)
     await evaluated(app, "two", data, (1.0, 0.0), (1.0, 0.5))
     page = await browser.get("/compare/evaluations?chosen=one&chosen=two")
     assert "1 gained, 1 lost" in page.text
+    assert "(95 % interval -6.353 to 6.353)" in page.text
     assert "eval/pass@1" in page.text
     other = await dataset(app, "others")
     await evaluated(app, "four", other, (1.0, 1.0))
     refused = await browser.get("/compare/evaluations?a=one&b=four")
     assert refused.status_code == 409
     assert "compare evaluations of one dataset" in refused.text
+
+
+async def test_an_evaluation_and_the_list_show_intervals(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    data = await dataset(app)
+    groups = [
+        await grade(app, "one", rewards, slot=slot, data=data)
+        for slot, rewards in enumerate([(1.0, None), (0.0, 0.5)])
+    ]
+    figures = {
+        "eval/reward": 0.375,
+        "eval/reward/se": 0.1,
+        "eval/reward/low": 0.15,
+        "eval/reward/high": 0.6,
+        "eval/left_out": 0.0,
+    }
+    done = EvaluationCompleted(evaluation="one", status="finished", reward=0.375, metrics=figures)
+    await app.append([*beginning("one", data), *groups, done])
+    page = (await browser.get("/evals/one")).text
+    assert "0.15 to 0.6" in page
+    assert "eval/reward/low" not in page
+    assert "counts as 0" in page
+    assert "0.15 to 0.6" in (await browser.get("/evals")).text
+    await evaluated(app, "two", data, (1.0, None), (0.0, 0.5))
+    assert "leave out every attempt that failed" in (await browser.get("/evals/two")).text

@@ -223,7 +223,9 @@ def test_an_evaluation_runs_here_with_a_report(
     assert report == json.loads((directory / "report.json").read_text())
     metrics = report["metrics"]
     assert (metrics["eval/count"], metrics["eval/failed"]) == (4, 2)
-    assert (metrics["eval/pass@1"], metrics["eval/pass@2"], metrics["eval/tokens"]) == (1, 1, 4)
+    assert (metrics["eval/pass@1"], metrics["eval/pass@2"], metrics["eval/tokens"]) == (0.5, 0.5, 4)
+    assert (metrics["eval/reward"], metrics["eval/left_out"], metrics["eval/rows"]) == (0.5, 0, 2)
+    assert 0 < metrics["eval/pass@1/low"] < 0.5 < metrics["eval/pass@1/high"] < 1
     assert metrics["eval/usd"] == pytest.approx(0.004)
     assert [(row["row"], row["rewards"], row["failed"]) for row in report["rows"]] == [
         (0, [1.0, 1.0], 0),
@@ -233,6 +235,6 @@ def test_an_evaluation_runs_here_with_a_report(
     samples = (directory / "samples.jsonl").read_text().splitlines()
     assert [json.loads(line)["row"] for line in samples] == [0, 0, 1, 1]
     page = (directory / "report.md").read_text()
-    assert "| eval/pass@2 | 1 |" in page
+    assert "| eval/pass@2 | 0.5 |" in page
     assert main(["eval", "run", str(config), "--json"]) == 1
     assert "has a report already" in capsys.readouterr().err

@@ -34,6 +34,7 @@ CONFIG = EvalConfig.model_validate(
     }
 )
 TIMEOUT = SampleFailure.model_validate({"category": "timeout", "message": "too slow"})
+LOST = SampleFailure.model_validate({"category": "internal_error", "message": "the engine is gone"})
 
 
 async def dataset(app: Application, name: str = "numbers") -> DatasetRef:
@@ -65,6 +66,7 @@ async def grade(
     data: DatasetRef,
     number: int = 0,
     attempts: tuple[int, ...] = (),
+    failure: SampleFailure = TIMEOUT,
 ) -> GroupGraded:
     """A graded group of an evaluation, with its samples in an artifact."""
     group = f"{name}-evaluate-0-{slot}-{number}"
@@ -73,7 +75,7 @@ async def grade(
             index=i,
             messages=(Message(role="assistant", content=f"{number}.{i}"),),
             text=f"{number}.{i}",
-            failure=TIMEOUT if reward is None else None,
+            failure=failure if reward is None else None,
         )
         for i, reward in enumerate(rewards)
     )
@@ -85,16 +87,23 @@ async def grade(
         artifact=artifact,
         entries=tuple(SampleEntry(index=i) for i in range(len(rewards))),
         grades=tuple(
-            Grade(index=i, reward=reward, failure=TIMEOUT if reward is None else None)
+            Grade(index=i, reward=reward, failure=failure if reward is None else None)
             for i, reward in enumerate(rewards)
         ),
     )
 
 
-async def evaluated(app: Application, name: str, data: DatasetRef, *groups: Sequence[Any]) -> None:
-    """An evaluation that ended with these rewards by slot."""
+async def evaluated(
+    app: Application,
+    name: str,
+    data: DatasetRef,
+    *groups: Sequence[Any],
+    failure: SampleFailure = TIMEOUT,
+) -> None:
+    """An evaluation that ended with these rewards by slot. Attempts without one have `failure`."""
     graded = [
-        await grade(app, name, each, slot=slot, data=data) for slot, each in enumerate(groups)
+        await grade(app, name, each, slot=slot, data=data, failure=failure)
+        for slot, each in enumerate(groups)
     ]
     done = EvaluationCompleted(evaluation=name, status="finished", metrics={"eval/pass@1": 0.5})
     await app.append([*beginning(name, data), *graded, done])
@@ -111,7 +120,8 @@ async def test_rows_and_attempts_with_their_rewards(app: Application) -> None:
         "attempts": 2,
         "passed": 1,
         "failed": 1,
-        "reward": 1.0,
+        "left_out": 0,
+        "reward": 0.5,
         "rewards": [1.0, None],
         "error": "timeout: too slow",
     }
@@ -141,7 +151,7 @@ async def test_a_retry_is_requested_once_and_its_results_take_their_places(
     app: Application,
 ) -> None:
     data = await dataset(app)
-    await evaluated(app, "one", data, (1.0, None), (0.0, 0.5))
+    await evaluated(app, "one", data, (1.0, None), (0.0, 0.5), failure=LOST)
     answer = await app.post("/evals/one/retry", {})
     assert answer.status_code == 200, answer.text
     assert answer.json()["retryable_samples"] == 1
@@ -180,11 +190,16 @@ async def test_an_evaluation_that_has_not_started_is_not_retried(app: Applicatio
 
 async def test_two_evaluations_are_compared_by_row(app: Application) -> None:
     data = await dataset(app)
-    await evaluated(app, "one", data, (1.0, None), (0.0, 0.5))
+    await evaluated(app, "one", data, (1.0, None), (0.0, 0.5), failure=LOST)
     await evaluated(app, "two", data, (1.0, 0.0), (1.0, 0.5))
     found = await app.get("/evals/one/compare/two")
     assert found["counts"] == {"gained": 1, "lost": 1, "same": 0, "missing": 0}
     assert found["metrics"] == [{"key": "eval/pass@1", "values": [0.5, 0.5]}]
+    reward, pass_rate = found["differences"]
+    assert (reward["key"], reward["difference"], reward["rows"]) == ("eval/reward", 0.0, 2)
+    assert reward["se"] == pytest.approx(0.5)
+    assert reward["interval"] == pytest.approx([-6.3531, 6.3531], abs=1e-4)
+    assert (pass_rate["key"], pass_rate["difference"]) == ("eval/pass_rate", 0.0)
     assert found["rows"][1] == {
         "row": 3,
         "change": "gained",
@@ -192,7 +207,7 @@ async def test_two_evaluations_are_compared_by_row(app: Application) -> None:
         "attempts": [2, 2],
         "reward": [0.25, 0.75],
     }
-    await evaluated(app, "three", data, (None, None))
+    await evaluated(app, "three", data, (None, None), failure=LOST)
     found = await app.get("/evals/one/compare/three")
     assert found["counts"] == {"gained": 0, "lost": 0, "same": 0, "missing": 2}
     other = await dataset(app, "others")
