@@ -321,6 +321,14 @@ class Runs:
         ]
         return [_group(owner, purpose, row) for row in wanted], total
 
+    async def groups_before(
+        self, owner: str, purpose: str, place: tuple[int, int, int], *, limit: int
+    ) -> list[GroupRow]:
+        """At most `limit` groups from a (step, slot, replacement) back to the first one, the last one
+        first. Their `first` is 0."""
+        rows = await self._pool.fetch(SQL["groups_before"], owner, purpose, *place, limit)
+        return [_group(owner, purpose, row) for row in rows]
+
     async def groups_of_row(
         self, owner: str, purpose: str, dataset_row: int, *, near: int
     ) -> list[tuple[int, int, int]]:

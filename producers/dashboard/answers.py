@@ -1,9 +1,9 @@
 """The answers of one group as the reader shows them: with figures, in an order, found by their text."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 
 from infra.readmodel.runs import GroupRow
+from producers.core.history.sample_search import message_texts
 from producers.dashboard.branches import BranchChoice, shown_branch, tabs
 from producers.dashboard.charts import Curve, curve, thin
 from producers.dashboard.token_spans import TokenStretch, stretches
@@ -16,9 +16,6 @@ ORDERS: Mapping[str, Callable[[Mapping[str, object]], object]] = {
     "length": lambda one: -_float(one["completion_tokens"]),
     "failure": lambda one: (one["failure"] is None, one["index"]),
 }
-SEARCHED_CHARACTERS = 1 << 20
-"""Characters of each text that are searched."""
-
 PAGE_CHARACTERS = 60_000
 """Characters of users on one page, so that it stays below 150 KB with everything."""
 
@@ -99,19 +96,6 @@ def trained_logprobs(record: SampleRecord) -> list[float]:
     ]
 
 
-def has_text(record: SampleRecord, words: str, judged: Sequence[Judgement] = ()) -> bool:
-    """Whether a text of a sample holds these words, in small or capital letters: of what was said, what
-    user code printed and raised, why it failed, and what judges wrote."""
-    wanted, output, failure = words.casefold(), record.output, record.failure
-    texts = chain(
-        [record.text, failure.message if failure else ""],
-        [output.stdout, output.traceback or ""] if output else [],
-        (f"{one.explanation} {one.problem or ''}" for one in judged if one.index == record.index),
-        *(_texts(message) for spoken in record.conversations for message in spoken),
-    )
-    return any(wanted in text[:SEARCHED_CHARACTERS].casefold() for text in texts)
-
-
 def share_of_text(records: Sequence[SampleRecord], others: int = 0) -> int:
     """How many characters of each text a page with these samples and `others` texts more shows."""
     longest = (
@@ -135,28 +119,23 @@ def whole_text(record: SampleRecord) -> str:
 
 
 def _conversation(messages: Sequence[Message]) -> str:
-    return "\n\n".join("\n".join([f"=== {one.role} ===", *_texts(one)]) for one in messages)
+    return "\n\n".join("\n".join([f"=== {one.role} ===", *message_texts(one)]) for one in messages)
 
 
 def text_part(record: SampleRecord, part: str) -> str | None:
     """One text of a sample, uncut: `message-N`, `branch-B-message-N`, `text`, `printed`, `traceback` or
     `failure`. None when the sample has no such text."""
     output, failure = record.output, record.failure
-    texts = {f"message-{n}": "\n".join(_texts(one)) for n, one in enumerate(record.messages)}
+    texts = {f"message-{n}": "\n".join(message_texts(one)) for n, one in enumerate(record.messages)}
     for number, branch in enumerate(record.branches, 1):
         named = ((f"branch-{number}-message-{n}", one) for n, one in enumerate(branch))
-        texts |= {name: "\n".join(_texts(one)) for name, one in named}
+        texts |= {name: "\n".join(message_texts(one)) for name, one in named}
     texts["text"] = record.text
     if output is not None:
         texts |= {"printed": output.stdout, "traceback": output.traceback or ""}
     if failure is not None:
         texts["failure"] = failure.message
     return texts.get(part)
-
-
-def _texts(message: Message) -> list[str]:
-    calls = (f"{call.name} {call.arguments}" for call in message.tool_calls)
-    return [text for text in (message.reasoning, message.content, *calls) if text]
 
 
 def _strip(logprobs: Sequence[float]) -> Curve | None:

@@ -146,6 +146,7 @@ def _pages() -> dict[str, str]:
         "samples-logprob": f"/runs/{FIRST}/samples?step=2&colour=logprob",
         "samples-advantage": f"/runs/{FIRST}/samples?step=2&colour=advantage",
         "samples-trained": f"/runs/{FIRST}/samples?step=2&colour=trained",
+        "sample-search": f"/runs/{FIRST}/search?text=answer",
         "health": f"/runs/{FIRST}/health",
         "timeline": f"/runs/{FIRST}/timeline?step=1",
         "events": f"/runs/{PAUSED}/events",

@@ -192,6 +192,8 @@ def resume(run: str, *, as_json: bool) -> None:
     help="Show at most this many.",
 )
 @OFFSET
+@click.option("--search", metavar="TEXT", help="Only samples with this text, the newest first.")
+@click.option("--place", help="With --search: go on from where the search before ended.")
 @click.option("--sample", metavar="ID", help="Show this sample, turn by turn.")
 @click.option(
     "--files",
@@ -205,6 +207,8 @@ def samples(
     step: int | None,
     limit: int,
     offset: int,
+    search: str | None,
+    place: str | None,
     sample: str | None,
     files: Path | None,
     as_json: bool,
@@ -212,11 +216,24 @@ def samples(
     """Show samples: prompts, answers and rewards.
 
     With --sample it shows one of them: turns, tool calls, reward, traceback, prints and files. Pass a
-    sample's id to `headrace train trace` to follow it.
+    sample's id to `headrace train trace` to follow it. With --search it looks for a text in all steps,
+    some groups at a time.
     """
     if files is not None and sample is None:
         raise click.UsageError("--files needs --sample ID")
+    if search is None and place is not None:
+        raise click.UsageError("--place needs --search TEXT")
+    if search is not None and (step is not None or offset or sample is not None):
+        raise click.UsageError(
+            "--search looks in all steps; leave --step, --offset and --sample out"
+        )
     with Client() as client:
+        if search is not None:
+            from producers.cli.rollouts.sample_view import show_search
+
+            path = f"/runs/{path_segment(run)}/search"
+            show_search(client, path, search, place=place, as_json=as_json)
+            return
         if sample is not None:
             from producers.cli.rollouts.sample_view import show_sample
 

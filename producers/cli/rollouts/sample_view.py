@@ -5,7 +5,7 @@ from pathlib import Path
 
 from producers.cli.client import Client, path_segment
 from producers.cli.display.conversation import show_messages, show_output, show_reward
-from producers.cli.display.output import Document, print_json, say
+from producers.cli.display.output import Document, one_line, print_json, print_table, say
 
 UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -39,6 +39,33 @@ def show_sample(client: Client, path: str, *, files: Path | None, as_json: bool)
     show_output(sample.get("grader_output") or {}, of=" by the grader")
     for file in saved:
         say(f"saved {file}")
+
+
+def show_search(client: Client, path: str, text: str, *, place: str | None, as_json: bool) -> None:
+    """Print the samples with a text, from a place on, and how to search on."""
+    answer = client.get(path, {"text": text, "place": place})
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            hit.get("sample"),
+            hit.get("reward"),
+            hit["found"].get("where"),
+            one_line(
+                "".join(hit["found"].get(part, "") for part in ("before", "words", "after")),
+                limit=200,
+            ),
+        )
+        for hit in answer["samples"]
+    ]
+    searched, following = answer["searched"], answer["next_place"]
+    title = f"{len(rows)} of {searched['samples']} samples"
+    if searched["groups"]:
+        title += f", steps {searched['newest_step']} to {searched['oldest_step']}"
+    print_table(title, ("sample", "reward", "text", "excerpt"), rows)
+    if following:
+        say(f"Earlier samples are not searched yet; add --place {following} to search them.")
 
 
 def download_files(client: Client, path: str, sample: Document, directory: Path) -> list[Path]:

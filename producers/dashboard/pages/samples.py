@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.runs import GroupRow, PageRange
+from producers.core.history.sample_search import LONGEST_SEARCH, find_text
 from producers.core.models.vocabularies import Vocabulary
 from producers.dashboard.answers import (
     ORDERS,
     answer,
-    has_text,
     share_of_text,
     text_part,
     tokens,
@@ -45,7 +45,6 @@ ANSWERS_PER_PAGE = 8
 GROUPS_IN_LIST = 200
 LAST = "last"
 SLOT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-LONGEST_SEARCH = 200
 
 
 async def index(request: Request) -> Response:
@@ -273,7 +272,7 @@ async def _answers(
     rewards = [grade.reward for grade in grades.values() if grade.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     words = request.query_params.get("find", "")[:LONGEST_SEARCH]
-    wanted = [one for one in batch.samples if not words or has_text(one, words, judged)]
+    wanted = [one for one in batch.samples if not words or find_text(one, words, judged)]
     branch = parse_choice(request.query_params.get("branch", ""))
     found = [
         answer(group, record, grades.get(record.index), judged, mean, branch) for record in wanted

@@ -2,19 +2,29 @@
 groups."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
-from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.registry import EvaluationGroup
 from infra.readmodel.runs import GroupRow, PageRange
+from producers.core.history.sample_search import (
+    GRADES,
+    LONGEST_SEARCH,
+    MOST_BYTES,
+    MOST_GROUPS,
+    NEWEST,
+    SearchPage,
+    SearchPlace,
+    search_samples,
+)
 from producers.http.downloads import download, select_lines
 from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import find_run_with_history, services
 from producers.http.routing import ScopedRoute
 from schemas.datasets import DatasetRow
-from schemas.errors import NotFound
+from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.ids import GroupId, GroupKey, parse_sample_id, sample_id
 from schemas.sampling import (
     ArtifactRef,
@@ -28,7 +38,6 @@ from schemas.sampling import (
 )
 from schemas.specs import DatasetRef
 
-GRADES = TypeAdapter(tuple[Grade, ...])
 MAX_STEP = 2**31 - 1
 LONGEST_NAME = 200
 
@@ -58,6 +67,48 @@ async def sample_page(
             if page.offset <= position < page.offset + page.limit:
                 samples.append(sample)
     return page_response("samples", samples, total, page)
+
+
+async def search(request: Request) -> Response:
+    """The training samples of a run that have the words `text`, the newest first. A request searches a
+    bounded part of the run, and `next_place` is the `place` that goes on from there."""
+    run, _ = await find_run_with_history(request)
+    words = request.query_params.get("text", "")
+    if not words.strip():
+        message = "is missing; write the words to search for"
+        raise InvalidConfig(f"text {message}", issues=(Issue("text", message),))
+    return ApiResponse(search_json(await search_page(request, run["id"], words)))
+
+
+async def search_page(request: Request, run: str, words: str) -> SearchPage:
+    """The page of a search from the `place` of the request on. Raises InvalidConfig."""
+    if len(words) > LONGEST_SEARCH:
+        message = f"has {len(words)} characters; search for at most {LONGEST_SEARCH}"
+        raise InvalidConfig(f"text {message}", issues=(Issue("text", message),))
+    asked = request.query_params.get("place")
+    try:
+        place = SearchPlace.parse(asked) if asked else NEWEST
+    except ValueError as error:
+        message = f"must be a place that a search gave, got {asked!r:.40}; remove it"
+        raise InvalidConfig(f"place {message}", issues=(Issue("place", message),)) from error
+    core = services(request)
+    return await search_samples(core.readmodel.runs, core.artifacts, run, words, place)
+
+
+def search_json(page: SearchPage) -> Mapping[str, object]:
+    """The page of a search as JSON."""
+    return {
+        "samples": [asdict(hit) for hit in page.hits],
+        "searched": {
+            "samples": page.num_samples,
+            "groups": page.num_groups,
+            "newest_step": page.newest,
+            "oldest_step": page.oldest,
+            "most_groups": MOST_GROUPS,
+            "most_bytes": MOST_BYTES,
+        },
+        "next_place": str(page.following) if page.following else None,
+    }
 
 
 async def read_batch(request: Request, group: GroupRow | EvaluationGroup) -> SampleBatch:
@@ -217,6 +268,7 @@ async def find_sample(request: Request, owner: str) -> tuple[GroupRow, SampleBat
 
 ROUTES = [
     ScopedRoute("/runs/{ref}/samples", index, scope="read"),
+    ScopedRoute("/runs/{ref}/search", search, scope="read"),
     ScopedRoute("/runs/{ref}/samples/{sample}", show, scope="read"),
     ScopedRoute("/runs/{ref}/samples/{sample}/files/{name:path}", file, scope="read"),
 ]

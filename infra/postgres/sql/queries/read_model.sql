@@ -334,6 +334,11 @@ select *, sum(num_samples) over () as total from (
     and ($3::int is null or step = $3)
 ) g order by first
 
+-- name: groups_before
+select step, slot, replacement, dataset_row, artifact, grades, judgements, 0 as first
+from graded_groups where owner = $1 and purpose = $2 and (step, slot, replacement) <= ($3, $4, $5)
+order by step desc, slot desc, replacement desc limit $6
+
 -- The nearest groups of one dataset row before and after a step. Each side looks at a bounded number of
 -- groups, because no index holds the rows of a dataset.
 

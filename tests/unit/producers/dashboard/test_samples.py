@@ -8,8 +8,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from producers.core.history.sample_search import find_text
 from producers.dashboard.answers import (
-    has_text,
     share_of_text,
     text_part,
     trained_logprobs,
@@ -54,9 +54,9 @@ def test_the_trained_tokens_are_those_that_the_policy_chose() -> None:
 
 
 def test_a_text_is_found_in_messages_and_in_calls_of_tools() -> None:
-    assert has_text(RECORD, "HOW many")
-    assert has_text(RECORD, '"a": 1')
-    assert not has_text(RECORD, "nothing")
+    assert find_text(RECORD, "HOW many")
+    assert find_text(RECORD, '"a": 1')
+    assert not find_text(RECORD, "nothing")
 
 
 def test_a_text_is_found_in_what_code_printed_and_in_what_judges_wrote() -> None:
@@ -64,14 +64,14 @@ def test_a_text_is_found_in_what_code_printed_and_in_what_judges_wrote() -> None
     failure = SampleFailure(category=FailureCategory.VALIDATION, message="no label")
     record = RECORD.model_copy(update={"output": output, "failure": failure})
     for words in ("TOOK 3", "keyerror", "no label"):
-        assert has_text(record, words)
-        assert not has_text(RECORD, words)
+        assert find_text(record, words)
+        assert not find_text(RECORD, words)
     judged = [
         Judgement(index=index, rubric="r", model="m", score=1.0, explanation=text)
         for index, text in ((0, "It is clear."), (1, "It is wrong."))
     ]
-    assert has_text(RECORD, "is clear", judged)
-    assert not has_text(RECORD, "is wrong", judged)
+    assert find_text(RECORD, "is clear", judged)
+    assert not find_text(RECORD, "is wrong", judged)
 
 
 def test_the_whole_text_has_everything_that_was_said() -> None:
@@ -122,7 +122,7 @@ def test_the_tabs_of_many_branches_are_those_around_the_shown_one() -> None:
 
 
 def test_branches_are_found_and_downloaded() -> None:
-    assert has_text(BRANCHED, "it is 7.")
+    assert find_text(BRANCHED, "it is 7.")
     assert text_part(BRANCHED, "branch-7-message-1") == "It is 7."
     assert text_part(BRANCHED, "branch-31-message-1") is None
     assert "=== branch 7 ===\n\n=== user ===\nCount." in whole_text(BRANCHED)

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from producers.cli.client import Client, ServerAddress
-from producers.cli.rollouts.sample_view import show_sample
+from producers.cli.rollouts.sample_view import show_sample, show_search
 
 RED = "\x1b[31m"
 SAMPLE = {
@@ -80,3 +80,23 @@ def test_files_stay_inside_of_the_directory(
     assert written == sorted(saved)
     assert all(path.resolve().is_relative_to(inside) for path in written)
     assert (inside / "a" / "note.txt").exists()
+
+
+def test_a_search_shows_what_it_found_and_how_to_search_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {"where": "system", "before": f"Be {RED}", "words": "brief", "after": "."}
+    answer = {
+        "samples": [{"sample": "r1-train-4-0-0.0", "reward": 0.5, "found": found}],
+        "searched": {"samples": 8, "groups": 2, "newest_step": 4, "oldest_step": 3},
+        "next_place": "2.1.0.0",
+    }
+    address = ServerAddress(url="http://127.0.0.1:1", token="t")
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=answer))
+    with Client(address, transport=transport) as searching:
+        show_search(searching, "/runs/r1/search", "brief", place=None, as_json=False)
+    shown = capsys.readouterr().out
+    assert RED not in shown
+    assert "1 of 8 samples, steps 4 to 3" in shown
+    assert "brief" in shown
+    assert "--place 2.1.0.0" in shown
