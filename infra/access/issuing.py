@@ -1,9 +1,11 @@
-"""Creating and revoking tokens of the API. Nobody gets more rights than the creator of a token has."""
+"""Creating, rotating and revoking tokens of the API. Nobody gets more rights than their own token
+has."""
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from infra.access.recent_tokens import RecentTokens
 from infra.access.token_format import IssuedToken
@@ -17,6 +19,16 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 
 ALLOWED = "letters, digits, '.', '_' and '-', at most 63"
 LONGEST_S = 10 * 365 * 24 * 3600
+LIFETIME_S = 365 * 24 * 3600.0
+"""How long a token is valid when nobody says for how long."""
+
+NEVER = math.inf
+"""The lifetime of a token that does not expire."""
+
+OVERLAP_S = 3600.0
+"""How long the old secret of a rotated token stays valid when nobody says for how long."""
+
+LONGEST_OVERLAP_S = 30 * 24 * 3600
 
 
 class BeyondRights(Refused):
@@ -28,8 +40,8 @@ class BeyondRights(Refused):
 
 @dataclass(frozen=True, slots=True)
 class WantedToken:
-    """The content of a token that a user asks for. `workspace` is an id, and `expires_s` is None for
-    a token that does not expire."""
+    """The content of a token that a user asks for. `workspace` is an id. `expires_s` is NEVER for a
+    token that does not expire, and None for the usual lifetime."""
 
     name: str
     scopes: Sequence[str]
@@ -39,7 +51,7 @@ class WantedToken:
 
 
 class AccessTokens:
-    """Creates and revokes tokens on behalf of an actor."""
+    """Creates, rotates and revokes tokens on behalf of an actor."""
 
     def __init__(self, tokens: Tokens, recent: RecentTokens, clock: Clock) -> None:
         self._tokens = tokens
@@ -63,15 +75,36 @@ class AccessTokens:
         if workspace is not None and "metrics" in scopes:
             message = "metrics are about all workspaces; make a token without a workspace for them"
             raise InvalidConfig(message, issues=(Issue("scopes", message),))
+        last = await self._recent.expiry_of(creator.token)
         request = TokenRequest(
             name=wanted.name,
             owner=_owner_of(wanted, creator),
             scopes=scopes,
             workspace=workspace,
-            expires_at=None,
+            expires_at=_expiry_of(wanted.expires_s, LIFETIME_S, self._clock.now(), last),
             created_by=creator.name,
         )
-        return await self._create_until(request, wanted.expires_s, creator)
+        made = await self._tokens.create(request)
+        self._recent.forget()
+        return made
+
+    async def rotate(
+        self, ref: str, rotator: Actor, *, overlap_s: float, expires_s: float | None
+    ) -> tuple[ApiToken, IssuedToken]:
+        """Give a token (its id, prefix or name) a new secret. The old one stays valid for `overlap_s`
+        seconds. The new one lives as long as the old one did, unless `expires_s` says otherwise. Raises
+        NotFound, Conflict, and BeyondRights as `create` does."""
+        found = await self._tokens.find(ref, workspace=rotator.workspace)
+        if rotator.workspace is not None and found.owner != rotator.owner:
+            raise BeyondRights(
+                f"the token {found.name} belongs to {found.owner}, and yours is bound to a workspace; "
+                f"ask {found.owner} to rotate it, or revoke it"
+            )
+        last = await self._recent.expiry_of(rotator.token)
+        expires_at = _expiry_of(expires_s, _lifetime_s(found), self._clock.now(), last)
+        rotated = await self._tokens.rotate(found, overlap_s=overlap_s, expires_at=expires_at)
+        self._recent.forget()
+        return rotated
 
     async def revoke(self, ref: str, revoker: Actor) -> ApiToken:
         """Revoke a token by id, prefix or name. Raises NotFound, and Conflict when several tokens have
@@ -80,20 +113,29 @@ class AccessTokens:
         self._recent.forget()
         return revoked
 
-    async def _create_until(
-        self, request: TokenRequest, expires_s: float | None, creator: Actor
-    ) -> tuple[ApiToken, IssuedToken]:
-        """Make a token that does not live longer than that of its creator."""
-        now = self._clock.now()
-        expires_at = None if expires_s is None else now + timedelta(seconds=expires_s)
-        last = await self._recent.expiry_of(creator.token)
-        if last is not None and (expires_at is None or expires_at > last):
-            raise BeyondRights(
-                f"your token expires at {last:%Y-%m-%d %H:%M} UTC; give the new one an earlier expiry"
-            )
-        made = await self._tokens.create(replace(request, expires_at=expires_at))
-        self._recent.forget()
-        return made
+
+def _expiry_of(
+    wanted_s: float | None, usual_s: float, now: datetime, last: datetime | None
+) -> datetime | None:
+    """When a new secret expires: after `wanted_s`, or else after the usual lifetime, and never later
+    than the token of the sender (`last`). Raises BeyondRights when a later expiry was asked for."""
+    if wanted_s is None:
+        usual = now + timedelta(seconds=usual_s)
+        return usual if last is None else min(usual, last)
+    expires_at = None if wanted_s == NEVER else now + timedelta(seconds=wanted_s)
+    if last is not None and (expires_at is None or expires_at > last):
+        raise BeyondRights(
+            f"your token expires at {last:%Y-%m-%d %H:%M} UTC; give the new one an earlier expiry"
+        )
+    return expires_at
+
+
+def _lifetime_s(token: ApiToken) -> float:
+    """How long the secret of a token was made to live. One that does not expire has the usual lifetime
+    from its next rotation on, unless somebody says `never` again."""
+    if token.expires_at is None:
+        return LIFETIME_S
+    return (token.expires_at - (token.rotated_at or token.created_at)).total_seconds()
 
 
 def _owner_of(wanted: WantedToken, creator: Actor) -> str:

@@ -6,7 +6,6 @@ database does not answer, the tokens that were read last stay valid for STALE_S.
 """
 
 import asyncio
-import hmac
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
@@ -31,7 +30,7 @@ USED_S = 60.0
 
 class TokenSource(Protocol):
     async def mark(self) -> str:
-        """A text that changes whenever a token is created or revoked."""
+        """A text that changes whenever a token is created, rotated or revoked."""
         ...
 
     async def read_all(self) -> Sequence[ApiToken]:
@@ -63,19 +62,18 @@ class RecentTokens:
         return await self.find_digest(identity, digest(text))
 
     async def find_digest(self, identity: str, sha256: bytes) -> ApiToken | None:
-        """The token with this id, valid or not; None unless its text has this SHA-256. Raises
-        TransientError, as `find`."""
-        known = await self._find_known(identity)
-        if known is None or not hmac.compare_digest(known.sha256, sha256):
-            return None
-        if known.is_valid(self._clock.now()):
-            self._used[known.id] = self._clock.now()
-        return known
+        """The token with this id, valid or not; None unless its text, or the one before the last
+        rotation, has this SHA-256. Raises TransientError, as `find`."""
+        found = await self._find_with_secret(identity, sha256)
+        if found is not None and found.is_valid(self._clock.now()):
+            self._used[found.id] = self._clock.now()
+        return found
 
-    async def is_valid(self, identity: str) -> bool:
-        """Whether a token (its id) is still valid. Raises TransientError, as `find`."""
-        known = await self._find_known(identity)
-        return known is not None and known.is_valid(self._clock.now())
+    async def is_valid(self, identity: str, sha256: bytes) -> bool:
+        """Whether a token (its id and the SHA-256 of its text) is still valid. Raises TransientError, as
+        `find`."""
+        found = await self._find_with_secret(identity, sha256)
+        return found is not None and found.is_valid(self._clock.now())
 
     async def expiry_of(self, identity: str) -> datetime | None:
         """When a token (its id) expires; None when it does not. Raises TransientError, as `find`."""
@@ -102,6 +100,10 @@ class RecentTokens:
             identity: at for identity, at in self._used_written.items() if now - at < USED_S
         }
         return due
+
+    async def _find_with_secret(self, identity: str, sha256: bytes) -> ApiToken | None:
+        known = await self._find_known(identity)
+        return None if known is None else known.with_secret(sha256)
 
     async def _find_known(self, identity: str) -> ApiToken | None:
         now = self._clock.elapsed_s()

@@ -43,9 +43,9 @@ class IssuedToken:
         return digest(self.text)
 
 
-def issue_token() -> IssuedToken:
-    """Make a new token."""
-    identity = "".join(secrets.choice(ID_DIGITS) for _ in range(ID_LENGTH))
+def issue_token(identity: str | None = None) -> IssuedToken:
+    """Make a new token, or a new secret for the token with this id."""
+    identity = identity or "".join(secrets.choice(ID_DIGITS) for _ in range(ID_LENGTH))
     body = f"{PREFIX}_{identity}_{_to_base62(secrets.randbits(SECRET_BITS), SECRET_LENGTH)}"
     return IssuedToken(identity, body + _checksum(body))
 

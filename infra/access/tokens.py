@@ -1,6 +1,7 @@
 """The API tokens of an installation, in the table `api_tokens`."""
 
-from dataclasses import dataclass
+import hmac
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +24,8 @@ MOST_KNOWN = 12_000
 
 @dataclass(frozen=True, slots=True)
 class ApiToken:
-    """A token without its secret. `workspace` (an id) is the only one that it is for; None means all."""
+    """A token without its secret. `workspace` (an id) is the only one that it is for; None means all.
+    After a rotation, the secret before it (`old_sha256`) is valid until `old_until`."""
 
     id: str
     name: str
@@ -37,6 +39,23 @@ class ApiToken:
     created_by: str
     last_used_at: datetime | None
     revoked_at: datetime | None
+    old_sha256: bytes | None = None
+    old_until: datetime | None = None
+    rotated_at: datetime | None = None
+
+    @property
+    def has_old_secret(self) -> bool:
+        """Whether this is the token of a secret that a rotation replaced (`with_secret`)."""
+        return self.sha256 == self.old_sha256
+
+    def with_secret(self, sha256: bytes) -> "ApiToken | None":
+        """The token as a secret opens it: one that was replaced makes it expire at `old_until`. None
+        when the secret is of another token."""
+        if hmac.compare_digest(self.sha256, sha256):
+            return self
+        if self.old_sha256 is not None and hmac.compare_digest(self.old_sha256, sha256):
+            return replace(self, sha256=sha256, expires_at=self.old_until)
+        return None
 
     def is_valid(self, now: datetime) -> bool:
         """Whether the token is neither revoked nor expired."""
@@ -56,7 +75,7 @@ class TokenRequest:
 
 
 class Tokens:
-    """Creates, lists and revokes tokens."""
+    """Creates, lists, rotates and revokes tokens."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
@@ -109,9 +128,9 @@ class Tokens:
         total = await self._pool.fetchval(SQL["count_tokens"], workspace, revoked)
         return [_token(row) for row in rows], int(total)
 
-    async def revoke(self, ref: str, *, workspace: str | None) -> ApiToken:
-        """Revoke a token by its id, prefix or name. With a workspace only its tokens are found. Revoking
-        again changes nothing. Raises NotFound."""
+    async def find(self, ref: str, *, workspace: str | None) -> ApiToken:
+        """A token by its id, prefix or name. With a workspace only its tokens are found. Raises
+        NotFound, and Conflict when several tokens have the name."""
         rows = await self._pool.fetch(SQL["tokens_named"], ref, workspace)
         if not rows:
             raise NotFound(f"there is no token {ref!r}; `headrace token list` shows all")
@@ -119,11 +138,31 @@ class Tokens:
         others = [row for row in rows[1:] if row["revoked_at"] is None]
         if found.revoked_at is None and others and ref == found.name:
             raise Conflict(f"several tokens have the name {ref}; give the id of one")
+        return found
+
+    async def revoke(self, ref: str, *, workspace: str | None) -> ApiToken:
+        """Revoke a token, as `find` finds it. Revoking again changes nothing."""
+        found = await self.find(ref, workspace=workspace)
         await self._pool.execute(SQL["revoke_token"], found.id)
         return found
 
+    async def rotate(
+        self, token: ApiToken, *, overlap_s: float, expires_at: datetime | None
+    ) -> tuple[ApiToken, IssuedToken]:
+        """Give a token a new secret and a new expiry. The old secret stays valid for `overlap_s`
+        seconds. Raises Conflict when the token was revoked."""
+        issued = issue_token(token.id)
+        row = await self._pool.fetchrow(
+            SQL["rotate_token"], token.id, issued.sha256, overlap_s, expires_at
+        )
+        if row is None:
+            raise Conflict(
+                f"the token {token.name} was revoked; make another one with `headrace token create`"
+            )
+        return _token(row), issued
+
     async def mark(self) -> str:
-        """A text that changes whenever a token is created or revoked."""
+        """A text that changes whenever a token is created, rotated or revoked."""
         mark: str = await self._pool.fetchval(SQL["tokens_mark"])
         return mark
 
@@ -150,4 +189,7 @@ def _token(row: Any) -> ApiToken:
         created_by=row["created_by"],
         last_used_at=row["last_used_at"],
         revoked_at=row["revoked_at"],
+        old_sha256=row["old_sha256"],
+        old_until=row["old_until"],
+        rotated_at=row["rotated_at"],
     )

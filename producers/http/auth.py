@@ -22,6 +22,7 @@ from infra.ports.actor import ROOT, Actor, acting_as
 from infra.postgres.errors import UNAVAILABLE_ERRORS
 from producers.http.browsers import (
     FOREIGN_ORIGIN,
+    bearer_of,
     comes_from_here,
     cookie_name,
     cookie_of,
@@ -81,8 +82,11 @@ async def is_still_valid(request: Request) -> bool:
     """Whether the token of a request is still valid, for answers that last long. Raises
     TransientError while the tokens cannot be read."""
     core, actor = request.app.state.services, actor_of(request)
-    is_setting = actor.token in SETTING_TOKENS
-    return is_setting or bool(await core.recent_tokens.is_valid(actor.token))
+    if actor.token in SETTING_TOKENS:
+        return True
+    bearer = bearer_of(request.scope["state"])
+    sha256 = digest(_token_in(request.headers)) if bearer is None else bearer.sha256
+    return bool(await core.recent_tokens.is_valid(actor.token, sha256))
 
 
 class Guard:
@@ -172,9 +176,8 @@ class Guard:
         elif "authorization" not in headers and is_for_browsers(scope["path"]):
             found = await self._actor_of_session(scope, headers, address)
         else:
-            scheme, _, text = headers.get("authorization", "").partition(" ")
-            is_bearer = scheme.lower() == "bearer"
-            found = await self._actor_with(text.strip(), address) if is_bearer else UNAUTHORIZED
+            text = _token_in(headers)
+            found = await self._actor_with(text, address) if text else UNAUTHORIZED
         if isinstance(found, Actor) and (
             "\0" in scope["path"] or b"%00" in scope.get("query_string", b"")
         ):
@@ -294,9 +297,25 @@ def _root_actor(address: str) -> Actor:
 
 
 def _invalid(token: ApiToken) -> Response:
-    what = "was revoked" if token.revoked_at is not None else "has expired"
-    detail = f"the token {token.prefix} {what}; make another one with `headrace token create`"
+    """The refusal of a token that is known but not valid. It says why, and what to do."""
+    until = f"{token.expires_at:%Y-%m-%d %H:%M} UTC" if token.expires_at is not None else ""
+    if token.revoked_at is not None:
+        reason = "was revoked; make another one with `headrace token create`"
+    elif token.has_old_secret:
+        reason = f"was rotated, and this secret of it was valid until {until}; use the new secret"
+    else:
+        reason = (
+            f"expired at {until}; an administrator makes a new secret for it with "
+            f"`headrace token rotate {token.name}`"
+        )
+    detail = f"the token {token.prefix} {reason}"
     return problem(401, "UNAUTHORIZED", detail, headers=CHALLENGE)
+
+
+def _token_in(headers: Headers) -> str:
+    """The token in the Authorization header of a request; empty without one."""
+    scheme, _, text = headers.get("authorization", "").partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else ""
 
 
 def _printable(text: str) -> str:

@@ -1260,7 +1260,8 @@ alter function remove_dataset(text, text[], uuid, text, integer, text, uuid)
 -- == Access to the API =====================================================================================
 
 -- Tokens of the API. The database holds only the SHA-256 of a token. `workspace` is the only one that the token
--- is for, or null for all. A token that was revoked stays, so that the audit list can say whose it was.
+-- is for, or null for all. A token that was revoked stays, so that the audit list can say whose it was. A rotation
+-- replaces the secret, and the old one stays valid until `old_until`.
 create table api_tokens (
     id           text primary key,
     name         text not null,
@@ -1273,7 +1274,10 @@ create table api_tokens (
     created_at   timestamptz not null default clock_timestamp(),
     created_by   text not null,
     last_used_at timestamptz,
-    revoked_at   timestamptz
+    revoked_at   timestamptz,
+    old_sha256   bytea,
+    old_until    timestamptz,
+    rotated_at   timestamptz
 );
 create unique index api_tokens_name on api_tokens (coalesce(workspace, ''), name) where revoked_at is null;
 

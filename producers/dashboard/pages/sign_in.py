@@ -15,7 +15,7 @@ from producers.dashboard.routing import PageRoute
 from producers.http.browsers import comes_from_here, cookie_name, cookie_of, local_path
 from producers.http.services import Services
 
-WRONG = "This is not a valid token. `headrace token list` shows the valid ones."
+WRONG = "This is not a valid token, or it has expired. `headrace token list` shows the valid ones."
 USED = "This link has been used, or it is older than ten minutes. Sign in with a token."
 REST_S = 0.5
 """How long a refused sign-in waits for its answer."""

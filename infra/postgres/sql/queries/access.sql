@@ -5,7 +5,7 @@
 
 -- part: select_tokens
 select id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_at, created_by,
-  last_used_at, revoked_at from api_tokens
+  last_used_at, revoked_at, old_sha256, old_until, rotated_at from api_tokens
 
 -- Nothing is inserted beyond $10 tokens that are not revoked.
 
@@ -30,10 +30,20 @@ order by (id = $1 or prefix = $1) desc, revoked_at is not null, created_at desc 
 -- name: revoke_token
 update api_tokens set revoked_at = clock_timestamp() where id = $1 and revoked_at is null
 
--- Changes whenever a token is created or revoked: rows are never deleted, and a revocation is final.
+-- The secret before this one ends now, when the one before it is still valid: there is one old secret.
+
+-- name: rotate_token
+update api_tokens set sha256 = $2, old_sha256 = sha256, rotated_at = clock_timestamp(), expires_at = $4,
+  old_until = least(clock_timestamp() + make_interval(secs => $3), expires_at)
+where id = $1 and revoked_at is null
+returning id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_at, created_by,
+  last_used_at, revoked_at, old_sha256, old_until, rotated_at
+
+-- Changes whenever a token is created, rotated or revoked: rows are never deleted, and a revocation is final.
 
 -- name: tokens_mark
-select count(*) || '/' || count(revoked_at) || '/' || coalesce(max(created_at)::text, '') from api_tokens
+select count(*) || '/' || count(revoked_at) || '/' || coalesce(max(created_at)::text, '') || '/'
+  || coalesce(max(rotated_at)::text, '') from api_tokens
 
 -- name: known_tokens
 {select_tokens} order by revoked_at desc nulls first limit $1

@@ -1,6 +1,7 @@
 """What a process knows of tokens: how often it asks the database, and when it forgets."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -105,11 +106,11 @@ async def test_a_revocation_elsewhere_takes_effect_within_five_seconds(
     issued = issue_token()
     source.add(issued)
     recent = RecentTokens(source, clock)
-    assert await recent.is_valid(issued.id)
+    assert await recent.is_valid(issued.id, issued.sha256)
     source.tokens[issued.id] = replace(source.tokens[issued.id], revoked_at=clock.now())
     clock.advance(KEPT_S)
     assert KEPT_S <= 5
-    assert not await recent.is_valid(issued.id)
+    assert not await recent.is_valid(issued.id, issued.sha256)
 
 
 async def test_a_new_token_is_known_within_a_moment(source: Source, clock: ManualClock) -> None:
@@ -149,3 +150,25 @@ async def test_the_last_use_is_written_once_a_minute(source: Source, clock: Manu
         written += len(recent.take_used())
         clock.advance(1)
     assert written == 1 + 100 // int(USED_S)
+
+
+async def test_the_old_secret_of_a_rotated_token_opens_until_its_overlap_ends(
+    source: Source, clock: ManualClock
+) -> None:
+    issued = issue_token()
+    fresh = issue_token(issued.id)
+    source.add(issued)
+    source.tokens[issued.id] = replace(
+        source.tokens[issued.id],
+        sha256=fresh.sha256,
+        old_sha256=issued.sha256,
+        old_until=clock.now() + timedelta(seconds=60),
+    )
+    recent = RecentTokens(source, clock)
+    assert await recent.is_valid(issued.id, issued.sha256)
+    clock.advance(61)
+    assert not await recent.is_valid(issued.id, issued.sha256)
+    assert await recent.is_valid(issued.id, fresh.sha256)
+    old = await recent.find(issued.text)
+    assert old is not None
+    assert old.has_old_secret

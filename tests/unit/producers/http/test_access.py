@@ -2,6 +2,7 @@
 effect, which events name whom, and what the audit list shows."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,6 +23,100 @@ pytestmark = pytest.mark.postgres
 async def audit(app: Application, **parameters: str) -> list[Any]:
     found: list[Any] = (await app.get("/audit", **parameters))["audit"]
     return found
+
+
+async def token_row(app: Application, name: str) -> Any:
+    return await app.database.durable.fetchrow("select * from api_tokens where name = $1", name)
+
+
+async def rotate(app: Application, name: str, token: str = TOKEN, **body: object) -> Any:
+    path = f"/api/v1/tokens/{name}/rotate"
+    answer = await ask(app, "POST", path, token, json=body)
+    return answer.json() | {"status": answer.status_code}
+
+
+async def status_of(app: Application, text: str) -> int:
+    return (await ask(app, "GET", "/api/v1/runs", text)).status_code
+
+
+async def test_a_token_expires_after_a_year_unless_something_else_is_said(
+    app: Application,
+) -> None:
+    for name, body, days in (("a", {}, 365), ("b", {"expires_s": 86_400}, 1)):
+        await create_token(app, name, "read", **body)
+        left = (await token_row(app, name))["expires_at"] - datetime.now(UTC)
+        assert timedelta(days=days - 0.01) < left <= timedelta(days=days)
+    await create_token(app, "c", "read", expires_s="never")
+    assert (await token_row(app, "c"))["expires_at"] is None
+
+
+async def test_an_expired_token_is_told_so_and_a_rotation_makes_it_valid_again(
+    app: Application,
+) -> None:
+    text = await create_token(app, "ci", "read", "inference")
+    past = datetime.now(UTC) - timedelta(days=1)
+    await app.database.durable.execute("update api_tokens set expires_at = $1", past)
+    app.services.recent_tokens.forget()
+    for path in ("/api/v1/runs", "/v1/models"):
+        answer = await ask(app, "GET", path, text)
+        assert answer.status_code == 401
+        assert f"expired at {past:%Y-%m-%d %H:%M} UTC" in answer.text
+        assert "`headrace token rotate ci`" in answer.text
+    rotated = await rotate(app, "ci", expires_s=3600)
+    assert await status_of(app, rotated["secret"]) == 200
+    assert await status_of(app, text) == 401, "a rotation does not make the old secret valid"
+
+
+async def test_a_rotation_replaces_the_secret_and_the_old_one_is_valid_for_an_hour(
+    app: Application,
+) -> None:
+    old = await create_token(app, "ci", "read", expires_s=7 * 86_400)
+    before = await token_row(app, "ci")
+    answer = await rotate(app, "ci")
+    new, after = answer["secret"], await token_row(app, "ci")
+    assert new != old
+    assert after["id"] == before["id"] == new.split("_")[1]
+    assert [await status_of(app, text) for text in (old, new)] == [200, 200]
+    assert new not in str(dict(after))
+    left = after["old_until"] - datetime.now(UTC)
+    assert timedelta(minutes=59) < left <= timedelta(hours=1)
+    assert after["expires_at"] - after["rotated_at"] > timedelta(days=6.99), "as long as before"
+    await app.database.durable.execute("update api_tokens set old_until = now()")
+    app.services.recent_tokens.forget()
+    refused = await ask(app, "GET", "/api/v1/runs", old)
+    assert refused.status_code == 401
+    assert "use the new secret" in refused.text
+    assert await status_of(app, new) == 200
+    third = (await rotate(app, "ci", overlap_s=0))["secret"]
+    assert [await status_of(app, text) for text in (old, new, third)] == [401, 401, 200]
+    assert {one["route"] for one in await audit(app)} >= {"/tokens/{ref}/rotate"}
+
+
+async def test_another_process_knows_of_a_rotation(app: Application) -> None:
+    old = await create_token(app, "ci", "read")
+    assert await status_of(app, old) == 200
+    async with connect(app.database.url) as database:
+        tokens = Tokens(database)
+        found = await tokens.find("ci", workspace=None)
+        _, issued = await tokens.rotate(found, overlap_s=0, expires_at=None)
+        async with asyncio.timeout(30):
+            while (await status_of(app, old), await status_of(app, issued.text)) != (401, 200):
+                await asyncio.sleep(0.1)
+
+
+async def test_nobody_rotates_a_token_to_more_rights_than_their_own(app: Application) -> None:
+    await app.post("/workspaces", {"url": "/repo", "name": "w"})
+    await create_token(app, "free", "read")
+    await create_token(app, "other", "read", workspace="w", owner="bob")
+    await create_token(app, "own", "read", workspace="w", owner="ada", expires_s=60)
+    bound = await create_token(app, "bound", "admin", workspace="w", owner="ada", expires_s=600)
+    weak = await create_token(app, "weak", "control")
+    answers = [await rotate(app, name, bound) for name in ("free", "other", "own")]
+    assert [answer["status"] for answer in answers] == [404, 403, 200]
+    assert (await rotate(app, "own", bound, expires_s=3600))["status"] == 403
+    assert (await rotate(app, "own", weak))["status"] == 403
+    assert (await app.api.delete("/api/v1/tokens/free")).status_code == 200
+    assert (await rotate(app, "free"))["status"] == 409
 
 
 async def test_the_text_of_a_token_is_shown_once_and_stored_as_a_hash(app: Application) -> None:
@@ -46,6 +141,7 @@ async def test_the_text_of_a_token_is_shown_once_and_stored_as_a_hash(app: Appli
         ({"name": "a b"}, 400),
         ({"name": "t", "owner": "a@b"}, 400),
         ({"name": "t", "expires_s": 0}, 400),
+        ({"name": "t", "expires_s": "soon"}, 400),
         ({"name": "t", "workspace": "nothing"}, 404),
         ({"name": "t", "scopes": ["metrics"], "workspace": "w"}, 400),
         ({"name": "t", "scopes": ["read", "inference"], "workspace": "w", "expires_s": 60}, 201),
@@ -72,9 +168,12 @@ async def test_nobody_makes_a_token_with_more_rights_than_their_own(app: Applica
     made = (await app.get("/tokens"))["tokens"][0]
     assert (made["name"], made["owner"]) == ("own", "ada")
     assert made["workspace"] is not None
-    assert await make(brief) == 403
+    assert await make(brief, expires_s="never") == 403
     assert await make(brief, expires_s=3600) == 403
     assert await make(brief, expires_s=60) == 201
+    assert await make(brief, name="usual") == 201
+    usual, short = await token_row(app, "usual"), await token_row(app, "brief")
+    assert usual["expires_at"] == short["expires_at"]
 
 
 async def test_a_name_is_in_use_until_its_token_is_revoked(app: Application) -> None:

@@ -136,6 +136,7 @@ TABLE = [
     Row("GET", "/api/v1/tokens", "admin"),
     Row("POST", "/api/v1/tokens", "admin", 400, content=MADE),
     Row("DELETE", "/api/v1/tokens/{run_name}", "admin", 404),
+    Row("POST", "/api/v1/tokens/{run_name}/rotate", "admin", 404),
     Row("POST", "/api/v1/login-links", "read", 201),
     Row("GET", "/api/v1/audit", "admin"),
     Row("POST", "/api/v1/workspaces", "admin", reach="installation"),

@@ -12,11 +12,12 @@ TOKEN: dict[str, Any] = {
     "prefix": "hr_abcdefghij",
     "scopes": ["read", "submit"],
     "workspace": None,
-    "expires_at": "2030-01-01T00:00:00Z",
+    "expires_at": "2130-01-01T00:00:00+00:00",
     "created_at": "2026-01-01T00:00:00Z",
     "created_by": "admin/root",
     "last_used_at": None,
     "revoked_at": None,
+    "old_secret_until": "2026-06-01T13:00:00+00:00",
 }
 
 
@@ -33,13 +34,40 @@ def test_a_new_token_is_printed_alone_on_its_line(server: FakeServer, headrace: 
     }
 
 
-def test_a_token_reads_forever_unless_something_else_is_said(
+def test_a_token_reads_and_expires_unless_something_else_is_said(
     server: FakeServer, headrace: Run
 ) -> None:
     server.answer("POST", "/tokens", {"token": TOKEN, "secret": "hr_x"}, 201)
-    headrace("token", "create", "ci")
+    assert "it expires: 2130-01-01 00:00 UTC" in headrace("token", "create", "ci").out
     assert server.requests[-1].document == {"name": "ci", "scopes": ["read"]}
+    headrace("token", "create", "ci", "--expires", "never")
+    assert server.requests[-1].document["expires_s"] == "never"
     assert headrace("token", "create", "ci", "--expires", "soon").code == 1
+
+
+def test_a_rotation_prints_the_new_secret_and_how_long_the_old_one_is_valid(
+    server: FakeServer, headrace: Run
+) -> None:
+    server.answer("POST", "/tokens/ci/rotate", {"token": TOKEN, "secret": "hr_abcdefghij_new"})
+    ran = headrace("token", "rotate", "ci")
+    assert ran.out.splitlines()[0] == "hr_abcdefghij_new"
+    assert "the old secret is valid until 2026-06-01 13:00 UTC" in ran.out
+    assert server.requests[-1].document == {"overlap_s": 3600}
+    headrace("token", "rotate", "ci", "--overlap", "0s", "--expires", "30d")
+    assert server.requests[-1].document == {"overlap_s": 0, "expires_s": 30 * 24 * 3600}
+
+
+def test_the_list_shows_when_tokens_expire(server: FakeServer, headrace: Run) -> None:
+    expiries = {
+        "2130-01-01T00:00:00+00:00": "2130-01-01 00:00 UTC",
+        "2026-01-02T00:00:00+00:00": "expired",
+        None: "never",
+    }
+    tokens = [TOKEN | {"expires_at": expiry} for expiry in expiries]
+    server.answer("GET", "/tokens", {"tokens": tokens, "has_more": False})
+    lines = [line for line in headrace("token", "list").out.splitlines() if "ada" in line]
+    for line, wanted in zip(lines, expiries.values(), strict=True):
+        assert wanted in line
 
 
 def test_tokens_are_listed_and_revoked(server: FakeServer, headrace: Run) -> None:
