@@ -8,8 +8,11 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from infra.access.issuing import BeyondRights
+from infra.ports.actor import ROOT, ROOT_OWNER, Actor
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 
@@ -20,6 +23,9 @@ CODE_S = 600.0
 LONGEST = 100
 """No cookie of a session and no code is longer."""
 
+MOST_SHOWN = 1000
+"""A list of sessions has at most this many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
@@ -29,8 +35,49 @@ class Bearer:
     sha256: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class BrowserSession:
+    """An open session as lists show it. `id` is a part of the hash of its cookie, and opens nothing."""
+
+    id: str
+    token: str
+    token_name: str | None
+    owner: str
+    created_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whose sessions are meant: those of all tokens of an owner (None: of every owner), or of one
+    token alone."""
+
+    owner: str | None
+    token: str | None = None
+
+
+def holder_of(actor: Actor, *, owner: str | None = None, is_everyone: bool = False) -> Holder:
+    """The sessions that an actor may see and end: those of its owner, and for an administrator those of
+    another one or of all. A token that is bound to a workspace has its own alone. Raises
+    BeyondRights."""
+    is_own = not is_everyone and owner in (None, actor.owner)
+    if not is_own and not (actor.may("admin") and actor.workspace is None):
+        raise BeyondRights(
+            "sessions of others need a token of all workspaces with the scope admin; leave the owner "
+            "out to get your own"
+        )
+    if actor.workspace is not None:
+        return Holder(actor.owner, actor.token)
+    return Holder(None if is_everyone else owner or actor.owner)
+
+
+def session_id(cookie: str) -> str:
+    """The id of the session with this cookie."""
+    return _id_of(_digest(cookie))
+
+
 class Sessions:
-    """Opens, finds and ends sessions."""
+    """Opens, finds, lists and ends sessions."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
@@ -74,6 +121,31 @@ class Sessions:
         if cookie and len(cookie) <= LONGEST:
             await self._pool.execute(SQL["delete_session"], _digest(cookie))
 
+    async def list_open(self, holder: Holder) -> list[BrowserSession]:
+        """The open sessions of a holder, the newest first, at most MOST_SHOWN."""
+        rows = await self._pool.fetch(
+            SQL["sessions"], holder.owner, holder.token, ROOT, ROOT_OWNER, MOST_SHOWN
+        )
+        return [
+            BrowserSession(
+                id=_id_of(row["sha256"]),
+                token=row["token"],
+                token_name=row["token_name"],
+                owner=row["owner"],
+                created_at=row["created_at"],
+                expires_at=row["expires_at"],
+            )
+            for row in rows
+        ]
+
+    async def end_all(self, holder: Holder) -> int:
+        """End all sessions of a holder and make its unused codes invalid. Returns how many sessions were
+        open."""
+        count = await self._pool.fetchval(
+            SQL["delete_sessions"], holder.owner, holder.token, ROOT, ROOT_OWNER
+        )
+        return int(count)
+
 
 def form_key(bearer: Bearer) -> str:
     """The key that every form holds that is made for a session of this token. A page of another origin
@@ -88,6 +160,10 @@ def is_form_key(key: str, bearer: Bearer) -> bool:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
+
+
+def _id_of(sha256: bytes) -> str:
+    return sha256.hex()[:12]
 
 
 def _bearer(row: Any) -> Bearer | None:

@@ -28,6 +28,8 @@ CONTAINED: dict[TokenScope, frozenset[TokenScope]] = {
 ROOT = "root"
 """The id of the installation's own token, which comes from its settings and not from the database."""
 
+ROOT_OWNER = "admin"
+
 
 PUSH = "push"
 """The id of the actor that submits the run of a push. It is not the id of a token."""

@@ -62,7 +62,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "models.model:model",
         "Trained models: deploy, undeploy, list, info.",
     ),
-    "token": (CLI + "access.token:token", "Tokens of the API: create, list, revoke."),
+    "token": (CLI + "access.token:token", "Tokens of the API: create, list, rotate, revoke."),
+    "sessions": (
+        CLI + "access.sessions:sessions",
+        "Open sessions of the dashboard: list, end.",
+    ),
     "audit": (CLI + "access.audit:audit", "Show who asked for what, and what was refused."),
     "dlq": (CLI + "repair.dlq:dlq", "Dead letters: list, show, redrive."),
     "backup": (CLI + "backup:backup", "Copy the database and its blobs as of one moment."),

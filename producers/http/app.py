@@ -31,7 +31,7 @@ from producers.http.routes import (
     runs,
     samples,
     secrets,
-    sign_in_links,
+    sessions,
     tokens,
     trace,
     verifications,
@@ -64,7 +64,7 @@ RESOURCES = (
     dead_letters,
     retention,
     tokens,
-    sign_in_links,
+    sessions,
     audit,
 )
 

@@ -18,7 +18,7 @@ from infra.access.audit_buffer import AuditEntry
 from infra.access.sessions import Bearer
 from infra.access.token_format import digest
 from infra.access.tokens import ApiToken
-from infra.ports.actor import ROOT, Actor, acting_as
+from infra.ports.actor import ROOT, ROOT_OWNER, Actor, acting_as
 from infra.postgres.errors import UNAVAILABLE_ERRORS
 from producers.http.browsers import (
     FOREIGN_ORIGIN,
@@ -293,7 +293,7 @@ async def _answer_lifespan(receive: Receive, send: Send) -> None:
 
 
 def _root_actor(address: str) -> Actor:
-    return Actor(ROOT, "admin", frozenset({"admin"}), address=address)
+    return Actor(ROOT, ROOT_OWNER, frozenset({"admin"}), address=address)
 
 
 def _invalid(token: ApiToken) -> Response:

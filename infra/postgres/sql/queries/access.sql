@@ -82,6 +82,34 @@ select token, token_sha256 from browser_sessions where sha256 = $1 and expires_a
 -- name: delete_session
 delete from browser_sessions where sha256 = $1
 
+-- Sign-ins of the tokens of an owner ($1, null for all), or of one token alone ($2). The root token, whose id
+-- is $3, is a setting and has the owner $4.
+
+-- part: sign_ins_of
+(token = $2 or $2::text is null) and ($1::text is null or token = $3 and $1 = $4
+  or token in (select id from api_tokens where owner = $1))
+
+-- Whether a session `s` still opens pages: it has not expired, and neither has the secret that signed in.
+
+-- part: opens_pages
+s.expires_at > clock_timestamp() and (s.token = $3 or exists (
+  select from api_tokens t where t.id = s.token and t.revoked_at is null
+    and (t.sha256 = s.token_sha256 and (t.expires_at is null or t.expires_at > clock_timestamp())
+      or t.old_sha256 = s.token_sha256 and t.old_until > clock_timestamp())))
+
+-- name: sessions
+select sha256, token, created_at, expires_at,
+  (select t.name from api_tokens t where t.id = s.token) as token_name,
+  case when token = $3 then $4 else (select t.owner from api_tokens t where t.id = s.token) end as owner
+from browser_sessions s
+where {sign_ins_of} and {opens_pages}
+order by created_at desc, sha256 limit $5
+
+-- name: delete_sessions
+with codes as (delete from sign_in_codes where {sign_ins_of}),
+ended as (delete from browser_sessions s where {sign_ins_of} returning {opens_pages} as was_open)
+select count(*) from ended where was_open
+
 
 -- == The audit list =======================================================================================
 

@@ -34,6 +34,7 @@ PAGES = (
     "/datasets/{dataset}",
     "/workspaces",
     "/workspaces/{workspace}",
+    "/sessions",
     "/platform",
     "/new",
     "/new-evaluation",

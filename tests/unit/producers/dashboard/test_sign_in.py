@@ -1,7 +1,8 @@
 """Signing in: who gets a session, how long it lasts, and what other sites cannot do with it."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -10,7 +11,7 @@ from infra.access.sessions import Bearer
 from infra.access.token_format import digest
 from infra.ports.actor import ROOT
 from tests.kit.application import TOKEN, Application
-from tests.kit.tokens import create_token
+from tests.kit.tokens import ask, create_token
 
 pytestmark = pytest.mark.postgres
 
@@ -32,14 +33,14 @@ async def sign_in(browser: httpx.AsyncClient, token: str, following: str = "/") 
 
 
 @asynccontextmanager
-async def signed_in(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    """A browser with a session of the administrator, until the block ends. An error of the application
-    is raised."""
+async def signed_in(app: Application, token: str = TOKEN) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser with a session of the administrator, or of another token, until the block ends. An error
+    of the application is raised."""
     transport = httpx.ASGITransport(app.app, raise_app_exceptions=True)
     async with httpx.AsyncClient(
         transport=transport, base_url=HERE, headers={"Origin": HERE}
     ) as client:
-        await sign_in(client, TOKEN)
+        await sign_in(client, token)
         yield client
 
 
@@ -191,6 +192,61 @@ async def test_a_token_without_the_scope_sees_why(
     assert refused.status_code == 403
     assert refused.headers["content-type"].startswith("text/html")
     assert "needs a token with the scope control" in refused.text
+
+
+async def test_signing_out_everywhere_refuses_each_open_cookie_at_its_next_request(
+    app: Application,
+) -> None:
+    """Those of all tokens of a user, links that were not used yet, and nobody else's."""
+    names = {"desk": "ada", "phone": "ada", "other": "bob"}
+    texts = {name: await create_token(app, name, "read", owner=o) for name, o in names.items()}
+    link = await ask(app, "POST", "/api/v1/login-links", texts["desk"], json={})
+    async with signed_in(app) as admin, AsyncExitStack() as stack:
+        browsers = {
+            name: await stack.enter_async_context(signed_in(app, text))
+            for name, text in texts.items()
+        }
+        page = (await browsers["desk"].get("/sessions")).text
+        assert "(this one)" in page
+        assert "phone" in page
+        assert "other" not in page
+        key = form_key_in(page)
+        assert (await browsers["desk"].post("/sessions/end", data={})).status_code == 403
+        ended = await browsers["desk"].post("/sessions/end", data={"form_key": key})
+        assert ended.headers["location"] == "/login"
+        statuses = {name: (await one.get("/")).status_code for name, one in browsers.items()}
+        assert statuses == {"desk": 303, "phone": 303, "other": 200}
+        assert (await admin.get("/")).status_code == 200
+        code = link.json()["url"].partition("code=")[2]
+        assert (await browsers["desk"].post("/login", data={"code": code})).status_code == 401
+
+
+async def test_sessions_are_listed_and_ended_by_the_api(app: Application) -> None:
+    ada = await create_token(app, "ada", "read", owner="ada")
+    gone = await create_token(app, "gone", "read", owner="ada")
+    await app.post("/workspaces", {"url": "/repo", "name": "w"})
+    bound = await create_token(app, "bound", "admin", workspace="w", owner="ada")
+
+    async def send(method: str, token: str, query: str = "") -> tuple[int, Any]:
+        answer = await ask(app, method, f"/api/v1/sessions{query}", token)
+        return answer.status_code, answer.json()
+
+    async with AsyncExitStack() as stack:
+        for text in (TOKEN, ada, ada, gone, bound):
+            await stack.enter_async_context(signed_in(app, text))
+        assert (await app.api.delete("/api/v1/tokens/gone")).status_code == 200
+        _, listed = await send("GET", ada)
+        assert [one["token_name"] for one in listed["sessions"]] == ["bound", "ada", "ada"]
+        _, everyone = await send("GET", TOKEN, "?all=true")
+        assert [one["owner"] for one in everyone["sessions"]] == ["ada"] * 3 + ["admin"]
+        _, own = await send("GET", bound)
+        assert [one["token_name"] for one in own["sessions"]] == ["bound"]
+        for token, query in ((ada, "?all=true"), (ada, "?owner=admin"), (bound, "?owner=bob")):
+            assert [(await send(verb, token, query))[0] for verb in ("GET", "DELETE")] == [403, 403]
+        assert await send("DELETE", bound) == (200, {"ended": 1})
+        assert await send("DELETE", TOKEN, "?owner=ada") == (200, {"ended": 2})
+        assert await send("DELETE", TOKEN) == (200, {"ended": 1})
+    assert {one["route"] for one in (await app.get("/audit"))["audit"]} >= {"/sessions"}
 
 
 def form_key_in(text: str) -> str:

@@ -138,6 +138,8 @@ TABLE = [
     Row("DELETE", "/api/v1/tokens/{run_name}", "admin", 404),
     Row("POST", "/api/v1/tokens/{run_name}/rotate", "admin", 404),
     Row("POST", "/api/v1/login-links", "read", 201),
+    Row("GET", "/api/v1/sessions", "read"),
+    Row("DELETE", "/api/v1/sessions", "read"),
     Row("GET", "/api/v1/audit", "admin"),
     Row("POST", "/api/v1/workspaces", "admin", reach="installation"),
     Row("POST", "/api/v1/workspaces/connect", "admin", reach="installation"),
@@ -229,6 +231,9 @@ PAGES = [
     Row("POST", "/runs/{run}/resume", "control", 409),
     Row("POST", "/runs/{run}/approve", "control", 409),
     Row("POST", "/logout", "read", 303),
+    Row("GET", "/sessions", "read"),
+    Row("GET", "/sessions.json", "read"),
+    Row("POST", "/sessions/end", "read", 303),
     Row("GET", "/nothing", "read", 404),
 ]
 TABLE = [*PAGES, *TABLE]

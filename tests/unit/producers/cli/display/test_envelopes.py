@@ -164,7 +164,8 @@ def _every_help() -> list[list[str]]:
         "checkpoint": ["list", "info", "download", "merge", "chat"],
         "model": ["deploy", "undeploy", "list", "info"],
         "dlq": ["list", "show", "redrive"],
-        "token": ["create", "list", "revoke"],
+        "token": ["create", "list", "rotate", "revoke"],
+        "sessions": ["list", "end"],
         "secret": ["set", "list", "delete", "rotate-key"],
     }
     single = [[name] for name in TREE if name not in groups]

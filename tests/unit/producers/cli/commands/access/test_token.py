@@ -1,4 +1,4 @@
-"""`headrace token` and `headrace audit`, for programs and for people."""
+"""`headrace token`, `headrace sessions` and `headrace audit`, for programs and for people."""
 
 import json
 from typing import Any
@@ -77,6 +77,27 @@ def test_tokens_are_listed_and_revoked(server: FakeServer, headrace: Run) -> Non
     assert json.loads(headrace("token", "list", "--all", "--json").out)["total_count"] == 1
     assert "revoked=true" in server.requests[-1].query
     assert "revoked the token ci" in headrace("token", "revoke", "ci").out
+
+
+def test_sessions_are_listed_and_a_user_is_signed_out_everywhere(
+    server: FakeServer, headrace: Run
+) -> None:
+    one = {
+        "id": "0123456789ab",
+        "owner": "ada",
+        "token": "abcdefghij",
+        "token_name": "desk",
+        "created_at": "2026-01-01T00:00:00+00:00",
+        "expires_at": "2026-01-01T12:00:00+00:00",
+    }
+    server.answer("GET", "/sessions", {"sessions": [one], "total_count": 1})
+    server.answer("DELETE", "/sessions", {"ended": 3})
+    listed = headrace("sessions", "list", "--all").out
+    assert "desk" in listed
+    assert "2026-01-01 12:00 UTC" in listed
+    assert server.requests[-1].query == "all=true"
+    assert "ended 3 sessions" in headrace("sessions", "end", "--owner", "ada").out
+    assert server.requests[-1].query == "owner=ada"
 
 
 def test_the_audit_list_says_who_was_refused(server: FakeServer, headrace: Run) -> None:
