@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from infra.memory.turns import lane_turn, next_turn, share_of
+from infra.memory.turns import give_back_effects, lane_turn, next_turn, share_of
 from infra.ports.actor import actor_text
 from infra.ports.effects import Claimed, Holding, NewEffect, StaleGeneration
 from infra.ports.event_log import (
@@ -47,6 +47,8 @@ class _EffectRow:
     epoch: int = 0
     attempts: int = 0
     crashes: int = 0
+    deaths: int = 0
+    size: int = 1
     memo: str | None = None
 
 
@@ -172,7 +174,9 @@ class MemoryLog:
             return
         self._world.order += 1
         turn = next_turn(self._world, new.effect)
-        effect = _EffectRow(new, order=self._world.order, due_at=self._world.now, turn=turn)
+        effect = _EffectRow(
+            new, self._world.order, self._world.now, turn=turn, size=new.effect.size
+        )
         if new.claimed:
             effect.worker, effect.epoch = worker, 1
         self._world.effects.setdefault(new.effect.id, effect)
@@ -371,23 +375,23 @@ class MemoryEffects:
         world = self._world
         if world.has_lease(worker) and world.generations[worker] != generation:
             raise StaleGeneration(worker, generation)
+        if world.has_lease(worker):
+            give_back_effects(world, worker)
         due = [
             row
             for row in sorted(world.effects.values(), key=lambda row: (row.turn, row.order))
             if row.new.effect.lane in room
             and row.new.consumer in consumers
             and row.due_at <= world.now
-            and row.worker != worker
+            and row.worker is None
             and world.has_lease(worker)
-            and not world.has_lease(row.worker)
             and world.gate(row.new.effect.run_id) == "open"
         ]
         left = Counter(room)
         claimed = []
         for row in due:
             if left[row.new.effect.lane] > 0:
-                left[row.new.effect.lane] -= row.new.effect.size
-                row.crashes += row.worker is not None
+                left[row.new.effect.lane] -= row.size
                 row.worker = worker
                 row.epoch += 1
                 claimed.append(_claim_of(row))
@@ -492,4 +496,5 @@ def _claim_of(row: _EffectRow) -> Claimed:
         traceparent=row.new.traceparent,
         memo=row.memo,
         spent=row.crashes > CRASH_LIMIT,
+        size=row.size,
     )

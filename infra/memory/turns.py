@@ -1,8 +1,10 @@
-"""The turns of effects in memory, by the rules of `lane_turn` and `next_turn` in Postgres."""
+"""The turns of effects and the deaths of their workers in memory, by the rules of `lane_turn`,
+`next_turn` and `give_back_effects` in Postgres."""
 
 from typing import TYPE_CHECKING
 
 from schemas.effects import Effect, Lane
+from schemas.ids import WorkerId
 
 if TYPE_CHECKING:
     from infra.memory.event_log import World
@@ -28,3 +30,18 @@ def next_turn(world: "World", effect: Effect) -> float:
 def share_of(world: "World", effect: Effect) -> float:
     """Return by how much an effect moves the turns of its run."""
     return effect.size / world.weights.get(effect.run_id, 1)
+
+
+def give_back_effects(world: "World", heir: WorkerId) -> None:
+    """Give back what workers without a lease hold, except the heir. For each of these workers, the
+    effect that most workers died with is blamed."""
+    for dead in {row.worker for row in world.effects.values()} - {heir, None}:
+        if world.has_lease(dead):
+            continue
+        held = [row for row in world.effects.values() if row.worker == dead]
+        blamed = min(held, key=lambda row: (-row.deaths, row.crashes, row.turn, row.order))
+        blamed.crashes += 1
+        for row in held:
+            row.worker = None
+            row.size *= 2 if 1 <= row.deaths <= 16 else 1
+            row.deaths += 1

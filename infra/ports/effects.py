@@ -25,9 +25,9 @@ class NewEffect:
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """An effect that this worker holds. `epoch` is a counter that is raised each time the effect is
-    claimed, so that a result with an older epoch is rejected. `spent` means that its workers died too
-    often (`crashes` is over the limit). Then it must not be performed again, but end as
-    Failed(CRASH)."""
+    claimed, so that a result with an older epoch is rejected. `crashes` counts the deaths of workers
+    that it is blamed for, and `spent` means that they are too many. Then it must not be performed
+    again, but end as Failed(CRASH). `size` is how many places of its lane it takes."""
 
     id: EffectId
     effect: Effect
@@ -40,6 +40,7 @@ class Claimed:
     traceparent: str | None
     memo: str | None = None
     spent: bool = False
+    size: int = 1
 
     @classmethod
     def from_new(cls, new: NewEffect) -> "Claimed":
@@ -54,6 +55,7 @@ class Claimed:
             crashes=0,
             correlation=new.correlation,
             traceparent=new.traceparent,
+            size=new.effect.size,
         )
 
 
@@ -102,9 +104,13 @@ class Effects(Protocol):
     ) -> Sequence[Claimed]:
         """Claim due effects whose gate is open, that have no live claim, and that this worker does not
         hold already. `room` has the lanes, and how many places each has left: effects are claimed as
-        long as a place is left, and each takes `Effect.size` places. Each claim raises the effect's
-        epoch by one. A claim taken over from a dead worker counts a crash. A worker whose own lease has
-        expired gets nothing.
+        long as a place is left, and each takes `Claimed.size` places. Each claim raises the effect's
+        epoch by one. A worker whose own lease has expired gets nothing.
+
+        What dead workers held is given back first. A death counts one crash, however many effects the
+        worker held: for the effect that most workers died with. An effect takes twice as many places
+        with its second death and each further one. So what ends its workers is soon performed alone,
+        and is the only one to blame.
 
         Runs take turns within a lane of a consumer, by start-time fair queuing. An effect gets its turn
         when it is requested: `size / weight` after the last turn of its run, or after the turn of the

@@ -16,7 +16,7 @@ from schemas.ids import ConsumerName, EffectId, StreamName, WorkerId
 from schemas.text import plain
 
 CRASH_LIMIT = 20
-"""How often the workers of an effect may die before it ends as a crash."""
+"""For how many deaths of workers an effect may be blamed before it ends as a crash."""
 
 EFFECT_TYPES: dict[str, type[Effect]] = {effect.type: effect for effect in ALL_EFFECTS}
 
@@ -205,4 +205,5 @@ def _claim_in(row: Any) -> Claimed:
         traceparent=row["traceparent"],
         memo=row["memo"],
         spent=row["crashes"] > CRASH_LIMIT,
+        size=row["size"],
     )

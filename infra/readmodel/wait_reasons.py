@@ -57,7 +57,7 @@ class EffectFact:
     lease_s: float | None = None
     due_s: float = 0.0
     attempts: int = 0
-    crashes: int = 0
+    deaths: int = 0
     error: str | None = None
     step: int | None = None
 
@@ -295,7 +295,7 @@ def _is_held(effect: EffectFact) -> bool:
 
 def _is_on_time(effect: EffectFact) -> bool:
     """Whether a live worker holds it for the first time."""
-    return _is_held(effect) and not effect.attempts and not effect.crashes
+    return _is_held(effect) and not effect.attempts and not effect.deaths
 
 
 def _able(facts: Facts, lane: str) -> list[WorkerFact]:

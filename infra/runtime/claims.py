@@ -80,14 +80,14 @@ class Claims:
     def add(self, claimed: Claimed, task: asyncio.Task[None]) -> None:
         """Record that this process now performs an effect, in `task`."""
         self._held[claimed.id] = claimed
-        self._taken[claimed.effect.lane] += claimed.effect.size
+        self._taken[claimed.effect.lane] += claimed.size
         self._tasks[claimed.id] = task
 
     def forget(self, claimed: Claimed) -> None:
         """Drop this claim, but not a later one of the same effect."""
         if self._held.get(claimed.id) is claimed:
             del self._held[claimed.id], self._tasks[claimed.id]
-            self._taken[claimed.effect.lane] -= claimed.effect.size
+            self._taken[claimed.effect.lane] -= claimed.size
 
     def begin_commit(self, finished: Iterable[Claimed]) -> None:
         """Record that the outcomes of these claims are being decided. No task performs them any more,
@@ -139,7 +139,7 @@ class Claims:
             return ()
         taken = Counter[Lane]()
         for each in claimed:
-            taken[each.effect.lane] += each.effect.size
+            taken[each.effect.lane] += each.size
         self._queued -= {lane for lane, places in room.items() if taken[lane] < places}
         return claimed
 

@@ -22,7 +22,7 @@ FEWEST_USER = 4
 @dataclass(frozen=True, slots=True)
 class Hosting:
     """The part of the work that a process hosts: its consumers, its lanes, and how many places each lane
-    has. An effect takes `Effect.size` places while this process holds it."""
+    has. An effect takes `Claimed.size` places while this process holds it."""
 
     worker: WorkerId
     consumers: tuple[AnyConsumer, ...]

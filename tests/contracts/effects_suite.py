@@ -219,6 +219,56 @@ class EffectsSuite:
             assert held.spent == (crashes > 20)
             await bound.effects.expire(who)
 
+    async def test_a_death_counts_one_crash_however_many_effects_were_held(
+        self, bound: Bound
+    ) -> None:
+        """A thousand effects, none of which is the cause, and 25 workers that die with them."""
+        asked = [effect(uuid4().hex) for _ in range(1000)]
+        await bound.log.commit(Commit(effects=tuple(asked)))
+        for _ in range(25):
+            who = await worker(bound)
+            assert await claim(bound, who)
+            await bound.effects.expire(who)
+        who, done = await worker(bound), list[Claimed]()
+        while held := await claim(bound, who):
+            finished = tuple((one.id, one.epoch) for one in held)
+            await bound.log.commit(Commit(worker=who, finished=finished))
+            done += held
+        assert {one.id for one in done} == {one.effect.id for one in asked}
+        assert sum(one.crashes for one in done) == 25
+        assert not [one.id for one in done if one.spent]
+
+    async def test_an_effect_that_ends_its_workers_ends_as_a_crash_and_no_other_does(
+        self, bound: Bound
+    ) -> None:
+        """64 effects are held at once, and new ones are requested all the time. Nothing else ends before
+        the poison ends the worker."""
+        poison, deaths = effect("poison"), 0
+        await bound.log.commit(Commit(effects=(*(effect("r") for _ in range(40)), poison)))
+        while True:
+            await bound.log.commit(Commit(effects=tuple(effect("r") for _ in range(10))))
+            who = await worker(bound)
+            held = await claim(bound, who, limit=64)
+            spent = [one.id for one in held if one.spent]
+            if spent:
+                break
+            if poison.effect.id in {one.id for one in held}:
+                deaths += 1
+                assert deaths < 40
+                await bound.effects.expire(who)
+                continue
+            finished = tuple((one.id, one.epoch) for one in held)
+            await bound.log.commit(Commit(worker=who, finished=finished))
+        assert spent == [poison.effect.id]
+
+    async def test_what_outlives_two_deaths_is_held_beside_half_as_many(self, bound: Bound) -> None:
+        await bound.log.commit(Commit(effects=tuple(effect("r") for _ in range(8))))
+        for _ in range(3):
+            who = await worker(bound)
+            together = len(await claim(bound, who, limit=8))
+            await bound.effects.expire(who)
+        assert together == 4
+
     async def test_retry_waits_and_counts_and_release_does_not(self, bound: Bound) -> None:
         who = await worker(bound)
         await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))

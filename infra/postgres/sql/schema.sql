@@ -130,7 +130,8 @@ create index gates_resting on run_gates (run_id) where state = 'paused' or holds
 -- worker is. An outcome is accepted only under the epoch of the claim. `shut` repeats what the run's gate
 -- says, so that the index of claimable effects leaves out the runs that rest; a claim checks the gate as well. `turn`
 -- orders what can be claimed, `size` is how many places of its lane it takes, and `later` says that it is not due
--- before `due_at`.
+-- before `due_at`. `deaths` counts the workers that died while they held it, `crashes` the deaths that it is blamed
+-- for.
 create table effects (
     id          uuid primary key,
     consumer    text not null,
@@ -152,7 +153,8 @@ create table effects (
     shut        boolean not null default false,
     turn        double precision not null default 0,
     size        integer not null default 1,
-    later       boolean not null default false
+    later       boolean not null default false,
+    deaths      integer not null default 0
 ) with (fillfactor = 50);
 alter table effects set (autovacuum_vacuum_scale_factor = 0.02);
 -- What can be claimed, in the order in which it is claimed, and what is to be tried again later.
@@ -433,12 +435,34 @@ $$;
 
 -- == Claims ===============================================================================================
 
+-- Give back what a dead worker held. Its death counts one crash. Nobody saw which effect caused it, so the one that
+-- most workers died with is blamed. An effect that outlives two deaths takes twice as many places, and twice as many
+-- again after each further one. So it is performed beside ever fewer others, at last alone, and an effect that ends
+-- its workers is soon the only one to blame. One claim at a time gives back, so that no death counts twice.
+create function give_back_effects(p_dead text) returns void language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+    if not pg_try_advisory_xact_lock(hashtext('headrace deaths'), hashtext(p_dead)) then
+        return;
+    end if;
+    with held as materialized (
+        select e.id, e.deaths, e.crashes, e.turn, e.created from effects e
+        where e.worker = p_dead for update skip locked
+    ), blamed as (
+        select h.id from held h order by h.deaths desc, h.crashes, h.turn, h.created limit 1
+    )
+    update effects e
+    set worker = null, deaths = e.deaths + 1,
+        size = e.size * case when e.deaths between 1 and 16 then 2 else 1 end,
+        crashes = e.crashes + (e.id = (select b.id from blamed b))::integer
+    from held h where e.id = h.id;
+end $$;
+
 -- Claim due effects, of each lane as long as a place of p_room is left (an effect takes `size` places): the
 -- worker's lease is live, the gate is open, the run is not held, and no other worker with a live lease holds them.
--- Effects that this worker already holds are not claimed again, even if its lease ran out meanwhile. What a dead
--- worker held is given back first, counts a crash, and is claimed in its turn, which it keeps. So is what was to be
--- tried again later and is due now. Of several queues (one per lane and consumer) the one whose head has the
--- smallest turn goes first.
+-- Effects that this worker already holds are not claimed again, even if its lease ran out meanwhile. What dead
+-- workers held is given back first. It keeps its turn, and so does what was to be tried again later and is due now.
+-- Of several queues (one per lane and consumer) the one whose head has the smallest turn goes first.
 --
 -- The settings and the subqueries fix the plans, because a session keeps the plan that it made when the table was
 -- empty. `(select clock_timestamp())` is evaluated once, after the snapshot, so that an index can compare with it
@@ -466,11 +490,7 @@ begin
           and not exists (select from workers w
                           where w.id = h.name and w.expires_at > clock_timestamp())
     loop
-        update effects e set worker = null, crashes = e.crashes + 1
-        where e.id in (select c.id from effects c
-                       where c.worker = dead
-                         and (c.shut or c.lane = any (p_lanes) and c.consumer = any (p_consumers))
-                       for update skip locked);
+        perform give_back_effects(dead);
     end loop;
     update effects e set later = false
     where e.id in (select c.id from effects c

@@ -692,9 +692,9 @@ select
    from dead_letters d where d.pauses and d.redriven_at is null and ($1::text is null or d.about = $1))
    as letters,
   (select json_agg(json_build_object('type', e.type, 'lane', e.lane, 'worker', e.worker,
-     'lease_s', e.lease_s, 'due_s', e.due_s, 'attempts', e.attempts, 'crashes', e.crashes,
+     'lease_s', e.lease_s, 'due_s', e.due_s, 'attempts', e.attempts, 'deaths', e.deaths,
      'error', e.error, 'group', e.of_group))
-   from (select e.type, e.lane, e.worker, e.attempts, e.crashes, e.error,
+   from (select e.type, e.lane, e.worker, e.attempts, e.deaths, e.error,
            e.data -> 'spec' ->> 'group' as of_group,
            extract(epoch from w.expires_at - clock_timestamp())::float8 as lease_s,
            extract(epoch from e.due_at - clock_timestamp())::float8 as due_s
