@@ -3,6 +3,7 @@
 Only what git itself states about the repository or the ref is final. Every other failure is retried for
 as long as it lasts: a process that was killed, a time-out, a name that does not resolve, a broken
 connection, a server that answers 5xx or 429, a full disk, and any text that this module does not know.
+For a directory of this machine, which has no server, an unknown text is a failed attempt.
 A user can stop a run that waits in vain, but nobody can continue a run that was ended by mistake.
 """
 
@@ -17,6 +18,8 @@ ABSENT = re.compile(
     r"returned error: (5\d\d|429|408)|Could not resolve host|Temporary failure in name resolution"
     r"|Connection (refused|reset|timed out|closed)|Failed to connect|Operation (too slow|timed out)"
     r"|No space left on device|Resource temporarily unavailable|Cannot allocate memory"
+    r"|Input/output error|Stale file handle|^bwrap: |: git: not found",
+    re.MULTILINE,
 )
 """Messages that mean the repository cannot be reached now. They take precedence over all others."""
 
@@ -45,6 +48,10 @@ STATED: tuple[tuple[str, str], ...] = (
         r"returned error: 30\d",
         "has moved, or its server sends git elsewhere: connect it by its present address",
     ),
+    (
+        r"trying to write non-commit object",
+        "has a branch that does not lead to a commit: name another branch, or mend it there",
+    ),
     (r"fsck error|fsckObjects|in fsck", "holds broken objects: `git fsck` there says which"),
 )
 """Patterns of git's messages (LC_ALL=C), and what to tell the user."""
@@ -54,9 +61,16 @@ WORKED = f"git worked on it for more than {CPU_S} s; make the commit smaller"
 BROKEN = re.compile(
     r"fetch-pack: invalid index-pack output|index-pack failed|[Oo]ut of memory, \w+ failed"
     r"|possible repository corruption on the remote side|bad pack header|expected flush after"
+    r"|expected '[\w-]+', received"
 )
 CUT_OFF = re.compile(r"early EOF|hung up|RPC failed|curl \d+|died of signal (9|15)\b")
 """Git's messages for a transfer that it cannot read or hold in memory, and for a broken connection."""
+
+CONSEQUENCES = (
+    "fatal: Could not read from remote repository",
+    "fatal: the remote end hung up",
+)
+"""Messages that follow the one that says why."""
 
 LONGEST = 300
 """How many characters of git's error text a message quotes."""
@@ -66,10 +80,11 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 towards the limit of retries."""
 
 
-def error_for(failed: GitFailed, *, what: str) -> HeadraceError:
-    """The error to raise for this failure. `what` is the repository's address. Returns Refused or
-    NotFound if git stated something final, RepositoryAway if the same command may succeed later, and
-    TransientError (retried a few times) if git crashed, or got what it cannot use."""
+def error_for(failed: GitFailed, *, what: str, is_here: bool = False) -> HeadraceError:
+    """The error to raise for this failure. `what` is the repository's address, and `is_here` means that
+    it is a directory of this machine. Returns Refused or NotFound if git stated something final,
+    RepositoryAway if the same command may succeed later, and TransientError (retried a few times) if git
+    crashed, or got what it cannot use."""
     said = _last_line(failed.stderr)
     ended_by = _signal(failed)
     if isinstance(failed, GitTooLong):
@@ -87,7 +102,7 @@ def error_for(failed: GitFailed, *, what: str) -> HeadraceError:
     for pattern, means in STATED:
         if found := re.search(f"(?m)^.*({pattern}).*$", failed.stderr):
             return NotFound(f"{what} {means} ({found[0].strip()[:LONGEST]})")
-    if BROKEN.search(failed.stderr) and not CUT_OFF.search(failed.stderr):
+    if is_here or (BROKEN.search(failed.stderr) and not CUT_OFF.search(failed.stderr)):
         return TransientError(f"git cannot use what {what} sends ({said})")
     return _unreachable(what, said)
 
@@ -109,8 +124,9 @@ def _signal(failed: GitFailed) -> signal.Signals | None:
 
 
 def _last_line(said: str) -> str:
-    """The most useful line of git's error text: the last one that git marks as fatal or an error, else
-    the last one."""
+    """The most useful line of git's error text: the last one that git marks as fatal or an error and
+    that is not the consequence of another, else the last one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     loud = [line for line in lines if line.startswith(("fatal:", "error:", "ERROR:", "remote: "))]
-    return (loud or lines or [""])[-1][:LONGEST]
+    telling = [line for line in loud if not line.startswith(CONSEQUENCES)]
+    return (telling or loud or lines or [""])[-1][:LONGEST]

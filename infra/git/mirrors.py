@@ -24,12 +24,12 @@ from infra.git.process import CONFINEMENT, GitFailed, GitSource, GitTimeout, che
 from infra.git.redirects import Redirects
 from infra.git.smart_http import SmartHttp
 from infra.git.storage import MirrorStorage
-from infra.git.urls import RepositoryUrl, check_url
+from infra.git.urls import RepositoryUrl, check_url, is_path
 from infra.http.checked_addresses import Resolve, resolve
 from infra.ports.services import RefList
 from infra.sandbox.written_trees import has_directory, remove_tree
 from infra.settings.git import GitSettings
-from schemas.errors import CorruptData, NotFound, Refused, RepositoryAway
+from schemas.errors import CorruptData, NotFound, Refused, RepositoryAway, TransientError
 from schemas.specs import CommitSpec, Push
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class GitRepositories:
     async def check(self, url: str, credential: GitCredential | None = None) -> str:
         """Return the default branch. Raises Refused when `url` is not a repository or may not be
         reached, and RepositoryAway when it does not answer."""
-        with self._translating_errors(url, what=url):
+        with self._translating_errors(url, url):
             branch, _ = await self._ask("", url, refs.default_branch, credential=credential)
             return branch
 
@@ -104,7 +104,7 @@ class GitRepositories:
         are spread over time when there are many."""
         if not background:
             await self._pace.wait()
-        with self._translating_errors(f"refs/{workspace}", what=url):
+        with self._translating_errors(f"refs/{workspace}", url):
             smart, credential = self._smart_http, await self._credential(workspace)
             if smart is not None and (found := await smart.list_refs(check_url(url), credential)):
                 return found
@@ -117,7 +117,7 @@ class GitRepositories:
 
     async def fetch(self, workspace: str, commit: CommitSpec) -> str:
         async with self._locks.setdefault(workspace, asyncio.Lock()):
-            with self._translating_errors(workspace, what=commit.url):
+            with self._translating_errors(workspace, commit.url):
                 return await self._ask(
                     workspace,
                     commit.url,
@@ -148,7 +148,7 @@ class GitRepositories:
                     return await contents.changed_paths(
                         after, push.before, push.after, objects=before
                     )
-            with self._translating_errors(push.workspace, what=push.url):
+            with self._translating_errors(push.workspace, push.url):
                 return await self._ask(
                     push.workspace,
                     push.url,
@@ -246,7 +246,7 @@ class GitRepositories:
         reading fails, they are removed, and the next attempt fetches them again."""
         mirrors = [self._root / workspace / f"{sha}.git" for sha in commits]
         with (
-            self._translating_errors(workspace, what=f"mirror of workspace {workspace}"),
+            self._translating_errors(workspace),
             self._confining(),
         ):
             try:
@@ -268,13 +268,14 @@ class GitRepositories:
             CONFINEMENT.reset(before)
 
     @contextmanager
-    def _translating_errors(self, key: str, *, what: str) -> Iterator[None]:
+    def _translating_errors(self, key: str, url: str | None = None) -> Iterator[None]:
         """Translate failures of git into Headrace's errors. The pause before the next attempt grows with
-        each failure until an attempt succeeds."""
+        each failure until an attempt succeeds. Without `url` the mirror is read."""
+        what = url or f"mirror of workspace {key}"
         try:
             yield
         except GitFailed as error:
-            meant = error_for(error, what=what)
+            meant = error_for(error, what=what, is_here=url is None or is_path(url))
             if isinstance(meant, RepositoryAway):
                 meant.pause_s = self._pause_s(key)
             raise meant from error
@@ -282,7 +283,9 @@ class GitRepositories:
             if type(error) is RepositoryAway:  # a forge names its own pause
                 error.pause_s = self._pause_s(key)
             raise
-        except (OSError, CorruptData) as error:
+        except CorruptData as error:
+            raise TransientError(f"git cannot use {what} ({error})") from error
+        except OSError as error:
             raise RepositoryAway(
                 f"git cannot run on this machine for {what} now ({error}); retrying until it can",
                 pause_s=self._pause_s(key),

@@ -63,6 +63,11 @@ def check_url(url: str) -> str:
     return RepositoryUrl.parse(url).text
 
 
+def is_path(url: str) -> bool:
+    """Whether a source for git is a directory of this machine."""
+    return url.startswith(("/", "file:"))
+
+
 def check_directory(url: RepositoryUrl) -> None:
     """Raises InvalidConfig when the path of a local repository is not a directory."""
     if url.text.startswith("/") and not Path(url.text).is_dir():

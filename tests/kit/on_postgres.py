@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
@@ -32,8 +34,10 @@ def runtime_on(
     notifier: Notifier,
     home: Path,
     effects: Effects | None = None,
+    **services: Any,
 ) -> tuple[PostgresLog, Runtime]:
-    """A log, and a runtime over it that hosts one consumer. `effects` replaces the Postgres adapter."""
+    """A log, and a runtime over it that hosts one consumer. `effects` replaces the Postgres adapter, and
+    `services` are further ports."""
     log = PostgresLog(database, notifier)
     artifacts = ArtifactStore(log, MemoryBlobs())
     ports = Ports(
@@ -49,7 +53,7 @@ def runtime_on(
         log=log,
         effects=effects or PostgresEffects(database),
         bus=EmbeddedBus(log, notifier),
-        ports=ports,
+        ports=replace(ports, **services),
         artifacts=artifacts,
         wakeup=notifier.subscribe(News.WORK),
     )
@@ -58,12 +62,16 @@ def runtime_on(
 
 @asynccontextmanager
 async def working(
-    hosted: AnyConsumer, database: Database, home: Path, effects: Effects | None = None
+    hosted: AnyConsumer,
+    database: Database,
+    home: Path,
+    effects: Effects | None = None,
+    **services: Any,
 ) -> AsyncIterator[tuple[PostgresLog, Runtime]]:
     """Run a runtime under a long lease inside the block."""
     async with Notifier(database) as notifier:
         await PostgresEffects(database).register(WORKER, host="h", pid=1, lease_s=600)
-        log, started = runtime_on(hosted, database, notifier, home, effects)
+        log, started = runtime_on(hosted, database, notifier, home, effects, **services)
         task = asyncio.ensure_future(started.run())
         try:
             yield log, started

@@ -104,7 +104,7 @@ async def test_twin_if_every_failure_were_the_users_a_503_would_end_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        mirrors, "error_for", lambda error, what: NotFound(f"{what}: {error.stderr}")
+        mirrors, "error_for", lambda error, what, is_here: NotFound(f"{what}: {error.stderr}")
     )
     server.status = 503
     ended = await performed(server, repositories, tmp_path)
@@ -254,8 +254,35 @@ def test_a_limit_that_a_repository_passes_is_final_and_a_crash_counts() -> None:
         "error: bad pack header\nfatal: unpack-objects failed",
         "remote: aborting due to possible repository corruption on the remote side.",
         "fatal: expected flush after ref listing",
+        "fatal: expected 'packfile', received 'shallow-info'",
     ],
 )
 def test_a_transfer_that_no_git_can_read_counts_as_a_failed_attempt(said: str) -> None:
     """Such a repository was tried again without end, so its commit was never answered."""
     assert type(error_for(GitFailed(128, said), what="https://x")) is TransientError
+
+
+UNKNOWN = "fatal: bad config line 4 in file ./config\nfatal: Could not read from remote repository."
+
+
+def test_an_unknown_failure_of_a_directory_counts_as_a_failed_attempt() -> None:
+    """There is no server that could be away, so the same command fails again."""
+    told = error_for(GitFailed(128, UNKNOWN), what="/srv/x", is_here=True)
+    assert type(told) is TransientError
+    assert "bad config line 4" in str(told), "the message that says why"
+    assert isinstance(error_for(GitFailed(128, UNKNOWN), what="https://x"), RepositoryAway)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (-9, ""),
+        (1, "bwrap: Creating new namespace failed"),
+        (127, "sh: 1: exec: git: not found"),
+        (128, "fatal: write error: No space left on device"),
+        (128, "error: unable to read x: Input/output error"),
+    ],
+)
+def test_a_failure_of_this_machine_is_an_absence(status: int, said: str) -> None:
+    told = error_for(GitFailed(status, said), what="/srv/x", is_here=True)
+    assert isinstance(told, RepositoryAway)

@@ -18,7 +18,7 @@ from infra.git.mirrors import GitRepositories
 from infra.git.process import run_git
 from infra.git.tree import DEEPEST, LONGEST_PATH, Archive, Listing
 from infra.settings.git import LAPTOP
-from schemas.errors import NotFound, Refused, RepositoryAway
+from schemas.errors import NotFound, Refused, TransientError
 from schemas.specs import CommitSpec
 from tests.kit.platform import git, make_workspace
 
@@ -202,7 +202,7 @@ async def test_what_a_killed_predecessor_left_is_no_obstacle(
         if path.is_file():
             path.chmod(0o600)
             path.write_bytes(b"")
-    with pytest.raises(RepositoryAway):
+    with pytest.raises(TransientError):
         await repositories.snapshot("w", first)
     await repositories.fetch("w", pinned)
     assert await repositories.snapshot("w", first)

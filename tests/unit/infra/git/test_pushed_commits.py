@@ -11,7 +11,7 @@ import pytest
 from infra.git import commits, contents, process, storage
 from infra.git.mirrors import GitRepositories
 from infra.settings.git import LAPTOP
-from schemas.errors import NotFound, Refused, RepositoryAway
+from schemas.errors import NotFound, Refused, RepositoryAway, TransientError
 from schemas.specs import CommitSpec, Push
 from tests.kit.git_server import GitServer, git_server
 from tests.kit.platform import git, make_workspace
@@ -342,7 +342,7 @@ async def test_a_broken_copy_is_fetched_again(
         for path in [*mirror.glob("objects/pack/*"), *mirror.glob("objects/??/*")]:
             path.chmod(0o600)
             path.write_bytes(b"")
-        with pytest.raises(RepositoryAway):
+        with pytest.raises(TransientError):
             await attempt()
         assert not mirror.exists()
         await repositories.fetch("w", spec(source, after))

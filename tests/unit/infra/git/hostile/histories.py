@@ -151,6 +151,34 @@ def common_directory(repo: RawRepository) -> None:
     (repo.root / "commondir").write_text("/root/.ssh\n")
 
 
+def tag_as_branch(repo: RawRepository) -> None:
+    """`main` leads to a tag, which git itself would refuse to write there."""
+    text = f"object {publish(repo)}\ntype commit\ntag t\ntagger {WHO}\n\nx\n"
+    repo.point("refs/heads/main", repo.put("tag", text.encode()))
+
+
+def main_holds(text: str) -> Kind:
+    """The file of the ref `main` has this text."""
+
+    def make(repo: RawRepository) -> None:
+        publish(repo)
+        (repo.root / "refs" / "heads" / "main").write_text(text)
+
+    return Kind(make, "branch main|not our ref|does not give out|cannot use")
+
+
+def object_is_a_directory(repo: RawRepository) -> None:
+    sha = publish(repo)
+    path = repo.root / "objects" / sha[:2] / sha[2:]
+    path.unlink()
+    path.mkdir()
+
+
+def false_depth(repo: RawRepository) -> None:
+    publish(repo)
+    (repo.root / "shallow").write_text("not a commit\n")
+
+
 LAZY = """
 [core]
 \trepositoryformatversion = 1
@@ -228,5 +256,21 @@ HISTORIES: dict[str, Kind] = {
     "a missing tree": Kind(treeless, ANY),
     "a commit without a committer": Kind(authorless, "broken objects"),
     "bytes of another object": Kind(corrupt, ANY),
+    "a branch that is a tag": Kind(tag_as_branch, "does not lead to a commit"),
+    "a branch of a commit that is missing": main_holds("7" * 40 + "\n"),
+    "a branch of no commit": main_holds("z" * 40 + "\n"),
+    "a branch of NULs": main_holds("\0" * 40),
+    "a branch that is a link outside": main_holds("ref: /etc/passwd\n"),
+    "a branch that leads to itself": main_holds("ref: refs/heads/main\n"),
+    "a commit that is a directory": Kind(object_is_a_directory, "cannot use"),
+    "a depth that is not one": Kind(false_depth, "bad shallow line"),
+    "a configuration that is not one": of_config("[core\n", says="bad config line"),
+    "a version of the future": of_config("[core]\nrepositoryformatversion = 99\n", says="99"),
+    "an unknown extension": of_config(
+        "[core]\n\trepositoryformatversion = 1\n[extensions]\n\trefStorage = x\n", says="x|ref"
+    ),
+    "ids of 64 digits": of_config("[extensions]\n\tobjectFormat = sha256\n", says="extension"),
+    "hidden refs": of_config("[transfer]\n\thideRefs = refs\n", says="no branch main"),
+    "nothing at all": Kind(lambda repo: None, "no branch main"),
     "files of another directory": Kind(common_directory, ANY),
 }
