@@ -453,17 +453,10 @@ class MemoryEffects:
         later = [(at - world.now).total_seconds() for at in (*due, *leases) if at > world.now]
         return min(later, default=None)
 
-    async def depth(self) -> Mapping[str, int]:
-        depth: dict[str, int] = {}
-        for row in self._world.effects.values():
-            lane = str(row.new.effect.lane)
-            depth[lane] = depth.get(lane, 0) + 1
-        return depth
-
-    async def count_unfinished(
+    async def has_unfinished(
         self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
-    ) -> int:
-        return sum(
+    ) -> bool:
+        return any(
             row.new.effect.lane in lanes
             and row.new.consumer in consumers
             and self._world.gate(row.new.effect.run_id) == "open"

@@ -165,13 +165,9 @@ class Effects(Protocol):
         expires. None if neither lies ahead."""
         ...
 
-    async def depth(self) -> Mapping[str, int]:
-        """Return the number of effects per lane that are waiting or claimed."""
-        ...
-
-    async def count_unfinished(
+    async def has_unfinished(
         self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
-    ) -> int:
-        """Return how many effects of these lanes and consumers are waiting (some for a later time) or
-        claimed. Effects of runs that are paused, held or closed do not count."""
+    ) -> bool:
+        """Whether effects of these lanes and consumers are waiting (some for a later time) or claimed.
+        Effects of runs that are paused, held or closed do not count."""
         ...

@@ -175,21 +175,13 @@ class PostgresEffects:
         )
         return None if seconds is None else float(seconds)
 
-    async def depth(self) -> Mapping[str, int]:
-        rows = await self._pool.fetch("select lane, count(*) from effects group by lane")
-        return {row["lane"]: row["count"] for row in rows}
-
-    async def count_unfinished(
+    async def has_unfinished(
         self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
-    ) -> int:
-        count: int = await self._pool.fetchval(
-            "select count(*) from effects e where e.lane = any ($1) and e.consumer = any ($2)"
-            " and not exists (select from run_gates g"
-            " where g.run_id = e.run_id and (g.state <> 'open' or g.holds > 0))",
-            [str(lane) for lane in lanes],
-            list(consumers),
+    ) -> bool:
+        found: bool = await self._pool.fetchval(
+            "select has_unfinished($1, $2)", [str(lane) for lane in lanes], list(consumers)
         )
-        return count
+        return found
 
 
 def _claim_in(row: Any) -> Claimed:

@@ -1,5 +1,6 @@
 """The platform's own state, for `headrace status` and the API: workers, effects, lag."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TypedDict
 
@@ -11,6 +12,9 @@ SQL = queries("read_model")
 COUNTED = 1000
 """Up to how many events above a cursor are counted; this is asked every few seconds."""
 
+MOST_WAITING = 10_000
+"""Up to how many waiting effects of a lane are counted."""
+
 
 class WorkerJson(TypedDict):
     id: str
@@ -21,7 +25,8 @@ class WorkerJson(TypedDict):
 
 
 class LaneJson(TypedDict):
-    """`oldest_s` is the age of the oldest effect that is due and that nobody holds; None without one."""
+    """`waiting` is counted up to `MOST_WAITING`. `oldest_s` is how long the oldest effect waits of those
+    that are next in their queue; None without one."""
 
     waiting: int
     claimed: int
@@ -38,6 +43,11 @@ class BusJson(TypedDict):
     seen_s: float | None
     lag: dict[str, int]
     skipped: dict[str, int]
+
+
+def oldest_waiting_s(lanes: Mapping[str, LaneJson]) -> float:
+    """Return how long the oldest effect waits of those that are next in their queue."""
+    return max((lane["oldest_s"] or 0.0 for lane in lanes.values()), default=0.0)
 
 
 class PlatformState:
@@ -66,23 +76,15 @@ class PlatformState:
         ]
 
     async def effects(self) -> dict[str, LaneJson]:
-        """Effects per lane: claimed under a live lease, or waiting; those of a paused or held run do not
-        count for the age."""
-        rows = await self._pool.fetch(SQL["effects_per_lane"])
+        """Effects per lane: claimed under a live lease, or waiting. What waits for a paused or held run
+        does not count."""
+        rows = await self._pool.fetch("select * from count_effects($1)", MOST_WAITING)
         return {
-            row["lane"]: LaneJson(
-                waiting=row["total"] - row["claimed"],
-                claimed=row["claimed"],
-                oldest_s=row["oldest_s"],
+            row["r_lane"]: LaneJson(
+                waiting=row["r_waiting"], claimed=row["r_claimed"], oldest_s=row["r_oldest_s"]
             )
             for row in rows
         }
-
-    async def oldest_waiting_s(self) -> float:
-        """The age of the oldest effect that is due and not held, of a run that is neither paused nor
-        held."""
-        age = await self._pool.fetchval(SQL["oldest_waiting_s"])
-        return float(age or 0.0)
 
     async def database_bytes(self) -> int:
         """The size of the database on its disk."""

@@ -149,10 +149,10 @@ class Claims:
             self._hosting.worker, lanes=self._hosting.lanes, consumers=self._performing
         )
 
-    async def count_unfinished(self) -> int:
-        """Return how many effects this process could perform now or later, including those that other
-        workers hold."""
-        return await self._effects.count_unfinished(
+    async def has_unfinished(self) -> bool:
+        """Whether there are effects that this process could perform now or later, including those that
+        other workers hold."""
+        return await self._effects.has_unfinished(
             lanes=self._hosting.lanes, consumers=self._performing
         )
 

@@ -115,8 +115,8 @@ class Runtime:
         or the end of its lease may bring more work."""
         while True:
             await asyncio.sleep(0.05)
-            unfinished = await self._claims.count_unfinished()
-            if not unfinished and not self._claims.tasks and await self._bus.is_idle():
+            unfinished = self._claims.tasks or await self._claims.has_unfinished()
+            if not unfinished and await self._bus.is_idle():
                 return
 
     async def _end(self, loops: Sequence[asyncio.Future[Any]]) -> None:

@@ -127,6 +127,33 @@ async def test_who_died_is_found_without_looking_at_what_the_living_hold(
     assert [c.crashes for c in claimed] == [0]
 
 
+async def read_by(database: Database, query: str) -> int:
+    """Run a query, and return the number of rows that were read."""
+    async with database.durable.acquire() as connection, connection.transaction():
+        before = await connection.fetchval(READ)
+        await connection.fetch(query)
+        return int(await connection.fetchval(READ) - before)
+
+
+LEFT = "select has_unfinished('{control,train}', '{sync}')"
+
+
+async def test_whether_work_is_left_reads_next_to_nothing(crowded: Database) -> None:
+    assert await read_by(crowded, LEFT) < 50
+
+
+async def test_the_counts_of_a_lane_have_a_limit(crowded: Database) -> None:
+    held = EACH
+    assert await read_by(crowded, "select * from count_effects(100)") < 5 * 100 + 2 * held + 200
+    found = await crowded.durable.fetch("select * from count_effects(100)")
+    assert [tuple(row)[:3] for row in found] == [("control", 100, held), ("user", 100, 0)]
+
+
+async def test_twin_a_count_of_the_table_reads_everything(crowded: Database) -> None:
+    everything = len((*OTHERS, WAITS)) * EACH
+    assert await read_by(crowded, "select lane, count(*) from effects group by lane") >= everything
+
+
 PAUSED = "insert into run_gates select 'p' || n, 'paused' from generate_series(0, 9) n"
 
 

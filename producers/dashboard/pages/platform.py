@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from infra.readmodel.disks import disks
+from infra.readmodel.platform import oldest_waiting_s
 from infra.readmodel.wait_reasons import describe_holder
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.rendering import html
@@ -19,6 +20,7 @@ from producers.http.routes.runs import services, waiting_for
 async def show(request: Request) -> Response:
     core, page = services(request), page_of(request)
     platform = core.readmodel.platform
+    effects = await platform.effects()
     letters, total = await core.readmodel.letters.page(page, all_of_them=False)
     return html(
         request,
@@ -26,12 +28,12 @@ async def show(request: Request) -> Response:
         {
             "version": own_version(),
             "workers": await platform.workers(),
-            "effects": await platform.effects(),
+            "effects": effects,
             "lag": await platform.lag(),
             "bus": await platform.bus("kafka" if core.settings.kafka else "log"),
             "horizon_age_s": await platform.horizon_age_s(),
             "holders": [describe_holder(one) for one in await core.readmodel.waits.holders()],
-            "oldest_s": await platform.oldest_waiting_s(),
+            "oldest_s": oldest_waiting_s(effects),
             "waits": await waiting_for(request, None),
             "runs": await platform.run_counts(),
             "disks": await asyncio.to_thread(disks, core.settings.directories),

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.disks import disks
+from infra.readmodel.platform import oldest_waiting_s
 from infra.readmodel.wait_reasons import describe_holder
 from infra.telemetry import prometheus
 from producers.http.requests import body_of
@@ -95,10 +96,10 @@ async def metrics(request: Request) -> Response:
     text = prometheus(
         {
             "headrace_workers": ("live workers", {"": float(len(await platform.workers()))}),
-            "headrace_effects": ("effects per lane", lanes),
+            "headrace_effects": ("effects per lane; waiting ones are counted up to 10,000", lanes),
             "headrace_oldest_waiting_seconds": (
-                "age of the oldest due effect that nobody holds",
-                {"": await platform.oldest_waiting_s()},
+                "how long the oldest effect waits of those that are next in their queue",
+                {"": oldest_waiting_s(effects)},
             ),
             "headrace_lag_events": ("events above a consumer's watermark", lag),
             "headrace_relay_lag_events": (

@@ -581,20 +581,8 @@ select clock_timestamp()
 select id, host, pid, lanes, extract(epoch from expires_at - clock_timestamp())::float8 as remaining
 from workers where expires_at > clock_timestamp() order by started_at
 
--- name: effects_per_lane
-select lane, count(*) filter (where w.id is not null) as claimed, count(*) as total,
-  extract(epoch from clock_timestamp() - min(e.due_at) filter (
-    where w.id is null and not e.shut and e.due_at <= clock_timestamp()))::float8 as oldest_s
-from effects e left join workers w on w.id = e.worker and w.expires_at > clock_timestamp()
-group by lane
-
 -- name: database_size
 select pg_database_size(current_database())
-
--- name: oldest_waiting_s
-select extract(epoch from clock_timestamp() - min(e.due_at))::float8 from effects e
-where e.due_at <= clock_timestamp() and not e.shut and not exists (
-  select from workers w where w.id = e.worker and w.expires_at > clock_timestamp())
 
 -- How many events lie above the cursor `m`. They are counted up to $1, because this is asked every few
 -- seconds; beyond that it is the number of positions given since (a transaction that was rolled back leaves a

@@ -1,7 +1,7 @@
 """Waiting work is counted by lane, with the age of the oldest that may be done."""
 
 from infra.postgres.pool import Database
-from infra.readmodel.platform import PlatformState
+from infra.readmodel.platform import PlatformState, oldest_waiting_s
 from tests.kit.postgres import execute
 
 PLACE = """
@@ -11,7 +11,7 @@ values (gen_random_uuid(), 'c', 'run-r', '{lane}', 'r', 't', '{{}}', gen_random_
 """
 
 
-async def test_the_oldest_that_is_due_and_not_shut_counts(
+async def test_what_is_not_shut_counts_with_the_age_of_the_next_that_is_due(
     database: Database, database_url: str
 ) -> None:
     for lane, due, shut in (
@@ -22,9 +22,31 @@ async def test_the_oldest_that_is_due_and_not_shut_counts(
     ):
         await execute(database_url, PLACE.format(lane=lane, due=due, shut=shut))
     found = await PlatformState(database).effects()
-    assert (found["train"]["waiting"], found["train"]["claimed"]) == (3, 0)
+    assert (found["train"]["waiting"], found["train"]["claimed"]) == (2, 0)
     assert 90 <= (found["train"]["oldest_s"] or 0) < 300
     assert found["grade"]["oldest_s"] is None
+    assert 90 <= oldest_waiting_s(found) < 300
+
+
+async def test_what_a_dead_worker_holds_waits(database: Database, database_url: str) -> None:
+    for due in ("-90 seconds", "-30 seconds"):
+        await execute(database_url, PLACE.format(lane="train", due=due, shut=False))
+    oldest = "due_at < now() - interval '60 s'"
+    await execute(database_url, f"update effects set worker = 'dead' where {oldest}")
+    found = await PlatformState(database).effects()
+    assert (found["train"]["waiting"], found["train"]["claimed"]) == (2, 0)
+    assert 90 <= (found["train"]["oldest_s"] or 0) < 300
+
+
+async def test_what_is_tried_again_later_waits_but_is_not_late(
+    database: Database, database_url: str
+) -> None:
+    for due in ("-5 seconds", "60 seconds"):
+        await execute(database_url, PLACE.format(lane="user", due=due, shut=False))
+    await execute(database_url, "update effects set later = true")
+    found = await PlatformState(database).effects()
+    assert found["user"]["waiting"] == 2
+    assert 5 <= (found["user"]["oldest_s"] or 0) < 60
 
 
 async def test_the_database_has_a_size(database: Database) -> None:
