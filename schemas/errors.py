@@ -5,6 +5,7 @@ HeadraceError
 |   +-- InvalidConfig      a TOML, setting or argument is wrong
 |   +-- NotFound           there is no such run, dataset, workspace or checkpoint
 |   +-- Conflict           it contradicts what exists already, such as a name that is in use
+|   +-- QuotaExceeded      a workspace or an API key has used what it may use; it frees later
 +-- UserCodeError          the workspace's own code failed; recorded with its sample, never a crash
 +-- TransientError         something outside of Headrace did not answer; the call may succeed later
 |   +-- StoreAway          the blob store cannot be used now; work waits for it
@@ -59,6 +60,17 @@ class NotFound(Refused):
 class Conflict(Refused):
     code = "CONFLICT"
     status = 409
+
+
+class QuotaExceeded(Refused):
+    """A workspace or an API key has used what it may use. After `retry_s` seconds it may ask again."""
+
+    code = "QUOTA_EXCEEDED"
+    status = 429
+
+    def __init__(self, message: str, *, retry_s: float) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 class FailureCategory(StrEnum):

@@ -58,6 +58,11 @@ def token_id(text: str) -> str | None:
     return found[1]
 
 
+def is_token_id(text: str) -> bool:
+    """Whether a text is the id of a token in the database, and not of one of the settings."""
+    return len(text) == ID_LENGTH and all(digit in ID_DIGITS for digit in text)
+
+
 def digest(text: str) -> bytes:
     """The SHA-256 of a token, which is all that the database holds of its secret."""
     return hashlib.sha256(text.encode()).digest()

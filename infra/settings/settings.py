@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from infra.settings import capacity, network_policy
+from infra.settings import capacity, network_policy, quotas
 from infra.settings.git import GitSettings
 from infra.settings.kafka import KafkaSettings
 from infra.settings.model_directories import ModelDirectories
@@ -61,7 +61,8 @@ class Settings:
     `kafka` the bus tails the event log, and without `vllm` the torch engine samples. Without
     `retention_days` no run is archived automatically, and without `secret_key` secrets are sealed with
     the key file of the home. `old_secret_keys` open what they sealed before. `capacity` has the lanes
-    whose capacity the operator sets. Without `sandbox_service` each process that needs one
+    whose capacity the operator sets, `quotas` the limits of each workspace, and `key_quotas` those of
+    each API key. Without `sandbox_service` each process that needs one
     starts its own."""
 
     home: Path
@@ -87,6 +88,8 @@ class Settings:
     network: NetworkPolicy
     workers: str
     capacity: Mapping[str, int]
+    quotas: Mapping[str, int]
+    key_quotas: Mapping[str, int]
     retention_days: int | None
     poll_s: int
     git: GitSettings
@@ -127,6 +130,8 @@ class Settings:
             network=_network(environ),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each")),
             capacity=_capacity(environ),
+            quotas=_quotas(environ, quotas.VARIABLE),
+            key_quotas=_quotas(environ, quotas.KEY_VARIABLE),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
             git=_git(environ),
@@ -319,6 +324,14 @@ def _capacity(environ: Mapping[str, str]) -> Mapping[str, int]:
         return capacity.parse_capacity(value)
     except ValueError as error:
         raise _bad(capacity.VARIABLE, value, capacity.FORM) from error
+
+
+def _quotas(environ: Mapping[str, str], variable: str) -> Mapping[str, int]:
+    value = environ.get(variable) or ""
+    try:
+        return quotas.parse_quotas(value)
+    except ValueError as error:
+        raise _bad(variable, value, quotas.FORM) from error
 
 
 def _vllm_server(environ: Mapping[str, str]) -> VllmLaunch:

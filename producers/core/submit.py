@@ -12,11 +12,13 @@ and its run uses the pushed commit.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC
 
 from infra import telemetry
+from infra.access.quotas import Quotas
 from infra.failpoints import hit
 from infra.ports.actor import bound_workspace
 from infra.ports.event_log import EventStore, Recorded
@@ -114,8 +116,10 @@ class Submitter:
         secrets: SecretStore,
         network: NetworkPolicy = NO_NETWORK,
         directories: ModelDirectories = OWN_MACHINE,
+        quotas: Quotas | None = None,
     ) -> None:
         self._log = log
+        self._quotas = quotas
         self._names = names
         self._references = ReferenceFinder(
             log,
@@ -204,22 +208,38 @@ class Submitter:
     async def _append(
         self, events: list[Event], reserved: ReservedName, *, key: str, digest: str
     ) -> Recorded:
-        """Bind the key to this request, then append. Raises Conflict when the key was bound to another
-        request meanwhile, Refused when an event is too large. Both release the name."""
+        """Bind the key to this request, then append, if the quotas allow it. Raises Conflict when the
+        key was bound to another request meanwhile, QuotaExceeded, and Refused when an event is too
+        large. All release the name."""
         hit("submit.before_commit")
         try:
             if await self._names.take("request", key, digest) != digest:
                 raise Conflict(KEY_USED)
-            recorded = await self._log.append(
-                events,
-                cause=derive_id(HEADRACE, f"submit/{reserved.kind}/{key}"),
-                traceparent=telemetry.traceparent(),
-            )
+            async with self._count_run(events[0]):
+                recorded = await self._log.append(
+                    events,
+                    cause=derive_id(HEADRACE, f"submit/{reserved.kind}/{key}"),
+                    traceparent=telemetry.traceparent(),
+                )
         except Refused:
             await self._names.release(reserved.kind, reserved.name, reserved.identity)
             raise
         hit("submit.after_commit")
         return recorded[0]
+
+    @asynccontextmanager
+    async def _count_run(self, requested: Event) -> AsyncIterator[None]:
+        """Count a run or evaluation that is appended inside the block. Raises QuotaExceeded."""
+        if self._quotas is None:
+            yield
+            return
+        workspace = getattr(requested, "workspace", None) or bound_workspace()
+        await self._quotas.admit_run(requested.run_id, requested.stream, workspace=workspace)
+        try:
+            yield
+        except Refused:
+            await self._quotas.withdraw_run(requested.run_id)
+            raise
 
     async def _find_recorded(self, digest: str, *, key: str, stream: StreamName) -> Recorded | None:
         """The event that an earlier request with this key appended. Raises Conflict when that request

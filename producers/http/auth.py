@@ -32,9 +32,9 @@ from producers.http.browsers import (
 )
 from producers.http.client_address import ClientAddresses
 from producers.http.openai_errors import in_form_of
-from producers.http.responses import problem, unavailable_response
+from producers.http.responses import problem, refusal_response, unavailable_response
 from producers.http.services import Services
-from schemas.errors import TransientError
+from schemas.errors import QuotaExceeded, TransientError
 
 OPEN_PATHS = ("/healthz", "/readyz")
 SIGNED_PATHS = "/webhooks/"
@@ -131,7 +131,24 @@ class Guard:
             self._record(scope, scope["path"], found.status_code, None, address)
             await in_form_of(scope["path"], found)(scope, receive, send)
             return
+        over = await self._over_quota(found, scope["path"])
+        if over is not None:
+            self._record(scope, scope["path"], over.status_code, found, address)
+            await in_form_of(scope["path"], over)(scope, receive, send)
+            return
         await self._serve_actor(found, scope, receive, send)
+
+    async def _over_quota(self, actor: Actor, path: str) -> Response | None:
+        """Count a request to the API. Returns the response that refuses it when there were too many."""
+        if is_for_browsers(path) or path.startswith(SIGNED_PATHS):
+            return None
+        try:
+            await self._services.quotas.count_request(actor)
+        except QuotaExceeded as error:
+            return refusal_response(error)
+        except UNAVAILABLE_ERRORS:
+            return None  # the answer to the request says so
+        return None
 
     def _count(self, scope: Scope, *, is_refused: bool, is_known: bool) -> None:
         """Count a refused request, or one with a valid token, for the address of its connection. The
@@ -248,7 +265,8 @@ class Guard:
     ) -> None:
         """Add a request to the audit list. A delivery that was taken is not added, because the log has
         it, nor is a page that everybody may read."""
-        is_refused = status in (303, 400, 401, 403, 421) if actor is None else status in (401, 403)
+        refusals = (303, 400, 401, 403, 421) if actor is None else (401, 403, 429)
+        is_refused = status in refusals
         has_no_token = path.startswith(SIGNED_PATHS) or is_open_page(path)
         if has_no_token and not is_refused:
             return

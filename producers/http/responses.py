@@ -1,6 +1,7 @@
 """Responses: JSON with times in RFC 3339, pages, and RFC 9457 problem documents."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from http import HTTPStatus
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from infra.readmodel.runs import PageRange
-from schemas.errors import InvalidConfig, Issue, Refused
+from schemas.errors import InvalidConfig, Issue, QuotaExceeded, Refused
 from schemas.secrets.redact import redact
 
 RETRY_AFTER_S = 1
@@ -100,7 +101,10 @@ def problem(
 
 
 def refusal_response(error: Refused) -> Response:
-    return problem(error.status, error.code, error.message, issues=error.issues)
+    headers = {}
+    if isinstance(error, QuotaExceeded):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_s)))
+    return problem(error.status, error.code, error.message, issues=error.issues, headers=headers)
 
 
 def unavailable_response(detail: str) -> Response:

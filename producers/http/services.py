@@ -5,6 +5,7 @@ from functools import cached_property, partial
 
 from infra.access.audit import AuditList
 from infra.access.issuing import AccessTokens
+from infra.access.quotas import Quotas
 from infra.access.recent_tokens import RecentTokens
 from infra.access.serving.client import ServingClient
 from infra.access.serving.directory import ModelDirectory
@@ -80,6 +81,15 @@ class Services:
         return Sessions(self.database)
 
     @cached_property
+    def quotas(self) -> Quotas:
+        return Quotas(
+            self.database,
+            self.clock,
+            per_workspace=self.settings.quotas,
+            per_key=self.settings.key_quotas,
+        )
+
+    @cached_property
     def page_reports(self) -> PageReports:
         return PageReports()
 
@@ -117,6 +127,7 @@ class Services:
             network=self.settings.network,
             secrets=self.secret_store,
             directories=self.settings.model_directories,
+            quotas=self.quotas,
         )
 
     @cached_property

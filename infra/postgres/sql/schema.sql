@@ -1391,6 +1391,35 @@ create table api_tokens (
 );
 create unique index api_tokens_name on api_tokens (coalesce(workspace, ''), name) where revoked_at is null;
 
+-- What an administrator lets a workspace use; null is without a limit. A quota that has no row has the limit of the
+-- operator's settings.
+create table workspace_quotas (
+    workspace text not null,
+    name      text not null,
+    most      bigint,
+    primary key (workspace, name)
+);
+
+-- Runs and evaluations that were let in, with the workspace and the API key for which they count.
+create table admitted_runs (
+    run         text primary key,
+    stream      text not null,
+    workspace   text,
+    key         text,
+    admitted_at timestamptz not null default clock_timestamp()
+);
+create index admitted_runs_by_workspace on admitted_runs (workspace, admitted_at);
+create index admitted_runs_by_key on admitted_runs (key, admitted_at);
+
+-- What a workspace or an API key (`holder`) used of a quota since the beginning of its minute or day.
+create table quota_use (
+    holder text not null,
+    name   text not null,
+    since  timestamptz not null,
+    used   bigint not null,
+    primary key (holder, name)
+);
+
 -- Who asked for what. A request that changes something has a row of its own. Reads and refused requests that are
 -- alike share a row, from `at` to `last_at`.
 create table audit (

@@ -1,15 +1,17 @@
 """Datasets: announce an upload, send its content, show the result."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.access.quotas import BLOCK_BYTES
 from infra.readmodel.registry import DatasetJson
 from producers.core.datasets import registration
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
 from producers.core.datasets.row_issues import RowIssue, to_text
+from producers.http.auth import actor_of
 from producers.http.downloads import download, first_lines
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse, number, page_of, page_response
@@ -53,7 +55,7 @@ async def upload_content(request: Request) -> Response:
     try:
         mapping = from_query(request.query_params.get("mapping"))
         async with registration.receive_upload(
-            request.stream(), core.settings.home / "uploads"
+            _count_body(request), core.settings.home / "uploads"
         ) as path:
             await core.readmodel.uploads.mark(ref, "processing")
             kind = registration.file_kind(file_name)
@@ -89,7 +91,7 @@ async def validate(request: Request) -> Response:
     kind = registration.file_kind(file_name)
     mapping = from_query(request.query_params.get("mapping"))
     home = services(request).settings.home
-    async with registration.receive_upload(request.stream(), home / "uploads") as path:
+    async with registration.receive_upload(_count_body(request), home / "uploads") as path:
         report = (await registration.check(path, kind, mapping=mapping)).report
     issues = [
         {"key": issue.key, "message": issue.message, "did_you_mean": issue.did_you_mean}
@@ -104,6 +106,21 @@ async def validate(request: Request) -> Response:
             "issues": issues,
         }
     )
+
+
+async def _count_body(request: Request) -> AsyncIterator[bytes]:
+    """The body of an upload, whose bytes count for the sender's quota before they are read. Raises
+    QuotaExceeded."""
+    quotas, actor = services(request).quotas, actor_of(request)
+    length = request.headers.get("content-length", "")
+    taken, size = int(length) if length.isascii() and length.isdigit() else 0, 0
+    await quotas.take_bytes(actor, taken)
+    async for chunk in request.stream():
+        size += len(chunk)
+        while size > taken:
+            await quotas.take_bytes(actor, BLOCK_BYTES)
+            taken += BLOCK_BYTES
+        yield chunk
 
 
 async def index(request: Request) -> Response:

@@ -1,7 +1,9 @@
-"""Workspaces: register a repository, show what sync found in it and what arrived about it."""
+"""Workspaces: register a repository, show what sync found in it, what arrived about it, and its
+quotas."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,6 +11,7 @@ from starlette.responses import Response
 from infra.readmodel.deliveries import KINDS, DeliveryFilter
 from infra.readmodel.registry import WorkspaceJson
 from producers.core.deliveries import ShownDelivery, page_of_deliveries, request_refs_check
+from producers.http.auth import actor_of
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
@@ -63,6 +66,23 @@ async def deliveries(request: Request) -> Response:
     return page_response("deliveries", [delivery_json(each) for each in found], total, page)
 
 
+async def show_quotas(request: Request) -> Response:
+    """The limits of a workspace and of the sender's API key, and what they used."""
+    core = services(request)
+    workspace = await core.workspaces.find(request.path_params["ref"])
+    found = await core.quotas.show(workspace.id, actor_of(request))
+    return ApiResponse({"workspace": workspace.name, "quotas": [asdict(one) for one in found]})
+
+
+async def set_quotas(request: Request) -> Response:
+    body = await body_of(request, ("limits",))
+    core = services(request)
+    workspace = await core.workspaces.find(request.path_params["ref"])
+    for name, value in body.table("limits").items():
+        await core.quotas.set_limit(workspace.id, name, str(value))
+    return await show_quotas(request)
+
+
 def delivery_filter(request: Request) -> DeliveryFilter:
     """The deliveries that a query asks for: of a kind `event`, whose ref contains `ref`. Raises
     InvalidConfig."""
@@ -102,4 +122,12 @@ ROUTES = [
     ScopedRoute("/workspaces/{ref}", show, scope="read"),
     ScopedRoute("/workspaces/{ref}/sync", sync, scope="control", methods=["POST"]),
     ScopedRoute("/workspaces/{ref}/deliveries", deliveries, scope="read"),
+    ScopedRoute("/workspaces/{ref}/quotas", show_quotas, scope="read"),
+    ScopedRoute(
+        "/workspaces/{ref}/quotas",
+        set_quotas,
+        scope="admin",
+        reach="installation",
+        methods=["POST"],
+    ),
 ]

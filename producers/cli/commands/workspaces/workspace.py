@@ -8,6 +8,7 @@ import click
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import LIMIT, OFFSET, command, group
 from producers.cli.commands.workspaces.connection import connect, disconnect, rotate_secret
+from producers.cli.commands.workspaces.quotas import quotas
 from producers.cli.display.output import Document, print_fields, print_json, print_table, say
 from producers.cli.repository import address_of
 
@@ -157,8 +158,8 @@ def deliveries(name: str, *, limit: int, offset: int, as_json: bool) -> None:
     print_table("Deliveries", ("time", "event", "ref", "commit", "result"), rows)
 
 
-for connected in (connect, disconnect, rotate_secret):
-    workspace.add_command(connected)
+for elsewhere in (connect, disconnect, rotate_secret, quotas):
+    workspace.add_command(elsewhere)
 
 
 @command(workspace, "init", example="headrace workspace init sums")

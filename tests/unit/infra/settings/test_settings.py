@@ -21,6 +21,7 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
     assert settings.blobs == f"file://{tmp_path}/blobs"
     assert (settings.host, settings.port) == ("127.0.0.1", 8420)
     assert settings.database_url is None
+    assert settings.quotas == settings.key_quotas == {}
     assert settings.read_token() is None
     (tmp_path / "token").write_text("abc\n")
     assert settings.read_token() == "abc"
@@ -52,6 +53,9 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
         ("HEADRACE_SAMPLER", "vllm=http://h:1,http://h:1/", "each server once"),
         ("HEADRACE_SANDBOX", "process", "process-trusted"),
         ("HEADRACE_SANDBOX", "none", "bwrap"),
+        ("HEADRACE_QUOTAS", "runs=1", "runs_per_day"),
+        ("HEADRACE_QUOTAS", "runs_per_day=many", "runs_per_day"),
+        ("HEADRACE_KEY_QUOTAS", "runs_per_day=1,runs_per_day=2", "runs_per_day"),
         ("HEADRACE_NETWORK_ALLOW", "a.org:443", "workspace=host:port"),
         ("HEADRACE_NETWORK_ALLOW", "w=a.org", "workspace=host:port"),
         ("HEADRACE_NETWORK_ALLOW", "w=a.org:443;w=b.org:443", "workspace=host:port"),

@@ -81,6 +81,8 @@ TABLE = [
     Row("GET", "/api/v1/workspaces", "read"),
     Row("GET", "/api/v1/workspaces/{workspace}", "read"),
     Row("GET", "/api/v1/workspaces/{workspace}/deliveries", "read"),
+    Row("GET", "/api/v1/workspaces/{workspace}/quotas", "read"),
+    Row("POST", "/api/v1/workspaces/{workspace}/quotas", "admin", reach="installation"),
     Row("POST", "/api/v1/workspaces/{workspace}/sync", "control", 202),
     Row("POST", "/api/v1/workspaces/{workspace}/rotate-secret", "admin", 404),
     Row("DELETE", "/api/v1/workspaces/{workspace}/connection", "admin", 404),

@@ -1,0 +1,51 @@
+"""`headrace workspace quotas`: what a workspace may use, and what it has used."""
+
+import click
+
+from producers.cli.client import Client, path_segment
+from producers.cli.command_tree import command
+from producers.cli.display.output import Document, print_json, print_table
+from producers.cli.errors import Failure
+
+
+@command(None, "quotas", example="headrace workspace quotas sums --set runs_at_once=4")
+@click.argument("name", metavar="WORKSPACE")
+@click.option(
+    "--set",
+    "limits",
+    multiple=True,
+    metavar="QUOTA=LIMIT",
+    help="Let it use this much: a number, unlimited or default. For administrators.",
+)
+def quotas(name: str, *, limits: tuple[str, ...], as_json: bool) -> None:
+    """Show the limits of a workspace and of your API key, and what they have used."""
+    path = f"/workspaces/{path_segment(name)}/quotas"
+    with Client() as client:
+        wanted = dict(_pair(text) for text in limits)
+        found = client.post(path, {"limits": wanted}) if wanted else client.get(path)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        f"Quotas of {found['workspace']}",
+        ("of", "quota", "limit", "used", "frees"),
+        [_row(one) for one in found["quotas"]],
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise Failure("INVALID_OPTION", f"--set {text!r} must be QUOTA=LIMIT, like runs_at_once=4")
+    return name, value
+
+
+def _row(one: Document) -> tuple[object, ...]:
+    frees = one["frees_at"]
+    return (
+        one["holder"],
+        one["name"],
+        "unlimited" if one["most"] is None else one["most"],
+        one["used"],
+        f"{frees[:16].replace('T', ' ')} UTC" if frees else "when a run ends",
+    )
