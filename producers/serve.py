@@ -33,6 +33,7 @@ from infra.local.child import AWAY
 from infra.maintenance.archive import Archives
 from infra.postgres.connections import Connections
 from infra.postgres.keys.sealed import Sealer
+from infra.readmodel.stalled_effects import watch_stalled_effects
 from infra.readmodel.store import ReadModel
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
@@ -108,6 +109,7 @@ async def _serve(
         jobs.append(
             record_access(services.audit, services.recent_tokens, services.tokens, backend.clock)
         )
+        jobs.append(watch_stalled_effects(services.readmodel.stalled, backend.clock))
         if settings.retention_days is not None:
             days = settings.retention_days
             jobs.append(archive_periodically(services.retention, backend.clock, days=days))

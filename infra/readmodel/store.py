@@ -58,6 +58,7 @@ from infra.readmodel.rows import (
 from infra.readmodel.run_pages import RunPages
 from infra.readmodel.runs import Runs
 from infra.readmodel.skipped_events import SkippedEvents
+from infra.readmodel.stalled_effects import StalledEffects
 from infra.readmodel.timeline import Timelines
 from infra.readmodel.wait_facts import Waits
 from infra.readmodel.worker_chats import WorkerChats
@@ -183,6 +184,7 @@ class ReadModel:
         self.timelines = Timelines(database)
         self.moments = Moments(database)
         self.skipped_events = SkippedEvents(database, PROJECT)
+        self.stalled = StalledEffects(database)
         self.waits = Waits(database)
 
     async def cursor(self) -> Cursor:

@@ -3,14 +3,15 @@
 The most blocking reason comes first. Work that is in progress comes last.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 What = Literal[
-    "letter", "gate", "disk", "git", "store", "retry", "lease", "capacity", "horizon", "broker",
-    "workers", "effect", "decision", "approval", "packages",
+    "letter", "stalled", "gate", "disk", "git", "store", "retry", "lease", "capacity", "horizon",
+    "broker", "workers", "effect", "decision", "approval", "packages",
 ]  # fmt: skip
 
 UNSEEN_S = 10.0
@@ -34,6 +35,20 @@ DOING = {
 }
 """The work of a run, by the type of its effect."""
 
+HOUR_S = 3600.0
+MOST_SILENT_S: Mapping[str, float] = {
+    "control": HOUR_S,
+    "submit": HOUR_S,
+    "serve": HOUR_S,
+    "user": 2 * HOUR_S,
+    "generate": 2 * HOUR_S,
+    "train": 3 * HOUR_S,
+    "export": 3 * HOUR_S,
+}
+"""How long an effect of a lane may be performed without progress before it counts as stalled. Each is
+far above the time that the work of the lane takes: a fetch gives up after 20 minutes. An attempt ends
+after six hours at most."""
+
 DISK = ("disk", "no space left")
 STORE = ("blob", "s3", "store", "bucket")
 
@@ -49,7 +64,8 @@ class WaitJson(TypedDict):
 class EffectFact:
     """An effect that is not finished. `worker` is None if no worker holds it. `lease_s` is the seconds
     until its worker's lease ends, and is negative after that. `due_s` is the seconds until it may be
-    claimed. `step` is that of its group, if it makes or grades samples of a training step."""
+    claimed. `step` is that of its group, if it makes or grades samples of a training step. `silent_s` is
+    the seconds since a worker claimed it or saved its progress."""
 
     type: str
     lane: str
@@ -60,6 +76,7 @@ class EffectFact:
     deaths: int = 0
     error: str | None = None
     step: int | None = None
+    silent_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +154,18 @@ def waits_of(facts: Facts) -> list[WaitJson]:
     delays it."""
     if facts.status not in ("pending", "running"):
         return []
-    reasons = (_letters, _gate, _disks, _retries, _leases, _capacity, _horizon, _broker, _workers)
+    reasons = (
+        _letters,
+        _stalls,
+        _gate,
+        _disks,
+        _retries,
+        _leases,
+        _capacity,
+        _horizon,
+        _broker,
+        _workers,
+    )
     found = [wait for reason in reasons for wait in reason(facts)]
     found += list(_work_in_progress(facts)) or ([] if found else list(_decisions(facts)))
     return found[:MOST_WAITS]
@@ -171,6 +199,24 @@ def _letters(facts: Facts) -> Iterator[WaitJson]:
             f"dead letter {letter.id} of {letter.consumer} holds it: {letter.cause}; when the cause is "
             f"mended: headrace dlq redrive {letter.id[:8]}",
         )
+
+
+def _stalls(facts: Facts) -> Iterator[WaitJson]:
+    """Yield the effects that a live worker holds without progress for far longer than usual."""
+    for effect in facts.effects:
+        silent_s = effect.silent_s or 0.0
+        if _is_held(effect) and silent_s > MOST_SILENT_S.get(effect.lane, math.inf):
+            told = describe_stall(effect.type, effect.lane, str(effect.worker), silent_s)
+            yield _wait("stalled", told)
+
+
+def describe_stall(type_: str, lane: str, worker: str, silent_s: float) -> str:
+    """Describe an effect without progress, and say what to do."""
+    return (
+        f"{type_} shows no progress: {worker} claimed it {_ago(silent_s)}, and work in lane {lane} "
+        f"takes at most {MOST_SILENT_S[lane] / HOUR_S:.0f} h; read the log of that worker, then end its "
+        "process, and another worker takes the work over"
+    )
 
 
 def _gate(facts: Facts) -> Iterator[WaitJson]:

@@ -154,7 +154,8 @@ create table effects (
     turn        double precision not null default 0,
     size        integer not null default 1,
     later       boolean not null default false,
-    deaths      integer not null default 0
+    deaths      integer not null default 0,
+    progressed_at timestamptz default clock_timestamp()
 ) with (fillfactor = 50);
 alter table effects set (autovacuum_vacuum_scale_factor = 0.02);
 -- What can be claimed, in the order in which it is claimed, and what is to be tried again later.
@@ -168,6 +169,16 @@ create index effects_held on effects (worker) where worker is not null;
 create index effects_performed on effects (lane, turn) where worker is not null;
 -- The last turn of a run in a lane.
 create index effects_run on effects (run_id, lane, turn);
+
+-- When an effect was claimed, or saved its memo: since then it has shown no progress. What is born claimed has
+-- the default.
+create function note_progress() returns trigger language plpgsql as $$
+begin
+    new.progressed_at := clock_timestamp();
+    return new;
+end $$;
+create trigger effects_progress before update of epoch, memo on effects for each row
+    when (new.epoch <> old.epoch or new.memo is distinct from old.memo) execute function note_progress();
 
 -- The turn of a lane: the largest of what is performed, else that of the next effect of this consumer that can be
 -- claimed or will be due, else 0. A lane without work begins again, so nobody saves up turns while it idles.

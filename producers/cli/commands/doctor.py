@@ -102,6 +102,7 @@ def run_checks(settings: "Settings") -> tuple[Check, ...]:
         _check_disk,
         _check_server,
         _check_read_model,
+        _check_work,
     )
     checks = (*(check() for check in here), *(check(settings) for check in about))
     return tuple(
@@ -339,6 +340,23 @@ def _check_read_model(settings: "Settings") -> Check:
         return Check(name, None, f"unknown: no server answers at {settings.url}")
     fix = "install the version of Headrace that corrects the error, then run `headrace rebuild`"
     return Check(name, not found["skipped"], description(found), fix)
+
+
+def _check_work(settings: "Settings") -> Check:
+    """Whether a live worker holds work that makes no progress."""
+    from producers.cli.client import Client
+
+    name = "work"
+    with Client() as client:
+        try:
+            waits = client.get("/status").get("waiting_for") if client.ready() else None
+        except Failure:
+            waits = None
+    if waits is None:
+        return Check(name, None, f"unknown: no server answers at {settings.url}")
+    stalled = [wait["message"] for wait in waits if wait.get("what") == "stalled"]
+    detail = f"{len(stalled)} effects without progress" if stalled else "no effect is stalled"
+    return Check(name, not stalled, detail, stalled[0] if stalled else None)
 
 
 def _check_port(settings: "Settings") -> Check:

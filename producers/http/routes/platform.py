@@ -82,6 +82,8 @@ async def metrics(request: Request) -> Response:
         for lane, counts in effects.items()
         for state, count in (("waiting", counts["waiting"]), ("claimed", counts["claimed"]))
     }
+    found = await services(request).readmodel.stalled.count()
+    stalled = {f'lane="{lane}"': float(count) for lane, count in found.items()}
     lag = {f'consumer="{name}"': float(n) for name, n in (await platform.lag()).items()}
     bus = await platform.bus(_bus_kind(request))
     skipped = await services(request).readmodel.skipped_events.by_type()
@@ -100,6 +102,10 @@ async def metrics(request: Request) -> Response:
             "headrace_oldest_waiting_seconds": (
                 "how long the oldest effect waits of those that are next in their queue",
                 {"": oldest_waiting_s(effects)},
+            ),
+            "headrace_stalled_effects": (
+                "effects that a live worker holds without progress, far longer than usual",
+                stalled or {"": 0.0},
             ),
             "headrace_lag_events": ("events above a consumer's watermark", lag),
             "headrace_relay_lag_events": (

@@ -681,11 +681,13 @@ select
    as letters,
   (select json_agg(json_build_object('type', e.type, 'lane', e.lane, 'worker', e.worker,
      'lease_s', e.lease_s, 'due_s', e.due_s, 'attempts', e.attempts, 'deaths', e.deaths,
-     'error', e.error, 'group', e.of_group))
+     'error', e.error, 'group', e.of_group, 'silent_s', e.silent_s))
    from (select e.type, e.lane, e.worker, e.attempts, e.deaths, e.error,
            e.data -> 'spec' ->> 'group' as of_group,
            extract(epoch from w.expires_at - clock_timestamp())::float8 as lease_s,
-           extract(epoch from e.due_at - clock_timestamp())::float8 as due_s
+           extract(epoch from e.due_at - clock_timestamp())::float8 as due_s,
+           case when e.worker is not null
+             then extract(epoch from clock_timestamp() - e.progressed_at)::float8 end as silent_s
          from effects e left join workers w on w.id = e.worker
          where ($1::text is null and not e.shut) or (e.run_id = $1 or
            (e.lane = 'control' and e.type in ('FetchCommit', 'DiscoverRollouts')
@@ -718,6 +720,17 @@ select (config::json -> 'training' ->> 'n_samples_per_prompt')::int * (
   (config::json -> 'training' ->> 'n_samples_per_prompt')::int
     * (config::json -> 'training' ->> 'rollout_batch_size')::int as total
 from runs where run = $1
+
+-- Effects that live workers hold without progress for longer than their lane allows.
+
+-- name: stalled_effects
+select e.id::text as id, e.epoch, e.type, e.lane, e.run_id as run, e.worker, s.seconds
+from effects e
+join unnest($1::text[], $2::float8[]) as l (lane, most_s) on l.lane = e.lane
+join workers w on w.id = e.worker and w.expires_at > clock_timestamp()
+cross join lateral (select extract(epoch from clock_timestamp() - e.progressed_at)::float8 as seconds) s
+where e.worker is not null and s.seconds > l.most_s
+order by s.seconds desc limit 100
 
 -- name: horizon_holders
 select current_database()::text as database, username, pid, name, application, address,

@@ -109,6 +109,11 @@ TRAIN = EffectFact("TrainStep", "train")
             "training",
         ),
         (
+            Facts(effects=[replace(TRAIN, worker="w1", lease_s=4, silent_s=14_000)]),
+            "stalled",
+            "TrainStep shows no progress: w1 claimed it 4 h ago",
+        ),
+        (
             Facts(effects=[replace(TRAIN, worker="w1", lease_s=4, attempts=1)], workers=[WORKER]),
             "effect",
             "w1 (pid 7 on here) performs TrainStep again; its lease ends in 4 s unless it is renewed",

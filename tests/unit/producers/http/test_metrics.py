@@ -75,3 +75,18 @@ async def test_what_waits_is_told_with_the_age_of_the_oldest(app: Application) -
     assert metrics["headrace_effects"] == {("train", "waiting"): 2.0, ("train", "claimed"): 1.0}
     assert 100 <= metrics["headrace_oldest_waiting_seconds"][()] < 200
     assert metrics["headrace_workers"] == {(): 1.0}
+    assert metrics["headrace_stalled_effects"] == {(): 0.0}
+
+
+async def test_work_without_progress_is_told_and_shown(app: Application) -> None:
+    await app.services.effects.register(WorkerId("w"), host="h", pid=1, lease_s=60)
+    await app.database.durable.execute(
+        "insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, worker,"
+        " progressed_at) values ($1, 'learn', 'policy-r1', 'train', 'r1', 'TrainStep', '{}', $1,"
+        " 'w', clock_timestamp() - interval '4 hours')",
+        uuid4(),
+    )
+    assert (await told(app))["headrace_stalled_effects"] == {("train",): 1.0}
+    [wait, *_] = (await app.get("/status"))["waiting_for"]
+    assert wait["what"] == "stalled"
+    assert "TrainStep shows no progress: w claimed it 4 h ago" in wait["message"]

@@ -106,6 +106,17 @@ def test_the_age_of_the_horizon_is_judged(
     assert ok or holder in str(found["fix"])
 
 
+@pytest.mark.parametrize("what", ["stalled", "effect"])
+def test_work_without_progress_is_an_alarm(
+    headrace: Run, monkeypatch: pytest.MonkeyPatch, server: FakeServer, what: str
+) -> None:
+    monkeypatch.setattr("producers.cli.client.Client.ready", lambda _: True)
+    server.answer("GET", "/status", {"waiting_for": [{"what": what, "message": "TrainStep ..."}]})
+    found = check(headrace("doctor", "--json"), "work")
+    assert found["ok"] is (what != "stalled")
+    assert found["fix"] == ("TrainStep ..." if what == "stalled" else None)
+
+
 def test_passwords_are_not_shown(
     headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
