@@ -84,13 +84,13 @@ def checkpoint(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def stop(state: RunState) -> tuple[RunEvent, ...]:
-    """Stop at a step boundary, with a final checkpoint of the last durable version."""
+    """Stop as soon as the learner is idle, with a final checkpoint of the last version."""
     run = _run_id(state)
     if not state.stop_wanted or state.checkpointing is not None:
         return ()
     if state.settled < 0:
         return (RunStopped(run=run, step=0),)
-    if not state.at_boundary or state.last is None:
+    if not state.may_stop or state.last is None:
         return ()
     if state.settled in (0, state.checkpointed):
         return (RunStopped(run=run, step=state.settled),)
@@ -238,7 +238,7 @@ def _may_go_on(state: RunState) -> bool:
 def _is_resting(state: RunState) -> bool:
     """Whether no further step is taken, although its groups may exist already: the run is paused, or it
     is about to stop with the version that it has."""
-    if state.paused or not state.stop_wanted or not state.at_boundary:
+    if state.paused or not state.stop_wanted or not state.may_stop:
         return state.paused
     return state.settled == 0 or state.state is None or state.state.durable
 

@@ -193,11 +193,16 @@ class RunState:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the run can pause or stop here: version `settled` exists and the learner is idle. In
-        sync mode the step that is being sampled is finished first. Asynchronous modes always have
-        samples that were generated ahead, and keep them."""
-        ahead = self.pace.depth > 0 or self.requested == self.settled
-        return self.settled >= 0 and ahead and self.training is None
+        """Whether the run can pause here: version `settled` exists and the learner is idle. In sync
+        mode the step that is being sampled is finished first. Asynchronous modes always have samples
+        that were generated ahead, and keep them."""
+        return self.may_stop and (self.pace.depth > 0 or self.requested == self.settled)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the run can stop here: version `settled` exists and the learner is idle. What is being
+        sampled is dropped."""
+        return self.settled >= 0 and self.training is None
 
 
 def evolve(state: RunState, event: RunEvent) -> RunState:

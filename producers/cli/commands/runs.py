@@ -155,8 +155,11 @@ def approve(run: str, *, as_json: bool) -> None:
 @command(None, "stop", example="headrace train stop my-run")
 @RUN
 def stop(run: str, *, as_json: bool) -> None:
-    """Stop a run after its current step and save a checkpoint."""
-    said = f"{run} will stop after its current step, with a final checkpoint"
+    """Stop a run and save a checkpoint of its last step.
+
+    A step that the learner takes is finished. Samples of later steps are dropped.
+    """
+    said = f"{run} will stop when its learner is idle, with a final checkpoint"
     _post_control(run, "stop", said, as_json=as_json)
 
 

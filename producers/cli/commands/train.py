@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "approve": (CLI + "runs:approve", "Start a run that waits for approval."),
     "pause": (CLI + "runs:pause", "Pause a run after its current step."),
     "resume": (CLI + "runs:resume", "Continue a paused run."),
-    "stop": (CLI + "runs:stop", "Stop a run after its current step and save a checkpoint."),
+    "stop": (CLI + "runs:stop", "Stop a run and save a checkpoint of its last step."),
     "rename": (CLI + "retention:rename", "Rename a run."),
     "delete": (CLI + "retention:delete", "Delete a run that has ended, permanently."),
     "archive": (

@@ -108,8 +108,9 @@ def test_a_failed_group_is_dropped_and_not_replaced() -> None:
 
 def test_who_wants_to_stop_is_not_kept_waiting_for_replacements() -> None:
     story, first = begun()
-    one, _ = first.group_specs()
-    story.tell(RunStopRequested(run="r1"))
+    second = only(story.step(first, durable=False), GroupsRequested)[0]
+    one, _ = second.group_specs()
+    story.tell(RunStopRequested(run="r1")).then_nothing()
     story.tell(graded(one, 1.0, 1.0)).then_types(GroupsSettled)
 
 
