@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infra.local.death_signal import die_with
@@ -57,10 +57,10 @@ def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.
     )
 
 
-def await_workers(home: Path, *, within_s: float = WORKERS_S) -> None:
-    """Wait until every process of the home's supervisor that performs work holds a live lease. Raises
-    Failure with the names of those that do not after `within_s` seconds, or when the supervisor has
-    ended."""
+def await_workers(home: Path, *, within_s: float = WORKERS_S) -> Sequence[ChildState]:
+    """Wait until every process of the home's supervisor that performs work holds a live lease. Returns
+    those that are still starting after `within_s` seconds, for example because a disk is slow. Raises
+    Failure with the names of those that were restarted by then, or when the supervisor has ended."""
     deadline = time.monotonic() + within_s
     missing: list[ChildState] = []
     with Client() as client:
@@ -72,15 +72,18 @@ def await_workers(home: Path, *, within_s: float = WORKERS_S) -> None:
             expected = [child for child in state.children if child.name not in LEASELESS]
             missing = [child for child in expected if child.worker not in leased]
             if expected and not missing:
-                return
+                return ()
             time.sleep(POLL_S)
-    names = ", ".join(child.name for child in missing) or "every process"
-    logs = ", ".join(child.log for child in missing) or str(home / "logs")
-    raise Failure(
-        "FAILED",
-        f"the server answers, but these processes did not register within {within_s:.0f} s: {names}; "
-        f"read {logs}. The supervisor keeps trying; stop it with `headrace down`",
-    )
+    failing = [child for child in missing if child.restarts]
+    if failing:
+        raise Failure(
+            "FAILED",
+            "the server answers, but these processes end again and again: "
+            f"{', '.join(child.name for child in failing)}; read "
+            f"{', '.join(child.log for child in failing)}. The supervisor keeps trying; stop it with "
+            "`headrace down`",
+        )
+    return missing
 
 
 def _leased_workers(client: Client) -> set[str]:

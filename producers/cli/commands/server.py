@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,6 +25,9 @@ from producers.cli.display.units import format_duration, format_size
 from producers.cli.errors import Failure
 from schemas.secrets.redact import redact
 
+if TYPE_CHECKING:
+    from infra.local.home import ChildState
+
 DOWN_S = 60.0
 
 
@@ -30,7 +35,7 @@ DOWN_S = 60.0
 @click.option(
     "--detach",
     is_flag=True,
-    help="Run in the background: return when server and workers are ready, exit 1 if they do not start.",
+    help="Run in the background: return when server and workers are ready. Says what still starts.",
 )
 def up(*, detach: bool, as_json: bool) -> None:
     """Start the server, its workers and its database on this machine, and restart them when they die.
@@ -43,21 +48,23 @@ def up(*, detach: bool, as_json: bool) -> None:
     settings = Settings.load(os.environ)
     started = time.monotonic()
 
-    def ready(pid: int) -> None:
+    def ready(pid: int, starting: "Sequence[ChildState]" = ()) -> None:
         took_s = time.monotonic() - started
         if as_json:
             document = {"url": redact(settings.url), "home": str(settings.home), "pid": pid}
-            print_json({**document, "ready_s": round(took_s, 2)})
+            names = [child.name for child in starting]
+            print_json({**document, "ready_s": round(took_s, 2), "starting": names})
             return
         say(f"Headrace is ready at {redact(settings.url)} (home {settings.home}, {took_s:.1f} s)")
+        for child in starting:
+            say(f"Still starting: {child.name}; `headrace status` shows it, its log is {child.log}")
         _say_link()
 
     if detach:
         from producers.cli.launch import await_workers, launch
 
         pid = launch(settings.home, os.environ, tied=False).pid
-        await_workers(settings.home)
-        ready(pid)
+        ready(pid, await_workers(settings.home))
         return
     from infra.local.home import prepare
     from infra.local.supervisor import supervise

@@ -1,7 +1,9 @@
 """The conditions that `headrace up --detach` waits for, and how `headrace status` shows a process
 that is starting."""
 
+import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,18 +39,44 @@ def test_it_returns_once_control_and_workers_hold_their_leases(
     children(home, server.url, control, vllm, ChildState("worker", 2, "w-1", 1, "worker.log"))
     server.answer("GET", "/status", {**STATUS, "workers": [{"id": "c-1"}]})
     server.answer("GET", "/status", {**STATUS, "workers": [{"id": "c-1"}, {"id": "w-1"}]})
-    await_workers(home, within_s=30)
+    assert await_workers(home, within_s=30) == ()
     assert len(server.requests) == 2
 
 
-def test_it_names_the_process_that_does_not_come(server: FakeServer, home: Path) -> None:
-    control = ChildState("control", 1, "c-1", 1, "control.log")
-    children(home, server.url, control, ChildState("worker", None, "", 0, "/l/worker.log"))
+CONTROL = ChildState("control", 1, "c-1", 1, "control.log")
+
+
+def test_it_names_the_process_that_ends_again_and_again(server: FakeServer, home: Path) -> None:
+    children(home, server.url, CONTROL, ChildState("worker", None, "", 2, "/l/worker.log"))
     server.answer("GET", "/status", {**STATUS, "workers": [{"id": "c-1"}]})
     with pytest.raises(Failure) as caught:
         await_workers(home, within_s=0.3)
-    assert "did not register within 0 s: worker" in caught.value.message
+    assert "these processes end again and again: worker" in caught.value.message
     assert "/l/worker.log" in caught.value.message
+
+
+@pytest.mark.parametrize("starts", [0, 1])
+def test_it_names_the_process_that_is_still_starting(
+    server: FakeServer, home: Path, starts: int
+) -> None:
+    worker = ChildState("worker", None, "", starts, "/l/worker.log")
+    children(home, server.url, CONTROL, worker)
+    server.answer("GET", "/status", {**STATUS, "workers": [{"id": "c-1"}]})
+    assert await_workers(home, within_s=0.3) == [worker]
+
+
+def test_what_is_still_starting_is_told_and_is_no_failure(
+    home: Path, headrace: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = subprocess.Popen(["/bin/true"])
+    started.wait()
+    worker = ChildState("worker", 2, "", 1, "/l/worker.log")
+    monkeypatch.setattr("producers.cli.launch.launch", lambda *_, **__: started)
+    monkeypatch.setattr("producers.cli.launch.await_workers", lambda _: (worker,))
+    ran = headrace("up", "--detach")
+    assert ran.code == 0, ran.err
+    assert "Still starting: worker; `headrace status` shows it" in ran.out
+    assert json.loads(headrace("up", "--detach", "--json").out)["starting"] == ["worker"]
 
 
 def test_a_supervisor_that_ended_is_told(server: FakeServer, tmp_path: Path) -> None:
