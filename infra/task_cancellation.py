@@ -16,7 +16,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,6 +43,17 @@ def forget_cancellations() -> int:
         task.uncancel()
         found += 1
     return found
+
+
+async def run_together(*jobs: Awaitable[None]) -> None:
+    """Run these until one ends or raises, end the others, and raise its error."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end(tasks)
+    for task in done:
+        task.result()
 
 
 async def end(tasks: Iterable[asyncio.Future[Any]], *, within_s: float | None = None) -> bool:

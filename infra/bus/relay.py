@@ -1,17 +1,18 @@
 """The relay: publishes the log to Kafka, in the log's order, below the transaction horizon.
 
 One instance is active. It holds an advisory lock on a connection of its own and saves its position on
-the same connection, so a relay that has lost the lock cannot save anything. The position moves only
-after the broker has acknowledged everything before it, so a crash at any point publishes some events
-again and loses none. A broker that returns with an empty disk (another cluster, or recreated topics)
-receives the log again from the oldest watermark, because nobody needs records below it. While there is
-no broker, the relay does nothing and the reconciler keeps runs going.
+the same connection, so a relay that has lost the lock cannot save anything. A frozen relay loses it
+(`infra/postgres/advisory_lock.py`). The position moves only after the broker has acknowledged everything
+before it, so a crash at any point publishes some events again and loses none. A broker that returns with
+an empty disk (another cluster, or recreated topics) receives the log again from the oldest watermark,
+because nobody needs records below it. While there is no broker, the relay does nothing and the
+reconciler keeps runs going.
 """
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,12 @@ from infra import failpoints
 from infra.bus.kafka.publisher import BrokerUnavailable, Forgotten, Publisher, Sent
 from infra.bus.tail_wait import TailWait
 from infra.ports.event_log import Cursor, LogTail
+from infra.postgres import advisory_lock
+from infra.postgres.advisory_lock import idle_timeout_ms
 from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.postgres.history import Turned, as_of
 from infra.postgres.notify import Wakeup
-from infra.task_cancellation import end, go_on
+from infra.task_cancellation import go_on, run_together
 
 logger = logging.getLogger(__name__)
 
@@ -99,12 +102,21 @@ class Leadership:
 
     async def oldest_watermark(self, consumers: Sequence[str]) -> Cursor:
         """Return the cursor below which all of these consumers have consumed everything."""
-        rows = await self._connection.fetch(
-            "select xid, position from watermarks where consumer = any ($1)", list(consumers)
-        )
+        async with self._using:
+            rows = await self._connection.fetch(
+                "select xid, position from watermarks where consumer = any ($1)", list(consumers)
+            )
         if len(rows) < len(consumers):
             return Cursor()
         return min((Cursor(row["xid"], row["position"]) for row in rows), default=Cursor())
+
+    async def keep(self) -> None:
+        """Say that this process runs, until the session is lost, and the lock with it. The server ends
+        the session of a frozen process."""
+        while True:
+            await asyncio.sleep(advisory_lock.BEAT_S)
+            async with self._using:
+                await self._connection.execute("select 1")
 
     async def record_health(self, lags: Mapping[str, int]) -> None:
         """Record that the broker answers, and the lag of its groups. Raises what asyncpg raises when
@@ -149,7 +161,7 @@ class Relay:
     async def _try_to_lead(self) -> None:
         try:
             async with acquire_leadership(self._url) as leadership:
-                await self._lead(leadership)
+                await run_together(self._lead(leadership), leadership.keep())
         except BrokerUnavailable as error:
             self._log_once(
                 f"Kafka does not accept events ({error}); they stay in the log and are sent when it does"
@@ -169,7 +181,7 @@ class Relay:
                 f"the relay publishes to cluster {publisher.cluster} after {position.cursor}"
             )
             pages: asyncio.Queue[PublishedPage] = asyncio.Queue(IN_FLIGHT)
-            await _run_together(
+            await run_together(
                 self._send(publisher, pages, position.cursor, turn=turn),
                 self._move(leadership, publisher, pages),
                 self._watch(leadership, publisher),
@@ -257,17 +269,6 @@ class Relay:
         self._last_logged = message
 
 
-async def _run_together(*jobs: Coroutine[Any, Any, None]) -> None:
-    """Run these together. When one raises, end the others and raise its error."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        await end(tasks)
-    for task in done:
-        task.result()
-
-
 def _still_holds(publisher: Publisher, known: Position) -> bool:
     """Whether this broker still holds everything that was published."""
     return known.cluster == publisher.cluster and all(
@@ -285,6 +286,7 @@ async def acquire_leadership(url: str) -> AsyncIterator[Leadership]:
         server_settings={
             "application_name": "headrace relay",
             "synchronous_commit": "off",
+            "idle_session_timeout": str(idle_timeout_ms()),
             "tcp_keepalives_idle": "5",
             "tcp_keepalives_interval": "2",
             "tcp_keepalives_count": "3",

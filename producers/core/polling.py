@@ -19,7 +19,7 @@ from uuid import uuid4
 from infra.ports.clock import Clock
 from infra.ports.event_log import EventStore
 from infra.ports.services import RefList
-from infra.postgres.advisory_lock import exclusively
+from infra.postgres.advisory_lock import lead
 from infra.rate_limited_log import RateLimit
 from infra.readmodel.deliveries import KnownRefs
 from infra.task_cancellation import TaskGroup
@@ -194,11 +194,10 @@ class Poller:
 
 async def poll_alone(poller: Poller, database_url: str) -> None:
     """Poll until cancelled, while no other control process polls. The others wait until this one has
-    ended."""
+    ended, or is frozen."""
     while True:
         try:
-            async with exclusively(database_url, LOCK, within_s=math.inf):
-                await poller.run()
+            await lead(database_url, LOCK, poller.run)
         except TransientError as error:
             logger.warning("polling begins again in %.0f s: %s", LOOK_EVERY_S, error)
             await asyncio.sleep(LOOK_EVERY_S)
