@@ -63,7 +63,8 @@ def environment(judge: str, tmp_path: Path) -> Iterator[dict[str, str]]:
         tmp_path / "home",
         {
             "PATH": f"{bin_directory}:{os.environ['PATH']}",
-            "OPENAI_API_KEY": "sk-for-the-judge",
+            "OPENAI_API_KEY": "sk-for-openai-alone",
+            "JUDGE_KEY": "sk-for-the-judge",
             "HEADRACE_NETWORK_ALLOW": f"*={judge}",
             "GIT_AUTHOR_NAME": "t",
             "GIT_AUTHOR_EMAIL": "t@example.org",
@@ -117,7 +118,7 @@ def write(text: str, place: Path, judge: str) -> None:
     name, _, content = text.removeprefix("# ").partition("\n")
     path = place / name
     if name.startswith("configs/"):
-        local = f'base_url = "http://{judge}/v1"\napi_key_secret = "OPENAI_API_KEY"\n'
+        local = f'base_url = "http://{judge}/v1"\napi_key_secret = "JUDGE_KEY"\n'
         path.write_text(f"{path.read_text()}\n{content}{local}")
     else:
         path.write_text(content)

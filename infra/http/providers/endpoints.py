@@ -43,16 +43,24 @@ PROVIDERS = {
     "fireworks_ai": Provider("https://api.fireworks.ai/inference/v1", "FIREWORKS_AI_API_KEY"),
 }
 
+KEY_HOLDERS = {provider.secret: provider for provider in PROVIDERS.values()}
+"""Secrets that hold the key of a provider, by their names."""
+
 OWN_SERVERS = tuple(provider.base_url for provider in PROVIDERS.values())
 """The APIs of these providers. They are reached without the operator's permission, at public addresses
 alone. Any other base URL is the operator's decision."""
+
+
+class MisdirectedKey(InvalidConfig):
+    """A provider's key would be sent to another server."""
 
 
 def provider_ref(
     name: str, *, base_url: str | None = None, secret: str | None = None
 ) -> ProviderRef:
     """Return the model that `name` means. With a `base_url`, all of the name is what that server calls
-    its model, and no key is sent unless `secret` names one. Raises InvalidConfig."""
+    its model, and no key is sent unless `secret` names one. Raises InvalidConfig, and MisdirectedKey
+    when `secret` holds the key of another provider."""
     if not name or len(name) > LONGEST_NAME or plain(name) != name or name.split() != [name]:
         raise InvalidConfig(
             f"{plain(name)[:SHOWN]!r} is not the name of a provider's model; write PROVIDER/MODEL, "
@@ -60,6 +68,7 @@ def provider_ref(
         )
     if base_url is not None:
         check_base_url(base_url)
+        _check_key(secret, base_url)
         return ProviderRef(name=name, model=name, base_url=base_url.rstrip("/"), secret=secret)
     provider, _, model = name.partition("/")
     if provider not in PROVIDERS or not model:
@@ -70,6 +79,7 @@ def provider_ref(
             f"{', '.join(PROVIDERS)}, or give the base URL of an OpenAI-compatible server"
         )
     found = PROVIDERS[provider]
+    _check_key(secret, found.base_url)
     return ProviderRef(
         name=name,
         model=model,
@@ -77,6 +87,25 @@ def provider_ref(
         secret=secret or found.secret,
         limit=found.limit,
     )
+
+
+def _check_key(secret: str | None, base_url: str) -> None:
+    """Raise MisdirectedKey unless this server may get the key in a secret. One with the name of a
+    provider's key goes to the server of that provider alone, over https."""
+    holder = KEY_HOLDERS.get(secret or "")
+    if holder is None or _server_of(holder.base_url) == _server_of(base_url):
+        return
+    raise MisdirectedKey(
+        f"{secret} is a key for {urlsplit(holder.base_url).hostname} and is not sent to "
+        f"{plain(base_url)[:SHOWN]}; store the key of that server under another name (`headrace secret "
+        "set NAME`), and name it in api_key_secret"
+    )
+
+
+def _server_of(base_url: str) -> tuple[str, str, int | None]:
+    parts = urlsplit(base_url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname or "", port
 
 
 def check_base_url(url: str) -> NetworkAddress:

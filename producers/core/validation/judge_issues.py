@@ -2,7 +2,12 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from infra.http.providers.endpoints import check_base_url, is_own_server, provider_ref
+from infra.http.providers.endpoints import (
+    MisdirectedKey,
+    check_base_url,
+    is_own_server,
+    provider_ref,
+)
 from infra.settings.network_policy import VARIABLE
 from producers.core.validation.rollout_issues import SyncedCommit, entrypoint_of
 from schemas.config import EvalConfig, RunConfig
@@ -55,6 +60,9 @@ def judge_issues(
             if rubric.base_url is None or is_own_server(rubric.base_url.rstrip("/")):
                 continue
             address = check_base_url(rubric.base_url)
+        except MisdirectedKey as error:
+            yield Issue(f"{key}.api_key_secret", str(error))
+            continue
         except InvalidConfig as error:
             yield Issue(
                 f"{key}.model" if rubric.base_url is None else f"{key}.base_url", str(error)

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
+from infra.http.providers.endpoints import MisdirectedKey
 from infra.ports.event_log import Cursor, EventStore, Recorded
 from infra.ports.secrets import SecretStore
 from infra.postgres.names import Names
@@ -146,6 +147,9 @@ class ReferenceFinder:
             if isinstance(config, RunConfig):
                 model = model.model_copy(update={"dtype": config.advanced.precision})
             return model, await model_facts(model, self._lookup)
+        except MisdirectedKey as error:
+            issues.append(Issue("advanced.api_key_secret", error.message))
+            return None, ModelFacts()
         except InvalidConfig as error:
             suggestion = error.issues[0].did_you_mean if error.issues else None
             issues.append(Issue("experiment.model_path", error.message, suggestion))

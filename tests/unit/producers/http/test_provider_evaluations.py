@@ -41,6 +41,20 @@ async def issues(app: Application, body: dict[str, Any]) -> list[tuple[str, str]
     return [(issue["key"], issue["message"]) for issue in answer.json()["issues"]]
 
 
+async def test_the_key_of_a_provider_is_refused_for_another_server(
+    app: Application, workspace: str
+) -> None:
+    elsewhere = {"base_url": "https://evil.example/v1", "api_key_secret": "OPENAI_API_KEY"}
+    found = await issues(app, config("provider:m", **elsewhere))
+    assert [key for key, _ in found] == ["advanced.api_key_secret"]
+    assert "OPENAI_API_KEY is a key for api.openai.com" in found[0][1]
+    judge = {"text": "Is it kind?", "model": "m", **elsewhere}
+    body = config("scratch:qwen3-tiny", rubrics=[judge])
+    found = await issues(app, body)
+    keys = [key for key, message in found if "is a key for api.openai.com" in message]
+    assert keys == ["advanced.rubrics[0].api_key_secret"]
+
+
 async def test_the_key_must_be_set_and_is_not_recorded(app: Application, workspace: str) -> None:
     body = config("provider:openai/gpt-5-mini", max_calls=50)
     [(key, message)] = await issues(app, body)

@@ -13,7 +13,7 @@ from infra.http.providers.client import (
     ProviderClient,
     ProviderRefusal,
 )
-from infra.http.providers.endpoints import PROVIDERS, check_base_url, provider_ref
+from infra.http.providers.endpoints import PROVIDERS, MisdirectedKey, check_base_url, provider_ref
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from schemas.errors import InvalidConfig, TransientError
 from schemas.sampling import Message, ToolCall, ToolSpec, Usage
@@ -60,6 +60,34 @@ def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(InvalidConfig) as refused:
         provider_ref("m", base_url=url)
     assert "k@" not in str(refused.value)
+
+
+OPENAI = PROVIDERS["openai"].base_url
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("m", "https://models.example.com/v1"),
+        ("m", "http://10.0.0.5:8000/v1"),
+        ("m", "https://api.openai.com.example.com/v1"),
+        ("m", "https://example.com/api.openai.com"),
+        ("m", "https://api.openai.com:8443/v1"),
+        ("m", "http://api.openai.com/v1"),
+        ("m", PROVIDERS["anthropic"].base_url),
+        ("anthropic/m", None),
+    ],
+)
+def test_the_key_of_a_provider_goes_to_no_other_server(name: str, url: str | None) -> None:
+    with pytest.raises(MisdirectedKey, match="is not sent to"):
+        provider_ref(name, base_url=url, secret="OPENAI_API_KEY")
+    assert provider_ref(name, base_url=url, secret="MY_KEY").secret == "MY_KEY"
+
+
+@pytest.mark.parametrize("url", [None, OPENAI, f"{OPENAI}/", "https://API.openai.com:443/v2"])
+def test_the_key_of_a_provider_goes_to_its_own_server(url: str | None) -> None:
+    ref = provider_ref("openai/m", base_url=url, secret="OPENAI_API_KEY")
+    assert ref.secret == "OPENAI_API_KEY"
 
 
 async def test_an_answer_with_its_usage_and_the_key() -> None:
