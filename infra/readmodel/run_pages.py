@@ -61,13 +61,14 @@ ORDERS: tuple[RunOrder, ...] = ("newest", "oldest", "reward", "name")
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """The exact names by which a list of runs is narrowed. None selects any."""
+    """The exact names, and the tag, by which a list of runs is narrowed. None selects any."""
 
     dataset: str | None = None
     model: str | None = None
     rollout: str | None = None
     workspace: str | None = None
     creator: str | None = None
+    tag: str | None = None
 
 
 ANY_KIND = RunKind()
@@ -228,5 +229,5 @@ def _selection(found: RunFilter) -> tuple[dict[str, str], tuple[str | None, ...]
         "kind": "of_any_kind" if kind == ANY_KIND else "narrowed",
     }
     pattern = f"%{escape_like(found.search)}%" if found.search else None
-    names = (kind.dataset, kind.model, kind.rollout, kind.workspace, kind.creator)
+    names = (kind.dataset, kind.model, kind.rollout, kind.workspace, kind.creator, kind.tag)
     return parts, (found.status, pattern, workspace, *names)

@@ -39,6 +39,8 @@ class RunJson(TypedDict):
     archived_at: datetime | None
     creator: str | None
     error: str | None
+    tags: list[str]
+    note: str | None
 
 
 class CheckpointJson(TypedDict):

@@ -2,8 +2,8 @@
 
 A batch and the cursor that it moves are one transaction, so a crash never shows half a batch or counts
 one twice. The commit does not wait for the disk, because the log can always be projected again. Except
-for names, uploads and workers, every table is a function of the log: `reset` empties them, and the
-projector fills them again.
+for names, notes on runs, uploads and workers, every table is a function of the log: `reset` empties
+them, and the projector fills them again.
 """
 
 import asyncio
@@ -55,6 +55,7 @@ from infra.readmodel.rows import (
     Unarchive,
     Write,
 )
+from infra.readmodel.run_notes import RunNotes
 from infra.readmodel.run_pages import RunPages
 from infra.readmodel.runs import Runs
 from infra.readmodel.skipped_events import SkippedEvents
@@ -107,7 +108,18 @@ HISTORY = (
 )
 DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
     (DropHistory, "run", HISTORY),
-    (DropRun, "run", (*HISTORY, "drop_log_lines", "drop_checkpoints", "drop_pushes", "drop_run")),
+    (
+        DropRun,
+        "run",
+        (
+            *HISTORY,
+            "drop_log_lines",
+            "drop_checkpoints",
+            "drop_pushes",
+            "drop_run_notes",
+            "drop_run",
+        ),
+    ),
     (DropDataset, "dataset", ("drop_dataset",)),
     (Unarchive, "run", ("drop_log_lines_without_events", "unarchive_run")),
 )
@@ -172,6 +184,7 @@ class ReadModel:
         self.names = PostgresNames(database)
         self.runs = Runs(database)
         self.run_pages = RunPages(database)
+        self.run_notes = RunNotes(database)
         self.registry = Registry(database)
         self.deliveries = Deliveries(database)
         self.evaluations = Evaluations(database)

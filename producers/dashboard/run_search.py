@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-SEARCH_KEYS = ("status", "dataset", "model", "rollout", "workspace", "creator", "archived")
+SEARCH_KEYS = ("status", "dataset", "model", "rollout", "workspace", "creator", "tag", "archived")
 """The keys of a search. Each is also a parameter of the list."""
 
 TERM = re.compile(r'(?:(?P<key>[a-z]+):)?(?:"(?P<quoted>[^"]*)"|(?P<plain>\S+))', re.IGNORECASE)

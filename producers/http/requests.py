@@ -44,6 +44,13 @@ class JsonBody:
             raise _invalid_field(name, "is missing; it must be an object")
         return value
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty when it is missing."""
+        value = self.values.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise _invalid_field(name, f"must be a list of strings, got {value!r:.40}")
+        return tuple(value)
+
     def flag(self, name: str) -> bool:
         value = self.values.get(name, False)
         if not isinstance(value, bool):

@@ -33,6 +33,7 @@ from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
 from producers.core.datasets.recent_statistics import RecentStatistics
 from producers.core.dead_letters import DeadLetters
+from producers.core.history.notes import Notes
 from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
 from producers.core.models.hub_push import HubPushes
@@ -202,6 +203,10 @@ class Services:
     @cached_property
     def control(self) -> Control:
         return Control(self.log, self.lookup)
+
+    @cached_property
+    def notes(self) -> Notes:
+        return Notes(self.lookup, self.readmodel.run_notes)
 
     @cached_property
     def approvals(self) -> Approvals:

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from infra.ports.actor import Actor, acting_as
 from infra.ports.event_log import Cursor
+from infra.readmodel.run_notes import RunNote
 from infra.runtime.dead_letters import dead_letter_message
 from producers.core.datasets.row_issues import RowIssue, line_issue, to_text
 from schemas.datasets import DatasetRow
@@ -115,6 +116,9 @@ async def fill(app: Application, *, text: Texts = str, steps: int = STEPS) -> Sh
     for run, name in zip((FIRST, SECOND, FAILED, PAUSED, PENDING), names, strict=True):
         await _request(app, run, text(name), dataset, text)
     await _train(app, FIRST, steps, text)
+    await app.services.readmodel.run_notes.change(
+        FIRST, lambda _: RunNote((text("baseline"), text("paper")), text("best so far")), by="ada"
+    )
     await app.append([RunFinished(run=FIRST, step=steps, reward=0.87)])
     await _train(app, SECOND, max(2, steps * 2 // 3), text, total=steps)
     await _train(app, FAILED, 2, text, total=steps)

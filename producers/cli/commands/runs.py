@@ -27,6 +27,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 @OFFSET
 @click.option("--status", help="Only runs with this status.")
 @click.option("--search", help="Only runs whose name contains this text.")
+@click.option("--tag", help="Only runs with this tag.")
 @click.option("--archived", is_flag=True, help="Only archived runs.")
 def list_(
     *,
@@ -34,6 +35,7 @@ def list_(
     offset: int,
     status: str | None,
     search: str | None,
+    tag: str | None,
     archived: bool,
     as_json: bool,
 ) -> None:
@@ -46,6 +48,7 @@ def list_(
         "offset": offset,
         "status": status,
         "search": search,
+        "tag": tag,
         "archived": "true" if archived else None,
     }
     with Client() as client:
@@ -61,10 +64,21 @@ def list_(
             run_step(r),
             r.get("reward"),
             time_ago(r.get("created_at")),
+            " ".join(r.get("tags") or ()) or None,
         )
         for r in answer["runs"]
     ]
-    columns = ("name", "status", "algorithm", "model", "dataset", "step", "reward", "created")
+    columns = (
+        "name",
+        "status",
+        "algorithm",
+        "model",
+        "dataset",
+        "step",
+        "reward",
+        "created",
+        "tags",
+    )
     print_table(f"Runs ({answer.get('total_count')})", columns, rows)
 
 
@@ -78,7 +92,12 @@ def info(run: str, *, as_json: bool) -> None:
         print_json(answer)
         return
     found: Document = answer["run"]
-    shown = found | {"status": run_status(found), "current_step": run_step(found)}
+    tags = " ".join(found.get("tags") or ()) or None
+    shown = found | {
+        "status": run_status(found),
+        "current_step": run_step(found),
+        "tags": tags,
+    }
     pairs = [(key, value) for key, value in shown.items() if key not in ("config", "name")]
     waits = [
         ("now" if wait.get("what") == "effect" else "waits for", wait["message"])

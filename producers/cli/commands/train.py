@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pause": (CLI + "runs:pause", "Pause a run after its current step."),
     "resume": (CLI + "runs:resume", "Continue a paused run."),
     "stop": (CLI + "runs:stop", "Stop a run and save a checkpoint of its last step."),
+    "tag": (CLI + "notes:tag", "Add tags to a run, or remove some."),
+    "note": (CLI + "notes:note", "Write a note on a run."),
     "rename": (CLI + "retention:rename", "Rename a run."),
     "delete": (CLI + "retention:delete", "Delete a run that has ended, permanently."),
     "archive": (

@@ -7,13 +7,13 @@ from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import Response
 
+from producers.core.history.sample_search import GRADES
 from producers.dashboard.charts import scatter
 from producers.dashboard.lengths import Lengths, read_lengths
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import find_run_with_history, services
-from producers.http.routes.samples import GRADES
 from schemas.sampling import Grade
 
 SHOWN_STEPS = 40

@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from infra.readmodel.estimates import is_figure
 from infra.readmodel.runs import ALL_STEPS, CurveEnds, RunJson, Runs
 from producers.core.history.environment import Environment, environment_of
+from producers.core.history.notes import LONGEST_NOTE
 from producers.dashboard import formats
 from producers.dashboard.charts import curves, finite_points
 from producers.dashboard.forge_links import commit_address
@@ -21,6 +22,7 @@ from producers.dashboard.pages.runs import REWARD, duration_s, progress, progres
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.dashboard.run_config import config_toml, flat_keys
+from producers.http.auth import actor_of
 from producers.http.requests import cause_of
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import find_run, services, waiting_for
@@ -146,6 +148,9 @@ async def show(request: Request) -> Response:
             "level": _level(request),
             "ended": ENDED,
             "buttons": _buttons(run),
+            "kept_note": await core.readmodel.run_notes.get(run["id"]),
+            "may_change": actor_of(request).may("control"),
+            "longest_note": LONGEST_NOTE,
             "waits": await waiting_for(request, run["id"], status=run["status"]),
         },
     )
@@ -376,6 +381,17 @@ def _range(request: Request) -> str:
     return asked.get("range") or ("custom" if is_custom else "all")
 
 
+async def write_notes(request: Request) -> Response:
+    """Replace the tags and the note of the run, and go back to its page."""
+    fields = await read_session_form(request)
+    run = await services(request).notes.replace(
+        request.path_params["ref"],
+        tags=fields.get("tags", "").replace(",", " ").split(),
+        note=fields.get("note", ""),
+    )
+    return RedirectResponse(f"/runs/{run}", status_code=303)
+
+
 async def command(request: Request) -> Response:
     """Press a button: stop, pause, resume or approve the run, and go back to its page."""
     await read_session_form(request)
@@ -396,6 +412,7 @@ ROUTES = [
     PageRoute("/runs/{ref}/log.json", log, scope="read"),
     PageRoute("/runs/{ref}/curves.json", points, scope="read"),
     PageRoute("/runs/{ref}/curve.csv", csv, scope="read"),
+    PageRoute("/runs/{ref}/notes", write_notes, scope="control", methods=["POST"]),
     *(
         PageRoute(f"/runs/{{ref}}/{verb}", command, scope="control", methods=["POST"])
         for verb in ("stop", "pause", "resume", "approve")

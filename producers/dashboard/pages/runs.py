@@ -34,7 +34,7 @@ SHOWN_STATUSES = (*STATUSES, PAUSED)
 SPARK_WIDTH, SPARK_HEIGHT = 96.0, 20.0
 PAGE_RUNS = 50
 KEPT = (
-    *("search", "status", "dataset", "model", "rollout", "workspace", "creator"),
+    *("search", "status", "dataset", "model", "rollout", "workspace", "creator", "tag"),
     *("archived", "sort", "limit"),
 )
 """The parameters of the list that lead to the same list on each of its pages."""
@@ -209,6 +209,8 @@ def _cell(value: object) -> object:
     """A value as a spreadsheet shows it. Texts stay texts, also those that look like formulas."""
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, list):
+        value = " ".join(value)
     if isinstance(value, str) and value.startswith(FORMULA_STARTS):
         return f"'{value}"
     return value
@@ -216,7 +218,7 @@ def _cell(value: object) -> object:
 
 def _kind(request: Request) -> RunKind:
     _, asked = _parse_search(request)
-    names = ("dataset", "model", "rollout", "workspace", "creator")
+    names = ("dataset", "model", "rollout", "workspace", "creator", "tag")
     return RunKind(**{name: asked.get(name) for name in names})
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.runs import GroupRow, PageRange
-from producers.core.history.sample_search import LONGEST_SEARCH, find_text
+from producers.core.history.sample_search import GRADES, LONGEST_SEARCH, find_text
 from producers.core.models.vocabularies import Vocabulary
 from producers.dashboard.answers import (
     ORDERS,
@@ -27,7 +27,6 @@ from producers.dashboard.token_spans import COLOURS, legend, num_stretches
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import find_run_with_history, services
 from producers.http.routes.samples import (
-    GRADES,
     MAX_STEP,
     find_sample,
     read_batch,

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from infra.ports.actor import Actor
 from infra.ports.event_log import Cursor
-from infra.readmodel.run_pages import RunFilter
+from infra.readmodel.run_pages import RunFilter, RunKind
 from infra.readmodel.runs import RunJson
 from infra.readmodel.wait_reasons import WaitJson, wait_for_approval, waits_of
 from producers.core.estimates import estimate, has_gpu
@@ -166,6 +166,7 @@ async def index(request: Request) -> Response:
     found = RunFilter(
         status=status or None,
         search=request.query_params.get("search") or None,
+        kind=RunKind(tag=request.query_params.get("tag") or None),
         archived=flag(request, "archived"),
     )
     runs, total = await services(request).readmodel.run_pages.at_offset(page, found)
@@ -224,6 +225,26 @@ async def approve(request: Request) -> Response:
     return ApiResponse({"run": await run_json(request, run, after=cursor)})
 
 
+async def tag(request: Request) -> Response:
+    """Add tags to a run, and remove tags from it."""
+    body = await body_of(request, ("add", "remove"))
+    run = await services(request).notes.tag(
+        request.path_params["ref"], add=body.texts("add"), remove=body.texts("remove")
+    )
+    return ApiResponse({"run": await run_json(request, run)})
+
+
+async def write_note(request: Request) -> Response:
+    """Replace the note on a run. An empty one removes it."""
+    body = await body_of(request, ("note",))
+    text = body.values.get("note")
+    if not isinstance(text, str):
+        message = "must be a string; an empty one removes the note"
+        raise InvalidConfig(f"note {message}", issues=(Issue("note", message),))
+    run = await services(request).notes.write(request.path_params["ref"], text)
+    return ApiResponse({"run": await run_json(request, run)})
+
+
 ROUTES = [
     ScopedRoute("/runs", submit, scope="submit", methods=["POST"]),
     ScopedRoute("/runs", index, scope="read"),
@@ -231,6 +252,8 @@ ROUTES = [
     ScopedRoute("/runs/{ref}/metrics", metrics, scope="read"),
     ScopedRoute("/runs/{ref}/checkpoints", checkpoints, scope="read"),
     ScopedRoute("/runs/{ref}/logs", logs, scope="read"),
+    ScopedRoute("/runs/{ref}/tags", tag, scope="control", methods=["POST"]),
+    ScopedRoute("/runs/{ref}/note", write_note, scope="control", methods=["PUT"]),
     ScopedRoute("/runs/{ref}/approve", approve, scope="control", methods=["POST"]),
     *(
         ScopedRoute(f"/runs/{{ref}}/{verb}", command, scope="control", methods=["POST"], name=verb)

@@ -33,7 +33,9 @@ case when r.status in ('pending', 'running') then coalesce(r.error, (select
 r.run as id, r.name, {run_status} as status, {run_phase} as phase, r.algorithm,
   r.execution_mode, r.model, r.dataset, r.rollout, r.workspace, r.commit_sha, r.current_step,
   r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, r.archived_at,
-  r.creator, {run_error} as error
+  r.creator, {run_error} as error,
+  coalesce((select n.tags from run_notes n where n.run = r.run), array[]::text[]) as tags,
+  (select n.note from run_notes n where n.run = r.run and n.note <> '') as note
 
 -- A page of runs is filtered by status, by whether they are archived, and by words. Each filter is a choice
 -- and not an `or` on its argument, so that the plan fits what is asked. The parts that filter nothing name
@@ -75,9 +77,10 @@ $3::text is null
   and ($6::text is null or r.rollout = $6) and ($7::text is null or r.workspace in (
     select workspace from workspaces where workspace = $7 or name = $7))
   and ($8::text is null or r.creator = $8)
+  and ($9::text is null or r.run in (select n.run from run_notes n where n.tags @> array[$9::text]))
 
 -- part: of_any_kind
-coalesce($4::text, $5::text, $6::text, $7::text, $8::text) is null
+coalesce($4::text, $5::text, $6::text, $7::text, $8::text, $9::text) is null
 
 -- part: runs_that_match
 runs r
@@ -105,20 +108,20 @@ r.name, r.created_at desc, r.run
 -- part: by_name_reversed
 r.name desc, r.created_at, r.run desc
 
--- The runs beyond a place: a start $9, an id $10, and in some orders a reward $11 or a name $12. A run
+-- The runs beyond a place: a start $10, an id $11, and in some orders a reward $12 or a name $13. A run
 -- without a reward comes after all others. None of these is null, so they can be counted.
 
 -- part: older
-(r.created_at <= $9 and (r.created_at < $9 or r.run > $10))
+(r.created_at <= $10 and (r.created_at < $10 or r.run > $11))
 
 -- part: newer
-(r.created_at >= $9 and (r.created_at > $9 or r.run < $10))
+(r.created_at >= $10 and (r.created_at > $10 or r.run < $11))
 
 -- part: without_value
-$11::float8 is null and $12::text is null
+$12::float8 is null and $13::text is null
 
 -- part: at_any_place
-$9::timestamptz is null and $10::text is null and {without_value}
+$10::timestamptz is null and $11::text is null and {without_value}
 
 -- part: started_before
 {older} and {without_value}
@@ -127,21 +130,21 @@ $9::timestamptz is null and $10::text is null and {without_value}
 {newer} and {without_value}
 
 -- part: rewarded_less
-(($11::float8 is not null and (r.reward is null or r.reward < $11))
-  or (r.reward is not distinct from $11 and {older})) and $12::text is null
+(($12::float8 is not null and (r.reward is null or r.reward < $12))
+  or (r.reward is not distinct from $12 and {older})) and $13::text is null
 
 -- part: rewarded_more
-((r.reward is not null and ($11::float8 is null or r.reward > $11))
-  or (r.reward is not distinct from $11 and {newer})) and $12::text is null
+((r.reward is not null and ($12::float8 is null or r.reward > $12))
+  or (r.reward is not distinct from $12 and {newer})) and $13::text is null
 
 -- part: named_later
-r.name >= $12 and (r.name > $12 or {older}) and $11::float8 is null
+r.name >= $13 and (r.name > $13 or {older}) and $12::float8 is null
 
 -- part: named_earlier
-r.name <= $12 and (r.name < $12 or {newer}) and $11::float8 is null
+r.name <= $13 and (r.name < $13 or {newer}) and $12::float8 is null
 
 -- name: page_of_runs
-select {run_summary} from {runs_that_match} order by {newest_first} limit $9 offset $10
+select {run_summary} from {runs_that_match} order by {newest_first} limit $10 offset $11
 
 -- name: count_runs
 select count(*) from {runs_that_match}
@@ -150,7 +153,7 @@ select count(*) from {runs_that_match}
 select {run_summary} from {runs_that_match}
   and {place: at_any_place | started_before | started_after | rewarded_less | rewarded_more | named_later | named_earlier}
 order by {order: newest_first | oldest_first | best_first | worst_first | by_name | by_name_reversed}
-limit $13
+limit $14
 
 -- name: count_runs_beyond
 select count(*) as total, count(*) filter (where
@@ -165,6 +168,19 @@ and greatest(r.completed_at, r.restored_at) < $1 order by r.completed_at limit 1
 select {run_summary}, r.config from runs r
 where (r.run = $1 or r.name = $1) and ($2::text is null or r.workspace = $2)
 order by (r.run = $1) desc, r.created_at desc limit 1
+
+-- name: begin_run_notes
+insert into run_notes (run) values ($1) on conflict do nothing
+
+-- name: lock_run_notes
+select tags, note from run_notes where run = $1 for update
+
+-- name: set_run_notes
+update run_notes set tags = $2, note = $3, changed_by = $4, changed_at = clock_timestamp()
+where run = $1
+
+-- name: run_notes
+select tags, note, changed_by, changed_at from run_notes where run = $1
 
 -- name: dataset_ref_of_run
 select dataset_ref from runs where run = $1
@@ -783,6 +799,9 @@ where (s.run = $1 or s.run in (select evaluation from evaluations where run = $1
 -- name: drop_groups
 delete from graded_groups
 where owner = $1 or owner in (select evaluation from evaluations where run = $1)
+
+-- name: drop_run_notes
+delete from run_notes where run = $1
 
 -- name: drop_evaluations
 delete from evaluations where run = $1
