@@ -143,6 +143,25 @@ class Runs:
         config = values.pop("config")
         return cast(RunJson, values), config
 
+    async def beside(self, run: str, *, most: int) -> list[tuple[RunJson, str]]:
+        """A run (its id), and the newest ones with its model, data, code and workspace that are not
+        archived, each with its config as JSON text."""
+        found = []
+        for row in await self._pool.fetch(SQL["runs_beside"], run, bound_workspace(), most):
+            values = dict(row)
+            config = values.pop("config")
+            found.append((cast(RunJson, values), config))
+        return found
+
+    async def values_at(
+        self, runs: Sequence[str], key: str, steps: Sequence[int]
+    ) -> dict[int, list[float]]:
+        """The values of a metric of several runs (ids) at these steps, by step."""
+        found: dict[int, list[float]] = {}
+        for row in await self._pool.fetch(SQL["values_at"], list(runs), key, list(steps)):
+            found.setdefault(row["step"], []).append(row["value"])
+        return found
+
     async def dataset_ref(self, run: str) -> str | None:
         """The run's dataset, a DatasetRef as JSON."""
         found: str | None = await self._pool.fetchval(SQL["dataset_ref_of_run"], run)

@@ -152,6 +152,7 @@ def _pages() -> dict[str, str]:
         "samples-trained": f"/runs/{FIRST}/samples?step=2&colour=trained",
         "sample-search": f"/runs/{FIRST}/search?text=answer",
         "health": f"/runs/{FIRST}/health",
+        "seeds": f"/runs/{FIRST}/seeds",
         "timeline": f"/runs/{FIRST}/timeline?step=1",
         "events": f"/runs/{PAUSED}/events",
         "events-found": f"/runs/{PAUSED}/events?search=paused",

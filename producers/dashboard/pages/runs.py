@@ -91,7 +91,7 @@ async def as_json(request: Request) -> Response:
     page = await _find(request, _order(request))
     return ApiResponse(
         {
-            "runs": [_finite(run) for run in page.runs],
+            "runs": [finite_run(run) for run in page.runs],
             "total_count": page.total,
             "has_more": page.following is not None,
             "next_cursor": page.following.cursor if page.following else None,
@@ -110,7 +110,7 @@ async def as_csv(request: Request) -> Response:
         text
     )  # with the line ends of RFC 4180, so that it quotes both of their parts
     lines.writerow(COLUMNS)
-    lines.writerows([_cell(value) for value in _finite(run).values()] for run in page.runs)
+    lines.writerows([_cell(value) for value in finite_run(run).values()] for run in page.runs)
     return Response(
         text.getvalue(),
         media_type="text/csv",
@@ -196,7 +196,7 @@ def _order(request: Request) -> RunOrder:
     raise InvalidConfig(f"sort {message}", issues=(Issue("sort", message),))
 
 
-def _finite(run: RunJson) -> Mapping[str, object]:
+def finite_run(run: RunJson) -> Mapping[str, object]:
     """The columns of a run, with null for a reward that is not a finite number."""
     values: dict[str, object] = {name: run.get(name) for name in COLUMNS}
     reward = run["reward"]

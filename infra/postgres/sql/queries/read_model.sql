@@ -169,6 +169,16 @@ select {run_summary}, r.config from runs r
 where (r.run = $1 or r.name = $1) and ($2::text is null or r.workspace = $2)
 order by (r.run = $1) desc, r.created_at desc limit 1
 
+-- The newest runs with the model, data, code and workspace of a run, and with it.
+
+-- name: runs_beside
+select {run_summary}, r.config from runs r join runs x on x.run = $1
+where r.model = x.model and r.dataset_ref = x.dataset_ref and r.algorithm = x.algorithm
+and r.rollout is not distinct from x.rollout and r.commit_sha is not distinct from x.commit_sha
+and r.workspace is not distinct from x.workspace and r.archived_at is null
+and ($2::text is null or r.workspace = $2)
+order by r.run = $1 desc, r.created_at desc, r.run limit $3
+
 -- name: begin_run_notes
 insert into run_notes (run) values ($1) on conflict do nothing
 
@@ -274,6 +284,12 @@ cross join lateral (
   where p.run = $1 and p.key = k.key and p.step between wanted.step and r.last order by step limit 1
 ) m
 order by k.key, m.step
+
+-- The values of a metric of several runs at some steps. Each is looked up by the key of the table.
+
+-- name: values_at
+select m.run, m.step, m.value from unnest($1::text[]) as r (run) cross join unnest($3::int[]) as s (step)
+join metric_points m on m.run = r.run and m.key = $2 and m.step = s.step order by m.step, r.run
 
 -- What is marked on the curves of a run: its newest checkpoints and warnings.
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from infra.readmodel.runs import RunJson
-from producers.dashboard.pages.runs import COLUMNS, _cell, _finite
+from producers.dashboard.pages.runs import COLUMNS, _cell, finite_run
 from schemas.events import RunPaused
 from tests.kit.application import Application
 from tests.kit.pushes import origin
@@ -65,7 +65,7 @@ def test_other_values_stay_as_they_are() -> None:
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None])
 def test_a_reward_that_is_no_number_is_null(reward: float | None) -> None:
     run = cast(RunJson, {**dict.fromkeys(COLUMNS), "name": "mine", "reward": reward})
-    assert (_finite(run)["name"], _finite(run)["reward"]) == ("mine", None)
+    assert (finite_run(run)["name"], finite_run(run)["reward"]) == ("mine", None)
 
 
 @pytest.mark.postgres

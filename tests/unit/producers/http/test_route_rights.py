@@ -170,6 +170,8 @@ PAGES = [
     Row("GET", "/runs/{run}/samples.json", "read"),
     Row("GET", "/runs/{run}/search", "read"),
     Row("GET", "/runs/{run}/search.json?text=a", "read"),
+    Row("GET", "/runs/{run}/seeds", "read"),
+    Row("GET", "/runs/{run}/seeds.json", "read"),
     Row("GET", "/runs/{run}/health", "read"),
     Row("GET", "/runs/{run}/health.json", "read"),
     Row("GET", "/runs/{run}/events.json", "read"),
