@@ -99,6 +99,24 @@ def test_the_keyboard_reaches_everything_in_its_order(browser: Browser, shown: S
         assert sum(reached) >= page.locator(f"#main :is({FOCUSABLE}):visible").count()
 
 
+def test_a_question_mark_shows_the_keys(browser: Browser, shown: Shown) -> None:
+    with visiting(browser, shown.dashboard.url) as (context, watch):
+        page = context.new_page()
+        open_link(page, shown.dashboard.sign_in_link())
+        page.goto(f"{shown.dashboard.url}/")
+        page.keyboard.press("?")
+        keys = page.get_by_role("dialog", name="Keys")
+        keys.wait_for()
+        assert not violations(page)
+        page.keyboard.press("Escape")
+        keys.wait_for(state="hidden")
+        page.keyboard.press("/")
+        page.keyboard.type("a?b")
+        assert page.get_by_role("searchbox").input_value() == "a?b", "a key in a text is a letter"
+        assert not keys.is_visible()
+        watch.assert_nothing()
+
+
 def test_axe_bites(browser: Browser, shown: Shown) -> None:
     with visiting(browser, shown.dashboard.url) as (context, _):
         page = context.new_page()

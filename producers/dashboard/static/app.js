@@ -31,9 +31,18 @@ function smooth(values, factor) {
   });
 }
 
-// One key follows a link that names it, and j and k walk through the answers of a group.
+const showKeys = () => { if (!document.getElementById("keys").open) document.getElementById("keys").showModal(); };
+
+// The keys that the page's help lists. One key follows a link that names it, and j and k walk through the
+// answers of a group. While a person writes or the help is open, a key is only a key.
 function walk(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+  if (event.key === "?" && document.getElementById("keys")) showKeys();
+  const search = event.key === "/" && document.querySelector("main input[type=search]");
+  if (search) {
+    event.preventDefault();
+    search.focus();
+  }
   const link = [...document.querySelectorAll("[data-shortcut]")].find((one) => one.dataset.shortcut === event.key);
   if (link) link.click();
   const answers = [...document.querySelectorAll("article.sample")];
@@ -334,6 +343,11 @@ document.addEventListener("DOMContentLoaded", () => {
   showTimes(document);
   document.addEventListener("submit", askBefore);
   document.addEventListener("keydown", walk);
+  const opener = document.getElementById("show-keys");
+  if (opener) {
+    opener.hidden = false;
+    opener.addEventListener("click", showKeys);
+  }
   for (const section of document.querySelectorAll("[data-curves]")) new Curves(section);
   for (const section of document.querySelectorAll("[data-compare]")) new Comparison(section);
   if (document.querySelector("[data-poll]")) readAgainLater();

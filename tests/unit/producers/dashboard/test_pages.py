@@ -65,6 +65,17 @@ async def test_every_page_is_whole_small_and_without_code_of_its_own(
         assert "script-src 'self'" in page.headers["content-security-policy"]
 
 
+async def test_every_page_lists_its_keys_and_a_visitor_gets_none(
+    owner: Tenant, browser: httpx.AsyncClient
+) -> None:
+    page = (await browser.get(owner.fill("/runs/{run}/samples"))).text
+    assert '<dialog id="keys"' in page
+    used = set(re.findall(r'data-shortcut="(.)"', (await browser.get("/")).text + page))
+    assert used <= set(re.findall(r"<kbd>(.)</kbd>", page))
+    browser.cookies.clear()
+    assert '<dialog id="keys"' not in (await browser.get("/login")).text
+
+
 async def test_the_platform_shows_its_disks(browser: httpx.AsyncClient) -> None:
     text = (await browser.get("/platform")).text
     assert re.search(r"<td>[0-9.]+ [kMGT]?B \([0-9]+%\)</td>", text)
