@@ -117,6 +117,7 @@ DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
             "drop_checkpoints",
             "drop_pushes",
             "drop_run_notes",
+            "drop_run_shares",
             "drop_run",
         ),
     ),

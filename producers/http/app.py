@@ -32,8 +32,8 @@ from producers.http.routes import (
     samples,
     secrets,
     sessions,
+    shares,
     tokens,
-    trace,
     verifications,
     webhooks,
     workspaces,
@@ -52,7 +52,6 @@ RESOURCES = (
     runs,
     events,
     samples,
-    trace,
     datasets,
     workspaces,
     connections,
@@ -65,6 +64,7 @@ RESOURCES = (
     retention,
     tokens,
     sessions,
+    shares,
     audit,
 )
 

@@ -24,7 +24,10 @@ TOKEN_ONLY = ("/api/", "/v1/", "/metrics", "/webhooks/")
 REPORTS = "/reports"
 """Where browsers report what a page tried and may not do."""
 
-OPEN_PAGES = ("/login", "/static/", REPORTS)
+SHARED = "/shared"
+"""The page that a share link opens. The key is in the query, because no log has queries."""
+
+OPEN_PAGES = ("/login", "/static/", REPORTS, SHARED)
 SAFE_METHODS = ("GET", "HEAD")
 LONGEST_NEXT = 2000
 LONGEST_COOKIES = 8192

@@ -11,6 +11,7 @@ from infra.access.serving.client import ServingClient
 from infra.access.serving.directory import ModelDirectory
 from infra.access.serving.grants import ServingDoors
 from infra.access.sessions import Sessions
+from infra.access.shares import Shares
 from infra.access.tokens import Tokens
 from infra.blobs.installed import InstalledBlobs
 from infra.gateway.bytes_in_flight import BytesInFlight
@@ -89,6 +90,10 @@ class Services:
             per_workspace=self.settings.quotas,
             per_key=self.settings.key_quotas,
         )
+
+    @cached_property
+    def shares(self) -> Shares:
+        return Shares(self.database)
 
     @cached_property
     def page_reports(self) -> PageReports:

@@ -133,10 +133,11 @@ async def fill(app: Application, *, text: Texts = str, steps: int = STEPS) -> Sh
     await _deployments(app, text)
     await _dead_letter(app, text)
     paused = await app.services.log.read(PAUSED, after=Cursor(), limit=1, types=[RunPaused.type])
-    return Showcase({**_pages(), "moment": f"/runs/{PAUSED}/at/{paused[0].cursor}"})
+    made = await app.services.shares.create(FIRST, days=7, by=text("ada"))
+    return Showcase({**_pages(made.key), "moment": f"/runs/{PAUSED}/at/{paused[0].cursor}"})
 
 
-def _pages() -> dict[str, str]:
+def _pages(key: str) -> dict[str, str]:
     return {
         "runs": "/",
         "runs-nothing": "/?search=no-such-run",
@@ -153,6 +154,8 @@ def _pages() -> dict[str, str]:
         "sample-search": f"/runs/{FIRST}/search?text=answer",
         "health": f"/runs/{FIRST}/health",
         "seeds": f"/runs/{FIRST}/seeds",
+        "shares": f"/runs/{FIRST}/shares",
+        "shared": f"/shared?key={key}",
         "timeline": f"/runs/{FIRST}/timeline?step=1",
         "events": f"/runs/{PAUSED}/events",
         "events-found": f"/runs/{PAUSED}/events?search=paused",

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stop": (CLI + "runs:stop", "Stop a run and save a checkpoint of its last step."),
     "tag": (CLI + "notes:tag", "Add tags to a run, or remove some."),
     "note": (CLI + "notes:note", "Write a note on a run."),
+    "share": (CLI + "notes:share", "Make a link that shows one run to whoever has it."),
     "rename": (CLI + "retention:rename", "Rename a run."),
     "delete": (CLI + "retention:delete", "Delete a run that has ended, permanently."),
     "archive": (

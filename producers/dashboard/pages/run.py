@@ -123,9 +123,9 @@ async def show(request: Request) -> Response:
             "progress_text": progress_text(run, left.get(run["id"])),
             "figures": await figures_of(core.readmodel.runs, run, now=now),
             "num_key_figures": NUM_KEY_FIGURES,
-            "reward": _drawing((REWARD, VALIDATION), sampled, is_large=True),
+            "reward": drawing((REWARD, VALIDATION), sampled, is_large=True),
             "curves": [
-                _drawing((key,), sampled)
+                drawing((key,), sampled)
                 for key in _drawn_keys(run, keys)
                 if key not in (REWARD, VALIDATION)
             ],
@@ -253,7 +253,7 @@ def _improvement(rewards: CurveEnds | None) -> float | None:
     return rewards.last[1] - rewards.first[1]
 
 
-def _drawing(
+def drawing(
     keys: Sequence[str],
     found: Mapping[str, Sequence[tuple[int, float]]],
     *,

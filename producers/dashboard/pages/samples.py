@@ -10,7 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.runs import GroupRow, PageRange
-from producers.core.history.sample_search import GRADES, LONGEST_SEARCH, find_text
+from producers.core.history.sample_search import (
+    GRADES,
+    LONGEST_SEARCH,
+    MOST_BYTES,
+    MOST_GROUPS,
+    find_text,
+)
 from producers.core.models.vocabularies import Vocabulary
 from producers.dashboard.answers import (
     ORDERS,
@@ -33,6 +39,8 @@ from producers.http.routes.samples import (
     read_judgements,
     read_rows,
     sample_file,
+    search,
+    search_page,
 )
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
@@ -323,7 +331,31 @@ async def _evaluated_model(request: Request, evaluation: str) -> ModelRef:
         return (await core.lookup.run(evaluation.rpartition("v")[0])).model
 
 
+async def show_search(request: Request) -> Response:
+    """The samples that have the words of the address, the newest first."""
+    run, _ = await find_run_with_history(request)
+    words = request.query_params.get("text", "")
+    found = await search_page(request, run["id"], words) if words.strip() else None
+    hits = [(hit, slot_text(hit.slot, hit.replacement)) for hit in found.hits] if found else []
+    return html(
+        request,
+        "sample_search.html",
+        {
+            "run": run,
+            "words": words,
+            "found": found,
+            "hits": hits,
+            "per_page": ANSWERS_PER_PAGE,
+            "longest": LONGEST_SEARCH,
+            "most_groups": MOST_GROUPS,
+            "most_bytes": MOST_BYTES,
+        },
+    )
+
+
 ROUTES = [
+    PageRoute("/runs/{ref}/search", show_search, scope="read"),
+    PageRoute("/runs/{ref}/search.json", search, scope="read"),
     PageRoute("/runs/{ref}/samples", index, scope="read"),
     PageRoute("/runs/{ref}/samples.json", data, scope="read"),
     PageRoute("/runs/{ref}/samples/{sample}/text", text, scope="read"),

@@ -19,6 +19,7 @@ from producers.core.history.sample_search import (
     SearchPlace,
     search_samples,
 )
+from producers.core.history.trace import trace
 from producers.http.downloads import download, select_lines
 from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import find_run_with_history, services
@@ -266,7 +267,21 @@ async def find_sample(request: Request, owner: str) -> tuple[GroupRow, SampleBat
     raise absent
 
 
+async def hops(request: Request) -> Response:
+    """The eight hops of the sample `sample` of a run."""
+    sample = request.query_params.get("sample")
+    if not sample:
+        raise InvalidConfig(
+            "sample is missing from the query; give it, like ?sample=ID",
+            issues=(Issue("sample", "is missing from the query; give it, like ?sample=ID"),),
+        )
+    run = await services(request).lookup.whole_run(request.path_params["ref"])
+    found = await trace(services(request).log, run, sample)
+    return ApiResponse({"sample": sample, "hops": [hop.to_json() for hop in found]})
+
+
 ROUTES = [
+    ScopedRoute("/runs/{ref}/trace", hops, scope="read"),
     ScopedRoute("/runs/{ref}/samples", index, scope="read"),
     ScopedRoute("/runs/{ref}/search", search, scope="read"),
     ScopedRoute("/runs/{ref}/samples/{sample}", show, scope="read"),

@@ -141,3 +141,23 @@ allowed and method not in ('GET', 'HEAD')
 delete from audit where last_at < $1
 or ({changes}) and id <= (select id from audit where {changes} order by id desc offset $2 limit 1)
 or not ({changes}) and id <= (select id from audit where not ({changes}) order by id desc offset $3 limit 1)
+
+-- Links that show one run. Each new one deletes a few that have expired.
+
+-- name: insert_share
+with expired as (delete from run_shares where share in (
+  select share from run_shares where expires_at < clock_timestamp() limit 1000 for update skip locked)),
+held as (select count(*) as number from run_shares where run = $3 and expires_at > clock_timestamp())
+insert into run_shares (share, sha256, run, created_by, expires_at)
+select $1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5) from held where held.number < $6
+returning expires_at
+
+-- name: share
+select run from run_shares where sha256 = $1 and expires_at > clock_timestamp()
+
+-- name: shares_of_run
+select share, created_by, created_at, expires_at from run_shares
+where run = $1 and expires_at > clock_timestamp() order by created_at desc, share
+
+-- name: delete_share
+delete from run_shares where run = $1 and share = $2 returning share
