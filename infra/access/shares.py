@@ -1,4 +1,4 @@
-"""Links that show one run to whoever has them, until they expire or are revoked.
+"""Links that show one run to everyone who has them, until they expire or are revoked.
 
 The key of a link is random, and the database holds only its SHA-256, so a reader of the database cannot
 open one.

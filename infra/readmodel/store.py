@@ -24,7 +24,7 @@ from infra.readmodel.deployments import Deployments
 from infra.readmodel.hub_pushes import HubPushRows
 from infra.readmodel.moments import Moments
 from infra.readmodel.platform import PlatformState
-from infra.readmodel.registry import Evaluations, Registry, Uploads
+from infra.readmodel.registry import Evaluations, Registry, RunNotes, Uploads
 from infra.readmodel.rows import (
     ChangeDeployment,
     ChangeEvaluation,
@@ -55,7 +55,6 @@ from infra.readmodel.rows import (
     Unarchive,
     Write,
 )
-from infra.readmodel.run_notes import RunNotes
 from infra.readmodel.run_pages import RunPages
 from infra.readmodel.runs import Runs
 from infra.readmodel.skipped_events import SkippedEvents

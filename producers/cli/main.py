@@ -72,7 +72,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "backup": (CLI + "backup:backup", "Copy the database and its blobs as of one moment."),
     "restore": (CLI + "backup:restore", "Restore a backup into an empty installation."),
     "rebuild": (CLI + "repair.rebuild:rebuild", "Rebuild the read model from the event log."),
-    "gc": (CLI + "retention:gc", "Archive old runs and delete data that is no longer used."),
+    "gc": (CLI + "upkeep.retention:gc", "Archive old runs and delete data that is no longer used."),
     "models": (
         CLI + "models.base_models:models",
         "List base models and scratch: models to train from.",

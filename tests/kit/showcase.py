@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from infra.ports.actor import Actor, acting_as
 from infra.ports.event_log import Cursor
-from infra.readmodel.run_notes import RunNote
+from infra.readmodel.registry import RunNote
 from infra.runtime.dead_letters import dead_letter_message
 from producers.core.datasets.row_issues import RowIssue, line_issue, to_text
 from schemas.datasets import DatasetRow

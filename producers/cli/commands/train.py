@@ -19,16 +19,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pause": (CLI + "runs:pause", "Pause a run after its current step."),
     "resume": (CLI + "runs:resume", "Continue a paused run."),
     "stop": (CLI + "runs:stop", "Stop a run and save a checkpoint of its last step."),
-    "tag": (CLI + "notes:tag", "Add tags to a run, or remove some."),
-    "note": (CLI + "notes:note", "Write a note on a run."),
-    "share": (CLI + "notes:share", "Make a link that shows one run to whoever has it."),
-    "rename": (CLI + "retention:rename", "Rename a run."),
-    "delete": (CLI + "retention:delete", "Delete a run that has ended, permanently."),
+    "tag": (CLI + "upkeep.notes:tag", "Add tags to a run, or remove some."),
+    "note": (CLI + "upkeep.notes:note", "Write a note on a run."),
+    "share": (CLI + "upkeep.notes:share", "Make a link that shows one run to everyone who has it."),
+    "rename": (CLI + "upkeep.retention:rename", "Rename a run."),
+    "delete": (CLI + "upkeep.retention:delete", "Delete a run that has ended, permanently."),
     "archive": (
-        CLI + "retention:archive",
+        CLI + "upkeep.retention:archive",
         "Move the history of an ended run into an archive file.",
     ),
-    "restore": (CLI + "retention:restore", "Restore the history of an archived run."),
+    "restore": (CLI + "upkeep.retention:restore", "Restore the history of an archived run."),
 }
 
 train = LazyGroup(

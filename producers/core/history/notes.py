@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from infra.ports.actor import acting
-from infra.readmodel.run_notes import RunNote, RunNotes
+from infra.readmodel.registry import RunNote, RunNotes
 from producers.core.lookup import Lookup
 from schemas.errors import InvalidConfig, Issue
 

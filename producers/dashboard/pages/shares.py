@@ -1,5 +1,5 @@
-"""Links that show one run to whoever has them: the page that they open, and those that make and revoke
-them.
+"""Links that show one run to everyone who has them: the page that they open, and those that make and
+revoke them.
 
 The page of a link has what this module lists and nothing else of the run: no log, samples, config,
 commit, workspace, people, notes or error, because they may name what its visitor must not learn.

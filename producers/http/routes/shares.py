@@ -1,4 +1,4 @@
-"""Links that show a run to whoever has them: make, list and revoke them."""
+"""Links that show a run to everyone who has them: make, list and revoke them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,7 +17,7 @@ from schemas.errors import NotFound
 
 
 async def share(request: Request) -> Response:
-    """Make a link that shows a run, and nothing else, to whoever has it."""
+    """Make a link that shows a run, and nothing else, to everyone who has it."""
     body = await body_of(request, ("days",))
     days = body.number("days", default=DEFAULT_DAYS, least=1, most=MOST_DAYS)
     return ApiResponse(await new_share(request, int(days)), status_code=201)

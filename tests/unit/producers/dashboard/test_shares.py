@@ -1,4 +1,4 @@
-"""Links that show one run to whoever has them: what they show, and what they never show."""
+"""Links that show one run to everyone who has them: what they show, and what they never show."""
 
 import logging
 import re

@@ -59,7 +59,7 @@ def note(run: str, text: str | None, *, clear: bool, as_json: bool) -> None:
 @click.option("--list", "is_list", is_flag=True, help="Show the links that are open.")
 @click.option("--revoke", metavar="ID", help="Close this link at once.")
 def share(run: str, *, days: int | None, is_list: bool, revoke: str | None, as_json: bool) -> None:
-    """Make a link that shows one run to whoever has it.
+    """Make a link that shows one run to everyone who has it.
 
     It shows figures and curves, without signing in, and no samples, log or config. It is printed only
     once.
