@@ -33,6 +33,7 @@ from infra.local.child import AWAY
 from infra.maintenance.archive import Archives
 from infra.postgres.connections import Connections
 from infra.postgres.keys.sealed import Sealer
+from infra.postgres.names import check_one_workspace
 from infra.readmodel.stalled_effects import watch_stalled_effects
 from infra.readmodel.store import ReadModel
 from infra.runtime.hosting import Hosting
@@ -64,6 +65,7 @@ async def serve(settings: Settings) -> int:
         _open_forges(backend, settings) as forges,
         SmartHttp(settings.git.addresses) as smart_http,
     ):
+        await check_one_workspace(backend.database, settings)
         git = settings.home / "git"
         repositories = GitRepositories(
             git,

@@ -34,6 +34,7 @@ from infra.ports.services import Forges, Repositories, Submissions
 from infra.postgres.connections import Connections
 from infra.postgres.keys.sealed import Sealer
 from infra.postgres.lease import LEASE_LOST, LeaseKeeper, leave
+from infra.postgres.names import check_one_workspace
 from infra.postgres.notify import News
 from infra.postgres.secrets import PostgresSecrets
 from infra.readmodel.worker_chats import WorkerChats
@@ -239,7 +240,13 @@ async def _open_ports(
         serving = await open_serving(stack, hosting.worker, backend, settings)
         sampler = sampler or serving
     if needs_user_code(hosting):
-        user = SandboxClient(service_of(settings), fetch=backend.artifacts.get, sockets=gateway)
+        await check_one_workspace(backend.database, settings)
+        user = SandboxClient(
+            service_of(settings),
+            fetch=backend.artifacts.get,
+            sockets=gateway,
+            level=settings.sandbox,
+        )
         stack.push_async_callback(user.aclose)
         await user.start()
     if Lane.USER in lanes:

@@ -8,6 +8,9 @@ the same name, even if the read model is far behind. Taking a name again for the
 from typing import Literal, Protocol
 
 from infra.postgres.pool import Database
+from infra.settings.sandbox_level import ONE_WORKSPACE
+from infra.settings.settings import Settings
+from schemas.errors import InvalidConfig
 
 Kind = Literal["run", "workspace", "dataset", "evaluation", "request"]
 
@@ -68,6 +71,12 @@ async def workspace_ids(database: Database) -> frozenset[str]:
     """Return the ids of all workspaces."""
     rows = await database.durable.fetch("select id from names where kind = 'workspace'")
     return frozenset(row["id"] for row in rows)
+
+
+async def check_one_workspace(database: Database, settings: Settings) -> None:
+    """Raise InvalidConfig when there are several workspaces and the settings allow one."""
+    if settings.has_one_workspace and (count := len(await workspace_ids(database))) > 1:
+        raise InvalidConfig(f"there are {count} workspaces; {ONE_WORKSPACE}")
 
 
 class MemoryNames:

@@ -12,6 +12,16 @@ STRONGER = {
 }
 """How to get a stronger level than this one."""
 
+ONE_WORKSPACE = (
+    "HEADRACE_SANDBOX is process-trusted, which keeps no workspace apart from another, and others than "
+    "you may use this installation, so it may have one workspace; set HEADRACE_SANDBOX to bwrap or "
+    "gvisor"
+)
+OTHER_LEVEL = (
+    "it runs user code at level process-trusted, and HEADRACE_SANDBOX of this process names another "
+    "level; set both to the same one (bwrap, if there are several workspaces)"
+)
+
 REFUSES_PUSHES = (
     "a push started this run, so its code may be anybody's, and HEADRACE_SANDBOX is process-trusted; "
     "remove HEADRACE_SANDBOX, so that bubblewrap confines user code"

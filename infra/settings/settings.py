@@ -12,12 +12,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from infra.settings import capacity, network_policy, quotas
-from infra.settings.git import GitSettings
+from infra.settings.git import THIS_MACHINE, GitSettings
 from infra.settings.kafka import KafkaSettings
 from infra.settings.model_directories import ModelDirectories
 from infra.settings.network_policy import NetworkPolicy
 from infra.settings.packages import PackageSettings
 from infra.settings.s3 import S3Place
+from infra.settings.sandbox_level import TRUSTED
 from infra.settings.sandbox_service import SandboxAddress
 from infra.settings.secret_key import KeySource, load_sources
 from infra.settings.serving import ServingSettings
@@ -96,6 +97,7 @@ class Settings:
     packages: PackageSettings
     failpoint: str | None
     telemetry: bool
+    in_cluster: bool
 
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> "Settings":
@@ -141,7 +143,17 @@ class Settings:
                 environ.get(name)
                 for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
             ),
+            in_cluster="KUBERNETES_SERVICE_HOST" in environ,
         )
+
+    @property
+    def has_one_workspace(self) -> bool:
+        """Whether there may be one workspace only: its code is trusted with what the others have, and
+        the installation is not on a machine of its user alone."""
+        urls = (self.url, self.public_url)
+        is_alone = all((urlsplit(url).hostname or "") in THIS_MACHINE for url in urls)
+        is_shared = self.in_cluster or self.sandbox_service is not None or not is_alone
+        return self.sandbox == TRUSTED and is_shared
 
     @property
     def host(self) -> str:

@@ -14,6 +14,7 @@ from infra.ports.actor import may_see
 from infra.ports.event_log import Cursor, EventStore, Recorded
 from infra.ports.services import Repositories
 from infra.postgres.names import Names
+from infra.settings.sandbox_level import ONE_WORKSPACE
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import RepositoryPushed
 from schemas.ids import HEADRACE, WorkspaceId, derive_id, short_id, workspace_stream
@@ -30,9 +31,17 @@ class Workspace:
 
 
 class Workspaces:
-    """Adds and finds workspaces."""
+    """Adds and finds workspaces. `is_only_one` refuses a second one (`Settings.has_one_workspace`)."""
 
-    def __init__(self, log: EventStore, names: Names, repositories: Repositories) -> None:
+    def __init__(
+        self,
+        log: EventStore,
+        names: Names,
+        repositories: Repositories,
+        *,
+        is_only_one: bool = False,
+    ) -> None:
+        self._is_only_one = is_only_one
         self._log = log
         self._names = names
         self._repositories = repositories
@@ -53,6 +62,8 @@ class Workspaces:
             raise InvalidConfig(message, issues=(Issue("name", message),))
         url = url.rstrip("/") if len(url) > 1 else url
         await (check or self._repositories.check)(url)
+        if self._is_only_one and not await self._is_known(url):
+            raise Conflict(f"there is a workspace already; {ONE_WORKSPACE}")
         for candidate in (name,) if name else _candidates(url):
             recorded = await self._push(url, candidate)
             if recorded is not None:
@@ -61,6 +72,12 @@ class Workspaces:
             f"the name {name} is already used by a workspace of another repository; choose another name "
             "with --name"
         )
+
+    async def _is_known(self, url: str) -> bool:
+        """Whether there is no workspace yet, or the only one is of this repository."""
+        known = await self._names.all("workspace")
+        found = [await self._find_id(identity) for identity in known.values()]
+        return all(one is None or one.url == url for one in found)
 
     async def _push(self, url: str, name: str) -> Recorded | None:
         """Append the push under this name. None when the name belongs to another repository."""

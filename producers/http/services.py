@@ -121,7 +121,12 @@ class Services:
 
     @cached_property
     def workspaces(self) -> Workspaces:
-        return Workspaces(self.log, self.readmodel.names, self.repositories)
+        return Workspaces(
+            self.log,
+            self.readmodel.names,
+            self.repositories,
+            is_only_one=self.settings.has_one_workspace,
+        )
 
     @cached_property
     def submitter(self) -> Submitter:

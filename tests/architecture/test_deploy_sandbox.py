@@ -120,18 +120,30 @@ def test_its_filter_is_docker_s_with_what_bubblewrap_needs_and_no_more() -> None
     assert not allowed & {*never.split(), "userfaultfd", "perf_event_open", "io_uring_setup"}
 
 
-def test_on_kubernetes_it_is_restricted_by_gvisor_and_its_context() -> None:
+def test_no_manifest_trusts_the_authors_of_user_code() -> None:
+    for path in sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            pod = document.get("spec", {}).get("template", {}).get("spec", {})
+            for container in pod.get("containers", ()):
+                values = {one["name"]: one.get("value") for one in container.get("env", ())}
+                assert values.get("HEADRACE_SANDBOX", "bwrap") in ("bwrap", "gvisor"), path.name
+
+
+def test_on_kubernetes_it_is_restricted_by_bubblewrap_and_its_context() -> None:
     pod = manifests()["Deployment"]["spec"]["template"]["spec"]
-    assert pod["runtimeClassName"] == "gvisor"
+    assert pod["hostUsers"] is False, "an unmasked /proc needs users of its own"
     assert pod["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    profile = pod["securityContext"]["seccompProfile"]
+    assert profile["type"] == "Localhost"
+    assert (ROOT / "deploy" / Path(profile["localhostProfile"]).name).exists()
     (container,) = pod["containers"]
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
+        "procMount": "Unmasked",
         "capabilities": {"drop": ["ALL"]},
     }
     assert {one["name"] for one in container["env"]} == {

@@ -30,6 +30,7 @@ from infra.sandbox.service.messages import (
 )
 from infra.sandbox.service.peer import Peer
 from infra.sandbox.service.streams import Stream, join
+from infra.settings.sandbox_level import OTHER_LEVEL, TRUSTED
 from schemas.errors import InvalidConfig, Refused, SandboxAway, TransientError
 from schemas.sampling import ArtifactRef
 from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef
@@ -75,12 +76,19 @@ class _Wanted:
 
 class SandboxClient(CallingUserCode):
     """`infra.ports.services.UserCode` by a sandbox service. `fetch` reads snapshots. `sockets` are the
-    gateway's, if this process has one."""
+    gateway's, if this process has one. `level` is the one of this process's settings, and a service
+    that trusts user code must have the same. None is any level."""
 
     def __init__(
-        self, service: Service, *, fetch: Fetch, sockets: GatewaySockets | None = None
+        self,
+        service: Service,
+        *,
+        fetch: Fetch,
+        sockets: GatewaySockets | None = None,
+        level: str | None = None,
     ) -> None:
         self._service = service
+        self._level = level
         self._fetch = fetch
         self._sockets = sockets
         self._connection: _Connection | None = None
@@ -239,6 +247,9 @@ class SandboxClient(CallingUserCode):
         if hello.refused is not None:
             writer.transport.abort()
             raise InvalidConfig(hello.refused)
+        if hello.is_trusting and self._level not in (None, TRUSTED):
+            writer.transport.abort()
+            raise InvalidConfig(f"{self._service.name}: {OTHER_LEVEL}")
         return _Connection(frames, writer, self._sockets, self)
 
     def _distrust(self, why: str) -> None:

@@ -50,9 +50,11 @@ class _Payload(BaseModel):
 
 
 class Hello(_Payload):
-    """The first frame of a service. `refused` says why it cannot confine user code."""
+    """The first frame of a service. `refused` says why it cannot confine user code, and `is_trusting`
+    that it runs user code at level process-trusted."""
 
     refused: Text | None = None
+    is_trusting: bool = False
 
 
 class CallHead(_Payload):

@@ -19,6 +19,7 @@ from infra.sandbox.service.messages import (
 )
 from infra.sandbox.service.peer import Peer
 from infra.sandbox.service.snapshots import SnapshotCache
+from infra.settings.sandbox_level import TRUSTED
 from schemas.errors import InvalidConfig
 from schemas.sampling import ArtifactRef
 
@@ -63,12 +64,12 @@ class ServiceSession:
 
     async def serve(self) -> None:
         """Serve until the connection is over. Everything that the client started has ended then."""
-        hello = Hello()
+        hello = Hello(is_trusting=self._level == TRUSTED)
         try:
             self._code = LocalUserCode(self._level, fetch=self._fetch, sockets=self._sockets)
         except InvalidConfig as error:
             hello = Hello(refused=error.message)
-        self._peer.send(FrameKind.HELLO, 0, hello.model_dump_json().encode())
+        self._peer.send(FrameKind.HELLO, 0, hello.model_dump_json(exclude_defaults=True).encode())
         try:
             if self._code is None:
                 self._writer.close()
