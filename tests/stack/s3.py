@@ -5,6 +5,7 @@ from its source, at the version pinned here, and kept in a cache; Go's checksum 
 source. Objects are files below the directory, so it can be thrown away with `rm`.
 """
 
+import fcntl
 import http.client
 import os
 import secrets
@@ -60,7 +61,17 @@ def binary() -> Path:
             f"Go, or put versitygw {VERSION} at {found}"
         )
     found.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
+    # Each process of the tests wants it at about the same time, and one build takes all cores.
+    with (found.parent / "versitygw.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            _build(go, found)
+    return found
+
+
+def _build(go: str, target: Path) -> None:
+    """Build the store, and put its program at `target` in one step. Raises InvalidConfig."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         built = subprocess.run(
             [go, "install", MODULE],
             env={**os.environ, "GOBIN": scratch, "CGO_ENABLED": "0"},
@@ -71,9 +82,7 @@ def binary() -> Path:
         )
         if built.returncode:
             raise InvalidConfig(f"`go install {MODULE}` failed: {built.stderr.strip()[-500:]}")
-        # In one step: another process may build it too, and a reader sees nothing or all of it.
-        (Path(scratch) / "versitygw").replace(found)
-    return found
+        (Path(scratch) / "versitygw").replace(target)
 
 
 def cache() -> Path:
