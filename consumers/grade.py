@@ -5,13 +5,14 @@ Safe to repeat because: one grade stream per group; a second outcome decides not
 
 Every sample gets a grade. If the sample or its grader failed, or the grader returned something that is
 not a finite number, the reward is None and the grade holds the reason. Such a sample is left out of
-every baseline. Its reward is never turned into 0, which would be a statement about the sample. A
-rollout server has graded its samples when it made them, and those grades are used.
+every baseline. Its reward is never turned into 0, which would be a statement about the sample, unless
+the run says what a sample that the policy made fail is worth (`advanced.failed_reward`). A rollout
+server has graded its samples when it made them, and those grades are used.
 """
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -112,7 +113,11 @@ async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
     batches = [_parse_batch(await ports.artifacts.get(part), part) for part in effect.parts]
     found = {record.index: record for batch in batches for record in batch.samples}
     records = tuple(found.get(entry.index) or _missing_record(entry) for entry in effect.entries)
-    graded, left = await _call_grader(effect.spec, [r for r in records if r.failure is None], ports)
+    rollout = effect.spec.template.rollout
+    failed_rewards = rollout.failed_rewards if rollout else {}
+    graded, left = await _call_grader(
+        effect.spec, [r for r in records if _is_scored(r, failed_rewards)], ports
+    )
     if left is None and len(batches) == 1 and batches[0].samples == records:
         artifact = effect.parts[0]
     else:
@@ -128,7 +133,8 @@ async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
         effect=effect,
         group_artifact=artifact,
         grades=tuple(
-            _validate_grade(r, g, len(records)) for r, g in zip(records, grades, strict=True)
+            _fixed_grade(r, failed_rewards) or _validate_grade(r, g, len(records))
+            for r, g in zip(records, grades, strict=True)
         ),
     )
     return await _with_judgements(scored, judgements, ports) if judgements else scored
@@ -190,6 +196,20 @@ async def _call_grader(
         left = error.output if isinstance(error, UserCodeRaised) else None
         return tuple(Grade(index=s.index, reward=None, failure=failure) for s in samples), left
     return result.grades, result.output
+
+
+def _is_scored(record: SampleRecord, failed: Mapping[str, float | str]) -> bool:
+    """Whether the grader scores a sample: it did not fail, or the run asks for it."""
+    return record.failure is None or failed.get(record.failure.category) == "grade"
+
+
+def _fixed_grade(record: SampleRecord, failed: Mapping[str, float | str]) -> Grade | None:
+    """The grade of a sample that failed in a way for which the run has a number, else None. No judge is
+    asked about it."""
+    reward = failed.get(record.failure.category) if record.failure else None
+    if not isinstance(reward, int | float):
+        return None
+    return Grade(index=record.index, reward=float(reward))
 
 
 def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int) -> Grade:

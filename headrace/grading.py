@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 class Sample:
     """One attempt: its final text, and the whole conversation. `branches` are all its conversations that
     no later request to the policy continues, in the order of their requests; there is one unless the
-    workflow asked several times from one point or ran several conversations."""
+    workflow asked several times from one point or ran several conversations. `truncated` says whether
+    an answer of the policy was cut off at a limit of tokens. `failure` is the category of the failure
+    (`agent_error`, `timeout` or `prompt_too_long`) of an attempt that failed, and None of all others;
+    graders get attempts that failed only if the run sets `advanced.failed_reward = "grade"`."""
 
     name: str
     index: int
     text: str
     messages: list[dict[str, object]]
     branches: list[list[dict[str, object]]] = field(default_factory=list)
+    truncated: bool = False
+    failure: str | None = None
 
 
 @dataclass

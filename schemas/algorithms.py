@@ -4,7 +4,10 @@ The formulas and the default values are in `trainer/algorithms/registry.py`. Thi
 submit (`schemas/toml/algorithm_keys.py`) and the run's orchestrator must know without importing torch.
 """
 
-from schemas.config import Advanced
+from typing import Literal
+
+from schemas.config import Advanced, FailedRewards
+from schemas.errors import POLICY_FAILURES
 
 CLIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_plus_plus", "ppo")
 """Algorithms that clip the ratio on both sides."""
@@ -30,6 +33,9 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "filter_groups": GROUPED,
     "max_replacements": GROUPED,
     "overlong_buffer": REINFORCED,
+    "mask_truncated": REINFORCED,
+    "failed_reward": REINFORCED,
+    "failed_rewards": REINFORCED,
     "overlong_penalty": REINFORCED,
     "group_baseline": ("reinforce_plus_plus",),
     "gamma": ("reinforce_plus_plus", "ppo"),
@@ -62,6 +68,19 @@ def replacements(advanced: Advanced) -> int:
         return 0
     most = advanced.max_replacements
     return DEFAULT_REPLACEMENTS if most is None else most
+
+
+def failed_rewards(advanced: Advanced) -> dict[str, float | Literal["grade"]]:
+    """The rewards of samples that failed because of what the policy wrote, by category. A category that
+    is not in it is left out of training."""
+    single = advanced.failed_rewards or FailedRewards()
+    found: dict[str, float | Literal["grade"]] = {}
+    for category in sorted(POLICY_FAILURES):
+        own = getattr(single, category)
+        chosen = advanced.failed_reward if own is None else own
+        if chosen is not None and chosen != "drop":
+            found[str(category)] = chosen
+    return found
 
 
 DEPTHS: dict[str, range] = {

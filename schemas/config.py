@@ -134,6 +134,22 @@ class RubricWeight(Section):
     """the price of a million tokens of prompts and of answers"""
 
 
+FailedReward = Annotated[float, Field(ge=-1e6, le=1e6)] | Literal["drop", "grade"]
+"""The use of a sample that failed because of what the policy wrote: it gets this reward, it is left
+out, or the grader scores it."""
+
+
+class FailedRewards(Section):
+    """`advanced.failed_reward` for one category of failures."""
+
+    agent_error: FailedReward | None = None
+    """the workflow raised, also at a limit of turns or tokens"""
+    timeout: FailedReward | None = None
+    """the workflow took too long"""
+    prompt_too_long: FailedReward | None = None
+    """the conversation grew too long for the policy"""
+
+
 class Advanced(Section):
     """Everything else. A key that is left out has the default of the run's algorithm."""
 
@@ -198,6 +214,13 @@ class Advanced(Section):
     """how many tokens before `training.max_response_length` the penalty of a long answer begins"""
     overlong_penalty: float | None = Field(default=None, ge=0, le=1000)
     """the penalty of an answer that reaches `training.max_response_length`"""
+    mask_truncated: bool | None = None
+    """leave answers that were cut off at a limit of tokens out of the loss; they count in baselines"""
+    failed_reward: FailedReward | None = None
+    """the use of a sample that the policy made fail: a number is its reward, `grade` lets the grader
+    score it, and `drop`, the default, leaves it out ([rollouts](rollouts.md#failed-samples))"""
+    failed_rewards: FailedRewards | None = None
+    """the same for single categories of failures: `[advanced.failed_rewards]`"""
     group_baseline: bool | None = None
     """subtract the group's mean before whitening"""
     gamma: float | None = Field(default=None, gt=0, le=1)

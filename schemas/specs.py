@@ -198,7 +198,7 @@ def rubric_bytes(rubrics: Iterable[RubricSpec]) -> int:
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or value == ()
+    return value is None or value in ((), {})
 
 
 class EnvironmentRef(Value):
@@ -252,8 +252,9 @@ class RolloutRef(Value):
     A rollout of kind `server` makes attempts and grades them itself, so it has neither workflow nor
     grader of ours. `environment` has the packages of the rollout (None: it needs the standard library
     only), and `network` the host:port pairs that it may connect to. `max_turns` and `max_sample_tokens`
-    limit each sample (None: the run sets no limit). Judges score `rubrics` outside of user code, within
-    the budget `judge`.
+    limit each sample (None: the run sets no limit). `failed_rewards` are the rewards of samples that the
+    policy made fail, by category (`schemas.algorithms.failed_rewards`). Judges score `rubrics` outside
+    of user code, within the budget `judge`.
 
     It gets the secrets that `secrets` names: those of `workspace`, and the personal ones of the person
     `submitter`. If a push started the run, `pushed` is true and `submitter` is None, because the author
@@ -276,6 +277,7 @@ class RolloutRef(Value):
     environment: EnvironmentRef | None = Field(default=None, exclude_if=lambda value: value is None)
     max_turns: int | None = Field(default=None, exclude_if=lambda value: value is None)
     max_sample_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    failed_rewards: dict[str, float | Literal["grade"]] = Field(default={}, exclude_if=_is_empty)
     rubrics: tuple[RubricSpec, ...] = Field(default=(), exclude_if=_is_empty)
     judge: JudgeBudget | None = Field(default=None, exclude_if=_is_empty)
     workflow_timeout_s: float = 450

@@ -134,7 +134,9 @@ def prepare_batch(
     estimate = objective.estimate(before, hyperparameters)
 
     # The weight of each action in the loss. It holds every division, so the loss is a plain sum.
-    weight_S = token_weights(examples, hyperparameters)
+    cut = [sample.truncated for group in groups for sample in group.samples]
+    masked = [n for n, is_cut in enumerate(cut) if is_cut and hyperparameters.mask_truncated]
+    weight_S = token_weights(examples, hyperparameters, masked=masked)
     weights = [weight_S[sample] for sample in sample_E.tolist()]
 
     values: ActionValues = {

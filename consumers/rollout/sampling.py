@@ -117,7 +117,8 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
         )
     failure = _why_failed(returned, session, is_answered=bool(turns))
     messages = returned if isinstance(returned, tuple) else conversation
-    record = record_of(effect.index, turns, messages, failure=failure)
+    is_trained = failure is not None and failure.category in rollout.failed_rewards
+    record = record_of(effect.index, turns, messages, failure=failure, is_trained=is_trained)
     branches = session.branches if len(session.branches) > 1 else ()
     record = record.model_copy(update={"tools": session.tools, "branches": branches})
     if isinstance(returned, Grade):
@@ -218,9 +219,11 @@ def record_of(
     messages: tuple[Message, ...],
     *,
     failure: SampleFailure | None,
+    is_trained: bool = False,
 ) -> SampleRecord:
     """Return the record of a sample. Its prompt tokens are those that the policy got, its completion
-    tokens those that the policy chose, and its text is the last answer of the conversation."""
+    tokens those that the policy chose, and its text is the last answer of the conversation. A sample
+    that failed has no training rows, unless it `is_trained`."""
     sequences = sequences_of(tuple(turn for turn in turns if turn.usage is None))
     num_tokens = sum(len(sequence.tokens) for sequence in sequences)
     num_actions = sum(sum(sequence.loss_mask) for sequence in sequences)
@@ -231,7 +234,7 @@ def record_of(
         index=index,
         messages=messages,
         text=answers[-1] if answers else turns[-1].text if turns else "",
-        sequences=() if failure else sequences,
+        sequences=sequences if failure is None or is_trained else (),
         num_turns=len(turns),
         prompt_tokens=num_tokens - num_actions + sum(usage.prompt_tokens for usage in bought),
         completion_tokens=num_actions + sum(usage.completion_tokens for usage in bought),

@@ -297,6 +297,6 @@ CONSUMER: Consumer[RunState, RunEvent, RunMessage, Never] = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=10,
+    fold_version=11,
     snapshots=RunState,
 )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from schemas.algorithms import GROUPED
 from schemas.config import Advanced
+from schemas.errors import POLICY_FAILURES, FailureCategory
 
 MOST_UNHEALTHY = 3
 """This many steps in a row without a finite gradient end the run, because the next would be the same."""
@@ -14,6 +15,46 @@ MOST_LOST = 5
 
 FLAT_STEPS = 5
 """After this many steps in a row with nothing to learn from, the run warns."""
+
+
+MOST_FAILED = 0.2
+"""If more than this share of a step's samples failed, the run warns."""
+
+CURES = {
+    FailureCategory.AGENT: "Correct the workflow",
+    FailureCategory.TIMEOUT: "Raise training.agent_workflow_timeout_s",
+    FailureCategory.PROMPT_TOO_LONG: "Raise training.max_prompt_length",
+    FailureCategory.GRADER: "Correct the grader",
+}
+"""The likely cure of a frequent failure."""
+
+
+def frequent_failure(metrics: Mapping[str, float]) -> str | None:
+    """The most frequent category of failures of a step, if too many of its samples failed. None if all
+    of them did, because the run then ends with the reason."""
+    if not MOST_FAILED < metrics.get("rollout/failed_ratio", 0.0) < 1:
+        return None
+    shares = {key: share for key, share in metrics.items() if key.startswith("failed/")}
+    return max(sorted(shares), key=lambda key: shares[key]).removeprefix("failed/")
+
+
+def failures_warning(
+    metrics: Mapping[str, float], *, step: int, run: str, category: str, example: str, kept: bool
+) -> str:
+    """Say how many samples of a step failed, what fails most, and which key to set. `example` is one
+    message of this category, or empty. `kept` says whether such samples are trained on."""
+    all_failed, share = metrics["rollout/failed_ratio"], metrics[f"failed/{category}"]
+    quoted = f": {example.rstrip('.')}" if example else ""
+    cure = CURES.get(FailureCategory(category), f"`headrace train logs {run}` shows all errors")
+    teach = (
+        ", or set advanced.failed_reward, so that the policy learns to avoid this"
+        if category in POLICY_FAILURES and not kept
+        else ""
+    )
+    return (
+        f"{all_failed:.0%} of the samples of step {step} failed, most of them ({share:.0%}) with "
+        f"{category}{quoted}. {cure}{teach}"
+    )
 
 
 def is_unhealthy(metrics: Mapping[str, float]) -> bool:

@@ -4,7 +4,7 @@ Each rule returns the events of at most one decision. `follow` folds them and tr
 until none returns anything. So a stop, a pause or a late fact needs no code path of its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from consumers.run.health import (
     FLAT_STEPS,
@@ -13,12 +13,14 @@ from consumers.run.health import (
     all_failed_message,
     all_lost_message,
     divergence_message,
+    failures_warning,
     flat_warning,
+    frequent_failure,
     never_trained_message,
 )
 from consumers.run.settle import FLAT, is_lost, metrics
 from consumers.run.state import Due, OpenStep, RunEvent, RunState, evolve
-from schemas.algorithms import replacements
+from schemas.algorithms import failed_rewards, replacements
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -30,6 +32,7 @@ from schemas.events import (
     RunResumed,
     RunStopped,
     RunWarned,
+    SettledGroup,
     StepSettled,
     StepSkipped,
 )
@@ -168,10 +171,13 @@ def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:
         return ()
     groups = [opened.settled[slot] for slot in sorted(opened.settled)]
     kept = tuple(group.group for group in groups if group.dropped is None)
-    figures = metrics((*groups, *opened.replaced), newest=state.settled)
+    all_groups = (*groups, *opened.replaced)
+    figures = metrics(all_groups, newest=state.settled)
     run = _run_id(state)
+    warned = _warn_of_failures(state, step, all_groups, figures)
     if kept:
         return (
+            *warned,
             BatchAssembled(
                 run=run,
                 step=step,
@@ -180,7 +186,31 @@ def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:
                 durable=_must_be_durable(state, step),
             ),
         )
-    return _skip_step(state, step, opened, figures)
+    return (*warned, *_skip_step(state, step, opened, figures))
+
+
+def _warn_of_failures(
+    state: RunState, step: int, groups: Sequence[SettledGroup], figures: Mapping[str, float]
+) -> tuple[RunEvent, ...]:
+    """Warn when many samples of a step failed, once for each category of the most frequent failure."""
+    category = frequent_failure(figures)
+    if category is None or category in state.failing or state.started is None:
+        return ()
+    entries = (entry for group in groups for entry in group.entries)
+    examples = (entry.message for entry in entries if entry.failure == category)
+    lost = (
+        group.dropped for group in groups if group.dropped and group.dropped.startswith(category)
+    )
+    run = _run_id(state)
+    text = failures_warning(
+        figures,
+        step=step,
+        run=run,
+        category=category,
+        example=next((text for text in (*examples, *lost) if text), ""),
+        kept=category in failed_rewards(state.started.spec.config.advanced),
+    )
+    return (RunWarned(run=run, step=step, message=text, about="failures", category=category),)
 
 
 def request_groups(state: RunState) -> tuple[RunEvent, ...]:

@@ -20,16 +20,17 @@ FLAT = "all its rewards are equal"
 
 
 def settle(graded: GroupGraded, *, filters: bool = False) -> SettledGroup:
-    """Keep a group, or drop it with the reason. A failed or ungraded sample has reward None and is
-    left out of the baseline. A group needs two rewards (one, if it has only one sample). With `filters`
-    a group whose rewards are all equal is dropped as well."""
+    """Keep a group, or drop it with the reason. A failed or ungraded sample has reward None and is left
+    out of the baseline, unless the run gives a reward to samples that failed. A group needs two rewards
+    (one, if it has only one sample). With `filters` a group whose rewards are all equal is dropped as
+    well."""
     key = graded.spec.group_key
     by_index = {grade.index: grade for grade in graded.grades}
     rewards = tuple(_reward(by_index.get(entry.index)) for entry in graded.entries)
     usable = [reward for reward in rewards if reward is not None]
     needed = min(2, graded.spec.template.num_samples)
     dropped = None
-    if graded.artifact is None or len(usable) < needed:
+    if graded.artifact is None or len(usable) < needed or not _has_tokens(graded, rewards):
         dropped = first_error([graded]) or f"{len(usable)} of {len(rewards)} samples have a reward"
     elif filters and len(set(usable)) == 1:
         dropped = FLAT
@@ -48,6 +49,16 @@ def settle(graded: GroupGraded, *, filters: bool = False) -> SettledGroup:
         generate_s=graded.generate_s,
         grade_s=graded.grade_s,
         judged=graded.judged,
+    )
+
+
+def _has_tokens(graded: GroupGraded, rewards: Sequence[float | None]) -> bool:
+    """Whether there is anything to train on. A sample that failed may have a reward and no tokens."""
+    rewarded = zip(graded.entries, rewards, strict=True)
+    return any(
+        entry.failure is None or entry.completion_tokens > 0
+        for entry, reward in rewarded
+        if reward is not None
     )
 
 

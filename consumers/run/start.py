@@ -8,6 +8,7 @@ approval has no RepositoryPushed yet: it is appended with RunApproved.
 from typing import TypedDict
 
 from consumers.run.state import RunEvent, RunState
+from schemas.algorithms import failed_rewards
 from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.events import (
     RunApproved,
@@ -91,6 +92,7 @@ def _start_with_workspace(
         environment=found.environment,
         max_turns=config.advanced.max_turns,
         max_sample_tokens=config.advanced.max_sample_tokens,
+        failed_rewards=failed_rewards(config.advanced),
         workflow_timeout_s=config.training.agent_workflow_timeout_s,
         grader_timeout_s=config.training.grader_timeout_s,
     )

@@ -121,6 +121,7 @@ class RunState:
     - `trained` says whether any step was trained.
     - `warned` is the last step that a warning named.
     - `alarms` are the alarms about the sampler that were recorded.
+    - `failing` are the categories of failures of which a warning said that they are frequent.
     - `first_reward` and `last_reward` are the rewards of the validations of the first and of the last
       step that has one.
     - `approved` says whether a person approved a run that waits for it.
@@ -147,6 +148,7 @@ class RunState:
     trained: bool = False
     warned: int = -1
     alarms: tuple[str, ...] = ()
+    failing: frozenset[str] = frozenset()
     checkpoints_due: tuple[Due, ...] = ()
     checkpointing: int | None = None
     checkpointed: int | None = None
@@ -272,6 +274,8 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return state
         case RunWarned(about="sampler"):
             return replace(state, alarms=(*state.alarms, event.message))
+        case RunWarned(about="failures"):
+            return replace(state, failing=state.failing | {event.category or ""})
         case RunWarned():
             return replace(state, warned=max(state.warned, event.step))
         case _:

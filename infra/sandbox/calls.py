@@ -194,6 +194,8 @@ class CallingUserCode(ABC):
                         [openai_message(m) for m in branch]
                         for branch in record.branches or (record.messages,)
                     ],
+                    "truncated": record.truncated,
+                    "failure": str(record.failure.category) if record.failure else None,
                 }
                 for record in samples
             ],

@@ -3,6 +3,8 @@
 from typing import ClassVar, Literal
 from uuid import UUID
 
+from pydantic import Field
+
 from schemas.events.event import RUN_TOPIC, Event
 from schemas.events.runs import BaseStepEvent
 from schemas.ids import StreamName, policy_stream
@@ -102,8 +104,10 @@ class StepSettled(BaseStepEvent):
 
 class RunWarned(BaseStepEvent):
     """Something happened that a user should examine. The run continues. When `about` is `sampler`,
-    sampling servers were fenced; this is reported once per message."""
+    sampling servers were fenced; this is reported once per message. When it is `failures`, too many
+    samples failed; this is reported once per category of the most frequent failure."""
 
     type: ClassVar[str] = "rl.run.warned"
     message: str
-    about: Literal["run", "sampler"] = "run"
+    about: Literal["run", "sampler", "failures"] = "run"
+    category: str | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -19,7 +19,7 @@ from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue
 from schemas.toml.key_hints import hint
 from schemas.toml.violations import (
-    LORA_TARGETS,
+    UNIONS,
     ErrorDetails,
     describe_violation,
     join_key,
@@ -27,6 +27,7 @@ from schemas.toml.violations import (
     non_json_issues,
     quote,
     shorten,
+    union_at,
 )
 
 C = TypeVar("C", RunConfig, EvalConfig)
@@ -98,9 +99,9 @@ def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
         return Issue(
             str(location[0]), f"must be a table [{location[0]}], got {quote(details['input'])}"
         )
-    if location[:2] == LORA_TARGETS:
+    if (key := union_at(location)) is not None:
         got = quote(details["input"])
-        return Issue(join_key(location), f"must be a string or a list of strings, got {got}")
+        return Issue(join_key(location), f"must be {UNIONS[key]}, got {got}")
     return Issue(join_key(location), describe_violation(details), meant_value(details))
 
 

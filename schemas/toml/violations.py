@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from schemas.config import FailedRewards
 from schemas.errors import Issue
 
 ErrorDetails = Mapping[str, Any]
@@ -18,8 +19,20 @@ ErrorDetails = Mapping[str, Any]
 LONGEST = 64
 """Characters of a key that are compared and quoted."""
 
-LORA_TARGETS = ("advanced", "lora_targets")
-"""The one key that may hold either of two types. Pydantic reports an error for each of them."""
+FAILED_REWARD = "a number from -1000000 to 1000000, 'drop' or 'grade'"
+
+UNIONS: dict[tuple[str, ...], str] = {
+    ("advanced", "lora_targets"): "a string or a list of strings",
+    ("advanced", "failed_reward"): FAILED_REWARD,
+    **{("advanced", "failed_rewards", name): FAILED_REWARD for name in FailedRewards.model_fields},
+}
+"""The keys that may hold values of several types, and what they must be. Pydantic reports an error for
+each type."""
+
+
+def union_at(location: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """The key of UNIONS at which pydantic reports an error, or None."""
+    return next((key for key in UNIONS if location[: len(key)] == key), None)
 
 
 def non_json_issues(key: str, value: object) -> Iterator[Issue]:
@@ -62,8 +75,7 @@ def shorten(part: Any) -> Any:
 def join_key(location: tuple[Any, ...]) -> str:
     """`("advanced", "rewards", 0, "name")` becomes `advanced.rewards[0].name`. The name of a union's
     member is not part of a key."""
-    if location[:2] == LORA_TARGETS:
-        location = LORA_TARGETS
+    location = union_at(location) or location
     key = ""
     for part in location:
         key += f"[{part}]" if isinstance(part, int) else f".{part}"

@@ -47,6 +47,8 @@ class Case:
     """what the critic predicts now; before the step it predicted half of it"""
     micro_batch_tokens: int = 4096
     share: bool = True
+    cut: frozenset[int] = frozenset()
+    """rows that were cut off at a limit of tokens"""
 
     @property
     def num_rows(self) -> int:
@@ -165,7 +167,11 @@ def graded_groups(case: Case) -> tuple[GradedGroup, ...]:
                 loss_mask=(0,) * PROMPT + mask,
                 logprobs=(0.0,) * PROMPT + logprobs,
             )
-            samples.append(SampleRecord.model_construct(index=index, sequences=(sequence,)))
+            samples.append(
+                SampleRecord.model_construct(
+                    index=index, sequences=(sequence,), truncated=row in case.cut
+                )
+            )
         rewards = case.rewards[first : first + case.size]
         groups.append(GradedGroup(len(groups), tuple(samples), rewards))
     return tuple(groups)

@@ -102,6 +102,26 @@ def test_rows_without_actions_do_not_count_where_trl_and_liger_count_them() -> N
         same(mine, times(theirs, 2.0))
 
 
+@settings(max_examples=50)
+@given(case=cases(), data=st.data())
+def test_cut_off_samples_are_masked_as_trl_masks_them(case: Case, data: st.DataObject) -> None:
+    """TRL zeroes the mask of a truncated completion before its loss, and counts its row. Twin: without
+    `mask_truncated` the same rows are trained."""
+    live = [row for row in range(case.num_rows) if case.mask[row].any()]
+    cut = data.draw(st.sets(st.sampled_from(live), min_size=1, max_size=len(live)))
+    shown = case.mask.clone()
+    shown[sorted(cut)] = 0
+    if not shown.any():
+        return
+    advantage = advantage_of(case, grpo.OBJECTIVE)
+    masked, theirs = replace(case, cut=frozenset(cut)), replace(case, mask=shown)
+    on = replace(grpo.OBJECTIVE.defaults, mask_truncated=True)
+    mine = our_answer(masked, grpo.OBJECTIVE, on)
+    same(mine, times(theirs_trl.loss(theirs, advantage), case.row_factor))
+    off = our_answer(masked, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults)
+    same(off, our_answer(case, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults))
+
+
 def test_gspo_is_a_mean_over_sequences_where_verl_s_other_modes_are_not() -> None:
     one = torch.ones(2, 3, dtype=torch.float64)
     mask = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)

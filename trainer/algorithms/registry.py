@@ -48,6 +48,7 @@ SAME_NAME = (
     "off_policy_threshold",
     "overlong_buffer",
     "overlong_penalty",
+    "mask_truncated",
     "group_baseline",
     "gamma",
     "gae_lambda",

@@ -7,10 +7,11 @@
 S counts the samples that have actions, and len_i the actions of sample i over all its rows. The
 weights are global over the optimizer step, so they do not depend on the micro-batches. A sample
 without actions does not count. A sample whose reward is missing does, because it is part of the batch
-with advantage 0.
+with advantage 0. Actions of a masked sample (`mask_truncated`) have weight 0. They do not count as
+actions, and their sample counts in S, as in TRL.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from schemas.config import LossAggregation
 from trainer.forward.packing import Example
@@ -18,17 +19,23 @@ from trainer.objective.hyperparameters import Hyperparameters
 
 
 def token_weights(
-    examples: Iterable[Example], hyperparameters: Hyperparameters
+    examples: Iterable[Example],
+    hyperparameters: Hyperparameters,
+    *,
+    masked: Collection[int] = (),
 ) -> dict[int, float]:
     """Sample number -> w_t, the weight of each of its actions. Samples without actions have no entry.
-    The weights of all actions of the step sum to 1, except with `constant`."""
+    Those of `masked` samples are 0. The weights of all actions of the step sum to 1, except with
+    `constant` or masked samples."""
     lengths: dict[int, int] = {}
     for example in examples:
         lengths[example.sample] = lengths.get(example.sample, 0) + example.num_actions
     lengths = {sample: length for sample, length in lengths.items() if length}
+    seen = {sample: length for sample, length in lengths.items() if sample not in masked}
     weight_of: dict[LossAggregation, Callable[[int], float]] = {
         "sequence_mean": lambda length: 1 / (len(lengths) * length),
-        "token_mean": lambda length: 1 / sum(lengths.values()),
+        "token_mean": lambda length: 1 / sum(seen.values()),
         "constant": lambda length: 1 / (len(lengths) * hyperparameters.max_response_length),
     }
-    return {sample: weight_of[hyperparameters.aggregation](n) for sample, n in lengths.items()}
+    weigh = weight_of[hyperparameters.aggregation]
+    return {sample: weigh(n) if sample in seen else 0.0 for sample, n in lengths.items()}

@@ -42,6 +42,8 @@ class Hyperparameters:
     overlong_buffer: int = 0
     """tokens before max_response_length in which the penalty grows; 0: off"""
     overlong_penalty: float = 1.0
+    mask_truncated: bool = False
+    """whether samples that were cut off at a limit of tokens are left out of the loss"""
     group_baseline: bool = False
     gamma: float = 1.0
     gae_lambda: float = 0.95

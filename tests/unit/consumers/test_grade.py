@@ -1,6 +1,6 @@
 """The grade consumer grades every group once, and every sample of the group gets a grade."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +92,7 @@ async def score(
     *parts: tuple[SampleRecord, ...],
     entries: tuple[SampleEntry, ...] = ENTRIES,
     user_code: bool = True,
+    failed_rewards: Mapping[str, float | str] | None = None,
     left: list[SampleOutput | None] | None = None,
 ) -> tuple[GroupScored, tuple[SampleRecord, ...], FakeUserCode]:
     """Grade a group whose samples lie in these parts; return the outcome and the artifact's
@@ -99,6 +100,9 @@ async def score(
     user = FakeUserCode(grader=grader)
     world = bench(directory, user=user)
     of = template(dataset=await world.dataset(ROW), user_code=user_code)
+    if failed_rewards and of.rollout:
+        rollout = of.rollout.model_copy(update={"failed_rewards": failed_rewards})
+        of = of.model_copy(update={"rollout": rollout})
     spec = group_spec(of, row=0)
     refs = []
     for samples in parts:
@@ -150,6 +154,27 @@ async def test_parts_are_put_together_in_index_order(tmp_path: Path) -> None:
     outcome, samples, _ = await score(tmp_path, by_text, (record(1),), (record(0),))
     assert samples == (record(0), record(1))
     assert [grade.reward for grade in outcome.grades] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "seen", "reward"),
+    [
+        ({"timeout": -0.5}, [1], -0.5),
+        ({"timeout": "grade"}, [0, 1], 0.0),
+        ({"agent_error": -0.5}, [1], None),
+    ],
+)
+async def test_a_run_may_say_what_a_failed_sample_is_worth(
+    tmp_path: Path, chosen: dict[str, float | str], seen: list[int], reward: float | None
+) -> None:
+    def grader(label: str | None, samples: Sequence[SampleRecord]) -> tuple[Grade, ...]:
+        assert [sample.index for sample in samples] == seen
+        return by_text(label, samples)
+
+    of = (record(0, failure=LOST), record(1))
+    outcome, _, _ = await score(tmp_path, grader, of, failed_rewards=chosen)
+    assert [grade.reward for grade in outcome.grades] == [reward, 1.0]
+    assert (outcome.grades[0].failure is None) == (reward is not None)
 
 
 async def test_a_failed_sample_is_not_graded_and_keeps_its_reason(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ VALUES: dict[str, Any] = {
     "max_replacements": 2,
     "overlong_buffer": 4,
     "overlong_penalty": 0.5,
+    "mask_truncated": True,
+    "failed_rewards": {"timeout": 0.0},
     "group_baseline": True,
     "loss_turns": "last",
 }

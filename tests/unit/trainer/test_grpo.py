@@ -96,6 +96,25 @@ def test_weights_are_global_over_the_step(
     assert token_weights(rows, hyperparameters) == pytest.approx(dict(enumerate(expected)))
 
 
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("sequence_mean", [0.0, 1 / (2 * 3)]),
+        ("token_mean", [0.0, 1 / 3]),
+        ("constant", [0.0, 1 / (2 * 8)]),
+    ],
+)
+def test_a_masked_sample_has_no_weight(aggregation: LossAggregation, expected: list[float]) -> None:
+    rows = [
+        Example(0, Row(tokens=(1, 2), loss_mask=(0, 1), logprobs=(0, 0))),
+        Example(1, Row(tokens=(1, 2, 3, 4), loss_mask=(0, 1, 1, 1), logprobs=(0, 0, 0, 0))),
+    ]
+    hyperparameters = replace(HYPERPARAMETERS, aggregation=aggregation)
+    weights = token_weights(rows, hyperparameters, masked=(0,))
+    assert weights == pytest.approx(dict(enumerate(expected)))
+    assert token_weights(rows, hyperparameters, masked=(0, 1)) == {0: 0.0, 1: 0.0}
+
+
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 def test_micro_batches_do_not_change_loss_or_gradient(aggregation: LossAggregation) -> None:
     policy = policy64()

@@ -24,10 +24,10 @@ from schemas.learner import (
 from schemas.sampling import ModelRef, SampleFailure, SampleRecord, Turn, sequences_of
 from tests.unit.trainer.support import Shelf, job
 from trainer import grpo
-from trainer.algorithms.registry import OBJECTIVES
 from trainer.engine import Engine
 from trainer.native.compile import load_library
-from trainer.objective.objective import by_group
+from trainer.objective.batch import PreparedBatch
+from trainer.policy import Policy
 
 NUM_STEPS = 5
 
@@ -254,8 +254,17 @@ async def test_gradients_that_are_not_finite_change_nothing(
 ) -> None:
     asked = job()
     zero = await engine.learner.initialize(asked)
-    endless = by_group(lambda rewards: [float("inf")] * len(rewards))
-    monkeypatch.setitem(OBJECTIVES, "grpo", replace(grpo.OBJECTIVE, estimate=endless))
+    accumulate = grpo.accumulate_gradients
+
+    def endless(policy: Policy, batch: PreparedBatch) -> Any:
+        """The loss is finite, one gradient is not."""
+        found = accumulate(policy, batch)
+        gradient = next(iter(policy.tensors.values())).grad
+        assert gradient is not None
+        gradient.fill_(float("inf"))
+        return found
+
+    monkeypatch.setattr(grpo, "accumulate_gradients", endless)
     result = await engine.learner.step(asked, play(1), export_state=True)
     assert result.state.weights == zero.state.weights
     assert result.metrics["train/skipped"] == 1.0

@@ -229,7 +229,11 @@ async def test_an_engine_that_is_gone_is_no_fact_about_a_sample(tmp_path: Path) 
 
 
 async def worked(
-    directory: Path, workflow: Workflow, *, sampler: FakeSampler | None = None
+    directory: Path,
+    workflow: Workflow,
+    *,
+    sampler: FakeSampler | None = None,
+    failed_rewards: dict[str, Any] | None = None,
 ) -> tuple[SampleRecord, SampleEntry, object]:
     """Run one sample of a workflow; return its record, its entry, and what the workflow
     received."""
@@ -238,6 +242,9 @@ async def worked(
     user = FakeUserCode(gateway=gateway, workflow=workflow)
     world = bench(directory, sampler=sampler, gateway=gateway, user=user)
     of = template(workflow="Say", num_samples=1, dataset=await world.dataset(ROW))
+    assert of.rollout is not None
+    rollout = of.rollout.model_copy(update={"failed_rewards": failed_rewards or {}})
+    of = of.model_copy(update={"rollout": rollout})
     outcome = await perform(GenerateSample(spec=group_spec(of, row=0), index=0), world.ports)
     assert isinstance(outcome, SampleFinished)
     [session] = gateway.sessions.values()
@@ -297,6 +304,9 @@ async def test_a_workflow_that_fails_is_data_and_nothing_of_it_is_trained(tmp_pa
     assert (written.failure, written.message) == ("agent_error", "main.py:7: ZeroDivisionError")
     assert record.text == "half"
     assert record.sequences == ()
+    record, written, _ = await worked(tmp_path, workflow, failed_rewards={"agent_error": -1.0})
+    assert written.failure == "agent_error"
+    assert len(record.sequences) == 1, "the run gives such samples a reward, so they are trained"
 
 
 LEFT = UserOutput(stdout="hello", traceback="ValueError", files={"a.txt": b"kept"}, is_cut=True)

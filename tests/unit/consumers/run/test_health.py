@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from consumers.run.health import FLAT_STEPS, MOST_UNHEALTHY, is_flat
+from consumers.run.health import FLAT_STEPS, MOST_UNHEALTHY, frequent_failure, is_flat
+from consumers.run.settle import settle
 from infra.runtime.consumer import Incoming
 from schemas.events import (
     BatchAssembled,
@@ -171,3 +172,39 @@ def test_what_is_flat_depends_on_the_baseline(
     ]
     assert found == expected
     assert not is_flat({}, advanced)
+
+
+def test_frequent_failures_are_told_once_with_what_to_do() -> None:
+    """Twins: a fifth is not frequent, and each category is told once."""
+    where = "main.py:30 in run: ZeroDivisionError: division by zero"
+    story = Story(requested(steps=5))
+    asked = only(story.begin(), GroupsRequested)[0]
+    one, two = asked.group_specs()
+    story.tell(graded(one, None, None, failure="agent_error", message=where))
+    warned = only(story.tell(graded(two)), RunWarned)
+    assert [event.message for event in warned] == [
+        f"50% of the samples of step 1 failed, most of them (50%) with agent_error: {where}. Correct "
+        "the workflow, or set advanced.failed_reward, so that the policy learns to avoid this"
+    ]
+    assert warned[0].about == "failures"
+    next_step = only(story.tell(updated(1)), GroupsRequested)[0]
+    one, two = next_step.group_specs()
+    story.tell(graded(one, None, None, failure="agent_error", message=where))
+    assert not only(story.tell(graded(two)), RunWarned)
+
+
+def test_few_failures_are_not_told() -> None:
+    figures = {"rollout/failed_ratio": 0.2, "failed/timeout": 0.2}
+    assert frequent_failure(figures) is None
+    assert frequent_failure({"rollout/failed_ratio": 0.21, "failed/timeout": 0.21}) == "timeout"
+
+
+def test_a_group_whose_rewards_have_no_tokens_is_dropped() -> None:
+    """Samples that failed before the first answer have a reward, and nothing to train on."""
+    asked = only(Story(requested()).begin(), GroupsRequested)[0]
+    (spec, _) = asked.group_specs()
+    silent = graded(spec, 0.0, -1.0, failure="timeout", message="took longer than 450 s")
+    assert settle(silent).dropped is None
+    none = tuple(e.model_copy(update={"completion_tokens": 0}) for e in silent.entries)
+    dropped = settle(silent.model_copy(update={"entries": none})).dropped
+    assert dropped == "timeout: took longer than 450 s"

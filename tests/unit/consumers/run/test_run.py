@@ -20,6 +20,7 @@ from schemas.events import (
     RunFinished,
     RunRejected,
     RunStarted,
+    RunWarned,
     StepSettled,
     StepSkipped,
     WorkspaceRejected,
@@ -177,6 +178,10 @@ def test_a_batch_is_in_slot_order_whoever_finishes_first() -> None:
     assert [group.slot for group in batch.groups] == [0, 1]
 
 
+WARNED = (GroupsSettled, RunWarned)
+"""A group is settled, and too many samples of its step failed."""
+
+
 def test_a_group_that_cannot_be_used_is_dropped_and_the_others_train() -> None:
     story = Story(requested())
     (_, first) = story.begin().events
@@ -185,7 +190,7 @@ def test_a_group_that_cannot_be_used_is_dropped_and_the_others_train() -> None:
     (settled,) = story.tell(graded(one, None, 1.0)).events
     assert isinstance(settled, GroupsSettled)
     assert settled.groups[0].dropped is not None
-    _, batch = story.tell(graded(two)).events
+    _, _, batch = story.tell(graded(two)).then_types(*WARNED, BatchAssembled).events
     assert isinstance(batch, BatchAssembled)
     assert [group.slot for group in batch.groups] == [1]
     assert batch.metrics["rollout/dropped_groups"] == 1
@@ -198,8 +203,8 @@ def test_a_step_without_any_usable_group_is_skipped() -> None:
     one, two = first.group_specs()
     story.tell(graded(one, None, None))
     said = story.tell(graded(two, None, 1.0))
-    said.then_types(GroupsSettled, StepSkipped, StepSettled, GroupsRequested)
-    settled, following = said.events[2], said.events[3]
+    said.then_types(*WARNED, StepSkipped, StepSettled, GroupsRequested)
+    settled, following = said.events[3], said.events[4]
     assert isinstance(settled, StepSettled)
     assert settled.state == version(0)
     assert isinstance(following, GroupsRequested)
@@ -289,6 +294,6 @@ def test_an_ungraded_sample_stays_out_of_the_baseline() -> None:
             )
         }
     )
-    _, batch = story.tell(half).then_types(GroupsSettled, BatchAssembled).events
+    _, _, batch = story.tell(half).then_types(*WARNED, BatchAssembled).events
     assert isinstance(batch, BatchAssembled)
     assert batch.groups[0].rewards == (1.0, None, 0.0)

@@ -21,6 +21,7 @@ from schemas.events import (
     GroupsSettled,
     RunFailed,
     RunFinished,
+    RunWarned,
     StepSettled,
     StepSkipped,
 )
@@ -163,7 +164,14 @@ def test_a_step_that_trains_begins_the_count_again() -> None:
 def test_skipped_steps_are_settled_ones() -> None:
     said = Told().grade(NONE, (None, 1.0))
     kinds = [type(event) for event in said]
-    assert kinds == [GroupsSettled, GroupsSettled, StepSkipped, StepSettled, GroupsRequested]
+    assert kinds == [
+        GroupsSettled,
+        GroupsSettled,
+        RunWarned,
+        StepSkipped,
+        StepSettled,
+        GroupsRequested,
+    ]
     assert CONSUMER.fold_version >= 8, "the state has the count of lost steps"
 
 

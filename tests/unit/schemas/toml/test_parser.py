@@ -73,6 +73,25 @@ def test_a_good_file_has_the_defaults() -> None:
         ),
         ({"advanced": {"deterministic": 1}}, "advanced.deterministic", "true or false", None),
         ({"advanced": {"algorithm": "grp"}}, "advanced.algorithm", "must be one of", "grpo"),
+        (
+            {"advanced": {"failed_reward": "zero"}},
+            "advanced.failed_reward",
+            "'drop' or 'grade'",
+            None,
+        ),
+        ({"advanced": {"failed_reward": 1e9}}, "advanced.failed_reward", "to 1000000", None),
+        (
+            {"advanced": {"failed_rewards": {"timeout": True}}},
+            "advanced.failed_rewards.timeout",
+            "'drop' or 'grade'",
+            None,
+        ),
+        (
+            {"advanced": {"failed_rewards": {"time_out": 0.0}}},
+            "advanced.failed_rewards.time_out",
+            "unrecognized key",
+            None,
+        ),
         ({"advanced": {"lora_targets": 3}}, "advanced.lora_targets", "or a list of strings", None),
         ({"advanced": {"lora_targets": ["a", 1]}}, "advanced.lora_targets", '["a", 1]', None),
         (
