@@ -12,7 +12,7 @@ it has appended, its event names what it needs. Nothing is collected while an ar
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timedelta
 
 from infra.blobs.artifacts import ROW
@@ -37,13 +37,17 @@ LOCK_S = 60.0
 """How long the collector waits for a restore."""
 
 ENDED = """
-select g.run_id, r.at as removed_at from run_gates g left join removals r on r.owner = g.run_id
-where g.state = 'closed'
-and not exists (select from effects e where e.run_id = g.run_id)
+(select g.run_id, r.at as removed_at from run_gates g left join removals r on r.owner = g.run_id
+ where g.state = 'closed' and g.run_id > $1
+ and not exists (select from effects e where e.run_id = g.run_id)
+ order by g.run_id limit $2)
 union all
-select r.owner, r.at from removals r
-where not exists (select from run_gates g where g.run_id = r.owner)
+(select r.owner, r.at from removals r
+ where r.owner > $1 and not exists (select from run_gates g where g.run_id = r.owner)
+ order by r.owner limit $2)
+order by run_id limit $2
 """
+"""A page of the runs that may have orphans, after a run's id."""
 
 ROWS_SINCE = """
 select distinct m[1] as sha256 from events e, regexp_matches(e.data::text, '"row:([0-9a-f]{64})"', 'g') m
@@ -54,6 +58,10 @@ where e.xid >= pg_snapshot_xmin($1::text::pg_snapshot)
 DISCARDED = "select uri from discarded_blobs where at < $1"
 
 ROWS_AT_ONCE = 20_000
+RUNS_AT_ONCE = 1000
+BLOBS_AT_ONCE = 20_000
+"""How many rows, runs and blobs are examined together. Each page of blobs reads the log once, so a page
+is large; its names take some megabytes."""
 
 
 async def collect(
@@ -63,47 +71,79 @@ async def collect(
     removed more than REMOVED_GRACE ago. Returns how many were deleted. Raises DatabaseUnavailable,
     TransientError."""
     async with exclusively(database.url, COLLECTING, within_s=LOCK_S):
-        old = await _old_blobs(database, blobs, now=now, grace=grace)
         rows = await _old_rows(database, now)
-        if not old and not rows:
-            return 0
-        # After the listing, so that whatever was reported since is among the names.
-        kept: set[str] = set()
-        async with (
-            database.lazy.acquire() as connection,
-            connection.transaction(isolation="repeatable_read", readonly=True),
-        ):
-            snapshot = await connection.fetchval("select pg_current_snapshot()::text")
-            async for found in named_artifacts(connection, rows=True):
-                if found.ref.uri.startswith(ROW):
-                    kept.add(found.ref.sha256)
-                else:
-                    old.pop(await blobs.key(found.ref.uri) or "", None)
-        for uri in old.values():
-            await blobs.delete(uri)
-        gone = await _delete_rows(database, rows, kept & rows, snapshot)
+        num_blobs = num_rows = 0
+        async for old in _pages_of_old_blobs(database, blobs, now=now, grace=grace):
+            num_rows += await _delete_unnamed(database, blobs, old, rows)
+            num_blobs += len(old)
+            rows = set()
+        if rows:
+            num_rows += await _delete_unnamed(database, blobs, {}, rows)
         await _forget_discarded(database, blobs, now)
-    if old or gone:
-        logger.info("deleted %d blobs and %d rows that no event names", len(old), gone)
-    return len(old) + gone
+    if num_blobs or num_rows:
+        logger.info("deleted %d blobs and %d rows that no event names", num_blobs, num_rows)
+    return num_blobs + num_rows
 
 
-async def _old_blobs(
+async def _delete_unnamed(
+    database: Database, blobs: InstalledBlobs, old: dict[str, str], rows: set[str]
+) -> int:
+    """Delete the blobs (key -> URI) and rows that no event names. `old` keeps only those that were
+    deleted. Returns how many rows were.
+
+    The log is read after the listing, so whatever was reported since is among the names."""
+    kept: set[str] = set()
+    async with (
+        database.lazy.acquire() as connection,
+        connection.transaction(isolation="repeatable_read", readonly=True),
+    ):
+        snapshot = await connection.fetchval("select pg_current_snapshot()::text")
+        async for found in named_artifacts(connection, rows=bool(rows)):
+            if not found.ref.uri.startswith(ROW):
+                old.pop(await blobs.key(found.ref.uri) or "", None)
+            elif found.ref.sha256 in rows:
+                kept.add(found.ref.sha256)
+    for uri in old.values():
+        await blobs.delete(uri)
+    return await _delete_rows(database, rows, kept, snapshot)
+
+
+async def _pages_of_old_blobs(
     database: Database, blobs: InstalledBlobs, *, now: datetime, grace: timedelta
-) -> dict[str, str]:
-    """Return key -> URI of the blobs that may be orphans: those of ended and removed runs, and of
-    deleted datasets."""
-    old: dict[str, str] = {}
-    for row in await database.lazy.fetch(ENDED):
-        removed_at = row["removed_at"]
+) -> AsyncIterator[dict[str, str]]:
+    """Yield key -> URI of the blobs that may be orphans: those of ended and removed runs, and of deleted
+    datasets. Only the blobs of one run can make a page longer than BLOBS_AT_ONCE."""
+    page = await _discarded_blobs(database, blobs, now)
+    async for run, removed_at in _ended_runs(database):
         if removed_at is not None and removed_at > now - REMOVED_GRACE:
             continue
-        for blob in await blobs.keys(f"runs/{row['run_id']}/"):
+        for blob in await blobs.keys(f"runs/{run}/"):
             if removed_at is not None or blob.modified < now - grace:
-                old[blob.key] = blob.uri
+                page[blob.key] = blob.uri
+        if len(page) >= BLOBS_AT_ONCE:
+            yield page
+            page = {}
+    if page:
+        yield page
+
+
+async def _ended_runs(database: Database) -> AsyncIterator[tuple[str, datetime | None]]:
+    """Yield the runs that may have orphans, and when they were removed."""
+    last = ""
+    while found := await database.lazy.fetch(ENDED, last, RUNS_AT_ONCE):
+        for row in found:
+            yield row["run_id"], row["removed_at"]
+        last = found[-1]["run_id"]
+
+
+async def _discarded_blobs(
+    database: Database, blobs: InstalledBlobs, now: datetime
+) -> dict[str, str]:
+    """Return key -> URI of the blobs of deleted datasets. A blob that was stored again since then,
+    because the same content was uploaded once more, is left out."""
+    old: dict[str, str] = {}
     discarded = await database.lazy.fetch(DISCARDED, now - REMOVED_GRACE)
     for key in {await blobs.key(row["uri"]) for row in discarded} - {None}:
-        # The blob was stored again since then, because the same content was uploaded once more.
         for blob in await blobs.keys(str(key)):
             if blob.key == key and blob.modified < now - REMOVED_GRACE:
                 old[blob.key] = blob.uri

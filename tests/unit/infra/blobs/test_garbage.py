@@ -4,12 +4,14 @@ that an unfinished run may have written."""
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
 import pytest
 
 from infra.adapters import Backend, open_backend
+from infra.blobs import garbage
 from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, collect
 from infra.blobs.installed import KEEPING
@@ -85,6 +87,50 @@ async def test_a_run_that_goes_on_keeps_everything(backend: Backend) -> None:
     )
     assert await collected(backend) == 0
     assert len(await left(backend)) == 2
+
+
+async def name(backend: Backend, run: str, uri: str) -> None:
+    """Append an event that names a blob of any run."""
+    state = version(1).model_copy(update={"weights": reference(b"x", uri=uri), "state": None})
+    event = PolicyUpdated(
+        run=run, step=1, state=state, batch=uuid4(), metrics={}, plan=(1,), versions={}
+    )
+    await backend.log.append([event], cause=uuid4())
+
+
+async def test_many_runs_are_examined_page_by_page(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the memory does not grow with the number of blobs."""
+    monkeypatch.setattr(garbage, "RUNS_AT_ONCE", 2)
+    monkeypatch.setattr(garbage, "BLOBS_AT_ONCE", 3)
+    pages = []
+    delete = garbage._delete_unnamed
+
+    async def counting(database: Any, blobs: Any, old: dict[str, str], rows: set[str]) -> int:
+        pages.append(len(old))
+        return await delete(database, blobs, old, rows)
+
+    monkeypatch.setattr(garbage, "_delete_unnamed", counting)
+    kept = []
+    for number in range(7):
+        run = f"r{number}"
+        for which in "abc"[: 1 + number % 2]:
+            await backend.blobs.put(f"runs/{run}/objects/{which}", b"nobody tells of it")
+        kept.append(await backend.blobs.put(f"runs/{run}/objects/x", b"x"))
+        await name(backend, f"r{(number + 3) % 7}", kept[-1])
+        if number != 4:
+            await close(backend, run)
+    removed = "insert into removals (owner, at) values ('gone', now() - interval '2 hours')"
+    await backend.database.durable.execute(removed)
+    await orphan(backend, "gone")
+    assert await collected(backend) == 10
+    assert sum(pages) == 6 + 10
+    assert max(pages) <= 3 + 2
+    assert len(pages) > 3
+    assert await left(backend) == sorted(
+        [*kept, await backend.blobs.exists("runs/r4/objects/a") or "none"]
+    )
 
 
 async def test_nothing_goes_while_a_backup_is_taken(backend: Backend) -> None:
