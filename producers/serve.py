@@ -30,6 +30,7 @@ from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.http.strangers import Strangers
 from infra.local.child import AWAY
+from infra.maintenance.alerts import Alerts, alert_alone
 from infra.maintenance.archive import Archives
 from infra.postgres.connections import Connections
 from infra.postgres.keys.sealed import Sealer
@@ -117,6 +118,15 @@ async def _serve(
             jobs.append(archive_periodically(services.retention, backend.clock, days=days))
         if settings.poll_s:
             jobs.append(poll_alone(services.poller, backend.database.url))
+        if settings.alerts.channels:
+            alerts = Alerts(
+                backend.database,
+                backend.log,
+                services.readmodel,
+                settings.alerts,
+                public_url=settings.public_url,
+            )
+            jobs.append(alert_alone(alerts, backend.database.url))
         if settings.kafka is not None:
             jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
         tasks = [asyncio.ensure_future(job) for job in jobs]

@@ -117,6 +117,7 @@ DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
             "drop_pushes",
             "drop_run_notes",
             "drop_run_shares",
+            "drop_run_alerts",
             "drop_run",
         ),
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from infra.settings import capacity, network_policy, quotas
+from infra.settings.alerts import AlertSettings, BadAlertSetting
 from infra.settings.git import THIS_MACHINE, GitSettings
 from infra.settings.kafka import KafkaSettings
 from infra.settings.model_directories import ModelDirectories
@@ -93,6 +94,7 @@ class Settings:
     key_quotas: Mapping[str, int]
     retention_days: int | None
     poll_s: int
+    alerts: AlertSettings
     git: GitSettings
     packages: PackageSettings
     failpoint: str | None
@@ -136,6 +138,7 @@ class Settings:
             key_quotas=_quotas(environ, quotas.KEY_VARIABLE),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
+            alerts=_alerts(environ),
             git=_git(environ),
             packages=_packages(environ),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
@@ -356,6 +359,13 @@ def _vllm_server(environ: Mapping[str, str]) -> VllmLaunch:
         return VllmLaunch.load(environ)
     except BadValue as error:
         raise _bad(*error.args) from error
+
+
+def _alerts(environ: Mapping[str, str]) -> AlertSettings:
+    try:
+        return AlertSettings.load(environ)
+    except BadAlertSetting as error:
+        raise BadSetting(str(error)) from error
 
 
 def _git(environ: Mapping[str, str]) -> GitSettings:

@@ -816,6 +816,9 @@ where (s.run = $1 or s.run in (select evaluation from evaluations where run = $1
 delete from graded_groups
 where owner = $1 or owner in (select evaluation from evaluations where run = $1)
 
+-- name: drop_run_alerts
+delete from alerts where run = $1
+
 -- name: drop_run_shares
 delete from run_shares where run = $1
 

@@ -1,0 +1,124 @@
+"""Settings of alerts: where they are sent, and when a run counts as stalled."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from infra.settings.git import HOST, AllowedAddresses
+
+WEBHOOK, MAIL, SENDER = "HEADRACE_ALERT_WEBHOOK", "HEADRACE_ALERT_MAIL", "HEADRACE_ALERT_FROM"
+SMTP, STALLED, ALLOW = "HEADRACE_SMTP_URL", "HEADRACE_ALERT_STALLED_MIN", "HEADRACE_ALERT_ALLOW"
+PORTS = {"smtp": 587, "smtps": 465}
+ADDRESS = re.compile(r"[^\s@<>,]{1,64}@[^\s@<>,]{1,190}")
+CLASSES = ("loopback", "private")
+MOST_MINUTES = 7 * 24 * 60
+
+
+class BadAlertSetting(ValueError):
+    """A variable holds a value that it may not hold. `may` says what it may hold, never its value, which
+    can be a secret."""
+
+    def __init__(self, name: str, may: str) -> None:
+        super().__init__(f"{name} must be {may}")
+        self.name, self.may = name, may
+
+
+@dataclass(frozen=True, slots=True)
+class MailServer:
+    """A server that takes mail. With a user it gets the password, over TLS only."""
+
+    host: str
+    port: int
+    is_tls: bool
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """Where alerts go. Without a webhook and without mail there are none. A run without progress for
+    `stalled_min` minutes is stalled; 0 for never."""
+
+    webhook: str | None = field(default=None, repr=False)
+    mail_to: tuple[str, ...] = ()
+    mail_from: str = ""
+    server: MailServer | None = None
+    stalled_min: int = 30
+    allowed: AllowedAddresses = field(default_factory=AllowedAddresses)
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The names of the channels that are set."""
+        is_set = {"webhook": self.webhook is not None, "mail": bool(self.mail_to)}
+        return tuple(name for name, is_used in is_set.items() if is_used)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str]) -> "AlertSettings":
+        """Read the environment. Raises BadAlertSetting."""
+        mail_to = tuple(filter(None, map(str.strip, environ.get(MAIL, "").split(","))))
+        if not all(map(ADDRESS.fullmatch, mail_to)):
+            raise BadAlertSetting(
+                MAIL, "addresses such as ada@example.org, with commas between them"
+            )
+        server = _server(environ.get(SMTP, ""))
+        if mail_to and server is None:
+            raise BadAlertSetting(
+                SMTP, f"set when {MAIL} is, such as smtp://user:password@host:587"
+            )
+        sender = environ.get(SENDER) or (f"headrace@{server.host}" if server else "")
+        if sender and not ADDRESS.fullmatch(sender):
+            raise BadAlertSetting(SENDER, "an address such as headrace@example.org")
+        minutes = environ.get(STALLED) or "30"
+        is_number = minutes.isascii() and minutes.isdigit() and len(minutes) < 6
+        if not is_number or int(minutes) > MOST_MINUTES:
+            raise BadAlertSetting(STALLED, f"a whole number from 0 to {MOST_MINUTES}")
+        return cls(
+            webhook=_webhook(environ.get(WEBHOOK, "")),
+            mail_to=mail_to,
+            mail_from=sender,
+            server=server,
+            stalled_min=int(minutes),
+            allowed=_allowed_addresses(environ.get(ALLOW, "")),
+        )
+
+
+def _webhook(url: str) -> str | None:
+    if not url:
+        return None
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good or not url.isprintable() or " " in url or "@" in parts.netloc:
+        raise BadAlertSetting(WEBHOOK, "an address such as https://hooks.example.org/x")
+    return url
+
+
+def _server(url: str) -> MailServer | None:
+    if not url:
+        return None
+    may = "such as smtp://user:password@mail.example.org:587, or smtps:// for TLS from the start"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise BadAlertSetting(SMTP, may) from None
+    if parts.scheme not in PORTS or not parts.hostname or not HOST.fullmatch(parts.hostname):
+        raise BadAlertSetting(SMTP, may)
+    return MailServer(
+        host=parts.hostname,
+        port=port or PORTS[parts.scheme],
+        is_tls=parts.scheme == "smtps",
+        user=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+    )
+
+
+def _allowed_addresses(value: str) -> AllowedAddresses:
+    words = frozenset(filter(None, map(str.strip, value.split(","))))
+    hosts = words - set(CLASSES)
+    if not all(map(HOST.fullmatch, hosts)):
+        raise BadAlertSetting(ALLOW, "`loopback`, `private` and names of hosts, with commas")
+    return AllowedAddresses(loopback="loopback" in words, private="private" in words, hosts=hosts)
