@@ -2,9 +2,15 @@
 
 A blob is written to a scratch file, synced, and published under its key in one step. A crash leaves
 either nothing or the whole blob.
+
+Equal content of several runs, such as the weights that they begin with, is stored once. Each content
+has a name of its own in `.shared`, and every run's blob is a hard link to it. So a deletion takes a name
+and never the bytes of another run, and the bytes go with the last name. Where a file system has no hard
+links, each blob has its own bytes.
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -13,12 +19,16 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 from infra.ports.services import BlobExists, BlobInfo
 from infra.settings.blob_keys import check_key, check_prefix, is_key
 from schemas.errors import InvalidConfig, NotFound, StoreAway, TransientError
 
 CHUNK_BYTES = 1 << 20
+
+SHARED_BYTES = 64 << 10
+"""The smallest content that is shared. Each shared one costs a few system calls."""
 
 
 class LocalBlobs:
@@ -27,8 +37,10 @@ class LocalBlobs:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._scratch = root / ".scratch"
+        self._shared = root / ".shared"
         try:
-            self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for directory in (self._scratch, self._shared):
+                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise InvalidConfig(
                 f"blob directory {root} cannot be created ({error.strerror}); name a directory that you "
@@ -39,7 +51,12 @@ class LocalBlobs:
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
         path = self._path(key)
+        is_shared = path.name == sha256 and len(data) >= SHARED_BYTES and not create_only
+        if is_shared and await asyncio.to_thread(self._link_shared, path, data):
+            return path.as_uri()
         await asyncio.to_thread(self._write, path, data, create_only)
+        if is_shared:
+            await asyncio.to_thread(self._share, path)
         return path.as_uri()
 
     async def put_file(self, key: str, path: Path) -> str:
@@ -67,7 +84,7 @@ class LocalBlobs:
     async def delete(self, uri: str) -> None:
         path = self._path_of(uri)
         try:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            await asyncio.to_thread(self._unlink, path)
         except OSError as error:
             raise TransientError(f"{path} cannot be deleted ({error.strerror})") from error
 
@@ -86,7 +103,7 @@ class LocalBlobs:
         found = []
         for directory, folders, names in os.walk(self._root / prefix.rpartition("/")[0]):
             if Path(directory) == self._root:
-                folders.remove(self._scratch.name)
+                folders[:] = set(folders) - {self._scratch.name, self._shared.name}
             keys = [(Path(directory) / name).relative_to(self._root).as_posix() for name in names]
             found += [self._info(key) for key in keys if key.startswith(prefix) and is_key(key)]
         return sorted((info for info in found if info), key=lambda info: info.key)
@@ -125,6 +142,53 @@ class LocalBlobs:
             raise self._full(error) from error
         finally:
             scratch.unlink(missing_ok=True)
+
+    def _link_shared(self, path: Path, data: bytes) -> bool:
+        """Make `path` a link to the shared content if it is these bytes, and say whether it is. Its time
+        of change is now, because a blob that was just written is not an old orphan."""
+        shared, scratch = self._shared / path.name, self._scratch / f"{uuid4().hex}.link"
+        try:
+            os.link(shared, scratch)
+            if not _holds(scratch, data):
+                return False
+            os.utime(scratch)
+            self._publish(scratch, path, create_only=False)
+        except OSError:
+            return False  # there is none, or no link to it can be made
+        finally:
+            scratch.unlink(missing_ok=True)
+        return True
+
+    def _share(self, path: Path) -> None:
+        """Give the content of `path` its shared name. One that holds other bytes is damaged, and is
+        replaced."""
+        shared, scratch = self._shared / path.name, self._scratch / f"{uuid4().hex}.link"
+        try:
+            os.link(path, scratch)
+            scratch.replace(shared)
+        except OSError:
+            return  # no link can be made, or the blob was deleted meanwhile
+        finally:
+            scratch.unlink(missing_ok=True)
+        if not path.exists():
+            self._forget_shared(shared, names=1)
+
+    def _unlink(self, path: Path) -> None:
+        """Delete a blob, and its content if no other one shares it. The shared name goes first, so that
+        a crash leaves no bytes without a blob, and again last, because others may delete at the same
+        time."""
+        shared = self._shared / path.name
+        if path.exists() and shared.exists() and path.samefile(shared):
+            self._forget_shared(shared, names=2)
+        path.unlink(missing_ok=True)
+        self._forget_shared(shared, names=1)
+
+    def _forget_shared(self, shared: Path, *, names: int) -> None:
+        """Remove a shared name if its content has no more than this many names. A blob that is linked to
+        it at this moment keeps the bytes."""
+        with contextlib.suppress(FileNotFoundError):
+            if shared.stat().st_nlink <= names:
+                shared.unlink()
 
     def _copy(self, path: Path, source: Path) -> None:
         scratch = self._scratch_file()
@@ -166,3 +230,14 @@ class LocalBlobs:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StoreAway(f"the disk that holds {self._root} is full; free space on it")
         return TransientError(f"a blob cannot be written below {self._root} ({error}); try again")
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether a file holds exactly these bytes. It is read piece by piece."""
+    view, at = memoryview(data), 0
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            if view[at : at + len(piece)] != piece:
+                return False
+            at += len(piece)
+    return at == len(data)
