@@ -170,7 +170,11 @@ async def open_runtime(
     Only the control process has `control`."""
     async with AsyncExitStack() as stack:
         ports, num_samples = await _open_ports(stack, hosting, backend, settings)
-        hosting = replace(hosting, capacity=capacity_of(settings.capacity, generate=num_samples))
+        hosting = replace(
+            hosting,
+            capacity=capacity_of(settings.capacity, generate=num_samples),
+            run_capacity={Lane(lane): most for lane, most in settings.run_capacity.items()},
+        )
         if control is not None:
             ports = replace(
                 ports,

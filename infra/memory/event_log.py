@@ -6,13 +6,14 @@ These adapters are part of the product, and pass the same contract suites as the
 """
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from infra.memory.turns import give_back_effects, lane_turn, next_turn, share_of
+from infra.memory import turns
 from infra.ports.actor import actor_text
 from infra.ports.effects import Claimed, Holding, NewEffect, StaleGeneration
 from infra.ports.event_log import (
@@ -173,7 +174,7 @@ class MemoryLog:
         if self._world.gate(new.effect.run_id) == "closed":
             return
         self._world.order += 1
-        turn = next_turn(self._world, new.effect)
+        turn = turns.next_turn(self._world, new.effect)
         effect = _EffectRow(
             new, self._world.order, self._world.now, turn=turn, size=new.effect.size
         )
@@ -184,14 +185,14 @@ class MemoryLog:
     def _move_gate(self, event: Event) -> None:
         world = self._world
         rested = world.gate(event.run_id) == "paused"
-        turns = {lane: lane_turn(world, lane) for lane in Lane} if rested else {}
+        last = {lane: turns.lane_turn(world, lane) for lane in Lane} if rested else {}
         self._set_gate(event)
         if rested and world.gate(event.run_id) == "open":
             ours = [row for row in world.effects.values() if row.new.effect.run_id == event.run_id]
             for row in sorted(ours, key=lambda row: (row.turn, row.order)):
                 effect = row.new.effect
-                turns[effect.lane] += share_of(world, effect)
-                row.turn = turns[effect.lane]
+                last[effect.lane] += turns.share_of(world, effect)
+                row.turn = last[effect.lane]
 
     def _set_gate(self, event: Event) -> None:
         world = self._world
@@ -371,12 +372,13 @@ class MemoryEffects:
         room: Mapping[Lane, int],
         consumers: Sequence[ConsumerName],
         generation: int = 0,
+        most: Mapping[Lane, int] | None = None,
     ) -> Sequence[Claimed]:
         world = self._world
         if world.has_lease(worker) and world.generations[worker] != generation:
             raise StaleGeneration(worker, generation)
         if world.has_lease(worker):
-            give_back_effects(world, worker)
+            turns.give_back_effects(world, worker)
         due = [
             row
             for row in sorted(world.effects.values(), key=lambda row: (row.turn, row.order))
@@ -387,11 +389,12 @@ class MemoryEffects:
             and world.has_lease(worker)
             and world.gate(row.new.effect.run_id) == "open"
         ]
-        left = Counter(room)
-        claimed = []
+        left, taken, claimed = Counter(room), turns.places_of_runs(world), []
         for row in due:
-            if left[row.new.effect.lane] > 0:
-                left[row.new.effect.lane] -= row.size
+            lane, run = row.new.effect.lane, row.new.effect.run_id
+            if left[lane] > 0 and taken[run, lane] < (most or {}).get(lane, sys.maxsize):
+                left[lane] -= row.size
+                taken[run, lane] += row.size
                 row.worker = worker
                 row.epoch += 1
                 claimed.append(_claim_of(row))

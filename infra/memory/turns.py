@@ -1,6 +1,7 @@
 """The turns of effects and the deaths of their workers in memory, by the rules of `lane_turn`,
 `next_turn` and `give_back_effects` in Postgres."""
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from schemas.effects import Effect, Lane
@@ -45,3 +46,12 @@ def give_back_effects(world: "World", heir: WorkerId) -> None:
             row.worker = None
             row.size *= 2 if 1 <= row.deaths <= 16 else 1
             row.deaths += 1
+
+
+def places_of_runs(world: "World") -> Counter[tuple[str, Lane]]:
+    """Return how many places of a lane each run takes in all workers."""
+    taken: Counter[tuple[str, Lane]] = Counter()
+    for row in world.effects.values():
+        if row.worker is not None:
+            taken[row.new.effect.run_id, row.new.effect.lane] += row.size
+    return taken

@@ -101,6 +101,7 @@ class Effects(Protocol):
         room: Mapping[Lane, int],
         consumers: Sequence[ConsumerName],
         generation: int = 0,
+        most: Mapping[Lane, int] | None = None,
     ) -> Sequence[Claimed]:
         """Claim due effects whose gate is open, that have no live claim, and that this worker does not
         hold already. `room` has the lanes, and how many places each has left: effects are claimed as
@@ -116,6 +117,8 @@ class Effects(Protocol):
         when it is requested: `size / weight` after the last turn of its run, or after the turn of the
         lane, whichever is later. The smallest turn comes first. An effect keeps its turn when it is
         given back or tried again, and gets a new one when its run is resumed.
+
+        `most` has the lanes of which one run may take only so many places, in all workers together.
 
         Raises StaleGeneration, with nothing claimed, when `generation` is not the worker's current one.
         A claim that the network delivers late must take nothing, because the worker would not know of

@@ -102,8 +102,11 @@ class Claims:
     def reserve(self, effect: Effect) -> bool:
         """Whether an effect that is decided here is born claimed by this process. If so, it takes up
         room from now on, although it is held only after the draft is committed. It is not born claimed
-        while others may wait in its lane, because it would be performed before its turn."""
+        while others may wait in its lane, because it would be performed before its turn. Nor is it in a
+        lane with a limit for each run, because only a claim compares with that."""
         if not self._hosting.performs(effect) or effect.lane in self._queued:
+            return False
+        if effect.lane in self._hosting.run_capacity:
             return False
         if effect.lane not in self.room:
             self._queued.add(effect.lane)
@@ -132,6 +135,7 @@ class Claims:
                 room=room,
                 consumers=self._performing,
                 generation=self._generation,
+                most=self._hosting.run_capacity,
             )
         except StaleGeneration as error:
             logger.warning("%s", error)

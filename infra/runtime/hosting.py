@@ -22,12 +22,14 @@ FEWEST_USER = 4
 @dataclass(frozen=True, slots=True)
 class Hosting:
     """The part of the work that a process hosts: its consumers, its lanes, and how many places each lane
-    has. An effect takes `Claimed.size` places while this process holds it."""
+    has. `run_capacity` has the lanes of which one run may take only so many places, in all processes
+    together. An effect takes `Claimed.size` places while this process holds it."""
 
     worker: WorkerId
     consumers: tuple[AnyConsumer, ...]
     lanes: tuple[Lane, ...]
     capacity: Mapping[Lane, int] = field(default_factory=dict)
+    run_capacity: Mapping[Lane, int] = field(default_factory=dict)
 
     def performs(self, effect: Effect) -> bool:
         """Whether this process has the lane of an effect, and the consumer that performs it."""

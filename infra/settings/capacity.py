@@ -1,8 +1,10 @@
-"""HEADRACE_CAPACITY: how much work of each lane a process holds at once, if the operator says so."""
+"""HEADRACE_CAPACITY: how much work of each lane a process holds at once, if the operator says so.
+HEADRACE_RUN_CAPACITY: how much of it all processes together hold of one run."""
 
 from collections.abc import Mapping
 
 VARIABLE = "HEADRACE_CAPACITY"
+RUN_VARIABLE = "HEADRACE_RUN_CAPACITY"
 LANES = ("control", "submit", "user", "generate", "train", "serve", "export")
 MOST = 65536
 FORM = f"lane=number pairs such as generate=256,user=16, with numbers from 1 to {MOST}; lanes: " + (

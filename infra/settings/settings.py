@@ -63,9 +63,9 @@ class Settings:
     `kafka` the bus tails the event log, and without `vllm` the torch engine samples. Without
     `retention_days` no run is archived automatically, and without `secret_key` secrets are sealed with
     the key file of the home. `old_secret_keys` open what they sealed before. `capacity` has the lanes
-    whose capacity the operator sets, `quotas` the limits of each workspace, and `key_quotas` those of
-    each API key. Without `sandbox_service` each process that needs one
-    starts its own."""
+    whose capacity the operator sets, `run_capacity` those where one run has a limit, `quotas` the limits
+    of each workspace, and `key_quotas` those of each API key. Without `sandbox_service` each process
+    that needs one starts its own."""
 
     home: Path
     url: str
@@ -90,6 +90,7 @@ class Settings:
     network: NetworkPolicy
     workers: str
     capacity: Mapping[str, int]
+    run_capacity: Mapping[str, int]
     quotas: Mapping[str, int]
     key_quotas: Mapping[str, int]
     retention_days: int | None
@@ -133,7 +134,8 @@ class Settings:
             sandbox_service=_sandbox_service(environ),
             network=_network(environ),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each")),
-            capacity=_capacity(environ),
+            capacity=_capacity(environ, capacity.VARIABLE),
+            run_capacity=_capacity(environ, capacity.RUN_VARIABLE),
             quotas=_quotas(environ, quotas.VARIABLE),
             key_quotas=_quotas(environ, quotas.KEY_VARIABLE),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
@@ -333,12 +335,12 @@ def _network(environ: Mapping[str, str]) -> NetworkPolicy:
         raise _bad(network_policy.VARIABLE, value, network_policy.FORM) from error
 
 
-def _capacity(environ: Mapping[str, str]) -> Mapping[str, int]:
-    value = environ.get(capacity.VARIABLE) or ""
+def _capacity(environ: Mapping[str, str], variable: str) -> Mapping[str, int]:
+    value = environ.get(variable) or ""
     try:
         return capacity.parse_capacity(value)
     except ValueError as error:
-        raise _bad(capacity.VARIABLE, value, capacity.FORM) from error
+        raise _bad(variable, value, capacity.FORM) from error
 
 
 def _quotas(environ: Mapping[str, str], variable: str) -> Mapping[str, int]:

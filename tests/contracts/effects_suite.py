@@ -1,5 +1,6 @@
 """The contract of every Effects, together with the log in the same database."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 from uuid import uuid4
@@ -490,6 +491,38 @@ class EffectsSuite:
             "awake": 10,
             "late": 10,
         }
+
+    async def test_a_run_takes_no_more_places_than_its_limit(self, bound: Bound) -> None:
+        """In all workers together, while other runs get the rest."""
+        one, two = await worker(bound), await worker(bound)
+        most = {Lane.CONTROL: 5}
+
+        async def claim_limited(who: WorkerId, room: int) -> list[Claimed]:
+            found = await bound.effects.claim(
+                who, room={Lane.CONTROL: room}, consumers=[SYNC], most=most
+            )
+            return list(found)
+
+        await bound.log.commit(Commit(effects=tuple(effect("big") for _ in range(50))))
+        first = await claim_limited(one, 3)
+        assert [each.effect.run_id for each in first] == ["big"] * 3
+        await bound.log.commit(Commit(effects=tuple(effect("tiny") for _ in range(3))))
+        second = await claim_limited(two, 20)
+        assert Counter(each.effect.run_id for each in second) == {"big": 2, "tiny": 3}
+        assert await claim_limited(one, 20) == []
+        await bound.log.commit(Commit(worker=one, finished=((first[0].id, first[0].epoch),)))
+        (third,) = await claim_limited(two, 20)
+        assert third.effect.run_id == "big"
+        assert len(await claim(bound, one, limit=10)) == 10, "without the limit"
+
+    async def test_a_paused_run_is_not_claimed_within_its_limit(self, bound: Bound) -> None:
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=(effect("r"), effect("s"))))
+        await gate(bound, RunPaused(run="r", step=1), 1)
+        found = await bound.effects.claim(
+            who, room={Lane.CONTROL: 9}, consumers=[SYNC], most={Lane.CONTROL: 5}
+        )
+        assert [each.effect.run_id for each in found] == ["s"]
 
     async def test_an_effect_takes_the_places_of_its_size(self, bound: Bound) -> None:
         who = await worker(bound)

@@ -154,6 +154,22 @@ async def test_twin_a_count_of_the_table_reads_everything(crowded: Database) -> 
     assert await read_by(crowded, "select lane, count(*) from effects group by lane") >= everything
 
 
+async def test_a_claim_with_a_limit_for_each_run_reads_no_run_that_is_at_its_limit(
+    crowded: Database,
+) -> None:
+    """A hundred runs, each with a hundredth of what waits. One more has ten times as much, before all
+    others in its turns, and is at its limit."""
+    await execute(crowded.url, rows(*WAITS, run="'greedy'") * 2)
+    await execute(crowded.url, "update effects set turn = -1 where run_id = 'greedy'")
+    claim = "select * from claim_in_turn('me', '{control}', '{sync}', '{50}', 0, array[8])"
+    runs = await crowded.durable.fetch(claim)
+    assert [row["run_id"] for row in runs].count("greedy") == 8
+    held = EACH
+    assert await read_by(crowded, claim) < held + 1000, "not the ten thousand of the greedy run"
+    mine = "select run_id, count(*) from effects where worker = 'me' group by run_id"
+    assert max(row["count"] for row in await crowded.durable.fetch(mine)) == 8
+
+
 PAUSED = "insert into run_gates select 'p' || n, 'paused' from generate_series(0, 9) n"
 
 

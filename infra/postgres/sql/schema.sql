@@ -559,16 +559,65 @@ begin
     from held h where e.id = h.id;
 end $$;
 
+-- Claim effects of a lane, of each run as long as it takes fewer than p_most places.
+create function claim_for_runs(
+    p_worker text, p_lane text, p_consumers text[], p_room integer, p_most integer
+)
+returns setof effects language sql
+set enable_seqscan = off set enable_bitmapscan = off as $$
+    with recursive runs (run_id) as (
+        (select e.run_id from effects e order by e.run_id limit 1)
+        union all
+        select (select e.run_id from effects e where e.run_id > r.run_id order by e.run_id limit 1)
+        from runs r where r.run_id is not null
+    ), held as materialized (
+        select e.run_id, sum(e.size) as places from effects e
+        where e.lane = p_lane and e.worker is not null group by e.run_id
+    ), next as materialized (
+        select n.id, n.turn, n.created from runs r
+        left join held h on h.run_id = r.run_id
+        cross join lateral (
+            select w.id, w.turn, w.created,
+                   coalesce(h.places, 0) + sum(w.size) over (order by w.turn, w.created) - w.size as before
+            from (select c.id, c.turn, c.created, c.size from effects c
+                  where c.run_id = r.run_id and c.lane = p_lane and c.consumer = any (p_consumers)
+                    and c.worker is null and not c.shut and not c.later
+                    and c.due_at <= (select clock_timestamp())
+                    and coalesce(h.places, 0) < p_most
+                  order by c.turn limit least(p_room, p_most)) w
+        ) n
+        where n.before < p_most
+          and coalesce((select g.state = 'open' and g.holds = 0
+                        from run_gates g where g.run_id = r.run_id), true)
+        order by n.turn, n.created limit p_room
+    ), picked as materialized (
+        select c.id, c.size, c.turn, c.created from effects c
+        where c.id in (select n.id from next n) for update skip locked
+    ), fitting as (
+        select p.id, sum(p.size) over (order by p.turn, p.created) - p.size as before from picked p
+    )
+    update effects e
+    set worker = p_worker, epoch = e.epoch + 1
+    from fitting f where e.id = f.id and f.before < p_room
+    returning e.*
+$$;
+
 -- Claim due effects, of each lane as long as a place of p_room is left (an effect takes `size` places): the
 -- worker's lease is live, the gate is open, the run is not held, and no other worker with a live lease holds them.
 -- Effects that this worker already holds are not claimed again, even if its lease ran out meanwhile. What dead
 -- workers held is given back first. It keeps its turn, and so does what was to be tried again later and is due now.
 -- Of several queues (one per lane and consumer) the one whose head has the smallest turn goes first.
 --
+-- p_most has, for each lane, how many places one run may take of it in all workers, or null. With such a limit the
+-- runs are asked one by one, because an index scan in the order of turns would meet all effects of a run that is at
+-- its limit. Such claims of a lane exclude each other, so that two of them never fill the same place.
+--
 -- The settings and the subqueries fix the plans, because a session keeps the plan that it made when the table was
 -- empty. `(select clock_timestamp())` is evaluated once, after the snapshot, so that an index can compare with it
 -- and nothing that the snapshot shows is taken to lie in the future.
-create function claim_in_turn(p_worker text, p_lanes text[], p_consumers text[], p_room integer[])
+create function claim_within(
+    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_most integer[]
+)
 returns setof effects language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -579,6 +628,9 @@ begin
     if not exists (select from workers w where w.id = p_worker and w.expires_at > clock_timestamp()) then
         return;
     end if;
+    perform pg_advisory_xact_lock(hashtext('headrace run limits'), hashtext(l.lane))
+    from (select p.lane from unnest(p_lanes, p_most) as p (lane, most) where p.most is not null
+          order by p.lane) l;
     for dead in
         with recursive holders (name) as (
             (select e.worker from effects e where e.worker is not null order by e.worker limit 1)
@@ -614,6 +666,16 @@ begin
         order by head.turn, head.created
     loop
         continue when p_room[queue.n] <= 0;
+        if p_most[queue.n] is not null then
+            for taken in
+                select * from claim_for_runs(
+                    p_worker, queue.lane, p_consumers, p_room[queue.n], p_most[queue.n])
+            loop
+                return next taken;
+                p_room[queue.n] := p_room[queue.n] - taken.size;
+            end loop;
+            continue;
+        end if;
         for taken in
             with picked as materialized (
                 select c.id, c.size, c.turn, c.created from effects c
@@ -643,7 +705,7 @@ end $$;
 -- lock and not a row lock, because a claim that finds nothing must take no transaction id, and a lease is renewed
 -- meanwhile.
 create function claim_in_turn(
-    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_generation integer
+    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_generation integer, p_most integer[]
 ) returns setof effects language plpgsql as $$
 declare
     known integer;
@@ -657,8 +719,19 @@ begin
     if known <> p_generation then
         raise exception 'generation % is over', p_generation using errcode = 'HR003';
     end if;
-    return query select * from claim_in_turn(p_worker, p_lanes, p_consumers, p_room);
+    return query select * from claim_within(p_worker, p_lanes, p_consumers, p_room, p_most);
 end $$;
+
+-- The same without limits of runs, for processes of the version before, which still run during an upgrade.
+create function claim_in_turn(p_worker text, p_lanes text[], p_consumers text[], p_room integer[])
+returns setof effects language sql as $$
+    select * from claim_within(p_worker, p_lanes, p_consumers, p_room, null)
+$$;
+create function claim_in_turn(
+    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_generation integer
+) returns setof effects language sql as $$
+    select * from claim_in_turn(p_worker, p_lanes, p_consumers, p_room, p_generation, null)
+$$;
 
 -- What processes of the version before call, which still run during an upgrade. They hold one number of effects of
 -- any lane.

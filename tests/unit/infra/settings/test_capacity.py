@@ -21,9 +21,10 @@ def test_a_capacity_is_read_for_the_lanes_that_it_names() -> None:
     "value",
     ["generate", "generate=", "generate=0", "gpu=1", "user=1,user=2", "user=99999", "user=²"],
 )
-def test_a_bad_capacity_is_refused_with_its_form(value: str) -> None:
-    with pytest.raises(BadSetting, match=r"HEADRACE_CAPACITY holds .* it may hold lane=number"):
-        Settings.load({"HEADRACE_HOME": "/nowhere", "HEADRACE_CAPACITY": value})
+@pytest.mark.parametrize("name", ["HEADRACE_CAPACITY", "HEADRACE_RUN_CAPACITY"])
+def test_a_bad_capacity_is_refused_with_its_form(name: str, value: str) -> None:
+    with pytest.raises(BadSetting, match=rf"{name} holds .* it may hold lane=number"):
+        Settings.load({"HEADRACE_HOME": "/nowhere", name: value})
 
 
 def test_a_process_holds_what_it_computes_at_once() -> None:
