@@ -121,8 +121,9 @@ class Alerts:
                 run["run"], [REWARD, ENTROPY], most=SAMPLED_POINTS
             )
             values = {key: [value for _, value in points] for key, points in curves.items()}
-            if why := collapse_of(values.get(REWARD, []), values.get(ENTROPY, [])):
-                await self._put(run, "collapsed", f"collapsed: {why}")
+            collapse = collapse_of(values.get(REWARD, []), values.get(ENTROPY, []))
+            if collapse is not None:
+                await self._put(run, "collapsed", f"collapsed: {collapse}")
 
     async def deliver(self) -> None:
         """Send what is due. What a channel does not take is sent again later, less and less often."""
