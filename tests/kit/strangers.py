@@ -49,8 +49,10 @@ class ControlProcess:
 
 
 @contextmanager
-def control_process(database_url: str, directory: Path) -> Iterator[ControlProcess]:
-    """Run `python -m producers.serve` until the block ends."""
+def control_process(
+    database_url: str, directory: Path, **settings: str
+) -> Iterator[ControlProcess]:
+    """Run `python -m producers.serve` with these settings until the block ends."""
     port = free_port()
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
@@ -59,6 +61,7 @@ def control_process(database_url: str, directory: Path) -> Iterator[ControlProce
         "HEADRACE_DATABASE_URL": database_url,
         "HEADRACE_TOKEN": TOKEN,
         "PYTHONPATH": str(ROOT),
+        **settings,
     }
     (directory / "home").mkdir()
     log = directory / "control.log"

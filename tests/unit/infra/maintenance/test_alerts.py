@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from infra.settings.git import AllowedAddresses
 from schemas.events import RunDeleted
 from tests.kit.application import Application, application
 from tests.kit.showcase import FAILED, FIRST, SECOND, fill
+from tests.kit.strangers import control_process
 
 LOOPBACK = AllowedAddresses(loopback=True)
 SECRET = "a-secret-path"
@@ -181,6 +182,30 @@ async def test_one_of_two_control_processes_alerts_and_an_error_does_not_end_it(
         for task in both:
             task.cancel()
         await asyncio.gather(*both, return_exceptions=True)
+    assert sorted(one["run"] for one in receiver.got) == sorted([FIRST, FAILED])
+
+
+@pytest.mark.postgres
+@pytest.mark.processes
+async def test_the_control_process_alerts(
+    app: Application, database_url: str, tmp_path: Path
+) -> None:
+    """It takes 15 seconds, because that is how often a real process looks."""
+    receiver = Receiver()
+    async with listening(receiver) as url:
+        settings = {"HEADRACE_ALERT_WEBHOOK": url, "HEADRACE_ALERT_ALLOW": "loopback"}
+        with ExitStack() as stack:
+            (tmp_path / "control").mkdir()
+            running = control_process(database_url, tmp_path / "control", **settings)
+            process = await asyncio.to_thread(stack.enter_context, running)
+            async with asyncio.timeout(60):
+                while not await app.database.durable.fetchval("select count(*) from alerts"):
+                    await asyncio.sleep(0.1)
+                await fill(app, steps=2)
+                while len(receiver.got) < 2:
+                    await asyncio.sleep(0.1)
+            assert SECRET not in process.log.read_text()
+            await asyncio.to_thread(stack.close)
     assert sorted(one["run"] for one in receiver.got) == sorted([FIRST, FAILED])
 
 
