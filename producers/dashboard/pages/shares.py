@@ -93,12 +93,12 @@ async def _list(request: Request, run: RunJson, made: object = None) -> Response
 async def create(request: Request) -> Response:
     """Make a link, and show it once."""
     text = (await read_session_form(request)).get("days", "")
+    run, _ = await find_run(request)
     is_number = text.isascii() and text.isdigit() and len(text) < 4
     if not is_number or not 1 <= int(text) <= MOST_DAYS:
         message = f"must be a whole number from 1 to {MOST_DAYS}, got {text[:20]!r}"
         raise InvalidConfig(f"days {message}", issues=(Issue("days", message),))
     made = await new_share(request, int(text))
-    run, _ = await find_run(request)
     return await _list(request, run, made)
 
 
