@@ -16,10 +16,8 @@ from pathlib import Path
 PREFIX = "HEADRACE_ENV_"
 PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
-MEMORY_BYTES = 16 << 30
-FILE_BYTES = 1 << 30
-PROCESSES = 1024
-FILES = 4096
+LIMITS = "HEADRACE_LIMITS"
+"""The variable with bytes of memory and of a file, and the numbers of processes and of open files."""
 KILLED_FIRST = "1000"
 LAUNCHED = b"\0"
 
@@ -34,12 +32,13 @@ def confine() -> None:
             ctypes.get_errno(),
             "this kernel refuses PR_SET_NO_NEW_PRIVS; run Headrace on Linux 3.5 or later",
         )
+    memory, file, processes, files = map(int, os.environ.pop(LIMITS).split())
     limits = {
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_AS: MEMORY_BYTES,
-        resource.RLIMIT_FSIZE: FILE_BYTES,
-        resource.RLIMIT_NPROC: PROCESSES,
-        resource.RLIMIT_NOFILE: FILES,
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_FSIZE: file,
+        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_NOFILE: files,
     }
     for limit, value in limits.items():
         _, hard = resource.getrlimit(limit)

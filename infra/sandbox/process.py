@@ -27,7 +27,7 @@ from infra.sandbox.host_messages import (
     parse_later,
 )
 from infra.sandbox.interpreter import Interpreter, find_interpreter
-from infra.sandbox.levels.level import ConfinedCommand, Level
+from infra.sandbox.levels.level import ConfinedCommand, Level, ProcessLimits
 from infra.sandbox.user_process import UserProcess
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.toml.environment import reserved_env
@@ -55,6 +55,9 @@ MESSAGE_S = 30.0
 READ_AHEAD = 1 << 20
 ENV_PREFIX = "HEADRACE_ENV_"
 """The prefix of a rollout's own variables, for `headrace/launch.py`."""
+
+LIMITS = "HEADRACE_LIMITS"
+"""The variable with the limits that `headrace/launch.py` sets."""
 
 MOST_STRAYS = 64
 STRAYS_PER_S = 8
@@ -94,9 +97,11 @@ class ConfinedProcess:
         gateway: Path | None = None,
         network: Sequence[str] = (),
         python: Interpreter | None = None,
+        limits: ProcessLimits | None = None,
     ) -> None:
         """Without `gateway`, it has no socket of the gateway. `network` are the addresses that the
         gateway's proxy connects to. `python` is the one with the packages of the rollout."""
+        self._limits = limits or ProcessLimits()
         self._role = role
         self._level = level
         self.gateway = gateway
@@ -197,6 +202,8 @@ class ConfinedProcess:
         fixed = {"PATH": f"{programs}/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}  # noqa: S108 - not ours
         own = {f"{ENV_PREFIX}{name}": value for name, value in self._env.items()}
         network = {"HEADRACE_NETWORK": ",".join(self._network)} if self._network else {}
+        of = self._limits
+        limits = (of.memory_bytes, of.file_bytes, of.processes, of.files)
         launcher = str(self._sdk / "headrace" / "launch.py")
         ends = (str(inward[0]), str(outward[1]))
         try:
@@ -208,11 +215,12 @@ class ConfinedProcess:
                         *ends,
                         str(self._entrypoint),
                     ],
-                    env={**fixed, **network, **own},
+                    env={**fixed, LIMITS: " ".join(map(str, limits)), **network, **own},
                     cwd=self._entrypoint.parent,
                     readable=(self._sdk, self._tree, *python.files),
                     pass_fds=(inward[0], outward[1]),
                     gateway=self.gateway,
+                    limits=of,
                 )
             )
         except BaseException:

@@ -22,6 +22,7 @@ from infra.sandbox.calls import CallingUserCode, UserCall
 from infra.sandbox.environments.environments import Environments
 from infra.sandbox.host_messages import CallAnswer, FirstMessage
 from infra.sandbox.interpreter import Interpreter
+from infra.sandbox.levels.level import ProcessLimits
 from infra.sandbox.levels.probe import choose_level
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.trees import UnpackedTrees, unpack
@@ -29,6 +30,7 @@ from infra.sandbox.user_process import UNPRIVILEGED
 from infra.sandbox.warm_processes import WarmProcesses
 from infra.settings.packages import PackageSettings
 from infra.settings.sandbox_level import REFUSES_PUSHES, TRUSTED
+from infra.settings.sandbox_limits import load_sandbox_limits
 from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef
 from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef, RolloutRef
@@ -89,6 +91,7 @@ class LocalUserCode(CallingUserCode):
         packages: PackageSettings | None = None,
     ) -> None:
         self._level = choose_level(level)
+        self._limits = ProcessLimits.of_user_code(load_sandbox_limits(os.environ))
         self._builder = choose_level(TRUSTED if level == TRUSTED else BUILDER)
         settings = packages or PackageSettings.load(os.environ)
         self._environments = Environments(self._builder, settings)
@@ -240,6 +243,7 @@ class LocalUserCode(CallingUserCode):
                 gateway=gateway,
                 network=network,
                 python=python,
+                limits=self._limits,
             )
             try:
                 return process, await process.start()

@@ -20,6 +20,7 @@ from infra.settings.network_policy import NetworkPolicy
 from infra.settings.packages import PackageSettings
 from infra.settings.s3 import S3Place
 from infra.settings.sandbox_level import TRUSTED
+from infra.settings.sandbox_limits import SandboxLimits, load_sandbox_limits
 from infra.settings.sandbox_service import SandboxAddress
 from infra.settings.secret_key import KeySource, load_sources
 from infra.settings.serving import ServingSettings
@@ -86,6 +87,7 @@ class Settings:
     hub_endpoint: str
     model_directories: ModelDirectories
     sandbox: str
+    sandbox_limits: SandboxLimits
     sandbox_service: SandboxAddress | None
     network: NetworkPolicy
     workers: str
@@ -131,6 +133,7 @@ class Settings:
             hub_endpoint=(environ.get("HF_ENDPOINT") or HUB).rstrip("/"),
             model_directories=_model_directories(environ),
             sandbox=sandbox_level(environ),
+            sandbox_limits=_sandbox_limits(environ),
             sandbox_service=_sandbox_service(environ),
             network=_network(environ),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each")),
@@ -199,6 +202,13 @@ def sandbox_level(environ: Mapping[str, str]) -> str:
             "only, so remove the variable to confine user code with bubblewrap"
         )
     return _one_of(environ, name, ("bwrap", "gvisor", "process-trusted"))
+
+
+def _sandbox_limits(environ: Mapping[str, str]) -> SandboxLimits:
+    try:
+        return load_sandbox_limits(environ)
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
 
 
 def _sandbox_service(environ: Mapping[str, str]) -> SandboxAddress | None:

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.sandbox.user_process import UserProcess
+from infra.settings.sandbox_limits import SandboxLimits
+
+DEFAULT = SandboxLimits()
 
 GATEWAY_SOCKET = Path("/run/headrace/gateway.sock")
 """Where a confined process finds the socket of its gateway, if its level gives it files of its own."""
@@ -23,11 +26,21 @@ class ProcessLimits:
     """The limits of one confined command: bytes of memory, of one file and of all files that it writes,
     and the numbers of processes and of open files."""
 
-    memory_bytes: int = 16 << 30
-    file_bytes: int = 1 << 30
-    written_bytes: int = 2 << 30
-    processes: int = 1024
+    memory_bytes: int = DEFAULT.memory_bytes
+    file_bytes: int = DEFAULT.written_bytes // 2
+    written_bytes: int = DEFAULT.written_bytes
+    processes: int = DEFAULT.processes
     files: int = 4096
+
+    @classmethod
+    def of_user_code(cls, limits: SandboxLimits) -> "ProcessLimits":
+        """The limits of a process of user code. One file may have half of what all have together."""
+        return cls(
+            memory_bytes=limits.memory_bytes,
+            file_bytes=limits.written_bytes // 2,
+            written_bytes=limits.written_bytes,
+            processes=limits.processes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from infra.sandbox.service.session import ServiceSession
 from infra.sandbox.service.snapshots import SnapshotCache
 from infra.sandbox.service.sockets import RemoteSockets
 from infra.settings.packages import PackageSettings
+from infra.settings.sandbox_limits import load_sandbox_limits
 from infra.settings.sandbox_service import listen_address, parse_service_key
 from infra.settings.settings import sandbox_level
 
@@ -65,6 +66,7 @@ def main() -> int:
     try:
         level = sandbox_level(os.environ)
         PackageSettings.load(os.environ)
+        load_sandbox_limits(os.environ)
         url = listen_address(options.listen) if options.listen else None
         key = parse_service_key(os.environ.pop("HEADRACE_SANDBOX_KEY", "")) if url else b""
     except ValueError as error:

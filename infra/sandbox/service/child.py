@@ -18,16 +18,22 @@ from infra.sandbox.environments.index_relay import without_login
 from infra.sandbox.environments.uv_process import PASSED as OF_UV
 from infra.sandbox.environments.uv_process import PROXIES
 from infra.sandbox.service.listener import READ_AHEAD
-from infra.settings import packages
+from infra.settings import packages, sandbox_limits
 
 END_S = 25.0
 """How long a child may take to end its user code and itself, before it is killed."""
 
 ROOT = Path(infra.__file__).resolve().parents[1]
 STDERR = 2
-PASSED = ("HEADRACE_RUNSC", "XDG_CACHE_HOME", *packages.VARIABLES, *OF_UV)
-"""The variables of ours that a child gets too. They name gVisor's program, the directories of packages,
-and the way to their index."""
+PASSED = (
+    "HEADRACE_RUNSC",
+    "XDG_CACHE_HOME",
+    sandbox_limits.VARIABLE,
+    *packages.VARIABLES,
+    *OF_UV,
+)
+"""The variables of ours that a child gets too. They name gVisor's program, the limits of user code, the
+directories of packages, and the way to their index."""
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

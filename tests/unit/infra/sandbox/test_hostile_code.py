@@ -30,7 +30,7 @@ OWNER = SandboxOwner(run="run-1")
 LEVEL = "bwrap"
 
 MAIN = """
-import asyncio, ctypes, json, os, signal, struct, sys, time
+import asyncio, ctypes, json, os, resource, signal, struct, sys, time
 from headrace import AgentWorkflow, Grader, reward
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -71,6 +71,12 @@ class Do(AgentWorkflow):
             status = dict(line.split(":", 1) for line in open("/proc/self/status"))
             said = [status["NoNewPrivs"].strip(), libc.prctl(GET_DUMPABLE), "HOME=" + os.environ["HOME"]]
             return [{"role": "assistant", "content": " ".join(map(str, said))}]
+        if what == "sizes":
+            names = ("RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NPROC")
+            sizes = [resource.getrlimit(getattr(resource, name))[0] for name in names]
+            tmp = os.statvfs("/tmp")
+            sizes.append(tmp.f_blocks * tmp.f_frsize)
+            return [{"role": "assistant", "content": " ".join(map(str, sizes))}]
         if what == "surrogate":
             return [{"role": "assistant", "content": "\\ud800"}]
         if what.startswith("say "):
@@ -93,6 +99,7 @@ def exact(solution_str, ground_truth, extra_info=None, **kwargs):
 """
 
 FIVE = 'import os, struct, sys\nos.write(int(sys.argv[3]), struct.pack(">I", 1) + b"5")\n'
+
 SNAPSHOT: list[bytes] = []
 
 
@@ -204,6 +211,26 @@ async def test_twin_where_it_may_be_traced_its_tracer_is_ended_with_it(
 
 async def test_limits_hold_in_user_code(user: LocalUserCode, rollout: RolloutRef) -> None:
     assert await run(user, rollout, "limits") == "1 0 HOME=/tmp"
+
+
+async def test_the_operator_sets_the_limits(
+    rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twin: without the variable, the limits are the defaults."""
+    gib = 1 << 30
+
+    async def fetch(ref: ArtifactRef) -> bytes:
+        return SNAPSHOT[-1]
+
+    for chosen, expected in (
+        ("memory=3,disk=4,processes=99", [3 * gib, 2 * gib, 99, 2 * gib]),
+        ("", [16 * gib, gib, 1024, gib]),
+    ):
+        monkeypatch.setenv("HEADRACE_SANDBOX_LIMITS", chosen)
+        made = LocalUserCode(LEVEL, fetch=fetch)
+        sizes = [int(size) for size in (await run(made, rollout, "sizes")).split()]
+        await made.aclose()
+        assert sizes == expected
 
 
 async def test_twin_the_launcher_is_who_sets_them(
