@@ -26,8 +26,9 @@ LEASELESS = ("vllm",)
 
 def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.Popen[bytes]:
     """Start a supervisor of `home` and return it when it is ready. A `tied` one stops when this process
-    ends, however that happens; otherwise it continues. Raises Failure with its output when it does not
-    start."""
+    ends, however that happens. Otherwise it continues, and after READY_S it is returned as it is,
+    because a migration may take long and must not be cut off. Raises Failure with its output when it
+    does not start."""
     prepare(home)
     log = home / "logs" / "supervisor.log"
     log.write_bytes(
@@ -51,10 +52,18 @@ def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.
         if process.poll() is not None:
             raise _startup_failure(tail(log))
         time.sleep(0.05)
+    if not tied:
+        return process
     process.terminate()
     raise Failure(
         "FAILED", f"the server is not ready after {READY_S:.0f} s; read the logs in {home / 'logs'}"
     )
+
+
+def is_ready(home: Path) -> bool:
+    """Whether the supervisor that owns the home is ready."""
+    state = read_state(home)
+    return state is not None and state.ready
 
 
 def await_workers(home: Path, *, within_s: float = WORKERS_S) -> Sequence[ChildState]:

@@ -48,12 +48,14 @@ def up(*, detach: bool, as_json: bool) -> None:
     settings = Settings.load(os.environ)
     started = time.monotonic()
 
+    def document(pid: int) -> Document:
+        return {"url": redact(settings.url), "home": str(settings.home), "pid": pid}
+
     def ready(pid: int, starting: "Sequence[ChildState]" = ()) -> None:
         took_s = time.monotonic() - started
         if as_json:
-            document = {"url": redact(settings.url), "home": str(settings.home), "pid": pid}
             names = [child.name for child in starting]
-            print_json({**document, "ready_s": round(took_s, 2), "starting": names})
+            print_json({**document(pid), "ready_s": round(took_s, 2), "starting": names})
             return
         say(f"Headrace is ready at {redact(settings.url)} (home {settings.home}, {took_s:.1f} s)")
         for child in starting:
@@ -61,10 +63,15 @@ def up(*, detach: bool, as_json: bool) -> None:
         _say_link()
 
     if detach:
-        from producers.cli.launch import await_workers, launch
+        from producers.cli.launch import await_workers, is_ready, launch
 
         pid = launch(settings.home, os.environ, tied=False).pid
-        ready(pid, await_workers(settings.home))
+        if is_ready(settings.home):
+            ready(pid, await_workers(settings.home))
+        elif as_json:
+            print_json({**document(pid), "starting": ["server"]})
+        else:
+            say(f"Still starting: the server (pid {pid}); its logs are in {settings.home / 'logs'}")
         return
     from infra.local.home import prepare
     from infra.local.supervisor import supervise

@@ -4,12 +4,15 @@ that is starting."""
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.local.home import ChildState, SupervisorState, own, prepare, write_state
+from producers.cli import launch
 from producers.cli.errors import Failure
 from producers.cli.launch import await_workers
 from tests.unit.producers.cli.conftest import FakeServer, Run
@@ -72,11 +75,39 @@ def test_what_is_still_starting_is_told_and_is_no_failure(
     started.wait()
     worker = ChildState("worker", 2, "", 1, "/l/worker.log")
     monkeypatch.setattr("producers.cli.launch.launch", lambda *_, **__: started)
+    monkeypatch.setattr("producers.cli.launch.is_ready", lambda _: True)
     monkeypatch.setattr("producers.cli.launch.await_workers", lambda _: (worker,))
     ran = headrace("up", "--detach")
     assert ran.code == 0, ran.err
     assert "Still starting: worker; `headrace status` shows it" in ran.out
     assert json.loads(headrace("up", "--detach", "--json").out)["starting"] == ["worker"]
+
+
+def test_a_server_that_is_not_ready_yet_goes_on_and_is_told(
+    home: Path, headrace: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long migration, for example. It used to be ended after five minutes."""
+    monkeypatch.setattr(launch, "READY_S", 0.2)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    started = list[subprocess.Popen[bytes]]()
+
+    def start(_: object, **more: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(command, **more))
+        return started[-1]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setenv("HEADRACE_HOME", str(home))
+    try:
+        shown, told = headrace("up", "--detach"), headrace("up", "--detach", "--json")
+        assert [process.poll() for process in started] == [None, None]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert shown.code == told.code == 0, shown.err
+    assert f"Still starting: the server (pid {started[0].pid})" in shown.out
+    assert json.loads(told.out)["starting"] == ["server"]
 
 
 def test_a_supervisor_that_ended_is_told(server: FakeServer, tmp_path: Path) -> None:
