@@ -18,7 +18,10 @@ from producers.cli.errors import Failure
     help="Let it use this much: a number, unlimited or default. For administrators.",
 )
 def quotas(name: str, *, limits: tuple[str, ...], as_json: bool) -> None:
-    """Show the limits of a workspace and of your API key, and what they have used."""
+    """Show the limits of a workspace and their use.
+
+    Those of your API key are shown too.
+    """
     path = f"/workspaces/{path_segment(name)}/quotas"
     with Client() as client:
         wanted = dict(_pair(text) for text in limits)
