@@ -144,7 +144,11 @@ class Claims:
         taken = Counter[Lane]()
         for each in claimed:
             taken[each.effect.lane] += each.size
-        self._queued -= {lane for lane, places in room.items() if taken[lane] < places}
+        self._queued -= {
+            lane
+            for lane, places in room.items()
+            if taken[lane] < places and lane not in self._hosting.run_capacity
+        }  # with a limit, more may wait although places are left
         return claimed
 
     async def next_due_s(self) -> float | None:

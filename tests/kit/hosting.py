@@ -139,6 +139,7 @@ class Bench:
     world: World = field(default_factory=World)
     capacity: int = 1024
     worker: WorkerId = WORKER
+    run_capacity: Mapping[Lane, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.log = Flaky(MemoryLog(self.world))
@@ -185,6 +186,7 @@ class Bench:
                 tuple(self.consumers),
                 (Lane.CONTROL,),
                 {Lane.CONTROL: self.capacity},
+                self.run_capacity,
             ),
             log=cast("Any", self.log),
             effects=cast("Any", self.effects),

@@ -9,7 +9,7 @@ import pytest
 from infra.ports.ports import Ports
 from infra.runtime import performer
 from infra.runtime.consumer import NOTHING, AnyConsumer, Decision, Meta
-from schemas.effects import FetchCommit
+from schemas.effects import FetchCommit, Lane
 from schemas.events import RunWarned
 from schemas.ids import WorkerId
 from tests.kit.hosting import WORKER, Bench, Fetched, Script, consumer, effect
@@ -106,3 +106,17 @@ async def test_an_effect_is_not_born_claimed_before_those_that_wait(tmp_path: Pa
     async with bench.running():
         await bench.until(lambda: len(order) == 4)
     assert order == ["big", "tiny", "big", "big"]
+
+
+async def test_a_run_at_its_limit_goes_on_as_soon_as_a_place_of_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No poll wakes the worker, which has places left all the time."""
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 3600.0)
+    counting = Counting()
+    counting.go.set()
+    bench = Bench(tmp_path, [counting.consumer], run_capacity={Lane.CONTROL: 2})
+    await bench.warn("r", 1)
+    async with bench.running():
+        await bench.until(lambda: len(counting.performed) == ASKED)
+    assert 1 <= counting.most <= 2
