@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.local import embedded_postgres
-from infra.postgres.migrate import DIRECTORY, migrate
+from infra.postgres.migrate import DIRECTORY, migrate, migrations
 from tests.kit.postgres import bare_database, execute
 
 SCHEMA = DIRECTORY.parent / "schema.sql"
@@ -30,6 +30,12 @@ def migrated(postgres_url: str) -> Objects:
     with bare_database(postgres_url) as url:
         asyncio.run(migrate(url))
         return dump(url)
+
+
+def test_each_migration_has_a_number_of_its_own() -> None:
+    """Two that were written at the same time would else be applied in the order of their names."""
+    numbers = [migration.name[:4] for migration in migrations()]
+    assert numbers == [f"{n:04}" for n in range(1, len(numbers) + 1)]
 
 
 @contextmanager
