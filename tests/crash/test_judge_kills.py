@@ -5,6 +5,7 @@ The judge is a server on this machine that limits the rate and answers prose now
 
 import hashlib
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ AT_ONCE = 8
 """Judgements that are open when a process is killed: those of both groups of a step."""
 
 
+def without_fence(question: str) -> str:
+    """A question without the random text that each request draws for its tags."""
+    return re.sub(r"(</?[a-z-]+)-[0-9a-f]+>", r"\1>", question)
+
+
 def score(question: str) -> float:
     """A score that follows from what the judge reads."""
     return hashlib.sha256(question.encode()).digest()[0] / 255
@@ -47,7 +53,7 @@ class Judge:
             return refusal(429, "slow down", retry_after="0.2")
         if self.requests % 11 == 5 and len(body["messages"]) == 2:
             return completion("I like it.")
-        question = body["messages"][1]["content"]
+        question = without_fence(body["messages"][1]["content"])
         self.scored[question] += 1
         return completion(json.dumps({"explanation": "so it is", "score": score(question)}))
 
