@@ -10,7 +10,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: preflight compiler programs demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: preflight compiler programs demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -136,7 +136,7 @@ PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(
 APART := vllm or gvisor or attacks or gitea or agents or browser
 ELSEWHERE := --ignore=tests/agents --ignore=tests/browser --ignore=tests/vllm
 
-test test-fast test-attacks test-gitea: preflight programs
+test test-fast test-kills test-attacks test-gitea: preflight programs
 
 # The system's programs that tests need. A test whose program cannot be installed is skipped.
 programs:
@@ -146,10 +146,18 @@ programs:
 test test-fast: PROCESSES := 3
 
 test: $(READY)
-	$(PYTEST) -m 'not ($(APART))' $(ELSEWHERE) $(ARGS)
+	HEADRACE_TEST_KILLS=$${HEADRACE_TEST_KILLS:-sample} $(PYTEST) -m 'not ($(APART))' $(ELSEWHERE) $(ARGS)
 
 test-fast: $(READY)
 	$(PYTEST) -m 'not (slow or processes or $(APART))' $(ELSEWHERE) $(ARGS)
+
+# All tests that kill, freeze or cut off the processes of a run (an hour). `make test` runs an eighth of
+# them, chosen by the commit. Run it before a release, and when the spine, a failpoint or the decisions of
+# a consumer change.
+KILL_TESTS := tests/crash
+test-kills: PROCESSES := 3
+test-kills: $(READY)
+	$(PYTEST) -m 'kills and not ($(APART))' $(KILL_TESTS) $(ARGS)
 
 # What another Python may break: each module's import, with warnings as errors, the code that users import
 # or type, and one run from end to end. For example: make test-python PYTHON=python3.12 VENV=.venv312

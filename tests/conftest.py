@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kit import kill_sample
 from tests.kit.gitea import gitea
 from tests.kit.kafka import kafka, kafka_address, kafka_node
 from tests.kit.platform import forget_homes
@@ -39,6 +40,14 @@ __all__ = [
 # How long an example takes says more about the machine than about the law.
 settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headrace")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kill_sample.leave_out(config, items)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return kill_sample.describe(config)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,6 +13,7 @@ PLACES = {
     "attacks": "ATTACK_TESTS",
     "gvisor": "ATTACK_TESTS",
     "gitea": "GITEA_TESTS",
+    "kills": "KILL_TESTS",
 }
 """Mark -> the Makefile's variable with the paths of its tests."""
 

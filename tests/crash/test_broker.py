@@ -33,6 +33,7 @@ from tests.kit.stacks import RealStack
 from tests.stack.kafka import KafkaServer, kafka_server
 
 pytestmark = [
+    pytest.mark.kills,
     pytest.mark.processes,
     pytest.mark.torch,
     pytest.mark.postgres,

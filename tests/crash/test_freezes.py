@@ -22,7 +22,13 @@ from tests.chaos.victims import Processes
 from tests.kit.ledger import check
 from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.kills,
+    pytest.mark.processes,
+    pytest.mark.torch,
+    pytest.mark.postgres,
+    pytest.mark.slow,
+]
 
 PAUSES = int(os.environ.get("HEADRACE_FREEZES", "6"))
 SEED = int(os.environ.get("HEADRACE_FREEZE_SEED", "11"))

@@ -20,7 +20,13 @@ from tests.kit.platform import (
 )
 from tests.kit.rollout_server import SERVER
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.kills,
+    pytest.mark.processes,
+    pytest.mark.torch,
+    pytest.mark.postgres,
+    pytest.mark.slow,
+]
 
 STEPS = 5
 CONFIG = run_config(advanced={"max_steps": STEPS, "state_interval": 2})
