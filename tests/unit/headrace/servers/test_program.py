@@ -67,7 +67,7 @@ socketserver.TCPServer(("127.0.0.1", port), Garbage).serve_forever()
 async def test_a_program_that_does_not_answer_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: str, why: str
 ) -> None:
-    monkeypatch.setattr(program, "START_S", 4.0)  # a loaded machine starts the program within that
+    monkeypatch.setattr(program, "START_S", 10.0)  # a loaded machine starts the program within that
     with pytest.raises(NotServing) as raised:
         await start_program(entry(tmp_path, main))
     assert "did not serve port" in str(raised.value)
