@@ -36,7 +36,7 @@ const showKeys = () => { if (!document.getElementById("keys").open) document.get
 // The keys that the page's help lists. One key follows a link that names it, and j and k walk through the
 // answers of a group. While a person writes or the help is open, a key is only a key.
 function walk(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog[open]")) return;
   if (event.key === "?" && document.getElementById("keys")) showKeys();
   const search = event.key === "/" && document.querySelector("main input[type=search]");
   if (search) {
