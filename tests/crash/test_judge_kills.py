@@ -14,11 +14,11 @@ import pytest
 
 from tests.kit.platform import (
     Platform,
-    eventually,
     final_adapter,
     make_workspace,
     platform,
     run_config,
+    verify,
 )
 from tests.kit.provider import Reply, completion, provider_in_thread, refusal
 
@@ -62,16 +62,6 @@ class Judge:
         question = without_fence(body["messages"][1]["content"])
         self.scored[question] += 1
         return completion(json.dumps({"explanation": "so it is", "score": score(question)}))
-
-
-def verify(running: Platform, run: str) -> Any:
-    asked = running.post(f"/runs/{run}/verify", {}).json()["verification"]["id"]
-
-    def ended() -> Any:
-        found = running.get(f"/verifications/{asked}")["verification"]
-        return None if found["status"] == "running" else found
-
-    return eventually(ended, within_s=60, what="the verification ends")
 
 
 def ready(running: Platform, workspace: Path) -> None:

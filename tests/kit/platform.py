@@ -304,6 +304,17 @@ def forget_homes() -> None:
         embedded_postgres.remove(HOMES.pop())
 
 
+def verify(started: Platform, run: str) -> dict[str, Any]:
+    """The verification of a run, once it has ended."""
+    asked = started.post(f"/runs/{run}/verify", {}).json()["verification"]["id"]
+
+    def look() -> Any:
+        found = started.get(f"/verifications/{asked}")["verification"]
+        return None if found["status"] == "running" else found
+
+    return dict(eventually(look, within_s=60, what="the verification ends"))
+
+
 def final_adapter(info: Any) -> str:
     """The hash of the last checkpoint's weights."""
     last = max(info["checkpoints"], key=lambda checkpoint: checkpoint["step"])
