@@ -25,7 +25,8 @@ Rewards = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """The attempts at one row: their rewards, and which of those without one the policy failed."""
+    """The attempts at one row: their rewards, and which of them the policy failed. Those count as failed
+    also where the run gives them a reward to train on (`advanced.failed_reward`)."""
 
     rewards: Rewards
     failed: frozenset[int] = frozenset()
@@ -40,13 +41,19 @@ class RowOutcome:
     def counted_rewards(self) -> tuple[float, ...]:
         """The rewards that count."""
         return (
-            *(reward for reward in self.rewards if reward is not None),
+            *self._graded_rewards,
             *(FAILED_REWARD for _ in self.failed),
         )
 
+    @property
+    def _graded_rewards(self) -> tuple[float, ...]:
+        """The rewards of the attempts that did not fail."""
+        numbered = enumerate(self.rewards)
+        return tuple(r for n, r in numbered if r is not None and n not in self.failed)
+
     def passes(self, threshold: float) -> tuple[bool, ...]:
         """Whether each attempt that counts passes."""
-        graded = (reward >= threshold for reward in self.rewards if reward is not None)
+        graded = (reward >= threshold for reward in self._graded_rewards)
         return (*graded, *(False for _ in self.failed))
 
 

@@ -41,6 +41,16 @@ def test_only_what_the_policy_wrote_makes_an_attempt_fail() -> None:
     assert failed_by_policy(failures) == {1, 2, 3}
 
 
+def test_a_failed_attempt_counts_as_0_once_whatever_the_run_trains_on() -> None:
+    rewards = ((1.0, None), (1.0, 1.0), (1.0, -1.0))
+    figures = [
+        evaluation_figures({0: RowOutcome(one, frozenset({1}))}, n=2, threshold=0.5)
+        for one in rewards
+    ]
+    assert figures == [figures[0]] * 3
+    assert figures[0][0] == pytest.approx(0.5)
+
+
 def test_failed_attempts_count_as_0_and_others_are_left_out() -> None:
     rows = {
         1: RowOutcome((1.0, 0.0)),
