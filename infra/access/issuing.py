@@ -75,13 +75,14 @@ class AccessTokens:
         if workspace is not None and "metrics" in scopes:
             message = "metrics are about all workspaces; make a token without a workspace for them"
             raise InvalidConfig(message, issues=(Issue("scopes", message),))
-        last = await self._recent.expiry_of(creator.token)
         request = TokenRequest(
             name=wanted.name,
             owner=_owner_of(wanted, creator),
             scopes=scopes,
             workspace=workspace,
-            expires_at=_expiry_of(wanted.expires_s, LIFETIME_S, self._clock.now(), last),
+            expires_at=_expiry_of(
+                wanted.expires_s, LIFETIME_S, self._clock.now(), creator.expires_at
+            ),
             created_by=creator.name,
         )
         made = await self._tokens.create(request)
@@ -100,8 +101,13 @@ class AccessTokens:
                 f"the token {found.name} belongs to {found.owner}, and yours is bound to a workspace; "
                 f"ask {found.owner} to rotate it, or revoke it"
             )
-        last = await self._recent.expiry_of(rotator.token)
-        expires_at = _expiry_of(expires_s, _lifetime_s(found), self._clock.now(), last)
+        if found.id == rotator.token and found.expires_at != rotator.expires_at:
+            raise BeyondRights(
+                f"this secret of the token {found.name} was replaced; rotate it with the new one"
+            )
+        expires_at = _expiry_of(
+            expires_s, _lifetime_s(found), self._clock.now(), rotator.expires_at
+        )
         rotated = await self._tokens.rotate(found, overlap_s=overlap_s, expires_at=expires_at)
         self._recent.forget()
         return rotated
@@ -118,7 +124,8 @@ def _expiry_of(
     wanted_s: float | None, usual_s: float, now: datetime, last: datetime | None
 ) -> datetime | None:
     """When a new secret expires: after `wanted_s`, or else after the usual lifetime, and never later
-    than the token of the sender (`last`). Raises BeyondRights when a later expiry was asked for."""
+    than the secret that the sender sent (`last`). Raises BeyondRights when a later expiry was asked
+    for."""
     if wanted_s is None:
         usual = now + timedelta(seconds=usual_s)
         return usual if last is None else min(usual, last)

@@ -75,11 +75,6 @@ class RecentTokens:
         found = await self._find_with_secret(identity, sha256)
         return found is not None and found.is_valid(self._clock.now())
 
-    async def expiry_of(self, identity: str) -> datetime | None:
-        """When a token (its id) expires; None when it does not. Raises TransientError, as `find`."""
-        known = await self._find_known(identity)
-        return known.expires_at if known is not None else None
-
     def forget(self) -> None:
         """Read the tokens again before the next request is answered."""
         self._read_at = self._asked_at = float("-inf")

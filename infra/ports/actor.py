@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, get_args
 
 TokenScope = Literal["read", "submit", "control", "admin", "metrics", "inference"]
@@ -38,13 +39,15 @@ PUSH = "push"
 @dataclass(frozen=True, slots=True)
 class Actor:
     """The sender of a request: the id and the owner of its token, the token's scopes, the workspace (id)
-    that it is bound to (None for all), and the network address of the client."""
+    that it is bound to (None for all), the network address of the client, and when the secret that it
+    sent expires (None: never)."""
 
     token: str
     owner: str
     scopes: frozenset[TokenScope]
     workspace: str | None = None
     address: str = ""
+    expires_at: datetime | None = None
 
     def may(self, scope: TokenScope) -> bool:
         """Whether the token has a scope, itself or as a part of another one."""

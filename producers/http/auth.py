@@ -218,7 +218,7 @@ class Guard:
             return UNAUTHORIZED
         if not token.is_valid(self._services.clock.now()):
             return _invalid(token)
-        return Actor(token.id, token.owner, token.scopes, token.workspace, address)
+        return _actor_of(token, address)
 
     async def _actor_of_session(
         self, scope: Scope, headers: Headers, address: str
@@ -247,7 +247,7 @@ class Guard:
         token = await self._services.recent_tokens.find_digest(bearer.token, bearer.sha256)
         if token is None or not token.is_valid(self._services.clock.now()):
             return None
-        return Actor(token.id, token.owner, token.scopes, token.workspace, address)
+        return _actor_of(token, address)
 
     def _root_token(self) -> str | None:
         now = self._services.clock.elapsed_s()
@@ -312,6 +312,12 @@ async def _answer_lifespan(receive: Receive, send: Send) -> None:
 
 def _root_actor(address: str) -> Actor:
     return Actor(ROOT, ROOT_OWNER, frozenset({"admin"}), address=address)
+
+
+def _actor_of(token: ApiToken, address: str) -> Actor:
+    return Actor(
+        token.id, token.owner, token.scopes, token.workspace, address, expires_at=token.expires_at
+    )
 
 
 def _invalid(token: ApiToken) -> Response:

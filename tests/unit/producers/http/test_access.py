@@ -92,6 +92,24 @@ async def test_a_rotation_replaces_the_secret_and_the_old_one_is_valid_for_an_ho
     assert {one["route"] for one in await audit(app)} >= {"/tokens/{ref}/rotate"}
 
 
+async def test_an_old_secret_makes_nothing_that_outlives_it(app: Application) -> None:
+    old = await create_token(app, "boss", "admin")
+    new = (await rotate(app, "boss", overlap_s=600))["secret"]
+    last = (await token_row(app, "boss"))["old_until"]
+    path = "/api/v1/tokens"
+    wanted = {"name": "later", "scopes": ["admin"]}
+    asked = await ask(app, "POST", path, old, json=wanted | {"expires_s": 3600})
+    assert asked.status_code == 403
+    assert (await ask(app, "POST", path, old, json=wanted)).status_code == 201
+    assert (await token_row(app, "later"))["expires_at"] == last
+    assert (await rotate(app, "later", old))["status"] == 200
+    assert (await token_row(app, "later"))["expires_at"] == last
+    refused = await ask(app, "POST", f"{path}/boss/rotate", old, json={})
+    assert refused.status_code == 403
+    assert "rotate it with the new one" in refused.text
+    assert (await rotate(app, "boss", new))["status"] == 200
+
+
 async def test_another_process_knows_of_a_rotation(app: Application) -> None:
     old = await create_token(app, "ci", "read")
     assert await status_of(app, old) == 200
