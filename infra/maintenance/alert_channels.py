@@ -43,9 +43,10 @@ class AlertChannels:
             await asyncio.to_thread(self._mail, identity, json.loads(content))
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        if self._client is not None:
-            await self._client.aclose()
+        """Close the connections. Whoever sends later opens new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
 
     async def _post(self, identity: str, content: str) -> None:
         url = self._settings.webhook or ""

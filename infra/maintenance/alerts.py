@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.maintenance.alert_channels import AlertAway, AlertChannels
 from infra.ports.event_log import EventLog
-from infra.postgres.advisory_lock import exclusively
+from infra.postgres.advisory_lock import lead
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 from infra.rate_limited_log import RateLimit
@@ -34,6 +34,9 @@ LOCK = 0x414C5254
 
 LOOK_EVERY_S = 15.0
 BATCH = 20
+LOOKED_AT_ONCE = 100
+"""Runs whose curves are read together. The next look goes on after the last of them."""
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 3600.0
 MOST_ATTEMPTS = 60
 """Attempts to deliver an alert, over about two days."""
@@ -87,6 +90,7 @@ class Alerts:
         self._settings = settings
         self._channels = AlertChannels(settings)
         self._url = public_url.rstrip("/")
+        self._looked_at = ""
 
     async def run(self) -> None:
         """Look and send until cancelled."""
@@ -116,7 +120,10 @@ class Alerts:
             for run in await self._pool.fetch(SQL["stalled_runs"], self._settings.stalled_min):
                 why = f"stalled: no progress for {self._settings.stalled_min} minutes"
                 await self._put(run, f"stalled at step {run['step']}", why)
-        for run in await self._pool.fetch(SQL["runs_in_training"], LEAST_STEPS):
+        running = await self._pool.fetch(
+            SQL["runs_in_training"], LEAST_STEPS, self._looked_at, LOOKED_AT_ONCE
+        )
+        for run in running:
             curves = await self._readmodel.runs.sampled_curves(
                 run["run"], [REWARD, ENTROPY], most=SAMPLED_POINTS
             )
@@ -124,6 +131,7 @@ class Alerts:
             collapse = collapse_of(values.get(REWARD, []), values.get(ENTROPY, []))
             if collapse is not None:
                 await self._put(run, "collapsed", f"collapsed: {collapse}")
+        self._looked_at = running[-1]["run"] if len(running) == LOOKED_AT_ONCE else ""
 
     async def deliver(self) -> None:
         """Send what is due. What a channel does not take is sent again later, less and less often."""
@@ -160,11 +168,11 @@ class Alerts:
 
 
 async def alert_alone(alerts: Alerts, database_url: str) -> None:
-    """Alert until cancelled, while no other control process does."""
+    """Alert until cancelled, while no other control process does. A frozen one, or one whose session
+    ended, lets another one alert."""
     while True:
         try:
-            async with exclusively(database_url, LOCK, within_s=math.inf):
-                await alerts.run()
+            await lead(database_url, LOCK, alerts.run)
         except TransientError as error:
             logger.warning("alerts begin again in %.0f s: %s", LOOK_EVERY_S, error)
             await asyncio.sleep(LOOK_EVERY_S)

@@ -1,5 +1,6 @@
-"""A process that is frozen loses the right to poll, or to publish the log: another one takes over, and
-the frozen one finds that out when it runs again. The twin's server waits for it without end."""
+"""A process that is frozen loses the right to poll, to alert, or to publish the log: another
+one takes over, and the frozen one finds that out when it runs again. The twin's server waits for it
+without end."""
 
 import asyncio
 import signal
@@ -21,6 +22,14 @@ class Poller:
     run = staticmethod(leading)
 
 main = poll_alone(Poller(), url)
+"""
+ALERTS = """
+from infra.maintenance.alerts import alert_alone
+
+class Alerts:
+    run = staticmethod(leading)
+
+main = alert_alone(Alerts(), url)
 """
 RELAY = """
 from contextlib import asynccontextmanager
@@ -50,7 +59,7 @@ async def leading():
 asyncio.run(main)
 """
 FROZEN_S, NEVER_S = 2.0, 0.0
-LEADERS = {"poller": POLLER, "relay": RELAY}
+LEADERS = {"poller": POLLER, "alerts": ALERTS, "relay": RELAY}
 
 
 @asynccontextmanager

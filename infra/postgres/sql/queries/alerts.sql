@@ -28,11 +28,13 @@ and not exists (select from alerts a
                 where a.run = r.run and a.kind = 'stalled at step ' || coalesce(r.current_step, 0))
 order by r.created_at, r.run limit 100
 
+-- A page of the runs whose curves are looked at, after a run's id.
+
 -- name: runs_in_training
 select {run_to_tell} from runs r
-where r.status = 'running' and r.current_step >= $1
+where r.status = 'running' and r.current_step >= $1 and r.run > $2
 and not exists (select from alerts a where a.run = r.run and a.kind = 'collapsed')
-order by r.created_at, r.run limit 100
+order by r.run limit $3
 
 -- name: put
 insert into alerts (run, kind, channel, content)

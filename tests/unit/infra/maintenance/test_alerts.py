@@ -253,6 +253,43 @@ async def test_a_collapsed_run_is_told_and_a_deleted_one_leaves_nothing(app: App
     assert await pool.fetchval("select count(*) from alerts where run = $1", SECOND) == 0
 
 
+@pytest.mark.postgres
+async def test_each_of_many_runs_is_looked_at_in_its_turn(app: Application) -> None:
+    await fill(app, steps=3)
+    pool = app.database.durable
+    await pool.execute("update runs set current_step = 60 where run = $1", SECOND)
+    await pool.execute("delete from metric_points where run = $1", SECOND)
+    await pool.execute(
+        """insert into metric_points (run, key, step, value, at)
+        select $1, 'rollout/raw_reward', n, case when n < 40 then n / 40.0 else 0 end, now()
+        from generate_series(1, 60) n""",
+        SECOND,
+    )
+    await pool.execute(
+        """insert into runs select (jsonb_populate_record(r, jsonb_build_object(
+            'run', '!' || n, 'name', 'healthy-' || n, 'created_at', '2020-01-01'))).*
+        from runs r cross join generate_series(1, 100) n where r.run = $1""",
+        SECOND,
+    )
+    receiver = Receiver()
+    async with listening(receiver) as url:
+        alerts = alerts_to(app, url, stalled_min=0)
+        for _ in range(3):
+            await alerts.look()
+        await alerts.deliver()
+    assert [(one["run"], one["kind"]) for one in receiver.got] == [(SECOND, "collapsed")]
+
+
+async def test_channels_that_were_closed_send_again() -> None:
+    receiver = Receiver()
+    async with listening(receiver) as url:
+        channels = AlertChannels(AlertSettings(webhook=url, allowed=LOOPBACK))
+        for _ in range(2):
+            await channels.send("webhook", "x", "{}")
+            await channels.aclose()
+    assert len(receiver.got) == 2
+
+
 @pytest.mark.parametrize(
     "url",
     ["http://127.0.0.1:9/", "http://169.254.169.254/latest", "http://10.0.0.1/", "http://[::1]:9/"],
