@@ -36,6 +36,9 @@ WINDOWS: Mapping[str, str] = {
 }
 """The quotas that are free again when the next day or minute begins."""
 
+DEFAULT = "default"
+"""The text of a limit that is the operator's."""
+
 Kind = Literal["workspace", "API key"]
 
 
@@ -152,16 +155,16 @@ class Quotas:
             for state in await self._states_of(holder)
         ]
 
-    async def set_limit(self, workspace: str, name: str, text: str) -> None:
-        """Let a workspace use this much: a number, `unlimited`, or `default` for the operator's setting.
-        Raises InvalidConfig."""
-        if name not in QUOTAS:
-            message = f"{name[:40]!r} is not a quota; choose from {', '.join(QUOTAS)}"
-            raise InvalidConfig(message, issues=(Issue(name[:40], message),))
-        if text == "default":
-            await self._durable.execute(SQL["unset_limit"], workspace, name)
-        else:
-            await self._durable.execute(SQL["set_limit"], workspace, name, _limit_in(name, text))
+    async def set_limits(self, workspace: str, limits: Mapping[str, str]) -> None:
+        """Let a workspace use this much of each of these quotas: a number, `unlimited`, or `default` for
+        the operator's setting. Raises InvalidConfig, and then no limit is changed."""
+        wanted = {name: _limit_in(name, text) for name, text in limits.items()}
+        async with self._durable.acquire() as connection, connection.transaction():
+            for name in sorted(wanted):
+                if limits[name] == DEFAULT:
+                    await connection.execute(SQL["unset_limit"], workspace, name)
+                else:
+                    await connection.execute(SQL["set_limit"], workspace, name, wanted[name])
         self._request_limits_at = float("-inf")
 
     def _defaults(self, holder: QuotaHolder) -> Mapping[str, int]:
@@ -235,7 +238,11 @@ class Quotas:
 
 
 def _limit_in(name: str, text: str) -> int | None:
-    if text == "unlimited":
+    """The limit that a text means; None for none of its own. Raises InvalidConfig."""
+    if name not in QUOTAS:
+        message = f"{name[:40]!r} is not a quota; choose from {', '.join(QUOTAS)}"
+        raise InvalidConfig(message, issues=(Issue(name[:40], message),))
+    if text in ("unlimited", DEFAULT):
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         message = f"must be a whole number, unlimited or default, got {text[:40]!r}"

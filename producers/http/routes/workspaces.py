@@ -78,8 +78,8 @@ async def set_quotas(request: Request) -> Response:
     body = await body_of(request, ("limits",))
     core = services(request)
     workspace = await core.workspaces.find(request.path_params["ref"])
-    for name, value in body.table("limits").items():
-        await core.quotas.set_limit(workspace.id, name, str(value))
+    limits = {name: str(value) for name, value in body.table("limits").items()}
+    await core.quotas.set_limits(workspace.id, limits)
     return await show_quotas(request)
 
 

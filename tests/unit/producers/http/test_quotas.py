@@ -212,6 +212,9 @@ async def test_an_administrator_sets_limits_and_everybody_sees_them(ready: Appli
     for limits in ({"runs": 1}, {"runs_at_once": -1}, {"runs_at_once": "many"}):
         refused = await ready.post("/workspaces/w/quotas", {"limits": limits})
         assert refused.status_code == 400, refused.text
+    half_wrong = {"limits": {"runs_per_day": 5, "requests_per_minute": "many"}}
+    assert (await ready.post("/workspaces/w/quotas", half_wrong)).status_code == 400
+    assert (await shown(ready, token))["workspace runs_per_day"]["most"] is None
     bound = await create_token(ready, "bound", "admin", workspace="w")
     body = {"limits": {"runs_at_once": 100}}
     answer = await ask(ready, "POST", "/api/v1/workspaces/w/quotas", bound, json=body)
