@@ -30,12 +30,13 @@ def check_tags(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_note(note: str) -> str:
-    """The note without space around it. Raises InvalidConfig when it is too long."""
+    """The note without space around it. Raises InvalidConfig when it is too long, or has characters that
+    no text has."""
     text = note.replace("\r\n", "\n").strip()
     if len(text) > LONGEST_NOTE:
         raise _invalid("note", f"the note has {len(text)} characters; write at most {LONGEST_NOTE}")
-    if "\0" in text:
-        raise _invalid("note", "the note has a NUL character; remove it")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise _invalid("note", "the note has a NUL character or half a character; remove it")
     return text
 
 

@@ -31,6 +31,8 @@ def test_a_note_is_a_text_of_bounded_length() -> None:
         check_note("x" * (LONGEST_NOTE + 1))
     with pytest.raises(InvalidConfig, match="NUL"):
         check_note("a\0b")
+    with pytest.raises(InvalidConfig, match="half a character"):
+        check_note("a\ud800b")
 
 
 @pytest.fixture
