@@ -15,13 +15,15 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timedelta
 
+from asyncpg import LockNotAvailableError
+
 from infra.blobs.artifacts import ROW
 from infra.blobs.installed import InstalledBlobs
 from infra.blobs.references import named_artifacts
 from infra.ports.clock import Clock
 from infra.postgres.advisory_lock import exclusively
 from infra.postgres.pool import Database
-from schemas.errors import HeadraceError
+from schemas.errors import HeadraceError, TransientError
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,9 @@ where e.xid >= pg_snapshot_xmin($1::text::pg_snapshot)
 """Rows that are named by events which were not visible in an earlier snapshot."""
 
 DISCARDED = "select uri from discarded_blobs where at < $1"
+
+TABLE_S = 5.0
+"""How long the collector waits for transactions that store artifacts."""
 
 ROWS_AT_ONCE = 20_000
 RUNS_AT_ONCE = 1000
@@ -170,12 +175,18 @@ async def _delete_rows(
     database: Database, rows: set[str], kept: Iterable[str], snapshot: str
 ) -> int:
     """Delete artifacts that no event names, in `snapshot` or since. Commits that store artifacts wait
-    meanwhile, because one of them may name a row that it found there."""
+    meanwhile, because one of them may name a row that it found there. Raises TransientError when one of
+    them takes too long."""
     if not rows:
         return 0
     async with database.lazy.acquire() as connection, connection.transaction():
-        await connection.execute("set local lock_timeout = '5s'")
-        await connection.execute("lock table artifacts in share row exclusive mode")
+        await connection.execute(f"set local lock_timeout = {round(TABLE_S * 1000)}")
+        try:
+            await connection.execute("lock table artifacts in share row exclusive mode")
+        except LockNotAvailableError as error:
+            raise TransientError(
+                f"a transaction that stores artifacts has been open for {TABLE_S:.0f} s"
+            ) from error
         since = {row["sha256"] for row in await connection.fetch(ROWS_SINCE, snapshot)}
         orphans = list(rows - set(kept) - since)
         tag = await connection.execute("delete from artifacts where sha256 = any ($1)", orphans)

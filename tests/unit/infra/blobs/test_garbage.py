@@ -16,6 +16,7 @@ from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, collect
 from infra.blobs.installed import KEEPING
 from infra.settings.settings import Settings
+from schemas.errors import TransientError
 from schemas.events import PolicyUpdated
 from tests.kit.specs import version
 
@@ -47,6 +48,21 @@ async def collected(backend: Backend, after: timedelta = LATER) -> int:
 
 async def left(backend: Backend) -> list[str]:
     return [blob.uri for blob in await backend.blobs.keys("runs/")]
+
+
+async def test_a_long_transaction_over_artifacts_does_not_end_the_collector(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of another kind would end the control process, which collects."""
+    monkeypatch.setattr(garbage, "TABLE_S", 0.1)
+    pool = backend.database.durable
+    await pool.execute("insert into discards (sha256) values ($1)", "0" * 64)
+    async with pool.acquire() as connection, connection.transaction():
+        await connection.execute("lock table artifacts in row exclusive mode")
+        with pytest.raises(TransientError, match="stores artifacts"):
+            await collected(backend)
+    assert await collected(backend) == 0
+    assert await pool.fetchval("select count(*) from discards") == 0
 
 
 async def test_an_orphan_of_an_ended_run_goes_after_its_grace(backend: Backend) -> None:
