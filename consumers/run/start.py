@@ -241,6 +241,7 @@ def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -
         num_samples=(
             advanced.validation_samples if validation else config.training.n_samples_per_prompt
         ),
-        rollout=rollout,
+        # The figures of a validation do not depend on what the run trains on.
+        rollout=rollout.model_copy(update={"failed_rewards": {}}) if validation else rollout,
         run=request.run,
     )

@@ -45,6 +45,17 @@ def test_a_supervised_run_without_user_code_is_validated_by_its_learner() -> Non
     assert (settled.step, settled.metrics) == (0, {"eval/validation/loss": 3.0})
 
 
+def test_failed_samples_get_no_reward_in_a_validation() -> None:
+    request = requested(validate=True, advanced={"failed_reward": -1.0})
+    said = Story(request).begin()
+    (wanted,) = only(said, GroupsRequested)
+    (validation,) = only(said, EvaluationRequested)
+    assert wanted.template.rollout is not None
+    assert set(wanted.template.rollout.failed_rewards.values()) == {-1.0}
+    assert validation.template.rollout is not None
+    assert validation.template.rollout.failed_rewards == {}
+
+
 def test_validation_before_on_cadence_and_after_the_last() -> None:
     story = Story(requested(steps=3, validate=True))
     said = story.begin()
