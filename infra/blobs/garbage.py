@@ -21,7 +21,7 @@ from infra.blobs.artifacts import ROW
 from infra.blobs.installed import InstalledBlobs
 from infra.blobs.references import named_artifacts
 from infra.ports.clock import Clock
-from infra.postgres.advisory_lock import exclusively
+from infra.postgres.advisory_lock import Check, exclusively
 from infra.postgres.pool import Database
 from schemas.errors import HeadraceError, TransientError
 
@@ -75,15 +75,15 @@ async def collect(
     """Delete the orphans that are older than `grace`, and the bytes of runs and datasets that were
     removed more than REMOVED_GRACE ago. Returns how many were deleted. Raises DatabaseUnavailable,
     TransientError."""
-    async with exclusively(database.url, COLLECTING, within_s=LOCK_S):
+    async with exclusively(database.url, COLLECTING, within_s=LOCK_S) as check:
         rows = await _old_rows(database, now)
         num_blobs = num_rows = 0
         async for old in _pages_of_old_blobs(database, blobs, now=now, grace=grace):
-            num_rows += await _delete_unnamed(database, blobs, old, rows)
+            num_rows += await _delete_unnamed(database, blobs, old, rows, check)
             num_blobs += len(old)
             rows = set()
         if rows:
-            num_rows += await _delete_unnamed(database, blobs, {}, rows)
+            num_rows += await _delete_unnamed(database, blobs, {}, rows, check)
         await _forget_discarded(database, blobs, now)
     if num_blobs or num_rows:
         logger.info("deleted %d blobs and %d rows that no event names", num_blobs, num_rows)
@@ -91,10 +91,11 @@ async def collect(
 
 
 async def _delete_unnamed(
-    database: Database, blobs: InstalledBlobs, old: dict[str, str], rows: set[str]
+    database: Database, blobs: InstalledBlobs, old: dict[str, str], rows: set[str], check: Check
 ) -> int:
     """Delete the blobs (key -> URI) and rows that no event names. `old` keeps only those that were
-    deleted. Returns how many rows were.
+    deleted. Returns how many rows were. `check` raises when the lock is lost: then an archive may be
+    restored, whose blobs no event names yet.
 
     The log is read after the listing, so whatever was reported since is among the names."""
     kept: set[str] = set()
@@ -109,6 +110,7 @@ async def _delete_unnamed(
             elif found.ref.sha256 in rows:
                 kept.add(found.ref.sha256)
     for uri in old.values():
+        await check()
         await blobs.delete(uri)
     return await _delete_rows(database, rows, kept, snapshot)
 

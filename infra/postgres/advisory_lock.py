@@ -9,6 +9,7 @@ when it runs again.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from infra.postgres.errors import translating_errors
@@ -24,11 +25,14 @@ FROZEN_S = 20.0
 BEAT_S = 4.0
 """How often such a process says that it runs."""
 
+Check = Callable[[], Awaitable[None]]
+
 
 @asynccontextmanager
-async def exclusively(url: str, lock: int, *, within_s: float) -> AsyncIterator[None]:
-    """Hold an advisory lock inside the block. Raises TransientError when another session still holds it
-    after `within_s` seconds."""
+async def exclusively(url: str, lock: int, *, within_s: float) -> AsyncIterator[Check]:
+    """Hold an advisory lock inside the block. What it yields checks that the lock is still held, and
+    raises DatabaseUnavailable when its session is lost. Raises TransientError when another session still
+    holds it after `within_s` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     session = await open_session(url, "headrace lock")
@@ -40,7 +44,7 @@ async def exclusively(url: str, lock: int, *, within_s: float) -> AsyncIterator[
                         "another process collects or restores blobs at this moment; try again"
                     )
                 await asyncio.sleep(LOOK_EVERY_S)
-        yield
+        yield partial(_check, session)
     finally:
         session.terminate()
 
@@ -62,6 +66,11 @@ async def lead(url: str, lock: int, work: Callable[[], Awaitable[None]]) -> None
 def idle_timeout_ms() -> int:
     """The setting `idle_session_timeout` of a session that leads."""
     return round(FROZEN_S * 1000)
+
+
+async def _check(session: Any) -> None:
+    with translating_errors():
+        await session.execute("select 1", timeout=FROZEN_S)
 
 
 async def _beat(session: Any) -> None:

@@ -15,6 +15,7 @@ from infra.blobs import garbage
 from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, collect
 from infra.blobs.installed import KEEPING
+from infra.postgres.errors import DatabaseUnavailable
 from infra.settings.settings import Settings
 from schemas.errors import TransientError
 from schemas.events import PolicyUpdated
@@ -114,6 +115,32 @@ async def name(backend: Backend, run: str, uri: str) -> None:
     await backend.log.append([event], cause=uuid4())
 
 
+async def test_a_collector_that_lost_its_lock_deletes_nothing(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may restore an archive then, whose blobs no event names yet."""
+    await orphan(backend, "r")
+    await close(backend, "r")
+    listed = garbage._pages_of_old_blobs
+
+    async def lose_lock(*args: Any, **options: Any) -> AsyncIterator[dict[str, str]]:
+        async for page in listed(*args, **options):
+            admin = await asyncpg.connect(backend.database.url)
+            await admin.fetch(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name = 'headrace lock' and datname = current_database()"
+            )
+            await admin.close()
+            yield page
+
+    monkeypatch.setattr(garbage, "_pages_of_old_blobs", lose_lock)
+    with pytest.raises(DatabaseUnavailable):
+        await collected(backend)
+    assert len(await left(backend)) == 1
+    monkeypatch.undo()
+    assert await collected(backend) == 1
+
+
 async def test_many_runs_are_examined_page_by_page(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,9 +150,9 @@ async def test_many_runs_are_examined_page_by_page(
     pages = []
     delete = garbage._delete_unnamed
 
-    async def counting(database: Any, blobs: Any, old: dict[str, str], rows: set[str]) -> int:
+    async def counting(database: Any, blobs: Any, old: dict[str, str], *rest: Any) -> int:
         pages.append(len(old))
-        return await delete(database, blobs, old, rows)
+        return await delete(database, blobs, old, *rest)
 
     monkeypatch.setattr(garbage, "_delete_unnamed", counting)
     kept = []
