@@ -30,7 +30,7 @@ from infra.failpoints import hit
 from infra.maintenance.archive_file import BLOBS, EVENTS, ROWS, ArchiveWriter, Member, members
 from infra.ports.actor import actor_text
 from infra.ports.event_log import Cursor
-from infra.postgres.advisory_lock import exclusively
+from infra.postgres.advisory_lock import Check, exclusively
 from infra.postgres.codec import edge_ids, encode
 from infra.postgres.errors import translating_errors
 from infra.postgres.notify import News, Notifier
@@ -126,7 +126,7 @@ class Archives:
         missing, Moved when the history was restored or removed in the meantime, and TransientError."""
         async with (
             self._folder() as folder,
-            exclusively(self._database.url, COLLECTING, within_s=LOCK_S),
+            exclusively(self._database.url, COLLECTING, within_s=LOCK_S) as check,
         ):
             path = await self._fetch(archive, folder / "archive")
             async for member in _each(path, notice.run):
@@ -135,7 +135,7 @@ class Archives:
                     await self._blobs.put_file(member.name, folder / "blob")
             hit("archive.blobs_back")
             async with _session(self._database.url) as connection:
-                return await self._insert(connection, path, notice, cause)
+                return await self._insert(connection, path, notice, cause, check)
 
     async def _until_read(self, run: str) -> None:
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
@@ -147,8 +147,10 @@ class Archives:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _insert(
-        self, connection: Any, path: Path, notice: RunRestored, cause: UUID
+        self, connection: Any, path: Path, notice: RunRestored, cause: UUID, check: Check
     ) -> Cursor:
+        """Append the history. `check` raises when the lock was lost, because a collector may then have
+        deleted the blobs that were put back."""
         async with connection.transaction():
             await connection.execute(SQL["set_actor"], actor_text() or "")
             arguments = (run_stream(notice.run), RunArchived.type)
@@ -169,6 +171,7 @@ class Archives:
                     await connection.execute(SQL["insert_events"], *rows)
             first = (notice.run, notice.num_events)
             row = await _call(connection, "restore_run", *first, *_notice_columns(notice, cause))
+            await check()
         hit("archive.restored")
         self._notifier.ping([News.LOG])
         return Cursor(row["r_xid"], row["r_position"])

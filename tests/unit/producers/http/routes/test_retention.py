@@ -518,6 +518,28 @@ async def test_a_rejected_upload_can_be_removed(app: Application) -> None:
     assert (await app.get("/datasets"))["datasets"] == []
 
 
+async def test_a_restore_that_lost_its_lock_restores_nothing(
+    ended: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector may have deleted the blobs that it put back."""
+    await archived(ended)
+    insert = Archives._insert
+
+    async def insert_without_lock(self: Archives, *args: Any) -> Cursor:
+        admin = await asyncpg.connect(ended.database.url)
+        await admin.fetch(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name = 'headrace lock' and datname = current_database()"
+        )
+        await admin.close()
+        return await insert(self, *args)
+
+    monkeypatch.setattr(Archives, "_insert", insert_without_lock)
+    assert (await ended.post("/runs/first/restore", {})).status_code == 503
+    monkeypatch.undo()
+    assert (await restored(ended))["archived_at"] is None
+
+
 async def test_a_damaged_archive_restores_nothing(ended: Application) -> None:
     await archived(ended)
     notice = await ended.services.retention._notice("r1")
