@@ -30,9 +30,8 @@ CURES = {
 
 
 def frequent_failure(metrics: Mapping[str, float]) -> str | None:
-    """The most frequent category of failures of a step, if too many of its samples failed. None if all
-    of them did, because the run then ends with the reason."""
-    if not MOST_FAILED < metrics.get("rollout/failed_ratio", 0.0) < 1:
+    """The most frequent category of failures of a step, if too many of its samples failed."""
+    if metrics.get("rollout/failed_ratio", 0.0) <= MOST_FAILED:
         return None
     shares = {key: share for key, share in metrics.items() if key.startswith("failed/")}
     return max(sorted(shares), key=lambda key: shares[key]).removeprefix("failed/")

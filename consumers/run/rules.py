@@ -186,7 +186,9 @@ def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:
                 durable=_must_be_durable(state, step),
             ),
         )
-    return (*warned, *_skip_step(state, step, opened, figures))
+    skipped = _skip_step(state, step, opened, figures)
+    is_over = any(isinstance(event, RunFailed) for event in skipped)
+    return skipped if is_over else (*warned, *skipped)  # the failure has the reason already
 
 
 def _warn_of_failures(
@@ -350,7 +352,7 @@ def _skip_step(
     in_order = [opened.settled[slot] for slot in sorted(opened.settled)]
     reasons = [group.dropped for group in in_order if is_lost(group)]
     reason = reasons[0] if reasons and reasons[0] else FLAT
-    if figures["rollout/failed_ratio"] == 1.0:
+    if reasons and figures["rollout/failed_ratio"] == 1.0:
         return (RunFailed(run=run, kind="error", message=all_failed_message(step, reason)),)
     if state.state is None or state.last is None:
         return ()

@@ -13,6 +13,7 @@ from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
     GroupsRequested,
+    GroupsSettled,
     RunFailed,
     RunWarned,
     StepSettled,
@@ -191,6 +192,27 @@ def test_frequent_failures_are_told_once_with_what_to_do() -> None:
     one, two = next_step.group_specs()
     story.tell(graded(one, None, None, failure="agent_error", message=where))
     assert not only(story.tell(graded(two)), RunWarned)
+
+
+def test_failures_that_are_trained_are_told_though_every_sample_failed() -> None:
+    story = Story(requested(advanced={"failed_reward": -1.0}))
+    asked = only(story.begin(), GroupsRequested)[0]
+    one, two = asked.group_specs()
+    for spec in (one, two):
+        said = story.tell(graded(spec, -1.0, -1.0, failure="timeout", message="450 s"))
+    said.then_types(GroupsSettled, RunWarned, BatchAssembled)
+    assert "100% of the samples" in only(said, RunWarned)[0].message
+    assert "failed_reward" not in only(said, RunWarned)[0].message, "it is set already"
+
+
+def test_a_step_of_equal_rewards_ends_no_run_though_every_sample_failed() -> None:
+    """Twin: without a reward for them, the run ends with their reason."""
+    for rewards, ends in (((-1.0, -1.0), StepSkipped), ((None, None), RunFailed)):
+        chosen = {"filter_groups": True, "max_replacements": 0, "failed_reward": -1.0}
+        story = Story(requested(advanced=chosen))
+        for spec in only(story.begin(), GroupsRequested)[0].group_specs():
+            said = story.tell(graded(spec, *rewards, failure="timeout", message="450 s"))
+        assert only(said, ends)
 
 
 def test_few_failures_are_not_told() -> None:
