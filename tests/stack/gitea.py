@@ -6,7 +6,6 @@ with a certificate that signs itself. It never runs as root. If we are root, it 
 user `headrace`, which owns its directory.
 """
 
-import fcntl
 import http.client
 import json
 import os
@@ -28,7 +27,7 @@ from infra.local.embedded_postgres import SYSTEM_USER, ensure_user
 from infra.local.free_port import free_port
 from schemas.errors import InvalidConfig, TransientError
 from tests.stack.certificate import make_certificate
-from tests.stack.s3 import cache
+from tests.stack.go_builds import build_once, cache
 
 VERSION = "v1.25.0"
 MODULE = f"code.gitea.io/gitea@{VERSION}"
@@ -96,22 +95,9 @@ LEVEL = Warn
 def program() -> Path:
     """The folder in the cache that holds the program `gitea` and its resources, built now if it is not
     there. Raises InvalidConfig when it cannot be built."""
-    found = cache() / f"gitea-{VERSION}"
-    if found.exists():
-        return found
-    go = shutil.which("go")
-    if go is None:
-        raise InvalidConfig(
-            f"Gitea is built with Go, which is not on PATH: install Go, or put gitea {VERSION} and the "
-            f"folders {', '.join(RESOURCES)} of its source at {found}"
-        )
-    found.parent.mkdir(parents=True, exist_ok=True)
-    # The build takes minutes of all cores, so a second process waits for it.
-    with (found.parent / f"gitea-{VERSION}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            _build(go, found)
-    return found
+    target = cache() / f"gitea-{VERSION}"
+    parts = f"gitea {VERSION} and the folders {', '.join(RESOURCES)} of its source"
+    return build_once(target, _build, otherwise=f"put {parts} at {target}")
 
 
 def _build(go: str, target: Path) -> None:

@@ -6,10 +6,8 @@ fast, also when nothing runs, which takes 4 percent of a core for each idle sand
 often while nothing runs.
 """
 
-import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,7 @@ from pathlib import Path
 
 from infra.sandbox.levels.gvisor_program import VERSION, built_runsc
 from schemas.errors import InvalidConfig
+from tests.stack.go_builds import build_once
 
 MODULE = "gvisor.dev/gvisor"
 TOOLCHAIN = "go1.23.6"
@@ -61,20 +60,8 @@ func (l *latencyRecorder) total() uint64 {
 
 def program() -> Path:
     """The program, built now if it is not in the cache. Raises InvalidConfig when it cannot be built."""
-    found = built_runsc()
-    if found.exists():
-        return found
-    go = shutil.which("go")
-    if go is None:
-        raise InvalidConfig(
-            f"runsc is built with Go, which is not on PATH: install Go, or put runsc at {found}"
-        )
-    found.parent.mkdir(parents=True, exist_ok=True)
-    with found.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            _build(go, found)
-    return found
+    target = built_runsc()
+    return build_once(target, _build, otherwise=f"put runsc at {target}")
 
 
 def tick_less_when_idle(source: str) -> str:

@@ -5,11 +5,9 @@ from its source, at the version pinned here, and kept in a cache; Go's checksum 
 source. Objects are files below the directory, so it can be thrown away with `rm`.
 """
 
-import fcntl
 import http.client
 import os
 import secrets
-import shutil
 import subprocess
 import tempfile
 import time
@@ -21,6 +19,7 @@ from pathlib import Path
 from infra.local.death_signal import die_with
 from infra.local.free_port import free_port
 from schemas.errors import InvalidConfig, TransientError
+from tests.stack.go_builds import build_once, cache
 
 VERSION = "v1.8.0"
 MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
@@ -51,22 +50,8 @@ class S3Server:
 def binary() -> Path:
     """The store's program, built now if it is not in the cache. Raises InvalidConfig when it cannot be
     built: without Go, or without its source."""
-    found = cache() / f"versitygw-{VERSION}"
-    if found.exists():
-        return found
-    go = shutil.which("go")
-    if go is None:
-        raise InvalidConfig(
-            f"the S3 store for tests and `make stack` is built with Go, which is not on PATH: install "
-            f"Go, or put versitygw {VERSION} at {found}"
-        )
-    found.parent.mkdir(parents=True, exist_ok=True)
-    # Each process of the tests wants it at about the same time, and one build takes all cores.
-    with (found.parent / "versitygw.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            _build(go, found)
-    return found
+    target = cache() / f"versitygw-{VERSION}"
+    return build_once(target, _build, otherwise=f"put versitygw {VERSION} at {target}")
 
 
 def _build(go: str, target: Path) -> None:
@@ -83,11 +68,6 @@ def _build(go: str, target: Path) -> None:
         if built.returncode:
             raise InvalidConfig(f"`go install {MODULE}` failed: {built.stderr.strip()[-500:]}")
         (Path(scratch) / "versitygw").replace(target)
-
-
-def cache() -> Path:
-    """Where programs that were built stay: `$XDG_CACHE_HOME/headrace`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
 @contextmanager
