@@ -109,6 +109,8 @@ class Quotas:
         again changes nothing. Raises QuotaExceeded."""
         actor = acting()
         holders = holders_of(actor, workspace)
+        if not holders:
+            return
         async with self._durable.acquire() as connection, connection.transaction():
             for holder in holders:
                 await connection.execute(SQL["lock_holder"], str(holder))

@@ -38,8 +38,8 @@ ENGINE_REFUSALS = frozenset(
         FailureCategory.PROMPT_TOO_LONG,
     }
 )
-"""How an engine refuses a request. If the workflow then raises, this is why its sample failed. All other
-refusals are about what the workflow or the policy wrote."""
+"""The refusals of an engine that explain why a workflow raises. All others are about one request of the
+workflow, which may handle them."""
 
 
 @dataclass(slots=True, eq=False)

@@ -101,8 +101,7 @@ class Alerts:
                     await self.deliver()
                 except TransientError as error:
                     logger.warning("alerts are looked for again in %.0f s: %s", LOOK_EVERY_S, error)
-                except Exception:
-                    # An alert that cannot be made must not end the process that serves everything.
+                except Exception:  # an alert that fails must not end the process that serves all
                     logger.exception("alerts could not be made; they are looked for again")
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:

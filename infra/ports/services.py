@@ -338,8 +338,8 @@ class Session(Protocol):
     interrupted: bool
     """The platform failed one of its requests, so what the sample became is not recorded."""
     refusal: SampleFailure | None
-    """How the engine or the provider refused the newest request that it was asked, if it did and the
-    policy's text is not to blame. A workflow that then raises failed because of it."""
+    """How the engine or the provider refused the newest request. A workflow that then raises failed
+    because of it. None when that request was answered, or refused for its own form."""
     tools: tuple[ToolSpec, ...]
     """Once it is closed: the tools that the last answered request offered."""
     branches: tuple[tuple[Message, ...], ...]

@@ -41,7 +41,7 @@ def test_a_collapse_is_told_from_means_and_not_from_noise() -> None:
 
 @dataclass
 class Receiver:
-    """A webhook that answers with these statuses, the last one for ever."""
+    """A webhook that answers with these statuses, and then repeats the last one."""
 
     statuses: list[int] = field(default_factory=lambda: [200])
     got: list[dict[str, Any]] = field(default_factory=list)
