@@ -1,12 +1,15 @@
 """Eight runs of `make test` with eight different parts run every kill test."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.kit import kill_sample
-from tests.kit.kill_sample import PARTS, chosen_part, part_of
+from tests.kit.kill_sample import PARTS, chosen_part, is_left_out, part_of
 from tests.kit.source import ROOT
 
 
@@ -31,24 +34,27 @@ def test_every_test_is_in_one_part_and_the_parts_are_alike() -> None:
     assert all(60 <= counted[part] <= 140 for part in range(PARTS))
 
 
-def test_a_part_leaves_out_kill_tests_but_no_twin_and_no_other_test() -> None:
-    class Item:
-        def __init__(self, name: str, *, kills: bool) -> None:
-            self.name, self.nodeid, self.kills = name, f"tests/crash/test_x.py::{name}", kills
-
-        def get_closest_marker(self, mark: str) -> object:
-            return object() if self.kills and mark == "kills" else None
-
-    killing, twin, other = (
-        Item("test_kills", kills=True),
-        Item("test_twin_without", kills=True),
-        Item("test_other", kills=False),
-    )
+def test_a_part_leaves_out_the_other_tests_and_no_twin() -> None:
+    killing, twin = "tests/crash/test_x.py::test_kills[1]", "tests/crash/test_x.py::test_twin_of_it"
     for part in range(PARTS):
-        left_out = [one.name for one in (killing, twin, other) if _left_out(one, part)]
-        assert left_out == ([] if part == part_of(killing.nodeid) else ["test_kills"])
-    assert not _left_out(killing, None)
+        assert is_left_out(killing, part) == (part != part_of(killing))
+        assert not is_left_out(twin, part)
+    assert not is_left_out(killing, None)
 
 
-def _left_out(item: object, part: int | None) -> bool:
-    return kill_sample.is_left_out(item, part)  # type: ignore[arg-type]  # has what it reads
+def test_only_marked_tests_are_left_out() -> None:
+    """Asked of pytest itself, about a folder that has both."""
+    asked = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
+    found = {}
+    for part in ("0", "all"):
+        environment = {**os.environ, "HEADRACE_TEST_KILLS": part}
+        listed = subprocess.run(
+            [*asked, "tests/crash"], cwd=ROOT, env=environment, capture_output=True, check=True
+        )
+        found[part] = set(listed.stdout.decode().splitlines())
+    tests = {line for line in found["all"] if "::" in line}
+    chosen = found["0"] & tests
+    assert {test for test in tests if "test_relay.py" in test or "test_twin" in test} <= chosen
+    assert {test for test in chosen if "test_failpoints.py" in test} == {
+        test for test in tests if "test_failpoints.py" in test and part_of(test) == 0
+    }

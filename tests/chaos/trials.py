@@ -26,10 +26,10 @@ from tests.kit.platform import (
     GRADER_ONLY,
     ROOT,
     Platform,
-    eventually,
     final_adapter,
     make_workspace,
     platform,
+    verify,
 )
 from tests.kit.stacks import RealStack
 from tests.stack.components import Components, components
@@ -186,13 +186,7 @@ def _unix(time_: str | None) -> float | None:
 
 def verified(started: Platform, run: str) -> None:
     """The run is what its log says."""
-    asked = started.post(f"/runs/{run}/verify", {}).json()["verification"]["id"]
-
-    def ended() -> Any:
-        found = started.get(f"/verifications/{asked}")["verification"]
-        return None if found["status"] == "running" else found
-
-    found = eventually(ended, within_s=WITHIN_S, what="the verification ends")
+    found = verify(started, run, within_s=WITHIN_S)
     assert found["status"] == "verified", found
 
 

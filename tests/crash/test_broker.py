@@ -39,7 +39,6 @@ pytestmark = [
     pytest.mark.postgres,
     pytest.mark.kafka,
     pytest.mark.s3,
-    pytest.mark.slow,
 ]
 
 LONG = os.environ.get("HEADRACE_CUT_S")

@@ -23,13 +23,7 @@ from tests.kit.platform import (
 )
 from tests.kit.postgres import fresh_database, missing
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 STEPS = 10
 CONFIG = run_config(advanced={"max_steps": STEPS}, checkpoints={"checkpoint_save_freq": 2})

@@ -19,13 +19,7 @@ from tests.kit.platform import (
     run_config,
 )
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 STEPS = 8
 CONFIG = run_config(advanced={"max_steps": STEPS})

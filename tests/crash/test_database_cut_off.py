@@ -19,13 +19,7 @@ from tests.kit.platform import eventually, final_adapter, make_workspace, platfo
 from tests.kit.postgres import database_of, execute
 from tests.stack.postgres import PostgresServer
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 CUT_S = float(os.environ.get("HEADRACE_CUT_S", "15"))
 STEPS = 60

@@ -23,13 +23,7 @@ from tests.kit.platform import (
 from tests.kit.postgres import database_of, execute
 from tests.stack.postgres import PostgresServer
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 STEPS = 40
 LOST_STEPS = 3

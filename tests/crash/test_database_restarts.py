@@ -27,13 +27,7 @@ from tests.kit.platform import (
 from tests.kit.postgres import database_of, execute
 from tests.stack.postgres import PostgresServer
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 RESTARTS = int(os.environ.get("HEADRACE_RESTARTS", "3"))
 STEPS = 2 * RESTARTS + 2

@@ -9,13 +9,7 @@ import pytest
 from infra.failpoints import CONSUMERS, runtime_points
 from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 POINTS = runtime_points("deploy", CONSUMERS["deploy"])
 CONFIG = run_config(

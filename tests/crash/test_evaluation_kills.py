@@ -12,13 +12,7 @@ import pytest
 from tests.kit.platform import Platform, eventually, make_workspace, platform
 from tests.kit.provider import Reply, completion, provider_in_thread, refusal
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 POINTS = (
     "evaluate.intake.decided",

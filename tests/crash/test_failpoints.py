@@ -17,13 +17,7 @@ from tests.chaos.scene import SettingsFactory
 from tests.chaos.trials import Chaos
 from tests.kit.stacks import RealStack
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 ON_REAL = {
     **{

@@ -22,13 +22,7 @@ from tests.chaos.victims import Processes
 from tests.kit.ledger import check
 from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 PAUSES = int(os.environ.get("HEADRACE_FREEZES", "6"))
 SEED = int(os.environ.get("HEADRACE_FREEZE_SEED", "11"))

@@ -9,13 +9,7 @@ from infra.failpoints import CONSUMERS, runtime_points
 from tests.kit.model_hub import TOKEN, Hub, HubFault, model_hub
 from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 POINTS = (*runtime_points("publish", CONSUMERS["publish"]), "hub.prepared", "hub.committed")
 CONFIG = run_config(advanced={"max_steps": 2})

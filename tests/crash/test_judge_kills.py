@@ -22,13 +22,7 @@ from tests.kit.platform import (
 )
 from tests.kit.provider import Reply, completion, provider_in_thread, refusal
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 KEY = "sk-the-key-of-the-judge-8472"
 POINTS = ("judge.answered", "judge.recorded")

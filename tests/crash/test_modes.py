@@ -11,13 +11,7 @@ from tests.chaos.trials import verified
 from tests.kit.ledger import check
 from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 STEPS = 6
 MODES: Mapping[str, Mapping[str, object]] = {

@@ -13,13 +13,7 @@ from tests.kit.ledger import check
 from tests.kit.package_index import LocalIndex, serve_index
 from tests.kit.platform import MAIN, final_adapter, make_workspace, platform, run_config
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 POINTS = {
     "sync.perform.FetchCommit.effect_done": 1,

@@ -10,13 +10,7 @@ from tests.kit.ledger import check
 from tests.kit.platform import final_adapter
 from tests.kit.team import team_of, toml_of
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 FILES = {
     "headrace.toml": '[[trigger]]\nbranches = ["train"]\nconfig = "x.toml"\n',

@@ -20,13 +20,7 @@ from tests.kit.platform import (
 )
 from tests.kit.rollout_server import SERVER
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 STEPS = 5
 CONFIG = run_config(advanced={"max_steps": STEPS, "state_interval": 2})

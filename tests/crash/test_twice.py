@@ -29,13 +29,7 @@ from tests.kit.platform import (
 )
 from tests.kit.stacks import RealStack
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 STEPS = 6
 CONFIG = run_config(advanced={"max_steps": STEPS, "state_interval": 2})

@@ -28,13 +28,7 @@ from tests.crash.zombie import forkserver, learn
 from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
 from tests.kit.postgres import fresh_database
 
-pytestmark = [
-    pytest.mark.kills,
-    pytest.mark.processes,
-    pytest.mark.torch,
-    pytest.mark.postgres,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 LEARN = runtime_points("learn", CONSUMERS["learn"])
 AT_START = tuple(point for point in LEARN if "InitializePolicy" in point)

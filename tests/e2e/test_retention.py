@@ -20,6 +20,7 @@ from tests.kit.platform import (
     platform,
     platform_environment,
     run_config,
+    verify,
 )
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
@@ -50,15 +51,7 @@ def killed_at(started: Platform, point: str, path: str) -> None:
 
 
 def verified(started: Platform, run: str) -> Any:
-    asked = started.post(f"/runs/{run}/verify", {})
-    assert asked.status_code == 202, asked.text
-    identity = asked.json()["verification"]["id"]
-
-    def done() -> Any:
-        found = started.get(f"/verifications/{identity}")["verification"]
-        return found if found["status"] != "running" else None
-
-    found = eventually(done, within_s=60, what="the verification ends")
+    found = verify(started, run)
     assert found["status"] == "verified", found
     return found["adapter_sha256"], found["steps"], found["checkpoints"]
 

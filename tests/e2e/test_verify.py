@@ -13,11 +13,11 @@ import pytest
 
 from tests.kit.platform import (
     Platform,
-    eventually,
     final_adapter,
     make_workspace,
     platform,
     run_config,
+    verify,
 )
 from tests.kit.postgres import fresh_database
 
@@ -46,18 +46,6 @@ def finished(running: Platform) -> Any:
     """A run that is not deterministic: its samples are facts, and what follows from them is not."""
     run = running.submit(run_config(advanced={"deterministic": False}), workspace="w")
     return running.wait(run, "finished")
-
-
-def verify(running: Platform, run: str) -> Any:
-    asked = running.post(f"/runs/{run}/verify", {})
-    assert asked.status_code == 202, asked.text
-    identity = asked.json()["verification"]["id"]
-
-    def ended() -> Any:
-        found = running.get(f"/verifications/{identity}")["verification"]
-        return None if found["status"] == "running" else found
-
-    return eventually(ended, within_s=60, what="the verification ends")
 
 
 def sql(url: str, statement: str, *arguments: object) -> Any:

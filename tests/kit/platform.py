@@ -304,15 +304,17 @@ def forget_homes() -> None:
         embedded_postgres.remove(HOMES.pop())
 
 
-def verify(started: Platform, run: str) -> dict[str, Any]:
-    """The verification of a run, once it has ended."""
-    asked = started.post(f"/runs/{run}/verify", {}).json()["verification"]["id"]
+def verify(started: Platform, run: str, *, within_s: float = 60) -> Any:
+    """Ask for a verification of a run, and return it once it has ended."""
+    asked = started.post(f"/runs/{run}/verify", {})
+    assert asked.status_code == 202, asked.text
+    identity = asked.json()["verification"]["id"]
 
-    def look() -> Any:
-        found = started.get(f"/verifications/{asked}")["verification"]
+    def ended() -> Any:
+        found = started.get(f"/verifications/{identity}")["verification"]
         return None if found["status"] == "running" else found
 
-    return dict(eventually(look, within_s=60, what="the verification ends"))
+    return eventually(ended, within_s=within_s, what="the verification ends")
 
 
 def final_adapter(info: Any) -> str:
