@@ -85,6 +85,18 @@ class Application:
         recorded = await self.services.log.append(list(events), cause=uuid4())
         assert await self.services.readmodel.caught_up(recorded[-1].cursor)
 
+    async def recorded(self, run: str, *types: type[Event]) -> list[Event]:
+        """The events of a run, in their order, or those of some types. Its streams are loaded, because a
+        read of the run ends at the horizon, which transactions of other tests hold back."""
+        rows = await self.database.durable.fetch(
+            "select distinct stream from events where run_id = $1", run
+        )
+        loaded = await self.services.log.load({row["stream"]: 0 for row in rows})
+        found = sorted(
+            (one for stream in loaded.values() for one in stream), key=lambda one: one.cursor
+        )
+        return [one.event for one in found if not types or isinstance(one.event, types)]
+
     async def get(self, path: str, **parameters: Any) -> Any:
         answer = await self.api.get(f"/api/v1{path}", params=parameters)
         assert answer.status_code == 200, answer.text

@@ -2,7 +2,6 @@
 
 import pytest
 
-from infra.ports.event_log import Cursor
 from infra.ports.secrets import SecretOwner
 from schemas.events import HubPushCancelRequested, HubPushed, HubPushFailed, HubPushRequested
 from schemas.secrets.secret_value import SecretValue
@@ -13,7 +12,6 @@ from tests.kit.story import beginning, checkpoint, step
 
 pytestmark = pytest.mark.postgres
 
-START = Cursor()
 PUSHES = "/api/v1/checkpoints/first@2/pushes"
 ASKED = {"repository": "org/sums"}
 
@@ -47,7 +45,7 @@ async def test_a_push_is_private_and_its_card_says_where_it_comes_from(told: App
         "private",
         "first@2",
     )
-    [event] = [r.event for r in await told.services.log.read(shown["id"], after=START, limit=9)]
+    [event] = await told.recorded(shown["id"])
     assert isinstance(event, HubPushRequested)
     assert TOKEN not in event.model_dump_json()
     assert event.push.card.startswith("---\nlibrary_name: peft\n")
@@ -66,7 +64,7 @@ async def test_a_card_has_no_addresses_of_private_machines(app: Application) -> 
     await app.services.readmodel.names.take("run", "first", "r1")
     await with_token(app)
     shown = (await app.api.post(PUSHES, json=ASKED)).json()["push"]
-    [event] = [r.event for r in await app.services.log.read(shown["id"], after=START, limit=9)]
+    [event] = await app.recorded(shown["id"])
     assert isinstance(event, HubPushRequested)
     for text in ("Is it kind?", "advanced.max_steps = 7"):
         assert text in event.push.card
@@ -76,14 +74,14 @@ async def test_a_card_has_no_addresses_of_private_machines(app: Application) -> 
 async def test_the_status_of_a_push_is_shown_with_its_checkpoint(told: Application) -> None:
     await with_token(told)
     shown = (await told.api.post(PUSHES, json=ASKED)).json()["push"]
-    [event] = [r.event for r in await told.services.log.read(shown["id"], after=START, limit=9)]
+    [event] = await told.recorded(shown["id"])
     assert isinstance(event, HubPushRequested)
     await told.append([HubPushed(push=event.push, url="https://hub/org/sums", revision="c" * 40)])
     [first, second] = (await told.get("/runs/first/checkpoints"))["checkpoints"]
     assert (first["hub_status"], second["hub_status"]) == (None, "pushed")
     assert (second["hub_repository"], second["hub_revision"]) == ("org/sums", "c" * 40)
     later = (await told.api.post(PUSHES, json={**ASKED, "private": False})).json()["push"]
-    found = [r.event for r in await told.services.log.read(later["id"], after=START, limit=9)]
+    found = await told.recorded(later["id"])
     assert isinstance(found[0], HubPushRequested)
     await told.append([HubPushFailed(push=found[0].push, message="the hub answered 403: no")])
     pushes = (await told.get("/checkpoints/first@2/pushes"))["pushes"]
@@ -100,7 +98,7 @@ async def test_a_push_is_cancelled_unless_it_has_ended(told: Application) -> Non
         assert (await told.api.delete(elsewhere)).status_code == 404
     answer = await told.api.delete(f"{PUSHES}/{shown['id']}")
     assert (answer.status_code, answer.json()["push"]["id"]) == (202, shown["id"])
-    found = [r.event for r in await told.services.log.read(shown["id"], after=START, limit=9)]
+    found = await told.recorded(shown["id"])
     assert isinstance(found[1], HubPushCancelRequested)
     await told.append([HubPushFailed(push=found[1].push, message="the push was cancelled")])
     again = await told.api.delete(f"{PUSHES}/{shown['id']}")

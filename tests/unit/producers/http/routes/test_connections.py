@@ -10,11 +10,9 @@ import httpx
 import pytest
 
 from infra.git.credentials import TokenCredential
-from infra.ports.event_log import Cursor
 from producers.core import connecting
 from producers.core.connecting import Connecting
 from schemas.events import (
-    Event,
     RefsCheckRequested,
     RefsListed,
     WorkspaceConnected,
@@ -52,18 +50,11 @@ async def play_sync(app: Application) -> None:
     answered = 0
     while True:
         await asyncio.sleep(0.02)
-        asked = await recorded(app, RefsCheckRequested)
+        asked = await app.recorded(WORKSPACE, RefsCheckRequested)
         for number in range(answered + 1, len(asked) + 1):
             listed = RefsListed(workspace=WORKSPACE, round=number, digest="d")
             await app.services.log.append([listed], cause=uuid4())
         answered = len(asked)
-
-
-async def recorded(app: Application, *types: type[Event]) -> list[Event]:
-    found = await app.services.log.read(
-        WORKSPACE, after=Cursor(), limit=100, types=[one.type for one in types]
-    )
-    return [one.event for one in found]
 
 
 async def connect(served: Application, forge: FakeForge, /, **body: object) -> httpx.Response:
@@ -84,7 +75,7 @@ async def test_connecting_makes_the_hook_after_the_refs_are_remembered(
     assert (hook["made"], hook["problem"]) == (True, None)
     assert hook["url"] == "http://127.0.0.1:8420/webhooks/repo"
     assert forge.shown_hooks() == [(hook["url"], hook["secret"])]
-    events = await recorded(app, RefsCheckRequested, RefsListed, WorkspaceConnected)
+    events = await app.recorded(WORKSPACE, RefsCheckRequested, RefsListed, WorkspaceConnected)
     asked, listed, connected = events
     assert asked == RefsCheckRequested(workspace=WORKSPACE, reason="connected", baseline=True)
     assert isinstance(listed, RefsListed)
@@ -121,7 +112,7 @@ async def test_connecting_again_keeps_the_secret_and_remembers_nothing(
     assert again.status_code == 201, again.text
     assert again.json()["hook"] == {**first, "secret": None}
     assert forge.shown_hooks() == [(first["url"], first["secret"])]
-    assert len(await recorded(app, RefsCheckRequested)) == 1
+    assert len(await app.recorded(WORKSPACE, RefsCheckRequested)) == 1
 
 
 async def test_a_repeated_request_gets_the_same_answer(app: Application, forge: FakeForge) -> None:
@@ -152,7 +143,7 @@ async def test_without_a_token_the_secret_is_shown_and_no_hook_is_made(
     assert (hook["made"], hook["problem"]) == (False, None)
     assert len(hook["secret"]) == 64
     assert forge.requests == []
-    [connected] = await recorded(app, WorkspaceConnected)
+    [connected] = await app.recorded(WORKSPACE, WorkspaceConnected)
     assert connected == WorkspaceConnected(workspace=WORKSPACE, provider="gitea")
 
 
@@ -172,14 +163,14 @@ async def test_a_connection_that_was_cut_off_is_completed_by_the_next_one(
     with monkeypatch.context() as cut:
         cut.setattr(Connecting, cut_at, die)
         assert (await connect(app, forge)).status_code == 500
-    assert await recorded(app, WorkspaceConnected) == []
-    before = len(await recorded(app, RefsCheckRequested))
+    assert await app.recorded(WORKSPACE, WorkspaceConnected) == []
+    before = len(await app.recorded(WORKSPACE, RefsCheckRequested))
     answer = await connect(app, forge)
     assert answer.status_code == 201, answer.text
     assert len(answer.json()["hook"]["secret"]) == 64
-    assert len(await recorded(app, RefsCheckRequested)) == before + 1
+    assert len(await app.recorded(WORKSPACE, RefsCheckRequested)) == before + 1
     assert (await connect(app, forge)).json()["hook"]["secret"] is None
-    assert len(await recorded(app, RefsCheckRequested)) == before + 1
+    assert len(await app.recorded(WORKSPACE, RefsCheckRequested)) == before + 1
 
 
 async def test_a_workspace_is_found_while_a_transaction_holds_the_horizon(app: Application) -> None:
@@ -240,7 +231,7 @@ async def test_a_wrong_request_stores_nothing(
     assert said in answer.json()["detail"]
     assert "hush" not in answer.text
     assert await app.services.connections.all() == []
-    assert await recorded(app, WorkspaceConnected) == []
+    assert await app.recorded(WORKSPACE, WorkspaceConnected) == []
 
 
 async def test_a_forge_that_is_away_is_said(app: Application, forge: FakeForge) -> None:
@@ -290,7 +281,7 @@ async def test_disconnecting_deletes_hook_and_secrets(app: Application, forge: F
     assert answer.json()["hook"] == {"deleted": True, "problem": None}
     assert forge.hooks == []
     assert await app.services.connections.all() == []
-    assert await recorded(app, WorkspaceDisconnected) == [
+    assert await app.recorded(WORKSPACE, WorkspaceDisconnected) == [
         WorkspaceDisconnected(workspace=WORKSPACE)
     ]
     for path in ("connection", "rotate-secret"):

@@ -435,10 +435,7 @@ async def test_a_run_whose_checkpoint_is_served_or_being_loaded_is_not_deleted(
 ) -> None:
     asked = {"checkpoint": "first@last", "name": "sums"}
     assert (await ended.post("/deployments", asked)).status_code == 202
-    loading = await ended.services.log.read(
-        deployment_id("sums"), after=Cursor(), limit=1, types=[ModelDeployRequested.type]
-    )
-    [request] = [recorded.event for recorded in loading]
+    [request] = await ended.recorded(deployment_id("sums"), ModelDeployRequested)
     assert isinstance(request, ModelDeployRequested)
     deployed = ModelDeployed(
         deployment="sums", request=request.request, served=request.served, number=1
