@@ -29,11 +29,14 @@ def prepare(running: Platform, directory: Path, *, groups: int) -> None:
 
 
 def time_small_run(running: Platform) -> Took:
-    """Run two steps of eight samples."""
+    """Run two steps of eight samples. Raises AssertionError when the run fails, or records a sample
+    twice."""
     config = run_config(advanced={"max_steps": 2})
     run = running.submit(config, workspace="w")
     running.wait(run, "finished", within_s=300, every_s=0.5)
     events = running.events(run)
+    samples = [e["id"] for e in events if e["type"] == "rl.sample.generated"]
+    assert len(samples) == 16, f"16 samples are asked for, {len(samples)} were recorded"
     began = _time_of(events, "rl.run.requested")
     first, end = (
         (_time_of(events, type_) - began).total_seconds()
@@ -42,13 +45,15 @@ def time_small_run(running: Platform) -> Took:
     return Took(first, end)
 
 
-def begin_large_run(running: Platform, *, groups: int, samples: int, ahead: int) -> str:
+def begin_large_run(
+    running: Platform, *, groups: int, samples: int, ahead: int, steps: int = 1000
+) -> str:
     """Submit a fully_async run that requests `ahead` steps at once, and wait until it trains."""
     config = run_config(
         experiment={"dataset": "many"},
         training={"rollout_batch_size": groups, "n_samples_per_prompt": samples},
         advanced={
-            "max_steps": 1000,
+            "max_steps": steps,
             "execution_mode": "fully_async",
             "max_steps_off_policy": ahead,
         },
