@@ -24,6 +24,7 @@ from producers.http.auth import OPEN_PATHS
 from producers.http.routes.platform import ROOT_ROUTES
 from schemas.effects import Lane
 from tests.stack import kafka, s3
+from tests.supply_chain.images import OURS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -184,15 +185,27 @@ def images() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "image"), list(images()))
 def test_images_are_pinned_or_tomorrow_it_is_another_program(where: str, image: str) -> None:
-    name, colon, tag = image.rpartition(":")
+    tagged, at, digest = image.partition("@")
+    name, colon, tag = tagged.rpartition(":")
     assert colon, f"{where}: {image} has no tag"
+    if not tagged.startswith(OURS):
+        assert at, f"{where}: {image} has no digest; run `make digests`"
+        assert re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
     assert re.match(r"v?\d+\.\d+", tag), f"{where}: {image} moves"
     assert "." not in name.split("/")[0], f"{where}: {image} names a registry"
 
 
 def test_containers_are_what_make_stack_starts_or_two_stacks_differ() -> None:
-    assert services()["kafka"]["image"] == f"apache/kafka:{kafka.VERSION}"
-    assert services()["s3"]["image"] == f"versity/versitygw:{s3.VERSION}"
+    assert services()["kafka"]["image"].startswith(f"apache/kafka:{kafka.VERSION}@")
+    assert services()["s3"]["image"].startswith(f"versity/versitygw:{s3.VERSION}@")
+
+
+def test_an_image_has_one_digest_wherever_it_is_named() -> None:
+    digests: dict[str, set[str]] = {}
+    for _, image in images():
+        tagged, _, digest = image.partition("@")
+        digests.setdefault(tagged, set()).add(digest)
+    assert {tagged for tagged, found in digests.items() if len(found) != 1} == set()
 
 
 def test_our_images_carry_our_version_or_an_old_one_is_taken_for_new() -> None:
