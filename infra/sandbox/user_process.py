@@ -98,18 +98,19 @@ class UserProcess:
                 await self._dead.wait()
         return self._dead.is_set()
 
-    async def end(self, *, within_s: float) -> None:
+    async def end(self, *, within_s: float) -> bool:
         """Kill the process and wait at most `within_s` seconds for its death. If it does not die, kill
-        the process that traces it and wait again. After that, log a warning and stop waiting for it."""
+        the process that traces it and wait again. After that, log a warning, stop waiting for it and
+        return False."""
         self.kill()
         if await self.wait(within_s=within_s):
-            return
+            return True
         _kill_tracer(self.pid)
-        if not await self.wait(within_s=within_s):
-            logger.warning(
-                "process %d of user code does not end after SIGKILL; giving it up", self.pid
-            )
-            self._forget()
+        if await self.wait(within_s=within_s):
+            return True
+        logger.warning("process %d of user code does not end after SIGKILL; giving it up", self.pid)
+        self._forget()
+        return False
 
     def _on_exit(self) -> None:
         """Kill the rest of the process's group. The process is dead but not reaped yet, so no other
@@ -118,9 +119,13 @@ class UserProcess:
             os.killpg(self.pid, signal.SIGKILL)
         self._forget()
 
-    def _forget(self) -> None:
+    def _stop_watching(self) -> None:
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
+
+    def _forget(self) -> None:
+        self._stop_watching()
+        if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
         self._process.returncode = -signal.SIGKILL  # otherwise Popen would wait for it

@@ -19,11 +19,12 @@ from headrace import relay
 from infra.sandbox.interpreter import Interpreter, is_reachable
 from infra.sandbox.levels.level import ConfinedCommand, Level, ProcessLimits
 from infra.sandbox.written_trees import has_file, measure_tree, remove_tree
-from schemas.errors import InvalidConfig, Refused
+from schemas.errors import InvalidConfig, Refused, TransientError
 
 WITHIN_S = 900.0
 MOST_FILES = 300_000
 LOOK_S = 0.5
+END_S = 5.0
 RETRIES = 3
 KEPT_OUTPUT = 64 << 10
 PASSED = ("SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -102,7 +103,12 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
                     f"{task.what} took longer than {task.within_s:g} s; use fewer packages"
                 )
     finally:
-        await process.end(within_s=5.0)
+        is_dead = await process.end(within_s=END_S)
+        if not is_dead:
+            reading.cancel()
+            raise TransientError(
+                f"a process that installs {task.what} does not end; what it can still write is not used"
+            )
         output = await reading
     if not has_file(done):
         # A file at the limit of bytes may have ended the program before it was looked at.

@@ -42,18 +42,22 @@ REMOVE_S, REMOVE_TRIES = 0.02, 50
 
 
 class SandboxProcess(UserProcess):
-    """A bubblewrap process. It ends when the first process of its sandbox ends, and that one is killed
-    first, so nothing of the sandbox lives longer than this process."""
+    """A bubblewrap process. It is dead when the first process of its sandbox is. The kernel kills all
+    others before that, so nothing of a dead sandbox can still write."""
 
     _first: int | None = None
 
-    def follow(self, pid: int) -> None:
-        """Take `pid` as the first process of the sandbox, if it is a child of this process."""
+    async def follow(self, pid: int) -> None:
+        """Take `pid` as the first process of the sandbox, if it is a child of this process. If this
+        process has ended already, wait for the end of the other one, which the kernel kills then."""
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
             if self.alive and _parent(pid) == self.pid:
                 self._first = descriptor
-            else:
+                return
+            try:
+                await _wait_for_end(descriptor)
+            finally:
                 os.close(descriptor)
 
     def kill(self) -> None:
@@ -63,11 +67,22 @@ class SandboxProcess(UserProcess):
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
-    async def end(self, *, within_s: float) -> None:
+    async def end(self, *, within_s: float) -> bool:
         self.kill()
-        if not await self.wait(within_s=within_s):
-            self._close_first()
-            await super().end(within_s=within_s)
+        if await self.wait(within_s=within_s):
+            return True
+        self._close_first()
+        return await super().end(within_s=within_s)
+
+    def _on_exit(self) -> None:
+        """Bubblewrap ends when its command does, and leaves what the command started to the kernel. Wait
+        for that too."""
+        if self._first is None:
+            super()._on_exit()
+            return
+        self._stop_watching()
+        self.kill()
+        self._loop.add_reader(self._first, super()._on_exit)
 
     def _forget(self) -> None:
         self._close_first()
@@ -75,6 +90,7 @@ class SandboxProcess(UserProcess):
 
     def _close_first(self) -> None:
         if self._first is not None:
+            self._loop.remove_reader(self._first)
             os.close(self._first)
             self._first = None
 
@@ -130,7 +146,7 @@ class BubblewrapLevel:
                 _bound_memory(process.pid, group)
                 _send(writing, encode(("--info-fd", str(inform.fileno()), *options.arguments)))
                 inform.close()
-                process.follow(await _first_process(info, process))
+                await process.follow(await _first_process(info, process))
                 if group is None:
                     self._watch(process, command.limits)
             except BaseException:
@@ -231,6 +247,19 @@ def _pipe() -> tuple[BinaryIO, BinaryIO]:
     """The ends of a new pipe, to read and to write."""
     reading, writing = os.pipe()
     return os.fdopen(reading, "rb", buffering=0), os.fdopen(writing, "wb", buffering=0)
+
+
+async def _wait_for_end(descriptor: int) -> None:
+    """Wait until the process of a pidfd is dead. Raises OSError when that takes too long."""
+    loop, is_dead = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, is_dead.set)
+    try:
+        async with asyncio.timeout(INFO_S):
+            await is_dead.wait()
+    except TimeoutError as error:
+        raise OSError(f"a sandbox did not end within {INFO_S:g} s after its command") from error
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def _parent(pid: int) -> int:

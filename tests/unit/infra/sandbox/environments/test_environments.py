@@ -1,10 +1,12 @@
 """Environments are resolved and built from a local index, confined, once, and read-only."""
 
 import asyncio
+import contextlib
 import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,8 +21,10 @@ from infra.sandbox.environments.environments import Environments
 from infra.sandbox.environments.interpreters import find_pythons
 from infra.sandbox.environments.removal import make_room
 from infra.sandbox.environments.uv_process import UvTask, prepared_folder, run_confined
-from infra.sandbox.interpreter import Interpreter
+from infra.sandbox.interpreter import Interpreter, find_interpreter
+from infra.sandbox.levels.bubblewrap import SandboxProcess
 from infra.sandbox.levels.probe import choose_level
+from infra.sandbox.user_process import UserProcess
 from infra.settings.packages import PackageSettings
 from schemas.errors import Refused, TransientError
 from schemas.sampling import ArtifactRef
@@ -303,6 +307,57 @@ async def test_certificates_of_the_operator_are_seen_from_a_private_directory(
     assert "a certificate" in await run_confined(
         environments._level, ["/usr/bin/cat", str(file)], task
     )
+
+
+LEAVE_A_WRITER = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for descriptor in range(3):
+        os.close(descriptor)
+    while True:
+        with open("ticks", "a") as file:
+            file.write("x")
+        time.sleep(0.001)
+while not os.path.exists("ticks"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("level", "goes_on"), [("bwrap", False), ("process-trusted", True)])
+async def test_what_a_command_left_behind_writes_nothing_after_it(
+    settings: PackageSettings, level: str, goes_on: bool
+) -> None:
+    """The twin is the level that promises nothing."""
+    environments = Environments(choose_level(level), settings)
+    environments._prepare()
+    folder = prepared_folder(environments._directory, "look")
+    python = find_interpreter()
+    program = [str(python.path), "-I", "-S", "-c", LEAVE_A_WRITER]
+    await run_confined(environments._level, program, UvTask("a look", folder, python, 1 << 20))
+    before = (folder / "ticks").stat().st_size
+    await asyncio.sleep(0.3)
+    assert ((folder / "ticks").stat().st_size > before) is goes_on
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (place / "cwd").readlink() == folder:
+                os.kill(int(place.name), signal.SIGKILL)
+
+
+async def test_nothing_is_used_while_a_process_that_wrote_it_does_not_end(
+    environments: Environments, settings: PackageSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = await environments.resolve(asking("one"))
+    end = UserProcess.end
+
+    async def give_up(self: UserProcess, *, within_s: float) -> bool:
+        await end(self, within_s=within_s)
+        return False
+
+    monkeypatch.setattr(SandboxProcess, "end", give_up)
+    with pytest.raises(TransientError, match="does not end"):
+        await environments.get(ref_of(resolved), resolved.pins.encode())
+    assert not (settings.directory / resolved.key).exists()
 
 
 async def test_settings_of_this_machine_do_not_leak_in(

@@ -2,12 +2,15 @@
 at level `process-trusted`, or with another limit, where it succeeds."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -346,6 +349,64 @@ async def test_nothing_outlives_a_sandbox(end: str) -> None:
         await process.wait(within_s=5)
     assert not process.alive
     os.close(process.output)
+
+
+LEAVE_DAEMONS = """
+import os, time
+for _ in range(150):
+    if os.fork() == 0:
+        os.setsid()
+        for descriptor in range(3):
+            os.close(descriptor)
+        held = bytearray(b"x" * (2 << 20))
+        while "MARK":
+            time.sleep(0.01)
+time.sleep(0.2)
+"""
+"""A command that ends and leaves processes behind, which take the kernel a while to kill."""
+
+
+async def count_daemons_after_a_command() -> int:
+    """How many of the processes that a command left behind exist when its sandbox counts as dead."""
+    mark = f"daemon-{os.getpid()}-{time.monotonic_ns()}"
+    script = LEAVE_DAEMONS.replace("MARK", mark)
+    process = await start(choose_level(BWRAP), script, limits=ProcessLimits(processes=400))
+    assert await process.wait(within_s=DEADLINE_S)
+    found = 0
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found += mark.encode() in (place / "cmdline").read_bytes()
+    os.close(process.output)
+    return found
+
+
+async def test_what_a_command_left_behind_is_dead_when_the_command_is() -> None:
+    assert [await count_daemons_after_a_command() for _ in range(3)] == [0, 0, 0]
+
+
+async def test_twin_bubblewrap_ends_before_what_its_command_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bubblewrap.SandboxProcess, "_on_exit", UserProcess._on_exit)
+    for _ in range(20):
+        if await count_daemons_after_a_command():
+            return
+    pytest.fail("it would have been noticed")
+
+
+async def test_a_command_that_ends_before_its_sandbox_is_known_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first process is only known when bubblewrap has ended."""
+    first_process = bubblewrap._first_process
+
+    async def late(info: BinaryIO, process: UserProcess) -> int:
+        pid = await first_process(info, process)
+        await process.wait(within_s=DEADLINE_S)
+        return pid
+
+    monkeypatch.setattr(bubblewrap, "_first_process", late)
+    assert await count_daemons_after_a_command() == 0
 
 
 async def test_twin_a_daemon_outlives_a_trusted_process() -> None:
