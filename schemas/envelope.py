@@ -18,25 +18,25 @@ from schemas.events.upcasts import upcast
 SOURCE = "headrace"
 
 
-class UnknownEvent(HeadraceError):
-    """A type that this version does not know. Readers skip it and count it."""
+class NewerEvent(HeadraceError):
+    """An event whose type or version this release does not know, because a newer one wrote it. It is
+    left for a process of that release."""
 
 
 class BadEvent(HeadraceError):
-    """A known type whose payload does not belong to any version that is known here."""
+    """A known type whose payload does not fit its version."""
 
 
 def decode_event(event_type: str, version: int, data: str | bytes) -> Event:
     """A payload of any released version becomes the current event.
 
-    Raises UnknownEvent for an unknown type, and BadEvent for a payload that does not fit its type
-    or has a version newer than this one.
+    Raises NewerEvent for a type or a version that a newer release wrote, and BadEvent for a payload that
+    does not fit.
     """
     kind = EVENT_TYPES.get(event_type)
-    if kind is None:
-        raise UnknownEvent(f"{event_type} is not an event of this version of Headrace")
-    if version > kind.version:
-        raise BadEvent(f"{event_type} has version {version}; this Headrace knows {kind.version}")
+    if kind is None or not is_known(event_type, version):
+        known = f"version {kind.version}" if kind else "no such event"
+        raise NewerEvent(f"{event_type} version {version}: this release of Headrace knows {known}")
     try:
         if version == kind.version:
             return kind.model_validate_json(data)
@@ -45,6 +45,12 @@ def decode_event(event_type: str, version: int, data: str | bytes) -> Event:
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadEvent(f"{event_type} version {version}: {error}") from error
+
+
+def is_known(event_type: str, version: int) -> bool:
+    """Whether this release can read events of this type and version."""
+    kind = EVENT_TYPES.get(event_type)
+    return kind is not None and version <= kind.version
 
 
 class CloudEvent(BaseModel):

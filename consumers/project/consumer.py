@@ -4,7 +4,8 @@ Does: turns events into rows; a batch and the cursor are one commit.  Waits for:
 Safe to repeat because: the cursor moves with the rows, and writing an existing row changes nothing.
 
 An event that cannot be turned into rows does not stop the others. It is recorded in the table
-`skipped_events`, in the same commit, until the read model is rebuilt (`headrace rebuild`)."""
+`skipped_events`, in the same commit, until the read model is rebuilt (`headrace rebuild`). An event of a
+newer release is projected when a projector of that release starts."""
 
 import asyncio
 import logging
@@ -22,18 +23,21 @@ from infra.ports.event_log import Cursor, EventLog, Recorded
 from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.postgres.notify import Wakeup
 from infra.readmodel.rows import (
+    DropSkippedEvent,
     PutEvaluation,
     PutSkippedEvent,
     Write,
 )
 from infra.readmodel.store import PROJECT, RowsRefused
 from infra.task_cancellation import go_on
+from schemas.envelope import NewerEvent
 from schemas.events import (
     DatasetDeleted,
     RunArchived,
     RunDeleted,
     RunRestored,
 )
+from schemas.ids import StreamName
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,7 @@ class Tables(Protocol):
     """The tables of the read model (`infra.readmodel.store.ReadModel`)."""
 
     async def cursor(self) -> Cursor: ...
+    async def left_for_newer(self) -> Sequence[tuple[StreamName, int]]: ...
     async def apply(self, writes: list[Write], *, before: Cursor, after: Cursor) -> bool: ...
     async def reset(self) -> None: ...
 
@@ -65,6 +70,7 @@ class Projector:
         self._log = log
         self._tables = readmodel
         self._wakeup = wakeups.subscribe() if wakeups else Wakeup()
+        self._has_begun = False
 
     async def run(self) -> None:
         """Project new events until cancelled. A lost wake-up only delays the next batch until the slow
@@ -93,6 +99,9 @@ class Projector:
 
     async def step(self) -> int:
         """Project one batch. Returns how many events it held; 0 if nothing is new below the horizon."""
+        if not self._has_begun:
+            await self._project_left()
+            self._has_begun = True
         before = await self._tables.cursor()
         events, after = await self._log.tail(before, limit=BATCH)
         if after == before:
@@ -122,6 +131,19 @@ class Projector:
         return await self._apply(events[:half], before=before, after=between) and await self._apply(
             events[half:], before=between, after=after
         )
+
+    async def _project_left(self) -> None:
+        """Project the runs whose events an older release skipped, if this release knows these events."""
+        places = await self._tables.left_for_newer()
+        if not places:
+            return
+        cursor = await self._tables.cursor()
+        known = [r for r in await self._log.events_at(places) if r.is_known]
+        for run in dict.fromkeys(recorded.run for recorded in known):
+            await self._project_again(run, cursor)
+        drops: list[Write] = [DropSkippedEvent(str(recorded.id)) for recorded in known]
+        if drops:
+            await self._tables.apply(drops, before=cursor, after=cursor)
 
     async def _project_again(self, run: str, cursor: Cursor) -> None:
         """Project the events of a restored run, which lie far below the cursor. Putting a row that
@@ -161,6 +183,9 @@ def writes_of(recorded: Recorded) -> tuple[Write, ...]:
     payload. The event is then recorded as skipped, and the events around it are still projected."""
     try:
         return project(recorded)
+    except NewerEvent as error:
+        logger.warning("the read model leaves %s for a newer release: %s", recorded.id, error)
+        return (_skipped_event(recorded, error),)
     except Exception as error:  # as said above
         return (_skip(recorded, error),)
 

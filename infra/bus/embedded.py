@@ -42,8 +42,8 @@ class EmbeddedBus:
                 within_s = await self._tail.advance()
                 await self._tail_wait.wait(self._tail.cursor, within_s=within_s)
 
-    async def acknowledge(self, batch: Delivered) -> None:
-        await self._tail.mark_consumed()
+    async def acknowledge(self, batch: Delivered, left: Delivered = ()) -> None:
+        await self._tail.mark_consumed(left)
 
     async def is_idle(self) -> bool:
         return await self._tail.has_nothing_due()
@@ -75,8 +75,8 @@ class Reconciled:
             for batches in open_.values():
                 await batches.aclose()
 
-    async def acknowledge(self, batch: Delivered) -> None:
-        await self._from.acknowledge(batch)
+    async def acknowledge(self, batch: Delivered, left: Delivered = ()) -> None:
+        await self._from.acknowledge(batch, left)
 
     async def is_idle(self) -> bool:
         """The reconciler also reads past what the broker delivered, so it alone knows what is left."""

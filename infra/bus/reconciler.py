@@ -17,6 +17,7 @@ from infra.bus.tail_wait import SLOW_POLL_S
 from infra.ports.event_log import Cursor, EventLog, Recorded
 from infra.postgres.history import Turned, as_of
 from infra.postgres.notify import Wakeup
+from schemas.events import EVENT_TYPES
 from schemas.ids import ConsumerName
 
 BATCH = 100
@@ -37,7 +38,11 @@ Delivered = Sequence[tuple[ConsumerName, Recorded]]
 
 class Tail:
     """The messages of the log that some consumers have not consumed, in the log's order, and the cursor
-    up to which they have consumed everything."""
+    up to which they have consumed everything.
+
+    Messages that only a newer release can decide on are left: the tail reads on, and the watermarks stay
+    below the first of them. Once a newer process has consumed that one, the tail reads again from there,
+    to find the next."""
 
     def __init__(self, log: EventLog, consumers: Mapping[ConsumerName, Sequence[str]]) -> None:
         self._log = log
@@ -48,6 +53,7 @@ class Tail:
         self._moved = False
         self._turn = 0
         self._looked_at = 0.0
+        self._left: Delivered = ()
         self.cursor = Cursor()
         self.last_page_was_full = False
         """If so, there may be another page after it."""
@@ -57,6 +63,7 @@ class Tail:
         history, and raises Turned once there is another turn. A new subscription then starts over."""
         self._turn, self._looked_at = self._log.turns, time.monotonic()
         self.cursor = self._next = await self._oldest()
+        self._left = ()
 
     async def next_page(self, *, upto: Cursor | None = None) -> Delivered | None:
         """The unconsumed messages of the next page; None when there is no page (up to `upto`). Call
@@ -73,9 +80,12 @@ class Tail:
         self._next = after
         return await self._unconsumed(events)
 
-    async def mark_consumed(self) -> None:
-        """Record that everything on the page is consumed."""
+    async def mark_consumed(self, left: Delivered = ()) -> None:
+        """Record that everything on the page is consumed, except `left`."""
         self.cursor = self._next
+        if left and not self._left:
+            first = min(recorded.cursor for _, recorded in left)
+            self._left = [message for message in left if message[1].cursor == first]
         self._moved = True
         await self.advance()
 
@@ -89,8 +99,20 @@ class Tail:
         self._moved = False
         self._advanced_at = time.monotonic()
         with as_of(self._turn):
-            await self._log.advance(list(self._consumers), self.cursor)
+            await self._log.advance(list(self._consumers), await self._consumed_up_to())
         return SLOW_POLL_S
+
+    async def _consumed_up_to(self) -> Cursor:
+        """The cursor up to which nothing is left. If newer processes have consumed what was left first,
+        reading goes back to there."""
+        if not self._left:
+            return self.cursor
+        _, first = self._left[0]
+        before = Cursor(first.cursor.xid, first.cursor.position - 1)
+        if not await self._log.unconsumed(self._left):
+            self._left = ()
+            self.cursor = self._next = before
+        return before
 
     async def check_head(self) -> Cursor:
         """The end of the log. Raises Turned when the log now ends below the cursor."""
@@ -114,17 +136,19 @@ class Tail:
             events, after = await self._log.tail(cursor, limit=BATCH, types=self._types)
             if after == cursor:
                 return True
-            if await self._unconsumed(events):
+            if await self._unconsumed([event for event in events if event.is_known]):
                 return False
             cursor = after
 
     async def _unconsumed(self, events: Sequence[Recorded]) -> Delivered:
+        """The messages of these events that are not consumed. Nobody here knows who reads a type of a
+        newer release, so such an event is a message for every consumer."""
         return await self._log.unconsumed(
             [
                 (name, recorded)
                 for recorded in events
                 for name, kinds in self._consumers.items()
-                if recorded.type in kinds
+                if recorded.type in kinds or recorded.type not in EVENT_TYPES
             ]
         )
 
@@ -162,15 +186,15 @@ class Reconciler:
             elif batch is not None:
                 await self._mark_consumed()
 
-    async def acknowledge(self, batch: Delivered) -> None:
-        await self._mark_consumed()
+    async def acknowledge(self, batch: Delivered, left: Delivered = ()) -> None:
+        await self._mark_consumed(left)
 
     async def is_idle(self) -> bool:
         return await self._tail.has_nothing_due()
 
-    async def _mark_consumed(self) -> None:
+    async def _mark_consumed(self, left: Delivered = ()) -> None:
         failpoints.hit("reconcile.before_advance")
-        await self._tail.mark_consumed()
+        await self._tail.mark_consumed(left)
         failpoints.hit("reconcile.after_advance")
 
     async def _wait_until_old(self, after: Cursor) -> None:

@@ -43,7 +43,11 @@ class MemoryBus:
             else:
                 await self.acknowledge(batch)
 
-    async def acknowledge(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
+    async def acknowledge(
+        self,
+        batch: Sequence[tuple[ConsumerName, Recorded]],
+        left: Sequence[tuple[ConsumerName, Recorded]] = (),
+    ) -> None:
         self._cursor = self._next
 
     async def is_idle(self) -> bool:

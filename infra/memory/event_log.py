@@ -290,7 +290,8 @@ class MemoryLog:
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
-        found = [r for r in self._world.events if r.event.run_id == run and r.cursor > after]
+        ours = [r for r in self._world.events if r.run == run and r.cursor > after]
+        found = [r for r in ours if r.is_known]
         return [r for r in found if types is None or r.type in types][:limit]
 
     async def filter_consumed(

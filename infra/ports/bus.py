@@ -19,8 +19,13 @@ class Bus(Protocol):
         generator to end the subscription."""
         ...
 
-    async def acknowledge(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
-        """Tell the bus that the decisions on this batch are committed."""
+    async def acknowledge(
+        self,
+        batch: Sequence[tuple[ConsumerName, Recorded]],
+        left: Sequence[tuple[ConsumerName, Recorded]] = (),
+    ) -> None:
+        """Tell the bus that the decisions on this batch are committed, except on `left`. These messages
+        only a newer release can decide on. They stay unconsumed, so that its processes get them."""
         ...
 
     async def is_idle(self) -> bool:

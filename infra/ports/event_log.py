@@ -14,7 +14,7 @@ from typing import Protocol
 from uuid import UUID
 
 from infra.ports.effects import NewEffect
-from schemas.envelope import decode_event
+from schemas.envelope import decode_event, is_known
 from schemas.errors import Refused
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
@@ -64,9 +64,14 @@ class Recorded:
     def type(self) -> str:
         return self.payload.type
 
+    @property
+    def is_known(self) -> bool:
+        """Whether this release knows its type and version. Only a newer release can use it otherwise."""
+        return is_known(self.payload.type, self.payload.version)
+
     @cached_property
     def event(self) -> Event:
-        """The event, decoded once. Raises UnknownEvent and BadEvent (`schemas.envelope`)."""
+        """The event, decoded once. Raises NewerEvent and BadEvent (`schemas.envelope`)."""
         if isinstance(self.payload, Event):
             return self.payload
         return decode_event(self.payload.type, self.payload.version, self.payload.data)
@@ -244,8 +249,8 @@ class EventStore(Protocol):
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
-        """Return a run's events in log order, below the horizon. This is for readers, not for
-        consumers."""
+        """Return a run's events in log order, below the horizon, without those that only a newer release
+        knows. This is for readers, not for consumers."""
         ...
 
     async def events_at(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
@@ -288,7 +293,8 @@ class LogTail(Protocol):
         upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
         """Return the events after a cursor in (xid, position) order, below the transaction horizon, and
-        the cursor to continue from, which also moves past events of other types. `upto` is a result of
+        the cursor to continue from, which also moves past events of other types. Events that this
+        release does not know (`Recorded.is_known`) are returned too. `upto` is a result of
         `visible_head`. With it, only the events up to there are returned."""
         ...
 

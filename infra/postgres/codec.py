@@ -8,7 +8,7 @@ from pydantic_core import PydanticSerializationError
 
 from infra.ports.event_log import Commit, Cursor, Encoded, NewEvent, Recorded
 from schemas.errors import Refused
-from schemas.events import EVENT_TYPES, MAX_EVENT_BYTES, Event
+from schemas.events import MAX_EVENT_BYTES, Event
 from schemas.ids import EventId, StreamName, derive_id
 
 
@@ -136,5 +136,5 @@ def recorded_in(row: Any) -> Recorded:
 
 
 def known_in(rows: Sequence[Any]) -> list[Recorded]:
-    """Return the events in these rows, without those whose type this version does not know."""
-    return [recorded_in(row) for row in rows if row["type"] in EVENT_TYPES]
+    """Return the events in these rows, without those that only a newer release knows."""
+    return [recorded for recorded in map(recorded_in, rows) if recorded.is_known]

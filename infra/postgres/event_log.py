@@ -184,7 +184,7 @@ class PostgresLog:
             return [], after
         wanted = [row for row in rows if types is None or row["type"] in types]
         last = rows[-1]
-        return known_in(wanted), Cursor(last["xid"], last["position"])
+        return [recorded_in(row) for row in wanted], Cursor(last["xid"], last["position"])
 
     async def has_events_after(self, after: Cursor) -> bool:
         found = await self._pool.fetchval(
@@ -217,7 +217,7 @@ class PostgresLog:
             [stream for stream, _ in places],
             [version for _, version in places],
         )
-        return known_in(rows)
+        return [recorded_in(row) for row in rows]
 
     async def unconsumed_at(
         self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]

@@ -62,6 +62,13 @@ class DropRun:
 
 
 @dataclass(frozen=True, slots=True)
+class DropSkippedEvent:
+    """Forget that an event was skipped, because it is projected now."""
+
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
 class DropDataset:
     dataset: str
 
@@ -369,6 +376,7 @@ Write = (
     | ChangeHubPush
     | DropHistory
     | DropRun
+    | DropSkippedEvent
     | DropDataset
     | Unarchive
 )

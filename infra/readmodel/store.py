@@ -37,6 +37,7 @@ from infra.readmodel.rows import (
     DropDataset,
     DropHistory,
     DropRun,
+    DropSkippedEvent,
     PutCheckpoint,
     PutDataset,
     PutDelivery,
@@ -63,7 +64,7 @@ from infra.readmodel.timeline import Timelines
 from infra.readmodel.wait_facts import Waits
 from infra.readmodel.worker_chats import WorkerChats
 from schemas.errors import Refused
-from schemas.ids import ConsumerName
+from schemas.ids import ConsumerName, StreamName
 
 SQL = queries("read_model")
 
@@ -121,6 +122,7 @@ DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
             "drop_run",
         ),
     ),
+    (DropSkippedEvent, "event", ("drop_skipped_event",)),
     (DropDataset, "dataset", ("drop_dataset",)),
     (Unarchive, "run", ("drop_log_lines_without_events", "unarchive_run")),
 )
@@ -222,6 +224,11 @@ class ReadModel:
         self._at = after
         self._moved.set()
         return True
+
+    async def left_for_newer(self) -> Sequence[tuple[StreamName, int]]:
+        """The places of the events that a projector skipped because they are of a newer release."""
+        rows = await self._lazy.fetch(SQL["left_for_newer"], PROJECT)
+        return [(StreamName(row["stream"]), row["version"]) for row in rows]
 
     async def caught_up(self, cursor: Cursor, *, timeout_s: float = 2.0) -> bool:
         """Wait until everything up to `cursor` is projected, so that a caller can read what it wrote.

@@ -67,15 +67,22 @@ class Delivery:
 
 class DecisionError(Exception):
     """A decider raised, or made a decision that is not allowed, because of a bug or a bad message.
-    `read` has the versions of its streams on which it decided."""
+    `read` has the versions of its streams on which it decided. `newer` says that only a newer release
+    can decide."""
 
     def __init__(
-        self, delivery: Delivery, message: str, *, read: Mapping[StreamName, int] | None = None
+        self,
+        delivery: Delivery,
+        message: str,
+        *,
+        read: Mapping[StreamName, int] | None = None,
+        newer: bool = False,
     ) -> None:
         kind = type(delivery.message).__name__
         super().__init__(f"{delivery.consumer.name} on {kind}: {message}")
         self.delivery = delivery
         self.read = read or {}
+        self.newer = newer
 
 
 class DraftRefused(Exception):
@@ -201,7 +208,7 @@ class Drafter:
             loaded = await self._states.load(wanted)
         except UnfoldableStream as error:
             culprit = next(delivery for delivery in wave if error.stream in delivery.streams)
-            raise DecisionError(culprit, str(error)) from error
+            raise DecisionError(culprit, str(error), newer=error.newer) from error
         draft.states.update(loaded)
         draft.read.update({stream: folded.version for stream, folded in loaded.items()})
         draft.owners.update(wanted)

@@ -57,24 +57,28 @@ class Committer:
         self._turn = log.turns
         self.commits = 0
 
-    async def commit(self, deliveries: Sequence[Delivery]) -> None:
+    async def commit(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Decide on these deliveries and write the decisions, under a span that links to theirs, and to
-        which everything that follows links. Returns once each is written or put aside."""
+        which everything that follows links. Returns once each is written or put aside, with those that
+        are left for a newer release."""
         if not deliveries:
-            return
+            return ()
         names = "+".join(dict.fromkeys(delivery.consumer.name for delivery in deliveries))
         links = [delivery.traceparent for delivery in deliveries]
         with telemetry.span(telemetry.DECIDE.format(consumers=names), links=links) as context:
             if context is not None:
                 deliveries = [replace(delivery, traceparent=context) for delivery in deliveries]
             async with self._claims.changing:
-                await self._commit_all(DeliveryBatch(deliveries))
+                left = await self._commit_all(DeliveryBatch(deliveries))
                 self._claims.drop_reservations()
+        return left
 
-    async def _commit_all(self, batch: DeliveryBatch) -> None:
+    async def _commit_all(self, batch: DeliveryBatch) -> Sequence[Delivery]:
         """Decide and write. After a miss, read again, without a limit on the number of tries. While the
-        database is unavailable, wait. Writing again then shows whether the last write succeeded."""
+        database is unavailable, wait. Writing again then shows whether the last write succeeded. Returns
+        what is left for a newer release."""
         tries = 0
+        left: list[Delivery] = []
         batches = [batch]
         problem: Problem | None = None
         while batches:
@@ -85,6 +89,8 @@ class Committer:
                     del batches[0]
                     continue
                 remaining = await self._remaining_after(problem, batches[0])
+                if isinstance(problem, DecisionError) and problem.newer:
+                    left += [d for d in batches[0].deliveries if d is problem.delivery]
                 batches[:1] = [each for each in remaining if each.deliveries]
                 problem = None
             except (DecisionError, CommitMiss, DraftRefused) as error:
@@ -95,6 +101,7 @@ class Committer:
                 await asyncio.sleep(DATABASE_PAUSE_S)
             tries += 1
             await asyncio.sleep(random.uniform(0, min(0.05, 0.001 * 2 ** min(tries, 6))))  # noqa: S311 - jitter
+        return left
 
     async def _write(self, batch: DeliveryBatch) -> None:
         """Decide on a batch and write it. Raises DecisionError, DraftRefused, CommitMiss and
@@ -155,6 +162,10 @@ class Committer:
         if culprit.id not in {delivery.id for delivery in deliveries}:
             # The culprit came from the cascade, so let the bus deliver it separately.
             return [DeliveryBatch(deliveries, left_to_bus | {culprit.key})]
+        if problem.newer:
+            await self._quarantine.leave(culprit, problem)
+            others = [delivery for delivery in deliveries if delivery is not culprit]
+            return [DeliveryBatch(others, left_to_bus)]
         remaining = await self._quarantine.isolate(deliveries, problem)
         return [DeliveryBatch(each, left_to_bus) for each in remaining]
 

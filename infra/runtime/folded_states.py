@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from infra.ports.event_log import EventStore, Recorded, Snapshot
 from infra.postgres.errors import DatabaseUnavailable
 from infra.runtime.consumer import AnyConsumer, Consumer
+from schemas.envelope import NewerEvent
 from schemas.events import Event
 from schemas.ids import StreamName
 
@@ -43,11 +44,12 @@ class FoldedState(Generic[S]):
 
 class UnfoldableStream(Exception):
     """A stream has an event that this version cannot decode, or that its owner cannot fold. Nothing can
-    be decided on such a stream."""
+    be decided on such a stream. `newer` says that a newer release wrote the event, and can fold it."""
 
     def __init__(self, stream: StreamName, error: Exception) -> None:
         super().__init__(f"{stream} cannot be folded: {type(error).__name__}: {error}")
         self.stream = stream
+        self.newer = isinstance(error, NewerEvent)
 
 
 class StateCache:

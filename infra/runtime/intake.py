@@ -1,5 +1,6 @@
 """Takes in the messages to decide on: events from the bus, and outcomes from the performer."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 
@@ -15,8 +16,11 @@ from infra.runtime.hosting import Hosting
 from infra.runtime.performer import Performer
 from infra.runtime.quarantine import Quarantine
 from infra.task_cancellation import go_on
+from schemas.envelope import NewerEvent
 from schemas.events import MessageRedriven
 from schemas.ids import ConsumerName
+
+logger = logging.getLogger(__name__)
 
 
 class Intake:
@@ -42,6 +46,7 @@ class Intake:
         self._claims = claims
         self._performer = performer
         self._committer = committer
+        self._left_runs: set[str] = set()
 
     async def take_events(self) -> None:
         """Decide on the events of the bus, without end."""
@@ -56,17 +61,33 @@ class Intake:
 
     async def _take_batch(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
         # 1 received: a batch arrived
-        read = [await self._quarantine.read(self._consumers[name], r) for name, r in batch]
-        deliveries = [delivery for delivery in read if delivery is not None]
+        left: list[tuple[ConsumerName, Recorded]] = []
+        deliveries: list[Delivery] = []
+        for name, recorded in batch:
+            try:
+                delivery = await self._quarantine.read(self._consumers[name], recorded)
+            except NewerEvent as error:
+                self._log_left(recorded, error)
+                left.append((name, recorded))
+                continue
+            deliveries += [delivery] if delivery is not None else []
         names = {delivery.consumer.name for delivery in deliveries}
         for name in names:
             failpoints.hit(f"{name}.intake.received")
         # 2-5 decide and commit
-        await self._committer.commit(deliveries)
+        for delivery in await self._committer.commit(deliveries):
+            if delivery.brought_by is not None:
+                left.append((delivery.consumer.name, delivery.brought_by))
         # 6 offsets: the bus may forget the batch
-        await self._bus.acknowledge(batch)
+        await self._bus.acknowledge(batch, left)
         for name in names:
             failpoints.hit(f"{name}.intake.offset_committed")
+
+    def _log_left(self, recorded: Recorded, error: NewerEvent) -> None:
+        """Log what is left for a newer release, once for each run."""
+        if recorded.run not in self._left_runs:
+            self._left_runs.add(recorded.run)
+            logger.warning("%s waits for a newer release of Headrace: %s", recorded.run, error)
 
     async def take_outcomes(self) -> None:
         """Decide on the outcomes of finished attempts, without end."""

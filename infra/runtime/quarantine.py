@@ -13,10 +13,13 @@ from infra.runtime.cascade import DecisionError, Delivery, DeliveryKey, Drafter,
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.dead_letters import dead_letter_message, dead_letter_outcome, find_redriven
 from infra.runtime.folded_states import StateCache
-from schemas.envelope import BadEvent
+from schemas.envelope import BadEvent, NewerEvent
 from schemas.events import MessageRedriven
 
 logger = logging.getLogger(__name__)
+
+LEFT_S = 30.0
+"""When an effect may be claimed again whose outcome only a newer release can use."""
 
 TRIES = 3
 """How often a message whose decider raises is tried before it is a dead letter."""
@@ -43,13 +46,13 @@ class Quarantine:
     async def read(self, consumer: AnyConsumer, recorded: Recorded) -> Delivery | None:
         """Return the delivery of a record to a consumer; None when the consumer does not decide on it. A
         record that cannot be decoded, or that the consumer cannot route, becomes a dead letter, because
-        its type is one that the consumer reads."""
+        its type is one that the consumer reads. Raises NewerEvent, with nothing done."""
         message: Recorded | None = recorded
         try:
             if isinstance(recorded.event, MessageRedriven):
                 message = await find_redriven(self._log, consumer.name, recorded.event)
             wanted = message is not None and consumer.routes(message.event)
-        except DatabaseUnavailable:
+        except (DatabaseUnavailable, NewerEvent):
             raise
         except Exception as error:  # a consumer may have any bug
             await dead_letter_message(
@@ -98,6 +101,16 @@ class Quarantine:
         except CommitMiss:
             return [batch]
         return []
+
+    async def leave(self, delivery: Delivery, error: DecisionError) -> None:
+        """Leave a delivery for a newer release. An event stays unconsumed. An outcome is lost, because
+        nobody here can decide on it: its effect is given back, and performed again later."""
+        logger.warning("a newer release has to decide: %s", error)
+        self._states.forget(delivery.streams)
+        if delivery.claimed is not None:
+            await self._effects.retry(
+                delivery.claimed, delay_s=LEFT_S, error=str(error), counted=False
+            )
 
     async def isolate(
         self, deliveries: Sequence[Delivery], error: DecisionError

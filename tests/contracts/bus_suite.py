@@ -63,6 +63,22 @@ class BusSuite:
                     break
         assert mine == [2]
 
+    async def test_what_is_left_stays_for_another_process(self, bound: BoundBus) -> None:
+        """The process that left it goes on, and its watermark stays below."""
+        name, run = ConsumerName(uuid4().hex), uuid4().hex
+        bus = bound.make()
+        await bound.log.commit(commit_of(warning(run, 1), 1))
+        async with listening(bus, {name: WARNED}) as heard:
+            left = await anext(heard)
+            await bus.acknowledge(left, left)
+            (second,) = await bound.log.commit(commit_of(warning(run, 2), 2))
+            batch = await anext(heard)
+            assert second in [recorded for _, recorded in batch]
+            await consume(bound.log, bus, batch)
+        async with listening(bound.make(), {name: WARNED}) as heard:
+            again = [r.version for _, r in await anext(heard) if r.run == run]
+        assert again == [1]
+
     async def test_what_lies_below_the_watermark_is_not_delivered(self, bound: BoundBus) -> None:
         """Its inbox row may have been deleted, because another process moved the watermark while we
         listened."""

@@ -21,11 +21,13 @@ from infra.ports.event_log import (
     Snapshot,
 )
 from schemas.effects import FetchCommit
+from schemas.envelope import NewerEvent
 from schemas.errors import Refused
 from schemas.events import MAX_EVENT_BYTES, RunPaused, RunWarned
 from schemas.ids import ConsumerName, EventId, StreamName
 from schemas.specs import CommitSpec
 from tests.kit.commits import commit_of, new_event
+from tests.kit.newer import NewerRunWarned, RunForeseen
 
 CONSUMER = ConsumerName("tests")
 
@@ -408,6 +410,21 @@ class EventLogSuite:
         with pytest.raises(Refused, match="cannot be written") as refused:
             await log.commit(commit_of(broken, 1))
         assert getattr(refused.value, "event", None) is broken
+
+    async def test_the_tail_has_what_only_a_newer_release_knows_and_a_reader_leaves_it_out(
+        self, log: EventLog
+    ) -> None:
+        run = uuid4().hex
+        start = await log.visible_head()
+        kinds = (RunForeseen, RunWarned, NewerRunWarned)
+        for step, kind in enumerate(kinds, 1):
+            await log.commit(commit_of(kind(run=run, step=step, message="look"), step))
+        page, _ = await log.tail(start, limit=1000)
+        ours = [(r.version, r.is_known) for r in page if r.run == run]
+        assert ours == [(1, False), (2, True), (3, False)]
+        with pytest.raises(NewerEvent):
+            _ = next(r for r in page if r.run == run).event
+        assert [r.version for r in await log.read(run, after=Cursor(), limit=9)] == [2]
 
     async def test_an_event_that_is_too_large_is_refused(self, log: EventLog) -> None:
         run = uuid4().hex

@@ -95,8 +95,8 @@ def make_forgetful(committer: Committer, draw: random.Random, forgets: float) ->
     appears to have taken no time."""
     commit, write, states = committer.commit, committer._write, committer._states
 
-    async def commit_untimed(deliveries: Sequence[Delivery]) -> None:
-        await commit([replace(delivery, seconds=0.0) for delivery in deliveries])
+    async def commit_untimed(deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        return await commit([replace(delivery, seconds=0.0) for delivery in deliveries])
 
     async def write_after_forgetting(batch: DeliveryBatch) -> None:
         states.forget([stream for stream in states._cache if draw.random() < forgets])

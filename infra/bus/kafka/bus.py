@@ -79,9 +79,9 @@ class KafkaBus:
                 )
             await asyncio.sleep(RETRY_S)
 
-    async def acknowledge(self, batch: Delivered) -> None:
+    async def acknowledge(self, batch: Delivered, left: Delivered = ()) -> None:
         """Mark the batch as done. A task in the background commits its offsets, so nobody waits for
-        the broker here."""
+        the broker here. The reconciler of a newer process finds `left` in the log."""
         self._done |= self._pending
         self._pending = {}
         self._more_done.set()

@@ -15,7 +15,7 @@ from infra.bus.kafka.unusable_records import UnusableRecord, keep_as_dead_letter
 from infra.bus.reconciler import Delivered
 from infra.ports.event_log import Cursor, Encoded, EventLog, Recorded
 from infra.postgres.skipped_records import Skips
-from schemas.envelope import BadEvent, decode_event
+from schemas.envelope import BadEvent, NewerEvent, decode_event
 from schemas.events import EVENT_TYPES
 from schemas.ids import ConsumerName, EventId, StreamName
 
@@ -115,7 +115,7 @@ def _why_unreadable(found: NamedRecord) -> str | None:
         return f"its header ce_dataversion is not a number: {version[:50]!r}"
     try:
         decode_event(found.address.type, int(version), found.record.value or b"")
-    except BadEvent as error:
+    except (BadEvent, NewerEvent) as error:
         return str(error)
     return None
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from infra.ports.event_log import Cursor, Encoded, Recorded
 from infra.settings.kafka import KafkaSettings
-from schemas.envelope import SOURCE, BadEvent
+from schemas.envelope import SOURCE, BadEvent, NewerEvent
 from schemas.events import EVENT_TYPES
 from schemas.ids import EventId, StreamName
 
@@ -83,7 +83,7 @@ def _key(recorded: Recorded) -> str:
     the future (a newer Headrace writes, an older one publishes), the key is its run."""
     try:
         return recorded.event.key
-    except BadEvent:
+    except (BadEvent, NewerEvent):
         return recorded.run
 
 

@@ -18,7 +18,7 @@ async def environment_of(moments: Moments, log: EventStore, run: str) -> Environ
     places = await moments.milestones(run, END, newest=[RunStarted.type], every=[])
     recorded = await log.events_at([*places, (policy_stream(run), 1)])
     found: dict[str, str] = {}
-    for event in (one.event for one in recorded):
+    for event in (one.event for one in recorded if one.is_known):
         match event:
             case RunStarted():
                 found |= _rollout(event.template.rollout if event.template else None)

@@ -41,7 +41,8 @@ async def run_state_at(moments: Moments, log: EventStore, run: str, at: Cursor) 
     places += await moments.newest_of_stream(policy_stream(run), at)
     places += await moments.newest_of_stream(checkpoint_stream(run), at)
     recorded = await log.events_at(list(dict.fromkeys(places)))
-    events = [one.event for one in sorted(recorded, key=lambda one: one.cursor)]
+    known = [one for one in recorded if one.is_known]
+    events = [one.event for one in sorted(known, key=lambda one: one.cursor)]
     return {**_status(events), **_figures(events)}
 
 

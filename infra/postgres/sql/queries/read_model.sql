@@ -647,6 +647,12 @@ group by event_type order by event_type
 select event_type, stream, version, run, error from skipped_events
 where projection = $1 order by xid, position limit $2
 
+-- The projector names the error of an event that only a newer release knows.
+
+-- name: left_for_newer
+select stream, version from skipped_events where projection = $1 and error like 'NewerEvent:%'
+order by xid, position
+
 -- name: bus_lag
 select consumers, records from bus_lag order by consumers
 
@@ -811,6 +817,9 @@ where (l.run = $1 or l.run in (select evaluation from evaluations where run = $1
 delete from skipped_events s
 where (s.run = $1 or s.run in (select evaluation from evaluations where run = $1)) and not exists (
   select from events e where e.xid = s.xid::text::xid8 and e.position = s.position)
+
+-- name: drop_skipped_event
+delete from skipped_events where event = $1
 
 -- name: drop_groups
 delete from graded_groups

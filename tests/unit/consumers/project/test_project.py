@@ -33,6 +33,7 @@ from schemas.events import (
 )
 from schemas.ids import EventId, run_stream
 from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint
+from tests.kit.newer import NewerRunWarned, upgrade
 from tests.kit.specs import ref, version
 from tests.kit.story import WORKSPACE, beginning, whole_run
 
@@ -197,6 +198,26 @@ async def test_a_rebuild_after_the_mend_clears_what_was_skipped(
         await projector.rebuild()
         assert await tables.skipped_events.by_type() == {}
         assert (await everything(database))["metric_points"] != []
+
+
+@pytest.mark.postgres
+async def test_a_newer_projector_projects_what_an_older_one_left(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = NewerRunWarned(run="r1", step=2, message="not seen before")
+    async with Notifier(database) as notifier:
+        log, tables = PostgresLog(database, notifier), ReadModel(database)
+        for event in (*beginning("r1", "a-run", steps=3), newer):
+            await log.append([event], cause=uuid4())
+        await caught_up(Projector(log, tables))
+        assert await tables.skipped_events.by_type() == {newer.type: 1}
+        await caught_up(Projector(log, tables))
+        assert await tables.skipped_events.by_type() == {newer.type: 1}, "it is still unknown"
+        upgrade(monkeypatch)
+        await caught_up(Projector(log, tables))
+        assert await tables.skipped_events.by_type() == {}
+        lines = (await everything(database))["log_lines"]
+        assert sum("not seen before" in str(line) for line in lines) == 1
 
 
 @pytest.mark.postgres

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from schemas.envelope import BadEvent, UnknownEvent, decode_event
+from schemas.envelope import BadEvent, NewerEvent, decode_event
 from schemas.events.upcasts import Payload, upcast
 
 
@@ -27,9 +27,9 @@ def test_a_retired_payload_walks_up_step_by_step() -> None:
 
 
 def test_foreign_types_and_future_versions_are_told_apart() -> None:
-    with pytest.raises(UnknownEvent):
+    with pytest.raises(NewerEvent, match="knows no such event"):
         decode_event("com.example.other", 1, "{}")
-    with pytest.raises(BadEvent, match="version 99"):
+    with pytest.raises(NewerEvent, match="version 99"):
         decode_event("rl.run.warned", 99, "{}")
     with pytest.raises(BadEvent):
         decode_event("rl.run.warned", 1, json.dumps({"run": 1}))
