@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -79,9 +80,14 @@ EARLY_DEATHS = 3
 
 
 def supervise(
-    settings: Settings, environ: Mapping[str, str], *, on_ready: Callable[[], None]
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    on_ready: Callable[[], None],
+    identities: Mapping[str, Mapping[str, str]] = {},
 ) -> None:
-    """Run until SIGTERM or SIGINT. Calls `on_ready` once, when the server answers.
+    """Run until SIGTERM or SIGINT. Calls `on_ready` once, when the server answers. `identities` has
+    variables of single child processes by their names, such as the login of each.
 
     Raises Conflict when another supervisor owns the home or the port is in use, and InvalidConfig or
     TransientError when the blob store, the database or the control process cannot be used. Raises
@@ -94,7 +100,10 @@ def supervise(
         asyncio.run(check_blobs(settings))
         with _database(settings) as (url, server):
             asyncio.run(migrate(url))
-            wanted = child_specs(settings, environ, database_url=url)
+            wanted = [
+                replace(spec, environment={**spec.environment, **identities.get(spec.name, {})})
+                for spec in child_specs(settings, environ, database_url=url)
+            ]
             logs = settings.home / "logs"
             forks = fork_server(wanted, log=logs / "forkserver.log")
             children = tuple(

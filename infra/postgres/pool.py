@@ -4,8 +4,9 @@
 them, that only costs time. Appends always use `durable`, because otherwise the bus could publish an
 event that a crash then removes.
 
-Every connection works as the role `headrace_worker`, which cannot drop a table or rewrite an event. Only
-migrations and repairs use the role that the URL names. A connection that is lost, or that does not
+Every connection works as the role `headrace_worker`, which cannot drop a table or rewrite an event, or
+as the role of a service, which may do less (`infra/maintenance/service_roles.py`). Only migrations and
+repairs work as another role that the URL names. A connection that is lost, or that does not
 answer in time, is dropped, and its call raises DatabaseUnavailable. The next call gets a new connection.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import asyncpg
 
@@ -143,8 +145,21 @@ async def open_session(url: str, name: str) -> Any:
         return await asyncpg.connect(
             url,
             timeout=CONNECT_S,
-            server_settings={"application_name": name, "role": ROLE},
+            server_settings={"application_name": name, "role": role_of(url)},
         )
+
+
+def service_role(database: str, service: str) -> str:
+    """The name of the role with which a service logs in to a database."""
+    return f"{database}_{service}"
+
+
+def role_of(url: str) -> str:
+    """The role that connections to a database work as: the one of a service if the URL names it, else
+    that of all processes."""
+    parts = urlsplit(url)
+    user, database = unquote(parts.username or ""), unquote(parts.path.lstrip("/"))
+    return user if database and user.startswith(service_role(database, "")) else ROLE
 
 
 async def _pool(
@@ -161,7 +176,7 @@ async def _pool(
             init=history.meet,
             server_settings={
                 "application_name": "headrace",
-                "role": ROLE,
+                "role": role_of(url),
                 "synchronous_commit": synchronous_commit,
                 "statement_timeout": f"{limits.statement_s:.0f}s",
                 "idle_in_transaction_session_timeout": f"{limits.idle_in_transaction_s:.0f}s",

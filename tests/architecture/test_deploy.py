@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -19,6 +20,7 @@ import yaml
 from consumers.process.command import HOSTABLE, RELAY
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.local.supervisor import SPIN
+from infra.settings.accounts import DATABASE_ACCOUNTS, load_accounts
 from infra.settings.settings import Settings
 from producers.http.auth import OPEN_PATHS
 from producers.http.routes.platform import ROOT_ROUTES
@@ -42,19 +44,17 @@ SANDBOX = "sandbox"
 ALONE = {SANDBOX, "packages"}
 """The services that do not reach the platform: user code, and its way to the index of packages."""
 
-INTERNAL = {"HEADRACE_WORKER_ID", "HEADRACE_RUNSC"}
-"""Those that no settings hold: the supervisor tells a child its name, and the process that starts user
-code looks for gVisor's program."""
+INTERNAL = {"HEADRACE_WORKER_ID", "HEADRACE_RUNSC", "HEADRACE_DATABASE_ACCOUNTS"}
+"""Those that no settings hold: the supervisor tells a child its name, the process that starts user
+code looks for gVisor's program, and the program that makes accounts reads which."""
+
+ONCE = {"migrate", "accounts"}
+"""The services that prepare the database as its owner, and end."""
 
 FOR_TESTS = re.compile(r"HEADRACE_TEST_[A-Z0-9_]+")
 
 
-FILLED = {
-    "HEADRACE_SECRET_KEY": "0f" * 32,
-    "HEADRACE_PUBLIC_URL": "https://headrace.example.org",
-    "HEADRACE_SANDBOX_KEY": "0f" * 16,
-}
-"""Values of settings that not every text can be."""
+PUBLIC_URL = "https://headrace.example.org"
 
 
 @cache
@@ -143,19 +143,75 @@ def test_our_services_set_only_settings_that_are_read_for_a_mistyped_one_is_sile
     assert not given
 
 
-def test_the_given_settings_load_for_a_refused_one_stops_every_container() -> None:
+@pytest.fixture(scope="module")
+def secret_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the secrets were made."""
+    directory = tmp_path_factory.mktemp("secrets")
+    (directory / "deploy").mkdir()
+    for file in (".env.example", "deploy/make_secrets.sh"):
+        (directory / file).write_bytes((ROOT / file).read_bytes())
+    assert make_secrets(directory).returncode == 0
+    return directory
+
+
+def make_secrets(directory: Path) -> "subprocess.CompletedProcess[str]":
+    script = str(directory / "deploy" / "make_secrets.sh")
+    return subprocess.run(["sh", script, PUBLIC_URL], capture_output=True, text=True, check=False)
+
+
+def variables_of(file: Path) -> dict[str, str]:
+    """The variables of an env file."""
+    lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_the_given_settings_load_for_a_refused_one_stops_every_container(
+    secret_files: Path,
+) -> None:
+    given = variables_of(secret_files / ".env")
     for name, about in ours().items():
         filled = {
-            key: re.sub(r"\$\{[A-Z0-9_]+:\?[^}]*\}", FILLED.get(key, "x7"), str(value))
+            key: re.sub(r"\$\{([A-Z0-9_]+):\?[^}]*\}", lambda found: given[found[1]], str(value))
             for key, value in about["environment"].items()
         }
-        loaded = Settings.load(filled)
-        if name in ALONE:
+        own = variables_of(secret_files / about["env_file"]) if "env_file" in about else {}
+        loaded = Settings.load({**own, **filled})
+        if name in ALONE | ONCE:
             continue
         assert loaded.database_url
         assert loaded.kafka
         assert loaded.blobs.startswith("s3://")
         assert loaded.s3_endpoint
+
+
+def test_each_service_has_an_account_of_its_own_and_knows_no_other(secret_files: Path) -> None:
+    made = {path.stem: path for path in (secret_files / "deploy" / "secrets").iterdir()}
+    services_with_accounts = set(ours()) - ALONE - ONCE
+    assert set(made) == services_with_accounts | {"accounts"}
+    accounts = load_accounts(variables_of(made["accounts"]), DATABASE_ACCOUNTS)
+    assert set(accounts) == services_with_accounts
+    assert len(set(accounts.values())) == len(accounts)
+    for name in services_with_accounts:
+        assert ours()[name]["env_file"] == f"deploy/secrets/{name}.env"
+        assert "HEADRACE_DATABASE_URL" not in ours()[name]["environment"]
+        url = urlsplit(variables_of(made[name])["HEADRACE_DATABASE_URL"])
+        assert (url.username, url.password) == (f"headrace_{name}", accounts[name])
+    for path in made.values():
+        assert path.stat().st_mode & 0o077 == 0, "it holds secrets"
+    assert ours()["accounts"]["env_file"] == "deploy/secrets/accounts.env"
+
+
+def test_secrets_are_made_once_and_nowhere_in_the_repository(secret_files: Path) -> None:
+    before = (secret_files / ".env").read_text()
+    again = make_secrets(secret_files)
+    assert (again.returncode, "remove it" in again.stderr) == (1, True)
+    assert (secret_files / ".env").read_text() == before
+    values = variables_of(secret_files / ".env")
+    assert values["HEADRACE_PUBLIC_URL"] == PUBLIC_URL
+    assert len(set(values.values())) == len(values)
+    for file in (".env", "deploy/secrets/api.env"):
+        ignored = subprocess.run(["git", "check-ignore", "-q", file], cwd=ROOT, check=False)
+        assert ignored.returncode == 0, file
 
 
 def test_every_setting_stands_in_the_docs_or_nobody_finds_it() -> None:
@@ -390,7 +446,7 @@ def test_traces_go_to_the_port_on_which_the_collector_listens() -> None:
     config = yaml.safe_load((DEPLOY / "otel-collector.yaml").read_text())
     port = config["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rpartition(":")[2]
     for name, service in ours().items():
-        if name in ALONE:
+        if name in ALONE | ONCE:
             continue
         endpoint = service["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
         assert endpoint == f"http://otel-collector:{port}"

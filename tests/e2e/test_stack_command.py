@@ -1,19 +1,25 @@
-"""`make stack` and `make stack-down`: the real components and a process per consumer, by one command."""
+"""`make stack` and `make stack-down`: the real components and a process per consumer with its own
+accounts, by one command."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.local import data_directory
+from infra.postgres.pool import administering
 from tests.kit.kafka import need_kafka
-from tests.kit.platform import ROOT
+from tests.kit.ledger import check
+from tests.kit.platform import ROOT, RunningServer, final_adapter, make_workspace, run_config
 from tests.kit.postgres import need_programs
 from tests.kit.s3 import need_s3
+from tests.stack.accounts import SERVICES
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.kafka, pytest.mark.s3]
 
@@ -43,6 +49,30 @@ def exported(script: Path) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+async def database_users(url: str) -> set[str]:
+    """The roles of the processes that are connected to the database."""
+    async with administering(url) as owner:
+        rows = await owner.fetch(
+            "select distinct usename from pg_stat_activity"
+            " where backend_type = 'client backend' and pid <> pg_backend_pid()"
+        )
+    return {row["usename"] for row in rows}
+
+
+def train(stack: Path, environment: Mapping[str, str], scratch: Path) -> None:
+    """A run from a commit to its last checkpoint."""
+    started = RunningServer(stack / "home", environment["HEADRACE_URL"])
+    with started.api:
+        url = str(make_workspace(scratch / "workspace"))
+        made = started.post("/workspaces", {"url": url, "name": "w"})
+        assert made.status_code == 201, made.text
+        started.upload("numbers")
+        run = started.submit(run_config(), workspace="w")
+        info = started.wait(run, "finished")
+        check(started.events(run), steps=4, groups=2, samples=4)
+        assert final_adapter(info)
+
+
 def test_one_command_starts_it_all_and_another_stops_it(tmp_path: Path) -> None:
     need_kafka()
     need_programs()
@@ -58,6 +88,9 @@ def test_one_command_starts_it_all_and_another_stops_it(tmp_path: Path) -> None:
         children = json.loads(status.stdout)["supervisor"]["children"]
         names = {child["name"] for child in children}
         assert {"control", "run", "rollout", "grade", "learn", "checkpoint"} <= names
+        train(stack, environment, tmp_path)
+        users = asyncio.run(database_users(environment["HEADRACE_DATABASE_URL"]))
+        assert users - {"postgres"} == {f"postgres_{service}" for service in SERVICES.values()}
         again = python("tests.stack", "up", "--detach", str(stack))
         assert again.returncode == 1
         assert "make stack-down" in again.stderr

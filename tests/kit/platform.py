@@ -135,13 +135,11 @@ ROWS = "".join(
 
 
 @dataclass
-class Platform:
-    """A running platform. `api` speaks to it with its token."""
+class RunningServer:
+    """A platform that runs, whoever started it. `api` speaks to it with its token."""
 
     home: Path
     url: str
-    process: subprocess.Popen[bytes]
-    environment: dict[str, str]
     api: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -228,6 +226,14 @@ class Platform:
             if not page["events"]:
                 return found
             after = page["next"]
+
+
+@dataclass
+class Platform(RunningServer):
+    """A platform that a test started."""
+
+    process: subprocess.Popen[bytes]
+    environment: dict[str, str]
 
 
 FINAL = ("finished", "failed", "stopped", "killed", "crashed")

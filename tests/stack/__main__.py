@@ -1,4 +1,5 @@
-"""`make stack`: Headrace on the real components, a process per consumer, without Docker.
+"""`make stack`: Headrace on the real components, a process per consumer, without Docker. Each process
+logs in with an account of its own, as in docker-compose.yml.
 
 python -m tests.stack up DIR [--detach]     # everything below DIR; DIR/env is what a shell needs
 python -m tests.stack down DIR
@@ -18,6 +19,7 @@ from infra.local.free_port import free_port
 from infra.local.supervisor import supervise
 from infra.settings.settings import BadSetting, Settings
 from schemas.errors import HeadraceError
+from tests.stack.accounts import make_service_accounts
 from tests.stack.components import components
 
 START_S = 1200.0
@@ -37,7 +39,13 @@ def up(directory: Path) -> int:
         }
         os.environ.update(ours)  # boto3 reads its credentials from there, in this process too
         settings = Settings.load(os.environ)
-        supervise(settings, os.environ, on_ready=lambda: _tell(directory, ours))
+        identities = make_service_accounts(found.environment)
+        supervise(
+            settings,
+            os.environ,
+            on_ready=lambda: _tell(directory, ours),
+            identities=identities,
+        )
     (directory / "env").unlink(missing_ok=True)
     return 0
 

@@ -1,0 +1,119 @@
+"""Each service of a cluster logs in to the database with a role of its own, which cannot do more than it
+needs."""
+
+import asyncio
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from consumers.process.command import HOSTABLE
+from infra.maintenance.service_roles import LIMITED, PRIVATE, TABLES, make_service_roles
+from infra.postgres.migrate import check
+from infra.postgres.pool import ROLE, connect, role_of
+from infra.settings.accounts import DATABASE_ACCOUNTS, load_accounts
+from schemas.errors import InvalidConfig
+from tests.kit.postgres import execute, fresh_database
+from tests.stack.accounts import url_of_service
+
+pytestmark = pytest.mark.postgres
+
+SERVICES = ("api", *HOSTABLE)
+ACCOUNTS = {service: f"{service}x7Kq".ljust(24, "0") for service in SERVICES}
+
+
+@pytest.fixture
+def url(server_url: str) -> Iterator[str]:
+    """A database with a role for each service, as its owner."""
+    with fresh_database(server_url) as made:
+        asyncio.run(make_service_roles(made, ACCOUNTS))
+        yield made
+        name = urlsplit(made).path.lstrip("/")
+        for service in SERVICES:
+            asyncio.run(execute(made, f'drop owned by "{name}_{service}"'))
+            asyncio.run(execute(made, f'drop role "{name}_{service}"'))
+
+
+MAY_REMOVE_RUNS = f"select pg_has_role(session_user, '{ROLE}', 'member')"
+"""What `begin_removal` of the schema asks for."""
+
+
+def as_service(url: str, service: str, password: str | None = None) -> str:
+    """The URL with which a service logs in."""
+    return url_of_service(url, service, password or ACCOUNTS[service])
+
+
+async def test_every_service_works_as_its_own_role_and_changes_no_schema(url: str) -> None:
+    for service in SERVICES:
+        own = as_service(url, service)
+        async with connect(own, size=1) as database:
+            await check(database)
+            assert await database.durable.fetchval("select current_user") == role_of(own)
+            for statement in (
+                "drop table events",
+                "update events set run_id = 'another'",
+                "delete from events",
+                "create table mine (n integer)",
+                "create role mine",
+                "set role postgres",
+                "delete from migrations",
+            ):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await database.lazy.execute(statement)
+
+
+async def test_a_service_reads_no_credentials_that_it_does_not_need(url: str) -> None:
+    for service in HOSTABLE:
+        async with connect(as_service(url, service), size=1) as database:
+            for table, needed in PRIVATE.items():
+                if service in needed:
+                    await database.durable.fetchval(f"select count(*) from {table}")
+                    continue
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await database.durable.fetchval(f"select count(*) from {table}")
+
+
+async def test_only_the_api_rewrites_what_it_shows(url: str) -> None:
+    async with connect(as_service(url, "learn"), size=1) as database:
+        assert await database.durable.fetchval("select count(*) from runs") == 0
+        for statement in ("delete from runs", "truncate runs", "update evaluations set run = ''"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await database.durable.execute(statement)
+        assert not await database.durable.fetchval(MAY_REMOVE_RUNS)
+    async with connect(as_service(url, "api"), size=1) as database:
+        await database.durable.execute("delete from runs")
+        await database.durable.fetchval("select count(*) from secrets")
+        assert await database.durable.fetchval(MAY_REMOVE_RUNS)
+
+
+async def test_the_table_names_exist_for_a_renamed_one_would_be_open_to_all(url: str) -> None:
+    async with connect(as_service(url, "api"), size=1) as database:
+        tables = {row["tablename"] for row in await database.durable.fetch(TABLES)}
+    assert set(PRIVATE) | set(LIMITED) <= tables
+    assert {service for needed in PRIVATE.values() for service in needed} <= set(HOSTABLE)
+
+
+async def test_a_service_has_no_other_password_than_the_last(url: str) -> None:
+    await make_service_roles(url, {"learn": "another0another0"})
+    with pytest.raises(InvalidConfig, match="opens no database"):
+        async with connect(as_service(url, "learn"), size=1):
+            pass
+    async with connect(as_service(url, "learn", "another0another0"), size=1) as database:
+        await check(database)
+
+
+async def test_a_service_cannot_make_roles(url: str) -> None:
+    with pytest.raises(InvalidConfig, match="name an owner"):
+        await make_service_roles(as_service(url, "learn"), {"grade": "another0another0"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["api", "api=short", "Api=0123456789abcdef", "api=0123456789abcde'", "=0123456789abcdef"],
+)
+def test_a_bad_account_is_refused_without_its_password(value: str) -> None:
+    with pytest.raises(ValueError, match="is not SERVICE=PASSWORD") as refused:
+        load_accounts({DATABASE_ACCOUNTS: f"run=0123456789abcdef,{value}"}, DATABASE_ACCOUNTS)
+    assert "0123456789" not in str(refused.value)
+    assert "entry 2" in str(refused.value)
