@@ -46,6 +46,7 @@ from infra.runtime.runtime import Runtime
 from infra.sandbox.service.client import SandboxClient
 from infra.sandbox.service.ways import service_of
 from infra.sandbox.user_process import user_group
+from infra.settings.quotas import SAMPLES
 from infra.settings.settings import Settings
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
@@ -174,6 +175,7 @@ async def open_runtime(
             hosting,
             capacity=capacity_of(settings.capacity, generate=num_samples),
             run_capacity={Lane(lane): most for lane, most in settings.run_capacity.items()},
+            workspace_samples=settings.quotas.get(SAMPLES),
         )
         if control is not None:
             ports = replace(

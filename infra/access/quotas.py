@@ -15,7 +15,7 @@ from infra.ports.actor import Actor, acting
 from infra.ports.clock import Clock
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
-from infra.settings.quotas import QUOTAS
+from infra.settings.quotas import KEY_QUOTAS, QUOTAS, SAMPLES
 from schemas.errors import InvalidConfig, Issue, QuotaExceeded
 
 SQL = queries("quotas")
@@ -174,7 +174,8 @@ class Quotas:
 
     async def _limits(self, connection: Any, holder: QuotaHolder) -> dict[str, int | None]:
         """The limit of each quota of a holder; None without one."""
-        found: dict[str, int | None] = {name: self._defaults(holder).get(name) for name in QUOTAS}
+        names = QUOTAS if holder.kind == "workspace" else KEY_QUOTAS
+        found: dict[str, int | None] = {name: self._defaults(holder).get(name) for name in names}
         if holder.workspace is not None:
             rows = await connection.fetch(SQL["limits_of"], holder.workspace)
             found |= {row["name"]: row["most"] for row in rows if row["name"] in QUOTAS}
@@ -233,6 +234,8 @@ class Quotas:
             window, used, end = WINDOWS.get(name), counts.get(name), None
             if window is not None:
                 end = (await self._lazy.fetchrow(SQL["window_end"], window))["ends_at"]
+            if name == SAMPLES:
+                used = await self._lazy.fetchval(SQL["count_samples"], holder.workspace)
             if used is None:
                 used = await self._lazy.fetchval(SQL["used"], str(holder), name, window) or 0
             found.append(QuotaState(holder.kind, name, most, int(used), end))

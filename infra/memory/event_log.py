@@ -374,7 +374,9 @@ class MemoryEffects:
         consumers: Sequence[ConsumerName],
         generation: int = 0,
         most: Mapping[Lane, int] | None = None,
+        samples: int | None = None,
     ) -> Sequence[Claimed]:
+        del samples  # nothing here belongs to a workspace
         world = self._world
         if world.has_lease(worker) and world.generations[worker] != generation:
             raise StaleGeneration(worker, generation)

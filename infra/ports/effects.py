@@ -102,6 +102,7 @@ class Effects(Protocol):
         consumers: Sequence[ConsumerName],
         generation: int = 0,
         most: Mapping[Lane, int] | None = None,
+        samples: int | None = None,
     ) -> Sequence[Claimed]:
         """Claim due effects whose gate is open, that have no live claim, and that this worker does not
         hold already. `room` has the lanes, and how many places each has left: effects are claimed as
@@ -119,6 +120,9 @@ class Effects(Protocol):
         given back or tried again, and gets a new one when its run is resumed.
 
         `most` has the lanes of which one run may take only so many places, in all workers together.
+        `samples` is how many places of the lane `generate` the runs of one workspace may take in all
+        workers together, if the workspace has no quota of its own. An effect that is larger than the
+        limit is claimed alone.
 
         Raises StaleGeneration, with nothing claimed, when `generation` is not the worker's current one.
         A claim that the network delivers late must take nothing, because the worker would not know of

@@ -83,16 +83,18 @@ class PostgresEffects:
         consumers: Sequence[ConsumerName],
         generation: int = 0,
         most: Mapping[Lane, int] | None = None,
+        samples: int | None = None,
     ) -> Sequence[Claimed]:
         try:
             rows = await self._pool.fetch(
-                "select * from claim_in_turn($1, $2, $3, $4, $5, $6)",
+                "select * from claim_in_turn($1, $2, $3, $4, $5, $6, $7)",
                 worker,
                 [str(lane) for lane in room],
                 list(consumers),
                 list(room.values()),
                 generation,
                 [most.get(lane) for lane in room] if most else None,
+                samples,
             )
         except asyncpg.PostgresError as error:
             if error.sqlstate == "HR003":

@@ -103,10 +103,10 @@ class Claims:
         """Whether an effect that is decided here is born claimed by this process. If so, it takes up
         room from now on, although it is held only after the draft is committed. It is not born claimed
         while others may wait in its lane, because it would be performed before its turn. Nor is it in a
-        lane with a limit for each run, because only a claim compares with that."""
+        lane with limits, because only a claim compares with them."""
         if not self._hosting.performs(effect) or effect.lane in self._queued:
             return False
-        if effect.lane in self._hosting.run_capacity:
+        if self._hosting.is_limited(effect.lane):
             return False
         if effect.lane not in self.room:
             self._queued.add(effect.lane)
@@ -136,6 +136,7 @@ class Claims:
                 consumers=self._performing,
                 generation=self._generation,
                 most=self._hosting.run_capacity,
+                samples=self._hosting.workspace_samples,
             )
         except StaleGeneration as error:
             logger.warning("%s", error)
@@ -147,7 +148,7 @@ class Claims:
         self._queued -= {
             lane
             for lane, places in room.items()
-            if taken[lane] < places and lane not in self._hosting.run_capacity
+            if taken[lane] < places and not self._hosting.is_limited(lane)
         }  # with a limit, more may wait although places are left
         return claimed
 

@@ -23,19 +23,26 @@ FEWEST_USER = 4
 class Hosting:
     """The part of the work that a process hosts: its consumers, its lanes, and how many places each lane
     has. `run_capacity` has the lanes of which one run may take only so many places, in all processes
-    together. An effect takes `Claimed.size` places while this process holds it."""
+    together. `workspace_samples` is how many samples in flight a workspace may have that has no quota of
+    its own, or None. An effect takes `Claimed.size` places while this process holds it."""
 
     worker: WorkerId
     consumers: tuple[AnyConsumer, ...]
     lanes: tuple[Lane, ...]
     capacity: Mapping[Lane, int] = field(default_factory=dict)
     run_capacity: Mapping[Lane, int] = field(default_factory=dict)
+    workspace_samples: int | None = None
 
     def performs(self, effect: Effect) -> bool:
         """Whether this process has the lane of an effect, and the consumer that performs it."""
         return effect.lane in self.lanes and any(
             type(effect) in consumer.effects for consumer in self.consumers
         )
+
+    def is_limited(self, lane: Lane) -> bool:
+        """Whether only a claim can tell which effects of a lane may be performed now: a run has a limit,
+        or a workspace may have one, which an administrator can set at any time."""
+        return lane is Lane.GENERATE or lane in self.run_capacity
 
     def places(self, lane: Lane) -> int:
         """Return how many places a lane has."""

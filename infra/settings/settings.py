@@ -5,7 +5,7 @@ that are allowed. A value whose feature is not built yet is refused by name.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -139,8 +139,8 @@ class Settings:
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each")),
             capacity=_capacity(environ, capacity.VARIABLE),
             run_capacity=_capacity(environ, capacity.RUN_VARIABLE),
-            quotas=_quotas(environ, quotas.VARIABLE),
-            key_quotas=_quotas(environ, quotas.KEY_VARIABLE),
+            quotas=_quotas(environ, quotas.VARIABLE, tuple(quotas.QUOTAS)),
+            key_quotas=_quotas(environ, quotas.KEY_VARIABLE, quotas.KEY_QUOTAS),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
             alerts=_alerts(environ),
@@ -353,12 +353,12 @@ def _capacity(environ: Mapping[str, str], variable: str) -> Mapping[str, int]:
         raise _bad(variable, value, capacity.FORM) from error
 
 
-def _quotas(environ: Mapping[str, str], variable: str) -> Mapping[str, int]:
+def _quotas(environ: Mapping[str, str], variable: str, names: Collection[str]) -> Mapping[str, int]:
     value = environ.get(variable) or ""
     try:
-        return quotas.parse_quotas(value)
+        return quotas.parse_quotas(value, names)
     except ValueError as error:
-        raise _bad(variable, value, quotas.FORM) from error
+        raise _bad(variable, value, quotas.FORM + ", ".join(names)) from error
 
 
 def _vllm_server(environ: Mapping[str, str]) -> VllmLaunch:

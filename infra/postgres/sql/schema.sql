@@ -117,14 +117,33 @@ create table workers (
 );
 
 -- Whether the effects of a run may be claimed. `state` follows from the run's own events. `holds` counts the
--- dead letters that pause the run, which is independent of its state. `weight` is the run's share next to others.
+-- dead letters that pause the run, which is independent of its state. `weight` is the run's share next to others, and
+-- `workspace` the workspace whose quota of samples in flight counts its samples.
 create table run_gates (
     run_id text primary key,
     state  text not null check (state in ('open', 'paused', 'closed')),
     holds  integer not null default 0,
-    weight integer not null default 1
+    weight integer not null default 1,
+    workspace text
 );
 create index gates_resting on run_gates (run_id) where state = 'paused' or holds > 0;
+
+-- The workspace of a run or an evaluation, noted when it is requested. An evaluation that a run requested has that of
+-- the run.
+create function note_workspace() returns trigger language plpgsql as $$
+declare
+    owner text := coalesce(new.data ->> 'evaluation', new.data ->> 'run');
+    found_workspace text := coalesce(new.data ->> 'workspace', new.data ->> 'belongs_to', (
+        select g.workspace from run_gates g where g.run_id = new.run_id));
+begin
+    if found_workspace is not null then
+        insert into run_gates as g (run_id, state, workspace) values (owner, 'open', found_workspace)
+        on conflict (run_id) do update set workspace = excluded.workspace;
+    end if;
+    return null;
+end $$;
+create trigger events_note_workspace after insert on events for each row
+    when (new.type in ('rl.run.requested', 'rl.evaluation.requested')) execute function note_workspace();
 
 -- Work that was requested and is not finished. A claim is (worker, epoch), and is live while the lease of its
 -- worker is. An outcome is accepted only under the epoch of the claim. `shut` repeats what the run's gate
@@ -559,9 +578,25 @@ begin
     from held h where e.id = h.id;
 end $$;
 
--- Claim effects of a lane, of each run as long as it takes fewer than p_most places.
+-- How many places of the lane `generate` the runs of a workspace may take together; null is without a limit.
+-- p_most is the limit of a workspace that has none of its own.
+create function sample_limit(p_workspace text, p_most bigint) returns bigint language plpgsql stable as $$
+declare
+    own_most bigint;
+begin
+    if p_workspace is null then
+        return null;
+    end if;
+    select q.most into own_most from workspace_quotas q
+    where q.workspace = p_workspace and q.name = 'samples_in_flight';
+    return case when found then own_most else p_most end;
+end $$;
+
+-- Claim effects of a lane, of each run as long as it takes fewer than p_most places (null: without a limit), and of
+-- each workspace as long as its samples in flight stay within its limit. An effect that is larger than that limit
+-- is claimed when the workspace has nothing else in flight.
 create function claim_for_runs(
-    p_worker text, p_lane text, p_consumers text[], p_room integer, p_most integer
+    p_worker text, p_lane text, p_consumers text[], p_room integer, p_most integer, p_samples bigint
 )
 returns setof effects language sql
 set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -573,22 +608,37 @@ set enable_seqscan = off set enable_bitmapscan = off as $$
     ), held as materialized (
         select e.run_id, sum(e.size) as places from effects e
         where e.lane = p_lane and e.worker is not null group by e.run_id
-    ), next as materialized (
-        select n.id, n.turn, n.created from runs r
+    ), taken as materialized (
+        select g.workspace, sum(h.places) as places from held h join run_gates g on g.run_id = h.run_id
+        where g.workspace is not null group by g.workspace
+    ), free as materialized (
+        select r.run_id, g.workspace, coalesce(h.places, 0) as places, coalesce(t.places, 0) as together, l.most
+        from runs r
+        left join run_gates g on g.run_id = r.run_id
         left join held h on h.run_id = r.run_id
+        left join taken t on t.workspace = g.workspace
         cross join lateral (
-            select w.id, w.turn, w.created,
-                   coalesce(h.places, 0) + sum(w.size) over (order by w.turn, w.created) - w.size as before
-            from (select c.id, c.turn, c.created, c.size from effects c
-                  where c.run_id = r.run_id and c.lane = p_lane and c.consumer = any (p_consumers)
-                    and c.worker is null and not c.shut and not c.later
-                    and c.due_at <= (select clock_timestamp())
-                    and coalesce(h.places, 0) < p_most
-                  order by c.turn limit least(p_room, p_most)) w
+            select case when p_lane = 'generate' then sample_limit(g.workspace, p_samples) end as most) l
+        where r.run_id is not null
+          and coalesce(g.state = 'open' and g.holds = 0, true)
+          and (p_most is null or coalesce(h.places, 0) < p_most)
+          and (l.most is null or coalesce(t.places, 0) < l.most)
+    ), waiting as (
+        select w.*, f.workspace, f.together, f.most,
+               f.places + sum(w.size) over (partition by f.run_id order by w.turn, w.created) - w.size as before
+        from free f
+        cross join lateral (
+            select c.id, c.turn, c.created, c.size from effects c
+            where c.run_id = f.run_id and c.lane = p_lane and c.consumer = any (p_consumers)
+              and c.worker is null and not c.shut and not c.later
+              and c.due_at <= (select clock_timestamp())
+            order by c.turn limit least(p_room, p_most, f.most - f.together)::bigint) w
+    ), next as materialized (
+        select n.id from (
+            select w.*, w.together + sum(w.size) over (partition by w.workspace order by w.turn, w.created) as after
+            from waiting w where p_most is null or w.before < p_most
         ) n
-        where n.before < p_most
-          and coalesce((select g.state = 'open' and g.holds = 0
-                        from run_gates g where g.run_id = r.run_id), true)
+        where n.most is null or n.after <= n.most or n.after = n.size
         order by n.turn, n.created limit p_room
     ), picked as materialized (
         select c.id, c.size, c.turn, c.created from effects c
@@ -608,15 +658,18 @@ $$;
 -- workers held is given back first. It keeps its turn, and so does what was to be tried again later and is due now.
 -- Of several queues (one per lane and consumer) the one whose head has the smallest turn goes first.
 --
--- p_most has, for each lane, how many places one run may take of it in all workers, or null. With such a limit the
--- runs are asked one by one, because an index scan in the order of turns would meet all effects of a run that is at
--- its limit. Such claims of a lane exclude each other, so that two of them never fill the same place.
+-- p_most has, for each lane, how many places one run may take of it in all workers, or null. p_samples is how many
+-- samples in flight a workspace may have that has no such quota of its own, or null. With such a limit the runs are
+-- asked one by one, because an index scan in the order of turns would meet all effects of a run that is at its limit.
+-- Such claims of a lane exclude each other, so that two of them never fill the same place.
 --
 -- The settings and the subqueries fix the plans, because a session keeps the plan that it made when the table was
 -- empty. `(select clock_timestamp())` is evaluated once, after the snapshot, so that an index can compare with it
--- and nothing that the snapshot shows is taken to lie in the future.
+-- and nothing that the snapshot shows is taken to lie in the future. What was picked is locked, so it is updated where
+-- it lies in the table, without another look into an index.
 create function claim_within(
-    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_most integer[]
+    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_most integer[],
+    p_samples bigint
 )
 returns setof effects language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -624,13 +677,15 @@ declare
     dead text;
     queue record;
     taken effects;
+    limits_samples boolean := p_samples is not null or exists (
+        select from workspace_quotas q where q.name = 'samples_in_flight' and q.most is not null);
 begin
     if not exists (select from workers w where w.id = p_worker and w.expires_at > clock_timestamp()) then
         return;
     end if;
     perform pg_advisory_xact_lock(hashtext('headrace run limits'), hashtext(l.lane))
-    from (select p.lane from unnest(p_lanes, p_most) as p (lane, most) where p.most is not null
-          order by p.lane) l;
+    from (select p.lane from unnest(p_lanes, p_most) as p (lane, most)
+          where p.most is not null or p.lane = 'generate' and limits_samples order by p.lane) l;
     for dead in
         with recursive holders (name) as (
             (select e.worker from effects e where e.worker is not null order by e.worker limit 1)
@@ -666,10 +721,10 @@ begin
         order by head.turn, head.created
     loop
         continue when p_room[queue.n] <= 0;
-        if p_most[queue.n] is not null then
+        if p_most[queue.n] is not null or queue.lane = 'generate' and limits_samples then
             for taken in
                 select * from claim_for_runs(
-                    p_worker, queue.lane, p_consumers, p_room[queue.n], p_most[queue.n])
+                    p_worker, queue.lane, p_consumers, p_room[queue.n], p_most[queue.n], p_samples)
             loop
                 return next taken;
                 p_room[queue.n] := p_room[queue.n] - taken.size;
@@ -678,7 +733,7 @@ begin
         end if;
         for taken in
             with picked as materialized (
-                select c.id, c.size, c.turn, c.created from effects c
+                select c.ctid as place, c.size, c.turn, c.created from effects c
                 where c.worker is null and not c.shut and not c.later
                   and c.lane = queue.lane and c.consumer = queue.consumer
                   and c.due_at <= (select clock_timestamp())
@@ -688,11 +743,11 @@ begin
                 limit p_room[queue.n]
                 for update skip locked
             ), fitting as (
-                select p.id, sum(p.size) over (order by p.turn, p.created) - p.size as before from picked p
+                select p.place, sum(p.size) over (order by p.turn, p.created) - p.size as before from picked p
             )
             update effects e
             set worker = p_worker, epoch = e.epoch + 1
-            from fitting f where e.id = f.id and f.before < p_room[queue.n]
+            where e.ctid = any (array(select f.place from fitting f where f.before < p_room[queue.n]))
             returning e.*
         loop
             return next taken;
@@ -705,7 +760,8 @@ end $$;
 -- lock and not a row lock, because a claim that finds nothing must take no transaction id, and a lease is renewed
 -- meanwhile.
 create function claim_in_turn(
-    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_generation integer, p_most integer[]
+    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_generation integer, p_most integer[],
+    p_samples bigint
 ) returns setof effects language plpgsql as $$
 declare
     known integer;
@@ -719,18 +775,23 @@ begin
     if known <> p_generation then
         raise exception 'generation % is over', p_generation using errcode = 'HR003';
     end if;
-    return query select * from claim_within(p_worker, p_lanes, p_consumers, p_room, p_most);
+    return query select * from claim_within(p_worker, p_lanes, p_consumers, p_room, p_most, p_samples);
 end $$;
 
--- The same without limits of runs, for processes of the version before, which still run during an upgrade.
+-- The same without limits of runs or workspaces, for processes of versions before, which still run during an upgrade.
 create function claim_in_turn(p_worker text, p_lanes text[], p_consumers text[], p_room integer[])
 returns setof effects language sql as $$
-    select * from claim_within(p_worker, p_lanes, p_consumers, p_room, null)
+    select * from claim_within(p_worker, p_lanes, p_consumers, p_room, null, null)
 $$;
 create function claim_in_turn(
     p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_generation integer
 ) returns setof effects language sql as $$
-    select * from claim_in_turn(p_worker, p_lanes, p_consumers, p_room, p_generation, null)
+    select * from claim_in_turn(p_worker, p_lanes, p_consumers, p_room, p_generation, null, null)
+$$;
+create function claim_in_turn(
+    p_worker text, p_lanes text[], p_consumers text[], p_room integer[], p_generation integer, p_most integer[]
+) returns setof effects language sql as $$
+    select * from claim_in_turn(p_worker, p_lanes, p_consumers, p_room, p_generation, p_most, null)
 $$;
 
 -- What processes of the version before call, which still run during an upgrade. They hold one number of effects of

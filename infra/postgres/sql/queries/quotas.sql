@@ -55,6 +55,12 @@ insert into admitted_runs (run, stream, workspace, key) values ($1, $2, $3, $4) 
 -- name: withdraw_run
 delete from admitted_runs where run = $1
 
+-- What the workers hold of the runs of a workspace: the places that a claim compares with the quota.
+
+-- name: count_samples
+select coalesce(sum(e.size), 0) from effects e join run_gates g on g.run_id = e.run_id
+where e.lane = 'generate' and e.worker is not null and g.workspace = $1
+
 
 -- == Counters =============================================================================================
 

@@ -7,6 +7,12 @@ from producers.cli.command_tree import command
 from producers.cli.display.output import Document, print_json, print_table
 from producers.cli.errors import Failure
 
+FREES = {
+    "runs_at_once": "when a run ends",
+    "samples_in_flight": "when a sample ends",
+}
+"""When a quota of what is there at once frees."""
+
 
 @command(None, "quotas", example="headrace workspace quotas sums --set runs_at_once=4")
 @click.argument("name", metavar="WORKSPACE")
@@ -50,5 +56,5 @@ def _row(one: Document) -> tuple[object, ...]:
         one["name"],
         "unlimited" if one["most"] is None else one["most"],
         one["used"],
-        f"{frees[:16].replace('T', ' ')} UTC" if frees else "when a run ends",
+        f"{frees[:16].replace('T', ' ')} UTC" if frees else FREES[one["name"]],
     )

@@ -56,6 +56,7 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
         ("HEADRACE_QUOTAS", "runs=1", "runs_per_day"),
         ("HEADRACE_QUOTAS", "runs_per_day=many", "runs_per_day"),
         ("HEADRACE_KEY_QUOTAS", "runs_per_day=1,runs_per_day=2", "runs_per_day"),
+        ("HEADRACE_KEY_QUOTAS", "samples_in_flight=9", "runs_per_day"),
         ("HEADRACE_NETWORK_ALLOW", "a.org:443", "workspace=host:port"),
         ("HEADRACE_NETWORK_ALLOW", "w=a.org", "workspace=host:port"),
         ("HEADRACE_NETWORK_ALLOW", "w=a.org:443;w=b.org:443", "workspace=host:port"),

@@ -209,6 +209,11 @@ async def test_an_administrator_sets_limits_and_everybody_sees_them(ready: Appli
     assert (await shown(ready, token))["workspace runs_at_once"]["most"] == 3
     await set_limits(ready, runs_at_once="default")
     assert (await shown(ready, token))["workspace runs_at_once"]["most"] is None
+    await set_limits(ready, samples_in_flight=64)
+    after = await shown(ready, token)
+    samples = after["workspace samples_in_flight"]
+    assert (samples["most"], samples["used"]) == (64, 0)
+    assert "API key samples_in_flight" not in after
     for limits in ({"runs": 1}, {"runs_at_once": -1}, {"runs_at_once": "many"}):
         refused = await ready.post("/workspaces/w/quotas", {"limits": limits})
         assert refused.status_code == 400, refused.text

@@ -1,0 +1,163 @@
+"""A workspace never has more samples in flight than its quota, whoever claims them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import pytest
+
+from infra.ports.effects import Claimed, NewEffect
+from infra.ports.event_log import Commit
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
+from infra.runtime.hosting import Hosting
+from schemas.effects import GenerateGroup, GenerateSample, Lane
+from schemas.events import EvaluationRequested, RunRequested
+from schemas.ids import ConsumerName, GroupKey, Purpose, WorkerId, group_stream
+from tests.kit.commits import commit_of
+from tests.kit.postgres import execute
+from tests.kit.specs import DATASET, MODEL, config, group_spec, template
+
+pytestmark = pytest.mark.postgres
+
+ROLLOUT = ConsumerName("rollout")
+WORKERS = tuple(WorkerId(f"w{number}") for number in range(4))
+
+
+@pytest.fixture
+async def log(database: Database) -> AsyncIterator[PostgresLog]:
+    async with Notifier(database) as notifier:
+        yield PostgresLog(database, notifier)
+
+
+@pytest.fixture
+async def effects(database: Database) -> PostgresEffects:
+    found = PostgresEffects(database)
+    for worker in WORKERS:
+        await found.register(worker, host="h", pid=1, lease_s=60)
+    return found
+
+
+def sample(owner: str, index: int) -> GenerateSample:
+    group = GroupKey(owner, Purpose.TRAIN, 1, 0).id
+    spec = group_spec(template(workflow="Say")).model_copy(update={"group": group})
+    return GenerateSample(spec=spec, index=index)
+
+
+def whole_group(owner: str, slot: int, num_samples: int) -> GenerateGroup:
+    group = GroupKey(owner, Purpose.TRAIN, 1, slot).id
+    spec = group_spec(template(num_samples=num_samples)).model_copy(update={"group": group})
+    return GenerateGroup(spec=spec)
+
+
+async def request_run(log: PostgresLog, run: str, workspace: str | None) -> None:
+    requested = RunRequested(
+        run=run, run_name=run, config=config(), model=MODEL, dataset=DATASET, workspace=workspace
+    )
+    await log.commit(commit_of(requested))
+
+
+async def add(log: PostgresLog, *wanted: GenerateGroup | GenerateSample) -> None:
+    new = (
+        NewEffect(effect=each, consumer=ROLLOUT, stream=stream, correlation=uuid4())
+        for each in wanted
+        for stream in (group_stream(each.spec.group),)
+    )
+    await log.commit(Commit(effects=tuple(new)))
+
+
+async def claim(
+    effects: PostgresEffects, who: WorkerId, room: int, samples: int | None
+) -> list[Claimed]:
+    found = await effects.claim(
+        who, room={Lane.GENERATE: room}, consumers=[ROLLOUT], samples=samples
+    )
+    return list(found)
+
+
+def owners(claimed: list[Claimed]) -> list[str]:
+    return [each.effect.run_id for each in claimed]
+
+
+async def held_places(database: Database) -> dict[str, int]:
+    rows = await database.durable.fetch(
+        "select run_id, sum(size) as places from effects where worker is not null group by run_id"
+    )
+    return {row["run_id"]: row["places"] for row in rows}
+
+
+async def test_claims_of_several_workers_at_once_never_exceed_the_quota(
+    database: Database, log: PostgresLog, effects: PostgresEffects
+) -> None:
+    """Two runs and an evaluation of one of them share a quota of 7. Another workspace has none, and a
+    run without a workspace is not limited."""
+    await execute(
+        database.url, "insert into workspace_quotas values ('rich', 'samples_in_flight', null)"
+    )
+    for run, workspace in (("a", "w"), ("b", "w"), ("c", "rich"), ("d", None)):
+        await request_run(log, run, workspace)
+    evaluation = EvaluationRequested(
+        evaluation="av1", eval_name="av1", template=template(), rows=(0,), run="a", step=1
+    )
+    await log.commit(commit_of(evaluation, 2))
+    await add(log, *(sample(owner, n) for owner in ("a", "b", "av1") for n in range(20)))
+    await add(log, *(sample(owner, n) for owner in ("c", "d") for n in range(10)))
+    done = 0
+    while done < 80:
+        claims = await asyncio.gather(*(claim(effects, who, 6, 7) for who in WORKERS for _ in "ab"))
+        held = await held_places(database)
+        assert sum(held.get(owner, 0) for owner in ("a", "b", "av1")) <= 7
+        for who, claimed in zip([w for w in WORKERS for _ in "ab"], claims, strict=True):
+            finished = tuple((each.id, each.epoch) for each in claimed)
+            await log.commit(Commit(worker=who, finished=finished))
+            done += len(finished)
+        assert any(claims), "what waits is claimed as soon as others have finished"
+
+
+async def test_a_full_workspace_waits_and_others_go_on(
+    log: PostgresLog, effects: PostgresEffects
+) -> None:
+    one, two = WORKERS[:2]
+    await request_run(log, "big", "w")
+    await request_run(log, "tiny", "other")
+    await add(log, *(sample("big", n) for n in range(50)))
+    assert owners(await claim(effects, one, 30, 3)) == ["big"] * 3
+    await add(log, *(sample("tiny", n) for n in range(3)))
+    assert owners(await claim(effects, two, 30, 3)) == ["tiny"] * 3
+    assert await claim(effects, one, 30, 3) == []
+    assert len(await claim(effects, one, 30, None)) == 30, "without the quota"
+
+
+async def test_an_own_quota_of_a_workspace_counts_instead_of_the_operators(
+    database: Database, log: PostgresLog, effects: PostgresEffects
+) -> None:
+    await request_run(log, "r", "w")
+    await add(log, *(sample("r", n) for n in range(20)))
+    set_own = "insert into workspace_quotas values ('w', 'samples_in_flight', 4)"
+    await execute(database.url, set_own)
+    assert len(await claim(effects, WORKERS[0], 9, None)) == 4, "no setting is needed"
+    await execute(database.url, "update workspace_quotas set most = 6")
+    assert len(await claim(effects, WORKERS[1], 9, 5)) == 2
+
+
+async def test_a_group_larger_than_the_quota_is_sampled_alone(
+    log: PostgresLog, effects: PostgresEffects
+) -> None:
+    one = WORKERS[0]
+    await request_run(log, "r", "w")
+    await add(log, whole_group("r", 0, 8), whole_group("r", 1, 3), whole_group("r", 2, 3))
+    (first,) = await claim(effects, one, 100, 5)
+    assert first.size == 8
+    assert await claim(effects, one, 100, 5) == []
+    await log.commit(Commit(worker=one, finished=((first.id, first.epoch),)))
+    (second,) = await claim(effects, one, 100, 5)
+    assert second.size == 3, "3 and 3 are more than 5"
+
+
+def test_only_a_claim_begins_a_sample() -> None:
+    """An administrator can set a quota at any time, so no sample is born claimed."""
+    hosting = Hosting(WORKERS[0], (), (Lane.GENERATE, Lane.TRAIN))
+    assert hosting.is_limited(Lane.GENERATE)
+    assert not hosting.is_limited(Lane.TRAIN)
