@@ -126,10 +126,10 @@ def _expiry_of(
     """When a new secret expires: after `wanted_s`, or else after the usual lifetime, and never later
     than the secret that the sender sent (`last`). Raises BeyondRights when a later expiry was asked
     for."""
+    lifetime_s = usual_s if wanted_s is None else wanted_s
+    expires_at = None if lifetime_s == NEVER else now + timedelta(seconds=lifetime_s)
     if wanted_s is None:
-        usual = now + timedelta(seconds=usual_s)
-        return usual if last is None else min(usual, last)
-    expires_at = None if wanted_s == NEVER else now + timedelta(seconds=wanted_s)
+        return min(filter(None, (expires_at, last)), default=None)
     if last is not None and (expires_at is None or expires_at > last):
         raise BeyondRights(
             f"your token expires at {last:%Y-%m-%d %H:%M} UTC; give the new one an earlier expiry"
@@ -138,10 +138,9 @@ def _expiry_of(
 
 
 def _lifetime_s(token: ApiToken) -> float:
-    """How long the secret of a token was made to live. One that does not expire has the usual lifetime
-    from its next rotation on, unless somebody says `never` again."""
+    """How long the secret of a token was made to live."""
     if token.expires_at is None:
-        return LIFETIME_S
+        return NEVER
     return (token.expires_at - (token.rotated_at or token.created_at)).total_seconds()
 
 

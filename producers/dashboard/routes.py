@@ -17,10 +17,10 @@ from producers.dashboard.pages import (
     run,
     runs,
     samples,
-    sessions,
     shares,
     sign_in,
     timeline,
+    tokens,
     workspaces,
 )
 from producers.dashboard.routing import MissingPage
@@ -29,7 +29,7 @@ PAGES = (
     assets,
     reports,
     sign_in,
-    sessions,
+    tokens,
     runs,
     run,
     live,

@@ -155,6 +155,8 @@ def _pages(key: str) -> dict[str, str]:
         "health": f"/runs/{FIRST}/health",
         "seeds": f"/runs/{FIRST}/seeds",
         "shares": f"/runs/{FIRST}/shares",
+        "sessions": "/sessions",
+        "tokens": "/tokens?revoked=true",
         "shared": f"/shared?key={key}",
         "timeline": f"/runs/{FIRST}/timeline?step=1",
         "events": f"/runs/{PAUSED}/events",

@@ -35,6 +35,7 @@ PAGES = (
     "/workspaces",
     "/workspaces/{workspace}",
     "/sessions",
+    "/tokens",
     "/platform",
     "/new",
     "/new-evaluation",

@@ -92,6 +92,17 @@ async def test_a_rotation_replaces_the_secret_and_the_old_one_is_valid_for_an_ho
     assert {one["route"] for one in await audit(app)} >= {"/tokens/{ref}/rotate"}
 
 
+async def test_a_rotation_keeps_a_token_that_never_expires_as_it_is(app: Application) -> None:
+    await create_token(app, "forever", "read", expires_s="never")
+    rotated = await rotate(app, "forever")
+    assert (await token_row(app, "forever"))["expires_at"] is None
+    assert await status_of(app, rotated["secret"]) == 200
+    mortal = await create_token(app, "boss", "admin", expires_s=3600)
+    assert (await rotate(app, "forever", mortal))["status"] == 200
+    row = await token_row(app, "forever")
+    assert row["expires_at"] == (await token_row(app, "boss"))["expires_at"], "no more than its own"
+
+
 async def test_an_old_secret_makes_nothing_that_outlives_it(app: Application) -> None:
     old = await create_token(app, "boss", "admin")
     new = (await rotate(app, "boss", overlap_s=600))["secret"]
