@@ -44,7 +44,7 @@ from infra.settings.settings import BadSetting, Settings
 from infra.task_cancellation import end
 from producers.core.mirror_collection import collect_mirrors
 from producers.core.polling import poll_alone
-from producers.core.retention import archive_periodically
+from producers.core.retention import archive_periodically, remove_records_periodically
 from producers.core.run_submissions import RunSubmissions
 from producers.dashboard import routes as dashboard
 from producers.http.app import create_app
@@ -116,6 +116,14 @@ async def _serve(
         if settings.retention_days is not None:
             days = settings.retention_days
             jobs.append(archive_periodically(services.retention, backend.clock, days=days))
+        jobs.append(
+            remove_records_periodically(
+                services.retention,
+                backend.clock,
+                evaluation_days=settings.evaluation_days,
+                record_days=settings.record_days,
+            )
+        )
         if settings.poll_s:
             jobs.append(poll_alone(services.poller, backend.database.url))
         if settings.alerts.channels:

@@ -35,7 +35,7 @@ def deployment_rows(recorded: Recorded) -> tuple[Write, ...]:
                 error="",
                 deployed_at=at,
             )
-            return (deployed,)
+            return (PutDeployment(name, served.workspace, at), deployed)
         case ModelDeployFailed(deployment=name, message=message):
             return (ChangeDeployment(name, at, pending="", error=message),)
         case ModelUndeployed(deployment=name):

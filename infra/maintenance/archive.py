@@ -87,7 +87,7 @@ class Archives:
         service does not answer or a consumer has not read the run's events, because `remove` would then
         fail."""
         await self._until_read(run)
-        async with self._folder() as folder, _session(self._database.url) as connection:
+        async with self._folder() as folder, unlimited_session(self._database.url) as connection:
             path = folder / "archive"
             writer = await asyncio.to_thread(ArchiveWriter, path, run)
             packing = _Packing(self._database, self._blobs, writer, folder)
@@ -134,7 +134,7 @@ class Archives:
                     await asyncio.to_thread(_copy, member.content, folder / "blob")
                     await self._blobs.put_file(member.name, folder / "blob")
             hit("archive.blobs_back")
-            async with _session(self._database.url) as connection:
+            async with unlimited_session(self._database.url) as connection:
                 return await self._insert(connection, path, notice, cause, check)
 
     async def _until_read(self, run: str) -> None:
@@ -170,7 +170,9 @@ class Archives:
                     rows = _rows(events, xid="0" if xid == "0" else None)
                     await connection.execute(SQL["insert_events"], *rows)
             first = (notice.run, notice.num_events)
-            row = await _call(connection, "restore_run", *first, *_notice_columns(notice, cause))
+            row = await call_removal(
+                connection, "restore_run", *first, *_notice_columns(notice, cause)
+            )
             await check()
         hit("archive.restored")
         self._notifier.ping([News.LOG])
@@ -183,11 +185,11 @@ class Archives:
         all of them."""
         arguments = (*first, *_notice_columns(notice, cause))
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        async with _session(self._database.url) as connection:
+        async with unlimited_session(self._database.url) as connection:
             await connection.execute(SQL["set_actor"], actor_text() or "")
             while True:
                 try:
-                    row = await _call(connection, query, *arguments)
+                    row = await call_removal(connection, query, *arguments)
                     break
                 except TransientError:
                     if asyncio.get_running_loop().time() > deadline:
@@ -326,7 +328,7 @@ def _damage_of(named: NamedArtifact) -> CorruptData:
 
 
 @asynccontextmanager
-async def _session(url: str) -> AsyncIterator[Any]:
+async def unlimited_session(url: str) -> AsyncIterator[Any]:
     """A connection with the role of the processes and without a limit on the time of a statement."""
     connection = await open_session(url, "headrace archive")
     try:
@@ -336,8 +338,8 @@ async def _session(url: str) -> AsyncIterator[Any]:
         connection.terminate()
 
 
-async def _call(connection: Any, query: str, *arguments: object) -> Any:
-    """Call a function of migration 0016 and translate its SQL errors. Raises Moved, Conflict,
+async def call_removal(connection: Any, query: str, *arguments: object) -> Any:
+    """Call a function that removes events, and translate its SQL errors. Raises Moved, Conflict,
     TransientError."""
     try:
         return await connection.fetchrow(SQL[query], *arguments)

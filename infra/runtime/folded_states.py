@@ -159,9 +159,11 @@ def fold(
     start: FoldedState[S],
     events: Sequence[Recorded] | Sequence[Event],
 ) -> FoldedState[S]:
-    """Return the state after `events`, which follow `start` without a gap."""
-    state = start.state
+    """Return the state after `events`, which follow `start`. Recorded events may have gaps, where old
+    ones were removed (docs/retention.md)."""
+    state, version = start.state, start.version
     for item in events:
         event = item.event if isinstance(item, Recorded) else item
         state = consumer.evolve(state, event)
-    return FoldedState(state, start.version + len(events), start.snapshot_version)
+        version = item.version if isinstance(item, Recorded) else version + 1
+    return FoldedState(state, version, start.snapshot_version)

@@ -62,7 +62,8 @@ class VllmSettings:
 class Settings:
     """How this process runs. Without `database_url` the supervisor runs an embedded Postgres. Without
     `kafka` the bus tails the event log, and without `vllm` the torch engine samples. Without
-    `retention_days` no run is archived automatically, and without `secret_key` secrets are sealed with
+    `retention_days` no run is archived automatically, without `evaluation_days` and `record_days` no
+    record is removed, and without `secret_key` secrets are sealed with
     the key file of the home. `old_secret_keys` open what they sealed before. `capacity` has the lanes
     whose capacity the operator sets, `run_capacity` those where one run has a limit, `quotas` the limits
     of each workspace, and `key_quotas` those of each API key. Without `sandbox_service` each process
@@ -96,6 +97,8 @@ class Settings:
     quotas: Mapping[str, int]
     key_quotas: Mapping[str, int]
     retention_days: int | None
+    evaluation_days: int | None
+    record_days: int | None
     poll_s: int
     alerts: AlertSettings
     git: GitSettings
@@ -142,6 +145,8 @@ class Settings:
             quotas=_quotas(environ, quotas.VARIABLE, tuple(quotas.QUOTAS)),
             key_quotas=_quotas(environ, quotas.KEY_VARIABLE, quotas.KEY_QUOTAS),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
+            evaluation_days=_number(environ, "HEADRACE_EVALUATION_DAYS", 0, 0, 36500) or None,
+            record_days=_number(environ, "HEADRACE_RECORD_DAYS", 90, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
             alerts=_alerts(environ),
             git=_git(environ),

@@ -96,11 +96,13 @@ class Client:
             )
         return self._answer(response)
 
-    def post_slow(self, path: str) -> Document:
+    def post_slow(self, path: str, body: Document | None = None) -> Document:
         """POST a request that may take long, such as archiving a run. Raises Failure."""
         headers = {"Idempotency-Key": uuid4().hex}
         timeout = httpx.Timeout(SLOW_S, connect=5)
-        return self._answer(self._send("POST", path, headers=headers, timeout=timeout))
+        return self._answer(
+            self._send("POST", path, json=body or {}, headers=headers, timeout=timeout)
+        )
 
     def put_json(self, path: str, body: Document) -> Document:
         """PUT JSON and return the response. Raises Failure."""

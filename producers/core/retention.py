@@ -11,6 +11,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from infra.maintenance.archive import Archives, Moved
+from infra.maintenance.records import EVALUATIONS, OTHERS, Records
 from infra.ports.actor import actor_text, may_see
 from infra.ports.clock import Clock
 from infra.ports.event_log import Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
@@ -45,6 +46,7 @@ class Retention:
         lookup: Lookup,
         readmodel: ReadModel,
         archives: Archives,
+        records: Records,
         holders: Holders,
     ) -> None:
         self._log = log
@@ -52,6 +54,7 @@ class Retention:
         self._lookup = lookup
         self._tables = readmodel
         self._archives = archives
+        self._records = records
         self._holders = holders
 
     async def rename(self, ref: str, name: str, *, cause: UUID) -> tuple[str, Cursor]:
@@ -182,6 +185,34 @@ class Retention:
             return dataset, Cursor()  # another request deleted it meanwhile
         return dataset, cursor
 
+    async def delete_evaluation(self, ref: str) -> str:
+        """Delete an evaluation that has ended, with its samples and its name."""
+        asked = await self._lookup.evaluation(ref)
+        if asked.run is not None:
+            raise Conflict(f"evaluation {ref} validates run {asked.run}, and is deleted with it")
+        found = await self._tables.evaluations.get(asked.evaluation)
+        if found is None:
+            raise TransientError(f"evaluation {ref} is not in the read model yet; try again")
+        if found["status"] not in ENDED:
+            raise Conflict(
+                f"evaluation {ref} is {found['status']}; let it end first, or `headrace eval stop {ref}`"
+            )
+        if not await self._records.remove_evaluation(asked.evaluation):
+            raise TransientError(f"evaluation {ref} got new events; try again")
+        return asked.evaluation
+
+    async def remove_old_records(
+        self, clock: Clock, *, evaluation_days: int | None, record_days: int | None
+    ) -> dict[str, int]:
+        """Remove the evaluations and the other records that are older than so many days. None keeps
+        them. Returns how many of each kind were removed."""
+        removed: dict[str, int] = {}
+        for kinds, days in (((EVALUATIONS,), evaluation_days), (OTHERS, record_days)):
+            if days is not None:
+                before = clock.now() - timedelta(days=days)
+                removed |= await self._records.remove(kinds, before=before)
+        return removed
+
     async def archive_old(self, clock: Clock, *, older_than: timedelta) -> int:
         """Archive the runs that ended longer ago than `older_than`. Returns how many were archived. A
         run that cannot be archived now is logged and tried again next time."""
@@ -248,6 +279,23 @@ async def archive_periodically(retention: Retention, clock: Clock, *, days: int)
                 logger.info("%d runs that ended more than %d days ago are archived", count, days)
         except (HeadraceError, OSError) as error:
             logger.warning("old runs are archived the next time: %s", error)
+        await clock.sleep(EVERY_S)
+
+
+async def remove_records_periodically(
+    retention: Retention, clock: Clock, *, evaluation_days: int | None, record_days: int | None
+) -> None:
+    """Remove old records at once and then every EVERY_S seconds, until cancelled."""
+    while True:
+        try:
+            removed = await retention.remove_old_records(
+                clock, evaluation_days=evaluation_days, record_days=record_days
+            )
+            if any(removed.values()):
+                told = ", ".join(f"{count} {kind}" for kind, count in removed.items() if count)
+                logger.info("old records are removed: %s", told)
+        except (HeadraceError, OSError) as error:
+            logger.warning("old records are removed the next time: %s", error)
         await clock.sleep(EVERY_S)
 
 

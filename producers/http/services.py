@@ -18,6 +18,7 @@ from infra.gateway.bytes_in_flight import BytesInFlight
 from infra.git.forges.api import ForgeApis
 from infra.http.strangers import Strangers
 from infra.maintenance.archive import Archives
+from infra.maintenance.records import Records
 from infra.ports.clock import Clock
 from infra.ports.effects import Effects
 from infra.ports.event_log import EventLog
@@ -200,6 +201,10 @@ class Services:
         return DeadLetters(self.log, self.readmodel.letters, self.artifacts)
 
     @cached_property
+    def records(self) -> Records:
+        return Records(self.database)
+
+    @cached_property
     def retention(self) -> Retention:
         return Retention(
             self.log,
@@ -207,6 +212,7 @@ class Services:
             lookup=self.lookup,
             readmodel=self.readmodel,
             archives=self.archives,
+            records=self.records,
             holders=Holders(self.database),
         )
 

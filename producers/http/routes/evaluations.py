@@ -224,10 +224,16 @@ async def find_evaluation(request: Request, ref: str) -> EvaluationJson:
     return found
 
 
+async def delete(request: Request) -> Response:
+    evaluation = await services(request).retention.delete_evaluation(request.path_params["ref"])
+    return ApiResponse({"deleted": evaluation})
+
+
 ROUTES = [
     ScopedRoute("/evals", submit, scope="submit", methods=["POST"]),
     ScopedRoute("/evals", index, scope="read"),
     ScopedRoute("/evals/{ref}", show, scope="read"),
+    ScopedRoute("/evals/{ref}", delete, scope="control", methods=["DELETE"]),
     ScopedRoute("/evals/{ref}/logs", logs, scope="read"),
     ScopedRoute("/evals/{ref}/samples", samples, scope="read"),
     ScopedRoute("/evals/{ref}/samples/{sample}", sample, scope="read"),

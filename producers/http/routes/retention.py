@@ -1,4 +1,5 @@
-"""Rename, delete, archive and restore runs, delete datasets, and delete blobs that nothing refers to."""
+"""Rename, delete, archive and restore runs, delete datasets, and delete old records and blobs that
+nothing refers to."""
 
 from datetime import timedelta
 
@@ -6,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.blobs.garbage import collect
+from infra.maintenance.records import EVALUATIONS, OTHERS
 from infra.ports.event_log import Cursor
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, number
@@ -51,20 +53,29 @@ async def _deleted_response(request: Request, identity: str, cursor: Cursor) -> 
     return ApiResponse({"deleted": identity})
 
 
-async def index_old_runs(request: Request) -> Response:
-    """List the runs that ended more than `older_than_s` seconds ago and are not archived."""
+async def index_old(request: Request) -> Response:
+    """List the runs that ended more than `older_than_s` seconds ago and are not archived, and count the
+    records that are older."""
     core = services(request)
     seconds = number(request, "older_than_s", default=0, least=0, most=LONGEST_S)
     moment = core.clock.now() - timedelta(seconds=seconds)
-    return ApiResponse({"runs": await core.readmodel.runs.ended_before(moment)})
+    records = await core.records.count((EVALUATIONS, *OTHERS), before=moment)
+    return ApiResponse({"runs": await core.readmodel.runs.ended_before(moment), "records": records})
 
 
 async def collect_garbage(request: Request) -> Response:
-    """Delete the blobs that nothing refers to. The server also does this by itself from time to time."""
-    await body_of(request, ())
+    """Delete the blobs that nothing refers to. The server also does this by itself from time to time.
+    With `older_than_s`, remove the records that are older before, and with `evaluations` those too."""
+    body = await body_of(request, ("older_than_s", "evaluations"))
     core = services(request)
+    removed: dict[str, int] = {}
+    if "older_than_s" in body.values:
+        seconds = body.number("older_than_s", default=0, least=0, most=LONGEST_S)
+        moment = core.clock.now() - timedelta(seconds=seconds)
+        kinds = (EVALUATIONS, *OTHERS) if body.flag("evaluations") else OTHERS
+        removed = await core.records.remove(kinds, before=moment)
     count = await collect(core.database, core.blobs, now=core.clock.now())
-    return ApiResponse({"collected": count})
+    return ApiResponse({"collected": count, "records": removed})
 
 
 ROUTES = [
@@ -73,6 +84,6 @@ ROUTES = [
     ScopedRoute("/runs/{ref}/archive", archive, scope="control", methods=["POST"]),
     ScopedRoute("/runs/{ref}/restore", restore, scope="control", methods=["POST"]),
     ScopedRoute("/datasets/{ref}", delete_dataset, scope="control", methods=["DELETE"]),
-    ScopedRoute("/gc", index_old_runs, scope="admin", reach="installation"),
+    ScopedRoute("/gc", index_old, scope="admin", reach="installation"),
     ScopedRoute("/gc", collect_garbage, scope="admin", reach="installation", methods=["POST"]),
 ]

@@ -205,6 +205,12 @@ select set_config('headrace.actor', $1, false)
 -- name: remove_run
 select * from remove_run($1, $2, $3, $4, $5, $6, $7, $8)
 
+-- name: count_records
+select r_kind, r_count from count_records($1, $2)
+
+-- name: remove_records
+select remove_records($1, $2, $3, $4) as removed
+
 -- name: remove_dataset
 select * from remove_dataset($1, $2, $3, $4, $5, $6, $7)
 

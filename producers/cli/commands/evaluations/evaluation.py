@@ -14,6 +14,7 @@ from producers.cli.command_tree import LIMIT, OFFSET, command, group
 from producers.cli.commands.evaluations.report import run
 from producers.cli.commands.evaluations.results import compare, download, samples
 from producers.cli.config_files import read_config
+from producers.cli.display.confirm import confirm
 from producers.cli.display.figures import COLUMNS, figure_rows, interval_text
 from producers.cli.display.output import (
     Document,
@@ -240,6 +241,20 @@ def stop(ref: str, *, as_json: bool) -> None:
         print_json(answer)
     else:
         say(f"stopping {ref}")
+
+
+@command(evaluation, "delete", example="headrace eval delete my-eval --yes")
+@click.argument("ref", metavar="EVAL")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def delete(ref: str, *, yes: bool, as_json: bool) -> None:
+    """Delete an evaluation that has ended, permanently, with its samples."""
+    confirm(f"delete evaluation {ref} with all its samples", yes=yes, as_json=as_json)
+    with Client() as client:
+        answer = client.delete(f"/evals/{path_segment(ref)}")
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"deleted {ref}")
 
 
 @command(evaluation, "retry", example="headrace eval retry my-eval --watch")

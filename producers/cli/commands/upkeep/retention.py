@@ -79,39 +79,56 @@ def restore(run: str, *, as_json: bool) -> None:
     "--older-than",
     metavar="AGE",
     required=True,
-    help="Only runs that ended longer ago than this: 90m, 12h, 30d, 8w.",
+    help="Only what ended longer ago than this: 90m, 12h, 30d, 8w.",
 )
-@click.option("--dry-run", is_flag=True, help="Only show which runs would be archived.")
-def gc(*, older_than: str, dry_run: bool, as_json: bool) -> None:
-    """Archive old runs and delete data that is no longer used.
+@click.option("--evaluations", is_flag=True, help="Delete old evaluations too, permanently.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be archived and deleted.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation of --evaluations.")
+def gc(*, older_than: str, evaluations: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Archive old runs, and delete old records and data that is no longer used.
 
-    No run is lost: `headrace train restore` restores an archived run. Set HEADRACE_RETENTION_DAYS to let
+    No run is lost: `headrace train restore` restores an archived run. Records are deliveries of
+    webhooks, statuses of commits before the newest, pushes to a hub, verifications, and former
+    deployments. Set HEADRACE_RETENTION_DAYS, HEADRACE_RECORD_DAYS and HEADRACE_EVALUATION_DAYS to let
     the server do this regularly.
     """
     seconds = parse_age_s(older_than)
+    if evaluations and not dry_run:
+        confirm(
+            f"delete the evaluations that are older than {older_than}", yes=yes, as_json=as_json
+        )
     archived: list[Document] = []
     failed: list[tuple[str, Failure]] = []
     with Client() as client:
-        due: list[Document] = client.get("/gc", {"older_than_s": seconds})["runs"]
+        old: Document = client.get("/gc", {"older_than_s": seconds})
+        due: list[Document] = old["runs"]
         for run in () if dry_run else due:
             try:
                 client.post_slow(f"/runs/{path_segment(str(run['id']))}/archive")
                 archived.append(run)
             except Failure as failure:
                 failed.append((str(run["name"]), failure))
-        collected = 0 if dry_run else client.post_slow("/gc")["collected"]
-    _print_result(due if dry_run else archived, collected, dry_run=dry_run, as_json=as_json)
+        done: Document = {"collected": 0, "records": old.get("records", {})}
+        if not dry_run:
+            done = client.post_slow("/gc", {"older_than_s": seconds, "evaluations": evaluations})
+    _print_result(due if dry_run else archived, done, dry_run=dry_run, as_json=as_json)
     if failed:
         listed = "; ".join(f"{name}: {failure.message}" for name, failure in failed)
         raise Failure("FAILED", f"{len(failed)} runs were not archived: {listed}")
 
 
-def _print_result(runs: list[Document], collected: int, *, dry_run: bool, as_json: bool) -> None:
+def _print_result(runs: list[Document], done: Document, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         shown = [{"id": run["id"], "name": run["name"]} for run in runs]
-        print_json({"dry_run": dry_run, "archived": shown, "collected": collected})
+        print_json({"dry_run": dry_run, "archived": shown, **done})
         return
     rows = [(run["name"], run["status"], time_ago(run.get("completed_at"))) for run in runs]
     print_table("Would be archived" if dry_run else "Archived", ("name", "status", "ended"), rows)
+    records = [
+        (kind.replace("_", " "), count)
+        for kind, count in (done.get("records") or {}).items()
+        if count
+    ]
+    print_table("Would be deleted" if dry_run else "Deleted", ("records", "number"), records)
     if not dry_run:
-        say(f"archived {len(runs)} runs; deleted {collected} unused blobs and rows")
+        say(f"archived {len(runs)} runs; deleted {done['collected']} unused blobs and rows")

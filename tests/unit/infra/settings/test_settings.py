@@ -35,6 +35,8 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
     [
         ("HEADRACE_URL", "localhost", "http://host:port"),
         ("HEADRACE_RETENTION_DAYS", "30d", "a whole number from 0 to 36500"),
+        ("HEADRACE_EVALUATION_DAYS", "-1", "a whole number from 0 to 36500"),
+        ("HEADRACE_RECORD_DAYS", "a year", "a whole number from 0 to 36500"),
         ("HEADRACE_POLL_S", "often", "a whole number from 0 to 86400"),
         ("HEADRACE_URL", "http://h:notaport", "http://host:port"),
         ("HEADRACE_DATABASE_URL", "mysql://x", "postgresql://"),
@@ -77,6 +79,12 @@ def test_a_bad_value_is_one_line_with_name_value_and_what_may_be(
 def test_nothing_is_archived_by_itself_until_days_are_named() -> None:
     found = [Settings.load({"HEADRACE_RETENTION_DAYS": days}) for days in ("", "0", "30")]
     assert [settings.retention_days for settings in found] == [None, None, 30]
+    assert [settings.evaluation_days for settings in found] == [None] * 3
+
+
+def test_records_are_kept_for_90_days_unless_told_otherwise() -> None:
+    found = [Settings.load({"HEADRACE_RECORD_DAYS": days}) for days in ("", "0", "30")]
+    assert [settings.record_days for settings in found] == [90, None, 30]
 
 
 def test_blobs_may_be_in_a_bucket() -> None:

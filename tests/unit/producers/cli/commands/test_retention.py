@@ -8,7 +8,11 @@ from tests.unit.producers.cli.conftest import FakeServer, Run
 
 @pytest.mark.parametrize(
     ("said", "path"),
-    [(("train", "delete", "my-run"), "/runs/my-run"), (("dataset", "delete", "d"), "/datasets/d")],
+    [
+        (("train", "delete", "my-run"), "/runs/my-run"),
+        (("dataset", "delete", "d"), "/datasets/d"),
+        (("eval", "delete", "e"), "/evals/e"),
+    ],
 )
 def test_deleting_wants_a_yes_where_nobody_can_be_asked(
     server: FakeServer, headrace: Run, said: tuple[str, ...], path: str
@@ -54,21 +58,37 @@ def test_gc_archives_what_is_due_and_tells_what_it_could_not(
     server.answer("POST", "/runs/1/archive", {"run": {"id": "1"}})
     problem = {"detail": "an artifact is gone", "code": "CORRUPT"}
     server.answer("POST", "/runs/2/archive", problem, status=500)
-    server.answer("POST", "/gc", {"collected": 7})
+    server.answer("POST", "/gc", {"collected": 7, "records": {"deliveries": 2}})
     ran = headrace("gc", "--older-than", "30d", "--json")
     assert "older_than_s=2592000" in server.requests[0].query
     assert ran.code == 1
     assert ran.document["archived"] == [{"id": "1", "name": "run-1"}]
     assert ran.document["collected"] == 7
+    assert ran.document["records"] == {"deliveries": 2}
+    assert server.requests[-1].document == {"older_than_s": 2592000, "evaluations": False}
     assert "run-2: an artifact is gone" in ran.error["message"]
 
 
 def test_a_dry_run_archives_nothing(server: FakeServer, headrace: Run) -> None:
     due = [{"id": "1", "name": "run-1", "status": "failed"}]
-    server.answer("GET", "/gc", {"runs": due})
+    server.answer("GET", "/gc", {"runs": due, "records": {"hub_pushes": 3, "statuses": 0}})
     ran = headrace("gc", "--older-than", "2w", "--dry-run")
     assert (ran.code, len(server.requests)) == (0, 1)
     assert "run-1" in ran.out
+    assert "hub pushes" in ran.out
+    assert "statuses" not in ran.out
+
+
+def test_old_evaluations_are_deleted_only_when_confirmed(server: FakeServer, headrace: Run) -> None:
+    server.answer("GET", "/gc", {"runs": [], "records": {}})
+    server.answer("POST", "/gc", {"collected": 0, "records": {"evaluations": 1}})
+    asked = ("gc", "--older-than", "2w", "--evaluations", "--json")
+    refused = headrace(*asked)
+    assert refused.error["code"] == "NOT_CONFIRMED"
+    assert server.requests == []
+    ran = headrace(*asked, "--yes")
+    assert ran.document["records"] == {"evaluations": 1}
+    assert server.requests[-1].document["evaluations"] is True
 
 
 @pytest.mark.parametrize("age", ["30", "d", "-1d", "1.5d", "30 d", "30d\n"])
