@@ -29,6 +29,12 @@ def user_group() -> int | None:
     return UNPRIVILEGED if os.geteuid() == 0 else None
 
 
+def user_uids() -> range:
+    """The users that user code may have."""
+    own = os.geteuid()
+    return range(UNPRIVILEGED, LAST_UNPRIVILEGED + 1) if own == 0 else range(own, own + 1)
+
+
 _unreaped: set[int] = set()
 """The pids of dead processes that are not reaped yet, for example because another process traces
 them."""

@@ -9,7 +9,7 @@ files are opened. The tree's own parent belongs to the platform.
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,10 @@ from schemas.errors import Refused
 
 MOST_DEPTH = 64
 """How many directories lie inside each other in a tree that is measured or sealed. Each is held open."""
+
+MOST_ENTRIES = 2_000_000
+"""How many entries a tree has that is looked at. A process that still writes could add them without an
+end."""
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PIN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -49,7 +53,8 @@ def open_tree(folder: Path) -> Iterator[int]:
 def walk_tree(top: int) -> Iterator[TreeEntry]:
     """Yield all entries below the directory with the handle `top`, each directory before what it holds.
     What disappears meanwhile is left out. Raises Refused for a directory that cannot be read and for one
-    deeper than MOST_DEPTH, because both would hide what they hold."""
+    deeper than MOST_DEPTH, because both would hide what they hold, and after MOST_ENTRIES entries."""
+    count = 0
     levels = [(os.open(".", DIRECTORY, dir_fd=top), "")]
     pending = [_entries(levels[-1][0])]
     try:
@@ -62,6 +67,9 @@ def walk_tree(top: int) -> Iterator[TreeEntry]:
                 os.close(handle)
                 continue
             place = f"{above}{entry[0]}"
+            count += 1
+            if count > MOST_ENTRIES:
+                raise Refused(f"it holds more than {MOST_ENTRIES} files and directories")
             yield TreeEntry(handle, entry[0], place, entry[1])
             if stat.S_ISDIR(entry[1].st_mode):
                 if len(levels) >= MOST_DEPTH:
@@ -75,38 +83,47 @@ def walk_tree(top: int) -> Iterator[TreeEntry]:
 
 
 def measure_tree(folder: Path) -> tuple[int, int]:
-    """Return the bytes and the number of the files below a directory, both 0 without it. A file with two
-    names counts once. Raises Refused as `walk_tree`."""
+    """Return the bytes of the files below a directory, and the number of files and directories, both 0
+    without it. A file with two names counts once. Raises Refused as `walk_tree`."""
     size, seen = 0, set()
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), open_tree(folder) as top:
         for entry in walk_tree(top):
-            if not stat.S_ISDIR(entry.told.st_mode) and entry.told.st_ino not in seen:
+            if entry.told.st_ino not in seen:
                 seen.add(entry.told.st_ino)
-                size += entry.told.st_size
+                size += 0 if stat.S_ISDIR(entry.told.st_mode) else entry.told.st_size
     return size, len(seen)
 
 
-def seal_tree(top: int) -> None:
-    """Make a tree ours and read-only, from its top down, so that nobody else changes what was already
-    looked at. Links are made ours and stay as they are. Raises Refused for a file that is none of the
-    three, or that has another name, which may lie elsewhere."""
-    _seal(top, stat.S_IFDIR)
+def seal_tree(top: int, owners: Container[int]) -> None:
+    """Make a tree of these users ours and read-only, from its top down, so that nobody else changes what
+    was already looked at. Where user code has our own user, SEAL has made it read-only, and that is only
+    checked. Raises Refused for anything but links, directories and files of these users on one file
+    system, and for a file that has another name, which may lie elsewhere."""
+    first = os.fstat(top)
+    _check(first, first, "the directory", owners)
+    _seal(top, first, "the directory")
     for entry in walk_tree(top):
-        kind = stat.S_IFMT(entry.told.st_mode)
-        if kind == stat.S_IFLNK:
-            if os.geteuid() == 0:
-                os.chown(entry.name, 0, 0, dir_fd=entry.parent, follow_symlinks=False)
-            continue
         pin = os.open(entry.name, PIN, dir_fd=entry.parent)
         try:
             told = os.fstat(pin)
-            if told.st_ino != entry.told.st_ino or kind not in (stat.S_IFREG, stat.S_IFDIR):
-                raise Refused(f"{entry.place[:80]!r} is not a file")
-            if kind == stat.S_IFREG and told.st_nlink != 1:
-                raise Refused(f"{entry.place[:80]!r} has more than one name")
-            _seal(pin, told.st_mode)
+            if told.st_ino != entry.told.st_ino:
+                raise Refused(f"{entry.place[:80]!r} was exchanged while it was looked at")
+            _check(told, first, entry.place, owners)
+            _seal(pin, told, entry.place)
         finally:
             os.close(pin)
+
+
+SEAL = """
+import os, stat, sys
+for _, _, names, folder in os.fwalk(sys.argv[1]):
+    os.fchmod(folder, 0o755)
+    for name in names:
+        mode = os.lstat(name, dir_fd=folder).st_mode
+        if stat.S_ISREG(mode):
+            os.chmod(name, 0o555 if mode & stat.S_IXUSR else 0o444, dir_fd=folder)
+"""
+"""The program by which a confined process makes a directory read-only, where it has our own user."""
 
 
 def move_tree(source: Path, target: Path, *, top: int) -> None:
@@ -182,14 +199,32 @@ def _open_inner(handle: int, name: str, place: str) -> int | None:
         raise Refused(f"{place[:80]!r} cannot be read: {error.strerror}") from error
 
 
-def _seal(handle: int, mode: int) -> None:
-    """Make the file of a handle ours and read-only. A handle that only holds a file cannot change it, so
-    the kernel's own name for the handle is used, which nobody can exchange."""
+def _check(told: os.stat_result, top: os.stat_result, place: str, owners: Container[int]) -> None:
+    """Raise Refused for what only looks like a part of a tree of these users."""
+    kind = stat.S_IFMT(told.st_mode)
+    shown = repr(place[:80])
+    if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+        raise Refused(f"{shown} is not a file")
+    if told.st_uid not in owners or told.st_dev != top.st_dev:
+        raise Refused(f"{shown} belongs to something else of this machine")
+    if kind != stat.S_IFDIR and told.st_nlink != 1:
+        raise Refused(f"{shown} has more than one name")
+
+
+def _seal(handle: int, told: os.stat_result, place: str) -> None:
+    """Make the file of a handle ours and read-only, or check that it is. A handle that only holds a file
+    cannot change it, so the kernel's own name for the handle is used, which nobody can exchange."""
+    is_folder, is_link = stat.S_ISDIR(told.st_mode), stat.S_ISLNK(told.st_mode)
+    if os.geteuid() != 0:
+        too_much = 0o7022 if is_folder else 0o7222
+        if not is_link and told.st_mode & too_much:
+            raise Refused(f"{place[:80]!r} can still be written")
+        return
     own = f"/proc/self/fd/{handle}"
-    if os.geteuid() == 0:
-        os.chown(own, 0, 0)
-    runs = stat.S_ISDIR(mode) or bool(mode & stat.S_IXUSR)
-    os.chmod(own, 0o755 if stat.S_ISDIR(mode) else 0o555 if runs else 0o444)  # noqa: PTH101 - a handle
+    os.chown(own, 0, 0)
+    if not is_link:
+        runs = bool(told.st_mode & stat.S_IXUSR)
+        os.chmod(own, 0o755 if is_folder else 0o555 if runs else 0o444)  # noqa: PTH101 - a handle
 
 
 def _allow(folder: Path, *, parent: int | None = None) -> None:

@@ -38,8 +38,9 @@ from infra.sandbox.environments.uv_process import (
 )
 from infra.sandbox.interpreter import Interpreter
 from infra.sandbox.levels.level import Level
-from infra.sandbox.user_process import user_group
+from infra.sandbox.user_process import user_group, user_uids
 from infra.sandbox.written_trees import (
+    SEAL,
     has_directory,
     measure_tree,
     move_tree,
@@ -181,6 +182,8 @@ class Environments:
         what = f"the environment with {count} package{'s' if count != 1 else ''}"
         try:
             await self._install(folder, pins, base, what)
+            if os.geteuid() != 0:
+                await self._seal_confined(folder, base, what)
             size = await asyncio.to_thread(_settle, folder, self._directory / key, what)
         except UvFailed as failed:
             error = self._refusal(failed, what, is_locked=True)
@@ -219,6 +222,14 @@ class Environments:
         except UvFailed as failed:  # some packages hold files for other versions of Python
             logger.debug("not all files of an environment could be compiled: %s", failed)
         await asyncio.to_thread(check_reserved, folder, reserved, what)
+
+    async def _seal_confined(self, folder: Path, base: Interpreter, what: str) -> None:
+        """Make an environment read-only without the rights of the platform. User code has our own user
+        here, so it can do that itself."""
+        sealing = (str(base.path), "-I", "-S", "-c", SEAL, "env")
+        task = UvTask(what, folder, base, self._settings.largest_bytes)
+        with contextlib.suppress(UvFailed):  # whatever can still be written is refused next
+            await run_confined(self._level, sealing, task)
 
     @asynccontextmanager
     async def _way_out(self, what: str) -> AsyncIterator[Path]:
@@ -259,13 +270,16 @@ class Environments:
 def _settle(folder: Path, place: Path, what: str) -> int:
     """Make the environment in `folder` ours and read-only, and move it to its place. Returns its bytes.
     Raises Refused for a tree that no environment has."""
+    folder.chmod(0o700)  # nobody but us exchanges what is in it from now on
     remove_tree(folder / "cache")  # its files are those of the environment, by another name
     remove_tree(place)  # it is not a directory, or it would be used
     try:
         size, _ = measure_tree(folder / "env")
         with open_tree(folder / "env") as top:
-            seal_tree(top)
+            seal_tree(top, user_uids())
             move_tree(folder / "env", place, top=top)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Refused(f"{what} cannot be used: a package has exchanged its directory") from error
     except Refused as error:
         raise Refused(f"{what} cannot be used: {error.message}; leave out its cause") from error
     return size

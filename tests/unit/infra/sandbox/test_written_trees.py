@@ -2,16 +2,19 @@
 
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from infra.sandbox import written_trees
 from infra.sandbox.written_trees import (
+    SEAL,
+    TreeEntry,
     has_directory,
     has_file,
     measure_tree,
@@ -37,8 +40,11 @@ def tree(tmp_path: Path) -> Iterator[Path]:
 
 
 def seal(tree: Path) -> None:
+    """Seal a tree of our own user, as a confined process and the platform do together."""
+    if os.geteuid() != 0 and not tree.is_symlink():
+        subprocess.run([sys.executable, "-I", "-S", "-c", SEAL, tree], check=True)
     with open_tree(tree) as top:
-        seal_tree(top)
+        seal_tree(top, [os.geteuid()])
 
 
 def deepen(tree: Path, *, levels: int) -> None:
@@ -76,25 +82,130 @@ def test_a_top_that_is_a_link_is_refused(tree: Path) -> None:
     assert not link.is_symlink()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "second name"])
-def test_what_is_not_one_file_is_not_sealed(tree: Path, kind: str) -> None:
-    if kind == "pipe":
-        os.mkfifo(tree / "x")
-    else:
-        (tree / "x").hardlink_to(tree.parent / "outside" / "secret")
-    with pytest.raises(Refused, match=r"not a file|more than one name"):
+def put_second_name(place: Path) -> None:
+    place.hardlink_to(place.parents[1] / "outside" / "secret")
+
+
+def put_socket(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(place))
+
+
+def put_device(place: Path) -> None:
+    try:
+        os.mknod(place, stat.S_IFBLK | 0o666, os.makedev(8, 0))
+    except PermissionError:
+        pytest.skip("this user makes no devices")
+
+
+def put_file_of_another(place: Path) -> None:
+    place.write_text("of another")
+    if os.geteuid() != 0:
+        pytest.skip("this user gives no files away")
+    os.chown(place, 4321, 4321)
+
+
+def put_pipe(place: Path) -> None:
+    os.mkfifo(place)
+
+
+ODD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a pipe": (put_pipe, "is not a file"),
+    "a socket": (put_socket, "is not a file"),
+    "a device": (put_device, "is not a file"),
+    "a second name": (put_second_name, "has more than one name"),
+    "a file of another user": (put_file_of_another, "belongs to something else"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_not_a_file_of_user_code_is_not_sealed(tree: Path, kind: str) -> None:
+    make, says = ODD[kind]
+    make(tree / "x")
+    before = (tree / "x").lstat()
+    with pytest.raises(Refused, match=says):
         seal(tree)
-    with pytest.raises(Refused, match="not a file") if kind == "pipe" else pytest.raises(Refused):
+    told = (tree / "x").lstat()
+    if os.geteuid() == 0:
+        assert (told.st_mode, told.st_uid) == (before.st_mode, before.st_uid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root could change it")
+@pytest.mark.parametrize("kind", ODD)
+def test_twin_without_the_check_the_platform_changes_it(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("secret")
+    (tmp_path / "tree").mkdir()
+    ODD[kind][0](tmp_path / "tree" / "x")
+    (tmp_path / "tree" / "x").chmod(0o640)
+    monkeypatch.setattr(written_trees, "_check", lambda *_: None)
+    seal(tmp_path / "tree")
+    told = (tmp_path / "tree" / "x").lstat()
+    assert (stat.S_IMODE(told.st_mode), told.st_uid) == (0o444, 0)
+
+
+def test_another_file_system_is_not_sealed(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a mount in the tree would show."""
+    (tree / "mounted").mkdir()
+    seal(tree)
+    inner = (tree / "mounted").lstat().st_ino
+    fstat = os.fstat
+
+    def other(handle: int) -> os.stat_result:
+        told = fstat(handle)
+        device = 4321 if told.st_ino == inner else told.st_dev
+        return os.stat_result((*told[:2], device, *told[3:]))
+
+    monkeypatch.setattr("infra.sandbox.written_trees.os.fstat", other)
+    with open_tree(tree) as top, pytest.raises(Refused, match="belongs to something else"):
+        seal_tree(top, [os.geteuid()])
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a second name"])
+def test_what_is_not_one_file_is_not_read(tree: Path, kind: str) -> None:
+    ODD[kind][0](tree / "x")
+    with pytest.raises(Refused, match="not a file" if kind == "a pipe" else "more than 3 bytes"):
         read_file(tree, "x", most=3)
+
+
+def test_a_walk_has_an_end(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written_trees, "MOST_ENTRIES", 100)
+    for number in range(101):
+        (tree / str(number)).mkdir()
+    with pytest.raises(Refused, match="more than 100 files and directories"):
+        measure_tree(tree)
+    (tree / "0").rmdir()
+    assert measure_tree(tree) == (0, 100), "directories count too"
+
+
+def test_an_entry_that_is_exchanged_is_not_sealed(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "a").write_text("")
+    walk = written_trees.walk_tree
+
+    def exchange(top: int) -> Iterator[TreeEntry]:
+        for entry in walk(top):
+            (tree / "b").write_text("")
+            (tree / "b").replace(tree / "a")
+            yield entry
+
+    monkeypatch.setattr(written_trees, "walk_tree", exchange)
+    with pytest.raises(Refused, match="was exchanged"):
+        seal(tree)
 
 
 def test_rights_of_their_own_are_taken_from_files(tree: Path) -> None:
     (tree / "su").write_text("")
     (tree / "su").chmod(0o6755)
-    (tree / "none").mkdir(mode=0o000)
+    (tree / "group").mkdir(mode=0o2775)
+    if os.geteuid() == 0:  # others are refused
+        (tree / "none").mkdir(mode=0o000)
     seal(tree)
     assert stat.S_IMODE((tree / "su").lstat().st_mode) == 0o555
-    assert stat.S_IMODE((tree / "none").lstat().st_mode) == 0o755
+    assert {stat.S_IMODE(p.lstat().st_mode) for p in tree.iterdir() if p.is_dir()} == {0o755}
 
 
 def test_reading_does_not_wait_for_a_pipe_and_follows_no_link(tree: Path) -> None:
@@ -150,13 +261,13 @@ def test_a_directory_exchanged_for_a_link_during_the_walk_is_not_entered(
         return open_inner(handle, name, place)
 
     monkeypatch.setattr(written_trees, "_open_inner", exchange)
-    assert measure_tree(tree) == (0, 0)
+    assert measure_tree(tree) == (0, 1), "the directory, and nothing of the other"
 
 
 ORDINARY = """
-import os, sys
+import os, subprocess, sys
 from pathlib import Path
-from infra.sandbox.written_trees import measure_tree, open_tree, remove_tree, seal_tree
+from infra.sandbox.written_trees import SEAL, measure_tree, open_tree, remove_tree, seal_tree
 from schemas.errors import Refused
 tree = Path(sys.argv[1]) / "own"
 (tree / "none" / "inner").mkdir(parents=True)
@@ -166,8 +277,14 @@ try:
     measure_tree(tree)
 except Refused as refused:
     print(refused)
+(tree / "none").chmod(0o755)
 with open_tree(tree) as top:
-    seal_tree(top)
+    try:
+        seal_tree(top, [os.geteuid()])
+    except Refused as refused:
+        print(refused)
+    subprocess.run([sys.executable, "-c", SEAL, tree], check=True)
+    seal_tree(top, [os.geteuid()])
 print(measure_tree(tree))
 (tree / "none" / "inner").chmod(0)
 remove_tree(tree)
@@ -199,4 +316,5 @@ def test_directories_without_permissions_hide_nothing_from_their_owner(tmp_path:
     finally:
         shutil.rmtree(place)
     assert "'none' cannot be read" in said[0]
-    assert said[1:] == ["(1000, 1)", "False"]
+    assert "'none/inner/x' can still be written" in said[1]
+    assert said[2:] == ["(1000, 3)", "False"]
