@@ -126,15 +126,16 @@ async def _serve(
         )
         if settings.poll_s:
             jobs.append(poll_alone(services.poller, backend.database.url))
-        if settings.alerts.channels:
-            alerts = Alerts(
-                backend.database,
-                backend.log,
-                services.readmodel,
-                settings.alerts,
-                public_url=settings.public_url,
-            )
-            jobs.append(alert_alone(alerts, backend.database.url))
+        alerts = Alerts(
+            backend.database,
+            backend.log,
+            services.readmodel,
+            settings.alerts,
+            targets=services.alert_targets,
+            target_addresses=settings.git.addresses,
+            public_url=settings.public_url,
+        )
+        jobs.append(alert_alone(alerts, backend.database.url))
         if settings.kafka is not None:
             jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
         tasks = [asyncio.ensure_future(job) for job in jobs]

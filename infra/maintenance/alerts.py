@@ -9,11 +9,13 @@ import asyncio
 import json
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from infra.maintenance.alert_channels import AlertAway, AlertChannels
+from infra.maintenance.alert_targets import AlertTargets
 from infra.ports.event_log import EventLog
 from infra.postgres.advisory_lock import lead
 from infra.postgres.pool import Database
@@ -21,6 +23,7 @@ from infra.postgres.queries import queries
 from infra.rate_limited_log import RateLimit
 from infra.readmodel.store import ReadModel
 from infra.settings.alerts import AlertSettings
+from infra.settings.git import AllowedAddresses
 from schemas.errors import TransientError
 from schemas.secrets.redact import redact
 
@@ -33,7 +36,11 @@ LOCK = 0x414C5254
 """The advisory lock of the control process that alerts ("ALRT")."""
 
 LOOK_EVERY_S = 15.0
-BATCH = 20
+BATCH = 5
+"""How many alerts of a channel are sent before it waits for the next look."""
+
+AT_ONCE = 32
+"""How many channels are served at the same time."""
 LOOKED_AT_ONCE = 100
 """Runs whose curves are read together. The next look goes on after the last of them."""
 
@@ -82,13 +89,16 @@ class Alerts:
         readmodel: ReadModel,
         settings: AlertSettings,
         *,
+        targets: AlertTargets,
+        target_addresses: AllowedAddresses,
         public_url: str,
     ) -> None:
         self._pool = database.durable
         self._log = log
         self._readmodel = readmodel
         self._settings = settings
-        self._channels = AlertChannels(settings)
+        self._targets = targets
+        self._channels = AlertChannels(settings, targets, allowed=target_addresses)
         self._url = public_url.rstrip("/")
         self._looked_at = ""
 
@@ -133,20 +143,37 @@ class Alerts:
         self._looked_at = running[-1]["run"] if len(running) == LOOKED_AT_ONCE else ""
 
     async def deliver(self) -> None:
-        """Send what is due. What a channel does not take is sent again later, less and less often."""
-        channels = list(self._settings.channels)
-        for row in await self._pool.fetch(SQL["due"], channels, BATCH):
-            key = (row["run"], row["kind"], row["channel"])
-            try:
-                await self._channels.send(row["channel"], "/".join(key[:2]), row["content"])
-            except AlertAway as error:
-                attempts = row["attempts"] + 1
-                pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempts - 1, 12))
-                last = attempts >= MOST_ATTEMPTS
-                await self._pool.execute(SQL["failed"], *key, str(error), None if last else pause_s)
-                logger.warning("an alert about run %s is not delivered: %s", row["run"], error)
-            else:
-                await self._pool.execute(SQL["sent"], *key)
+        """Send what is due, to several channels at once. What a channel does not take is sent again
+        later, less and less often."""
+        by_channel = defaultdict(list)
+        for row in await self._pool.fetch(SQL["due"], list(self._settings.channels), BATCH):
+            by_channel[row["channel"]].append(row)
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def serve(channel: str) -> None:
+            async with places:
+                for row in by_channel[channel]:
+                    if not await self._send(row):
+                        return
+
+        await asyncio.gather(*map(serve, by_channel))
+
+    async def _send(self, row: Mapping[str, Any]) -> bool:
+        """Send an alert. Returns whether its channel took it."""
+        key = (row["run"], row["kind"], row["channel"])
+        try:
+            await self._channels.send(row["channel"], "/".join(key[:2]), row["content"])
+        except AlertAway as error:
+            attempts = row["attempts"] + 1
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempts - 1, 12))
+            last = attempts >= MOST_ATTEMPTS
+            await self._pool.execute(SQL["failed"], *key, str(error), None if last else pause_s)
+            await self._targets.note(row["channel"], str(error))
+            logger.warning("an alert about run %s is not delivered: %s", row["run"], error)
+            return False
+        await self._pool.execute(SQL["sent"], *key)
+        await self._targets.note(row["channel"], None)
+        return True
 
     async def _put(self, run: Mapping[str, Any], kind: str, what: str) -> None:
         reward = run["reward"]
@@ -163,7 +190,9 @@ class Alerts:
             "url": f"{self._url}/runs/{run['run']}",
         }
         channels = list(self._settings.channels)
-        await self._pool.execute(SQL["put"], run["run"], kind, channels, json.dumps(content))
+        await self._pool.execute(
+            SQL["put"], run["run"], kind, channels, json.dumps(content), content["kind"]
+        )
 
 
 async def alert_alone(alerts: Alerts, database_url: str) -> None:

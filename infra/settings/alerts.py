@@ -1,5 +1,6 @@
 """Settings of alerts: where they are sent, and when a run counts as stalled."""
 
+import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ PORTS = {"smtp": 587, "smtps": 465}
 ADDRESS = re.compile(r"[^\s@<>,]{1,64}@[^\s@<>,]{1,190}")
 CLASSES = ("loopback", "private")
 MOST_MINUTES = 7 * 24 * 60
+LONGEST_URL = 2000
+SECRET, PREFIX, LEAST_KEY = "HEADRACE_ALERT_SECRET", "whsec_", 24
 
 
 class BadAlertSetting(ValueError):
@@ -37,10 +40,11 @@ class MailServer:
 
 @dataclass(frozen=True, slots=True)
 class AlertSettings:
-    """Where alerts go. Without a webhook and without mail there are none. A run without progress for
+    """Where alerts go. `secret` signs what the webhook gets. A run without progress for
     `stalled_min` minutes is stalled; 0 for never."""
 
     webhook: str | None = field(default=None, repr=False)
+    secret: str | None = field(default=None, repr=False)
     mail_to: tuple[str, ...] = ()
     mail_from: str = ""
     server: MailServer | None = None
@@ -75,6 +79,7 @@ class AlertSettings:
             raise BadAlertSetting(STALLED, f"a whole number from 0 to {MOST_MINUTES}")
         return cls(
             webhook=_webhook(environ.get(WEBHOOK, "")),
+            secret=_secret(environ.get(SECRET, "")),
             mail_to=mail_to,
             mail_from=sender,
             server=server,
@@ -83,17 +88,31 @@ class AlertSettings:
         )
 
 
-def _webhook(url: str) -> str | None:
-    if not url:
-        return None
+def is_webhook(url: str) -> bool:
+    """Whether a text is the address of a webhook. It has no user and no password."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_good = False
-    if not is_good or not url.isprintable() or " " in url or "@" in parts.netloc:
+        return False
+    is_short = len(url) <= LONGEST_URL
+    return is_good and is_short and url.isprintable() and " " not in url and "@" not in parts.netloc
+
+
+def _webhook(url: str) -> str | None:
+    if url and not is_webhook(url):
         raise BadAlertSetting(WEBHOOK, "an address such as https://hooks.example.org/x")
-    return url
+    return url or None
+
+
+def _secret(text: str) -> str | None:
+    try:
+        is_good = len(base64.b64decode(text.removeprefix(PREFIX), validate=True)) >= LEAST_KEY
+    except ValueError:
+        is_good = False
+    if text and not (is_good and text.startswith(PREFIX)):
+        raise BadAlertSetting(SECRET, f"{PREFIX} and at least {LEAST_KEY} bytes in base64")
+    return text or None
 
 
 def _server(url: str) -> MailServer | None:

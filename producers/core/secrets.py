@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.access.issuing import BeyondRights
+from infra.maintenance.alert_targets import AlertTargets
 from infra.ports.actor import bound_workspace
 from infra.ports.secrets import SecretOwner, StoredSecret
 from infra.postgres.connections import Connections
@@ -52,11 +53,13 @@ class SecretKeeping:
         workspaces: Workspaces,
         *,
         connections: Connections,
+        targets: AlertTargets,
         sealer: Sealer,
     ) -> None:
         self._store = store
         self._workspaces = workspaces
         self._connections = connections
+        self._targets = targets
         self._sealer = sealer
 
     async def put(
@@ -95,7 +98,7 @@ class SecretKeeping:
     async def rewrap(self) -> Rewrapped:
         """Wrap the data keys of all sealed values with the current key. Raises InvalidConfig when one
         does not open."""
-        connections = await self._connections.rewrap()
+        connections = await self._connections.rewrap() + await self._targets.rewrap()
         done = await self._store.rewrap()
         return Rewrapped(await self._sealer.key_id(), done, connections)
 

@@ -16,7 +16,9 @@ from infra.access.tokens import Tokens
 from infra.blobs.installed import InstalledBlobs
 from infra.gateway.bytes_in_flight import BytesInFlight
 from infra.git.forges.api import ForgeApis
+from infra.http.checked_addresses import CheckedDialling
 from infra.http.strangers import Strangers
+from infra.maintenance.alert_targets import ADVICE, AlertTargets
 from infra.maintenance.archive import Archives
 from infra.maintenance.records import Records
 from infra.ports.clock import Clock
@@ -153,7 +155,20 @@ class Services:
     @cached_property
     def secrets(self) -> SecretKeeping:
         return SecretKeeping(
-            self.secret_store, self.workspaces, connections=self.connections, sealer=self.sealer
+            self.secret_store,
+            self.workspaces,
+            connections=self.connections,
+            targets=self.alert_targets,
+            sealer=self.sealer,
+        )
+
+    @cached_property
+    def alert_targets(self) -> AlertTargets:
+        return AlertTargets(
+            self.database,
+            self.sealer,
+            CheckedDialling(self.settings.git.addresses, advice=ADVICE),
+            sends_mail=self.settings.alerts.server is not None,
         )
 
     @cached_property

@@ -156,6 +156,7 @@ def _pages(key: str) -> dict[str, str]:
         "seeds": f"/runs/{FIRST}/seeds",
         "shares": f"/runs/{FIRST}/shares",
         "sessions": "/sessions",
+        "workspace-alerts": f"/workspaces/{WORKSPACE}/alerts",
         "tokens": "/tokens?revoked=true",
         "shared": f"/shared?key={key}",
         "timeline": f"/runs/{FIRST}/timeline?step=1",

@@ -1288,6 +1288,22 @@ create table alerts (
 );
 create index alerts_due on alerts (due_at) where sent_at is null;
 
+-- Where the members of a workspace let alerts about its runs go, besides the channels of the operator. `address` and
+-- `secret` are sealed. Their id is the channel of their alerts.
+create table alert_targets (
+    id         text primary key,
+    workspace  text not null,
+    medium     text not null check (medium in ('webhook', 'mail')),
+    shown      text not null,
+    address    bytea not null,
+    secret     bytea,
+    kinds      text[] not null,
+    created_by text not null,
+    created_at timestamptz not null default clock_timestamp(),
+    error      text
+);
+create index alert_targets_of_workspace on alert_targets (workspace, created_at);
+
 create table sign_in_codes (
     sha256       bytea primary key,
     token        text not null,

@@ -1,5 +1,5 @@
 """Workspaces: register a repository, show what sync found in it, what arrived about it, and its
-quotas."""
+quotas and the targets of its alerts."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.maintenance.alert_targets import KINDS as ALERT_KINDS
 from infra.readmodel.deliveries import KINDS, DeliveryFilter
 from infra.readmodel.registry import WorkspaceJson
 from producers.core.deliveries import ShownDelivery, page_of_deliveries, request_refs_check
@@ -83,6 +84,49 @@ async def set_quotas(request: Request) -> Response:
     return await show_quotas(request)
 
 
+async def show_alerts(request: Request) -> Response:
+    """The targets of a workspace's alerts, without addresses of webhooks and secrets."""
+    core = services(request)
+    workspace = await core.workspaces.find(request.path_params["ref"])
+    found = await core.alert_targets.of_workspace(workspace.id)
+    return ApiResponse({"workspace": workspace.name, "targets": [asdict(one) for one in found]})
+
+
+async def add_alert(request: Request) -> Response:
+    """Add a target. The secret of a webhook is in this answer, and nowhere else."""
+    body = await body_of(request, ("medium", "address", "kinds"))
+    core = services(request)
+    workspace = await core.workspaces.find(request.path_params["ref"])
+    kinds = body.values.get("kinds", list(ALERT_KINDS))
+    if not isinstance(kinds, list):
+        message = f"must be a list of {', '.join(ALERT_KINDS)}"
+        raise InvalidConfig(f"kinds {message}", issues=(Issue("kinds", message),))
+    target, secret = await core.alert_targets.add(
+        workspace.id,
+        body.text("medium"),
+        body.text("address"),
+        kinds=[str(kind) for kind in kinds],
+        by=actor_of(request).name,
+    )
+    return ApiResponse({"target": asdict(target), "secret": secret}, status_code=201)
+
+
+async def remove_alert(request: Request) -> Response:
+    core, target = services(request), request.path_params["target"]
+    workspace = await core.workspaces.find(request.path_params["ref"])
+    await core.alert_targets.remove(workspace.id, target)
+    return ApiResponse({"removed": target})
+
+
+async def rotate_alert(request: Request) -> Response:
+    """Give a webhook another secret, which is in this answer, and nowhere else."""
+    await body_of(request, ())
+    core, target = services(request), request.path_params["target"]
+    workspace = await core.workspaces.find(request.path_params["ref"])
+    secret = await core.alert_targets.rotate(workspace.id, target)
+    return ApiResponse({"target": target, "secret": secret})
+
+
 def delivery_filter(request: Request) -> DeliveryFilter:
     """The deliveries that a query asks for: of a kind `event`, whose ref contains `ref`. Raises
     InvalidConfig."""
@@ -122,6 +166,14 @@ ROUTES = [
     ScopedRoute("/workspaces/{ref}", show, scope="read"),
     ScopedRoute("/workspaces/{ref}/sync", sync, scope="control", methods=["POST"]),
     ScopedRoute("/workspaces/{ref}/deliveries", deliveries, scope="read"),
+    ScopedRoute("/workspaces/{ref}/alerts", show_alerts, scope="control"),
+    ScopedRoute("/workspaces/{ref}/alerts", add_alert, scope="control", methods=["POST"]),
+    ScopedRoute(
+        "/workspaces/{ref}/alerts/{target}", remove_alert, scope="control", methods=["DELETE"]
+    ),
+    ScopedRoute(
+        "/workspaces/{ref}/alerts/{target}/rotate", rotate_alert, scope="control", methods=["POST"]
+    ),
     ScopedRoute("/workspaces/{ref}/quotas", show_quotas, scope="read"),
     ScopedRoute(
         "/workspaces/{ref}/quotas",

@@ -1,7 +1,7 @@
 -- Alerts: what `infra/maintenance/alerts.py` writes and asks.
 -- How this file is read: `infra/postgres/queries.py`.
 
--- When alerts began. Nothing that ended earlier is told.
+-- When alerts were first looked for. Nothing that ended earlier is told.
 
 -- name: begin
 insert into alerts (run, kind, channel, content, sent_at)
@@ -36,14 +36,27 @@ where r.status = 'running' and r.current_step >= $1 and r.run > $2
 and not exists (select from alerts a where a.run = r.run and a.kind = 'collapsed')
 order by r.run limit $3
 
+-- A row without a channel says that the alert was made, also when nobody is told. So a channel or a target that is
+-- set later is not told of what happened before.
+
 -- name: put
-insert into alerts (run, kind, channel, content)
-select $1, $2, c.channel, $4 from unnest($3::text[]) as c (channel) on conflict do nothing
+insert into alerts (run, kind, channel, content, sent_at)
+select $1, $2, '', '', clock_timestamp()
+union all
+select $1, $2, c.channel, $4, null from unnest($3::text[]) as c (channel)
+union all
+select $1, $2, t.id, $4, null from alert_targets t join runs r on r.workspace = t.workspace
+where r.run = $1 and $5 = any (t.kinds)
+on conflict do nothing
+
+-- The next of each channel, so that none waits for another.
 
 -- name: due
-select run, kind, channel, content, attempts from alerts
-where sent_at is null and due_at <= clock_timestamp() and channel = any ($1)
-order by due_at, run, kind, channel limit $2
+select run, kind, channel, content, attempts from (
+  select a.*, row_number() over (partition by a.channel order by a.due_at, a.run, a.kind) as place from alerts a
+  where a.sent_at is null and a.due_at <= clock_timestamp()
+  and (a.channel = any ($1) or exists (select from alert_targets t where t.id = a.channel))
+) d where place <= $2 order by place, due_at, channel limit 1000
 
 -- name: sent
 update alerts set sent_at = clock_timestamp(), error = null
@@ -53,3 +66,39 @@ where run = $1 and kind = $2 and channel = $3
 update alerts set attempts = attempts + 1, error = $4,
   due_at = coalesce(clock_timestamp() + make_interval(secs => $5), 'infinity')
 where run = $1 and kind = $2 and channel = $3
+
+
+-- == Targets ==============================================================================================
+
+-- part: shown_target
+id, medium, shown, kinds, created_by, created_at, error
+
+-- name: targets_of
+select {shown_target} from alert_targets where workspace = $1 order by created_at, id
+
+-- name: add_target
+insert into alert_targets (id, workspace, medium, shown, address, secret, kinds, created_by)
+select $1, $2, $3, $4, $5, $6, $7, $8
+where (select count(*) from alert_targets where workspace = $2) < $9
+returning {shown_target}
+
+-- name: remove_target
+with gone as (delete from alert_targets where workspace = $1 and id = $2 returning id),
+  untold as (delete from alerts a using gone g where a.channel = g.id)
+select id from gone
+
+-- name: rotate_target
+update alert_targets set secret = $3 where workspace = $1 and id = $2 and secret is not null returning id
+
+-- name: open_target
+select workspace, medium, address, secret from alert_targets where id = $1
+
+-- name: note_target
+update alert_targets set error = $2 where id = $1 and error is distinct from $2
+
+-- name: sealed_targets
+select id, workspace, address, secret from alert_targets
+
+-- name: rewrap_target
+update alert_targets set address = $4, secret = $5
+where id = $1 and address = $2 and secret is not distinct from $3

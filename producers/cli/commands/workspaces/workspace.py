@@ -7,6 +7,7 @@ import click
 
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import LIMIT, OFFSET, command, group
+from producers.cli.commands.workspaces.alerts import alerts
 from producers.cli.commands.workspaces.connection import connect, disconnect, rotate_secret
 from producers.cli.commands.workspaces.quotas import quotas
 from producers.cli.display.output import Document, print_fields, print_json, print_table, say
@@ -158,7 +159,7 @@ def deliveries(name: str, *, limit: int, offset: int, as_json: bool) -> None:
     print_table("Deliveries", ("time", "event", "ref", "commit", "result"), rows)
 
 
-for elsewhere in (connect, disconnect, rotate_secret, quotas):
+for elsewhere in (connect, disconnect, rotate_secret, quotas, alerts):
     workspace.add_command(elsewhere)
 
 

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from infra.maintenance.alert_channels import AlertAway, AlertChannels, mail_of
+from infra.maintenance.alert_targets import AlertTargets
 from infra.maintenance.alerts import Alerts, alert_alone, collapse_of
 from infra.settings.alerts import AlertSettings, MailServer
 from infra.settings.git import AllowedAddresses
@@ -81,8 +82,18 @@ def alerts_to(app: Application, url: str, **changes: Any) -> Alerts:
     core = app.services
     settings = AlertSettings(webhook=url, **{"allowed": LOOPBACK, **changes})
     return Alerts(
-        app.database, core.log, core.readmodel, settings, public_url="https://train.example.org/"
+        app.database,
+        core.log,
+        core.readmodel,
+        settings,
+        targets=core.alert_targets,
+        target_addresses=LOOPBACK,
+        public_url="https://train.example.org/",
     )
+
+
+def channels_of(settings: AlertSettings) -> AlertChannels:
+    return AlertChannels(settings, cast("AlertTargets", None), allowed=AllowedAddresses())
 
 
 async def make_due(app: Application) -> None:
@@ -283,7 +294,7 @@ async def test_each_of_many_runs_is_looked_at_in_its_turn(app: Application) -> N
 async def test_channels_that_were_closed_send_again() -> None:
     receiver = Receiver()
     async with listening(receiver) as url:
-        channels = AlertChannels(AlertSettings(webhook=url, allowed=LOOPBACK))
+        channels = channels_of(AlertSettings(webhook=url, allowed=LOOPBACK))
         for _ in range(2):
             await channels.send("webhook", "x", "{}")
             await channels.aclose()
@@ -295,7 +306,7 @@ async def test_channels_that_were_closed_send_again() -> None:
     ["http://127.0.0.1:9/", "http://169.254.169.254/latest", "http://10.0.0.1/", "http://[::1]:9/"],
 )
 async def test_an_address_that_is_not_public_is_not_reached(url: str) -> None:
-    channels = AlertChannels(AlertSettings(webhook=url + SECRET))
+    channels = channels_of(AlertSettings(webhook=url + SECRET))
     with pytest.raises(AlertAway, match=r"not public.*HEADRACE_ALERT_ALLOW") as refused:
         await channels.send("webhook", "x", "{}")
     assert SECRET not in str(refused.value)
@@ -329,14 +340,14 @@ async def test_no_secret_is_logged_or_stored(
 
 
 def test_a_mail_has_the_alert_and_no_header_of_its_text() -> None:
-    settings = AlertSettings(mail_to=("ada@example.org",), mail_from="h@example.org")
+    way = ("h@example.org", ("ada@example.org",))
     text = "run x: stalled\r\nBcc: eve@example.org"
-    message = mail_of("r/ended", {"text": text, "kind": "stalled", "error": None}, settings)
+    message = mail_of("r/ended", {"text": text, "kind": "stalled", "error": None}, *way)
     assert message["Bcc"] is None
     assert message["Subject"].startswith("Headrace: run x: stalled")
     assert message["To"] == "ada@example.org"
     assert "kind: stalled" in message.get_content()
-    assert mail_of("r/ended", {"text": text}, settings)["Message-ID"] == message["Message-ID"]
+    assert mail_of("r/ended", {"text": text}, *way)["Message-ID"] == message["Message-ID"]
 
 
 async def _mail_server(lines: list[str], extension: str) -> asyncio.Server:
@@ -375,7 +386,7 @@ async def test_mail_is_delivered_and_a_password_is_never_sent_in_clear() -> None
                 mail_from="h@example.org",
                 server=MailServer("127.0.0.1", port, False, user, "a-password"),
             )
-            channels = AlertChannels(settings)
+            channels = channels_of(settings)
             content = json.dumps({"text": "run x: finished", "kind": "ended"})
             if user is None:
                 await channels.send("mail", "r/ended", content)

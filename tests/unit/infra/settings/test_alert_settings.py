@@ -33,6 +33,8 @@ def test_a_webhook_and_mail_are_read() -> None:
         ("HEADRACE_ALERT_WEBHOOK", "ftp://secret"),
         ("HEADRACE_ALERT_WEBHOOK", "https://user:secret@host/"),
         ("HEADRACE_ALERT_WEBHOOK", "https://host:secret/"),
+        ("HEADRACE_ALERT_SECRET", "secret"),
+        ("HEADRACE_ALERT_SECRET", "whsec_secret"),
         ("HEADRACE_ALERT_MAIL", "secret"),
         ("HEADRACE_ALERT_MAIL", "a@b\nBcc: secret@c"),
         ("HEADRACE_SMTP_URL", "http://user:secret@host"),

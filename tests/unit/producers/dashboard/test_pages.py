@@ -34,6 +34,7 @@ PAGES = (
     "/datasets/{dataset}",
     "/workspaces",
     "/workspaces/{workspace}",
+    "/workspaces/{workspace}/alerts",
     "/sessions",
     "/tokens",
     "/platform",
