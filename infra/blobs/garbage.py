@@ -12,14 +12,14 @@ it has appended, its event names what it needs. Nothing is collected while an ar
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from asyncpg import LockNotAvailableError
 
 from infra.blobs.artifacts import ROW
 from infra.blobs.installed import InstalledBlobs
-from infra.blobs.references import named_artifacts
+from infra.blobs.references import named_uris
 from infra.ports.clock import Clock
 from infra.postgres.advisory_lock import Check, exclusively
 from infra.postgres.pool import Database
@@ -39,34 +39,29 @@ LOCK_S = 60.0
 """How long the collector waits for a restore."""
 
 ENDED = """
-(select g.run_id, r.at as removed_at from run_gates g left join removals r on r.owner = g.run_id
+(select g.run_id, r.at as removed_at, false as is_gone
+ from run_gates g left join removals r on r.owner = g.run_id
  where g.state = 'closed' and g.run_id > $1
  and not exists (select from effects e where e.run_id = g.run_id)
  order by g.run_id limit $2)
 union all
-(select r.owner, r.at from removals r
+(select r.owner, r.at, true from removals r
  where r.owner > $1 and not exists (select from run_gates g where g.run_id = r.owner)
  order by r.owner limit $2)
 order by run_id limit $2
 """
-"""A page of the runs that may have orphans, after a run's id."""
+"""A page of the runs that may have orphans, after a run's id. One whose gate was removed is gone."""
 
-ROWS_SINCE = """
-select distinct m[1] as sha256 from events e, regexp_matches(e.data::text, '"row:([0-9a-f]{64})"', 'g') m
-where e.xid >= pg_snapshot_xmin($1::text::pg_snapshot)
-"""
-"""Rows that are named by events which were not visible in an earlier snapshot."""
+FORGET_REMOVED = "delete from removals where owner = $1"
 
 DISCARDED = "select uri from discarded_blobs where at < $1"
 
 TABLE_S = 5.0
 """How long the collector waits for transactions that store artifacts."""
 
-ROWS_AT_ONCE = 20_000
-RUNS_AT_ONCE = 1000
-BLOBS_AT_ONCE = 20_000
-"""How many rows, runs and blobs are examined together. Each page of blobs reads the log once, so a page
-is large; its names take some megabytes."""
+AT_ONCE = 1000
+"""How many rows, runs or blobs are examined together. An index says which of them an event names, so
+that neither the time nor the memory for a page depends on the length of the log."""
 
 
 async def collect(
@@ -76,14 +71,11 @@ async def collect(
     removed more than REMOVED_GRACE ago. Returns how many were deleted. Raises DatabaseUnavailable,
     TransientError."""
     async with exclusively(database.url, COLLECTING, within_s=LOCK_S) as check:
-        rows = await _old_rows(database, now)
         num_blobs = num_rows = 0
         async for old in _pages_of_old_blobs(database, blobs, now=now, grace=grace):
-            num_rows += await _delete_unnamed(database, blobs, old, rows, check)
-            num_blobs += len(old)
-            rows = set()
-        if rows:
-            num_rows += await _delete_unnamed(database, blobs, {}, rows, check)
+            num_blobs += await _delete_unnamed(database, blobs, old, check)
+        while rows := await _old_rows(database, now):
+            num_rows += await _delete_rows(database, rows)
         await _forget_discarded(database, blobs, now)
     if num_blobs or num_rows:
         logger.info("deleted %d blobs and %d rows that no event names", num_blobs, num_rows)
@@ -91,55 +83,50 @@ async def collect(
 
 
 async def _delete_unnamed(
-    database: Database, blobs: InstalledBlobs, old: dict[str, str], rows: set[str], check: Check
+    database: Database, blobs: InstalledBlobs, old: Mapping[str, str], check: Check
 ) -> int:
-    """Delete the blobs (key -> URI) and rows that no event names. `old` keeps only those that were
-    deleted. Returns how many rows were. `check` raises when the lock is lost: then an archive may be
-    restored, whose blobs no event names yet.
+    """Delete the blobs (key -> URI) that no event names. Returns how many were. `check` raises when the
+    lock is lost: then an archive may be restored, whose blobs no event names yet.
 
-    The log is read after the listing, so whatever was reported since is among the names."""
-    kept: set[str] = set()
-    async with (
-        database.lazy.acquire() as connection,
-        connection.transaction(isolation="repeatable_read", readonly=True),
-    ):
-        snapshot = await connection.fetchval("select pg_current_snapshot()::text")
-        async for found in named_artifacts(connection, rows=bool(rows)):
-            if not found.ref.uri.startswith(ROW):
-                old.pop(await blobs.key(found.ref.uri) or "", None)
-            elif found.ref.sha256 in rows:
-                kept.add(found.ref.sha256)
-    for uri in old.values():
+    The index is read after the listing, so whatever was reported since is among the names."""
+    uris = {f"{place}/{key}": key for place in await blobs.places() for key in old}
+    async with database.lazy.acquire() as connection:
+        named = {uris[uri] for uri in await named_uris(connection, [*uris])}
+    orphans = [uri for key, uri in old.items() if key not in named]
+    for uri in orphans:
         await check()
         await blobs.delete(uri)
-    return await _delete_rows(database, rows, kept, snapshot)
+    return len(orphans)
 
 
 async def _pages_of_old_blobs(
     database: Database, blobs: InstalledBlobs, *, now: datetime, grace: timedelta
 ) -> AsyncIterator[dict[str, str]]:
     """Yield key -> URI of the blobs that may be orphans: those of ended and removed runs, and of deleted
-    datasets. Only the blobs of one run can make a page longer than BLOBS_AT_ONCE."""
+    datasets."""
     page = await _discarded_blobs(database, blobs, now)
-    async for run, removed_at in _ended_runs(database):
+    async for run, removed_at, is_gone in _ended_runs(database):
         if removed_at is not None and removed_at > now - REMOVED_GRACE:
             continue
-        for blob in await blobs.keys(f"runs/{run}/"):
+        found = await blobs.keys(f"runs/{run}/")
+        if is_gone and not found:
+            await database.lazy.execute(FORGET_REMOVED, run)
+        for blob in found:
             if removed_at is not None or blob.modified < now - grace:
                 page[blob.key] = blob.uri
-        if len(page) >= BLOBS_AT_ONCE:
-            yield page
-            page = {}
+            if len(page) >= AT_ONCE:
+                yield page
+                page = {}
     if page:
         yield page
 
 
-async def _ended_runs(database: Database) -> AsyncIterator[tuple[str, datetime | None]]:
-    """Yield the runs that may have orphans, and when they were removed."""
+async def _ended_runs(database: Database) -> AsyncIterator[tuple[str, datetime | None, bool]]:
+    """Yield the runs that may have orphans, when they were removed, and whether they are gone."""
     last = ""
-    while found := await database.lazy.fetch(ENDED, last, RUNS_AT_ONCE):
+    while found := await database.lazy.fetch(ENDED, last, AT_ONCE):
         for row in found:
-            yield row["run_id"], row["removed_at"]
+            yield row["run_id"], row["removed_at"], row["is_gone"]
         last = found[-1]["run_id"]
 
 
@@ -164,23 +151,18 @@ async def _forget_discarded(database: Database, blobs: InstalledBlobs, now: date
             await database.lazy.execute("delete from discarded_blobs where uri = $1", row["uri"])
 
 
-async def _old_rows(database: Database, now: datetime) -> set[str]:
+async def _old_rows(database: Database, now: datetime) -> list[str]:
     found = await database.lazy.fetch(
         "select sha256 from discards where at < $1 order by at limit $2",
         now - REMOVED_GRACE,
-        ROWS_AT_ONCE,
+        AT_ONCE,
     )
-    return {row["sha256"] for row in found}
+    return [row["sha256"] for row in found]
 
 
-async def _delete_rows(
-    database: Database, rows: set[str], kept: Iterable[str], snapshot: str
-) -> int:
-    """Delete artifacts that no event names, in `snapshot` or since. Commits that store artifacts wait
-    meanwhile, because one of them may name a row that it found there. Raises TransientError when one of
-    them takes too long."""
-    if not rows:
-        return 0
+async def _delete_rows(database: Database, rows: Sequence[str]) -> int:
+    """Delete artifacts that no event names. Commits that store artifacts wait meanwhile, because one of
+    them may name a row that it found there. Raises TransientError when one of them takes too long."""
     async with database.lazy.acquire() as connection, connection.transaction():
         await connection.execute(f"set local lock_timeout = {round(TABLE_S * 1000)}")
         try:
@@ -189,10 +171,10 @@ async def _delete_rows(
             raise TransientError(
                 f"a transaction that stores artifacts has been open for {TABLE_S:.0f} s"
             ) from error
-        since = {row["sha256"] for row in await connection.fetch(ROWS_SINCE, snapshot)}
-        orphans = list(rows - set(kept) - since)
+        named = await named_uris(connection, [ROW + sha256 for sha256 in rows])
+        orphans = [sha256 for sha256 in rows if ROW + sha256 not in named]
         tag = await connection.execute("delete from artifacts where sha256 = any ($1)", orphans)
-        await connection.execute("delete from discards where sha256 = any ($1)", list(rows))
+        await connection.execute("delete from discards where sha256 = any ($1)", rows)
     return int(tag.split()[1])
 
 

@@ -89,6 +89,11 @@ class InstalledBlobs:
         found = await self.current_uri(uri)
         return found.removeprefix(f"{self._here}/") if found.startswith(f"{self._here}/") else None
 
+    async def places(self) -> set[str]:
+        """The current place and each former one. Events may name a blob below any of them."""
+        rows = await self._database.lazy.fetch("select root from blob_places")
+        return {self._here, *(row["root"] for row in rows)}
+
     async def current_uri(self, uri: str) -> str:
         """The URI under which the bytes are now. A URI that was never ours is returned unchanged."""
         if uri.startswith(f"{self._here}/"):

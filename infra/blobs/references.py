@@ -4,7 +4,7 @@ Backups, integrity checks, archives and the garbage collector use it.
 """
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ EVENTS = """
 select stream, version, type, schema_version, data from events
 where data::text like '%"uri"%' order by xid, position
 """
+
+
+NAMED = "select uri from named_uris($1) as n (uri)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,12 @@ async def named_artifacts(connection: Any, *, rows: bool = False) -> AsyncIterat
         for found in named_in(row, by):
             if rows or not found.ref.uri.startswith(ROW):
                 yield found
+
+
+async def named_uris(connection: Any, uris: Sequence[str]) -> set[str]:
+    """Return those of the URIs that an event of this transaction's snapshot names. They are found in an
+    index, however long the log is."""
+    return {row["uri"] for row in await connection.fetch(NAMED, uris)}
 
 
 def named_by(event: Event, by: str) -> Iterator[NamedArtifact]:

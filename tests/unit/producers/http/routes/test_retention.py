@@ -5,7 +5,6 @@ import asyncio
 import gzip
 import json
 import tarfile
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 from infra.blobs import garbage
 from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, REMOVED_GRACE, collect
-from infra.blobs.references import NamedArtifact
 from infra.maintenance.archive import Archives, Moved
 from infra.maintenance.archive_file import members
 from infra.maintenance.integrity import Inspection, _events, _Recorded, _rows, _streams
@@ -28,11 +26,11 @@ from infra.postgres.restored_dump import repair
 from schemas.deployments import deployment_id
 from schemas.errors import CorruptData
 from schemas.events import (
-    DatasetDeleted,
     EvaluationRequested,
     ModelDeployed,
     ModelDeployRequested,
     ModelUndeployed,
+    PolicyUpdated,
     RunArchived,
     RunDeleted,
     RunRequested,
@@ -42,8 +40,8 @@ from schemas.ids import ConsumerName, StreamName
 from schemas.sampling import ModelRef
 from tests.kit.application import Application, rows
 from tests.kit.history import ended_run, keep, named_by_checkpoint
-from tests.kit.specs import DATASET, MODEL, ref, template
-from tests.kit.story import batch_of, beginning
+from tests.kit.specs import DATASET, MODEL, ref, template, version
+from tests.kit.story import batch_of, beginning, whole_run
 
 pytestmark = pytest.mark.postgres
 
@@ -230,38 +228,41 @@ async def test_an_artifact_named_again_before_it_is_collected_stays(ended: Appli
     assert await ended.services.log.artifact(ref_of(sample)) == sample
 
 
-@pytest.mark.parametrize("looks_again", [True, False])
-async def test_an_artifact_named_while_names_are_read_stays(
-    ended: Application, monkeypatch: pytest.MonkeyPatch, looks_again: bool
+@pytest.mark.parametrize("looks_late", [True, False])
+async def test_an_artifact_that_is_named_while_others_are_collected_stays(
+    ended: Application, monkeypatch: pytest.MonkeyPatch, looks_late: bool
 ) -> None:
-    """The twin: without the second look the artifact is removed."""
+    """The twin: if the names are those of a moment before, the artifact is removed."""
     sample = batch_of("r1-train-1-0-0")
     await archived(ended)
-    delete = garbage._delete_rows
+    delete, look = garbage._delete_rows, garbage.named_uris
 
     async def named_just_before(*arguments: Any) -> int:
-        letter = DatasetDeleted(dataset="d").model_copy(update={"dataset": f"row:{ref_of(sample)}"})
-        await ended.append([letter])
+        state = version(1).model_copy(update={"weights": reference(sample), "state": None})
+        update = next(e for e in whole_run("r9", "ninth", steps=1) if isinstance(e, PolicyUpdated))
+        await ended.append([update.model_copy(update={"state": state})])
         return await delete(*arguments)
 
+    async def look_before(connection: Any, uris: list[str]) -> set[str]:
+        return await look(connection, uris) - {reference(sample).uri}
+
     monkeypatch.setattr(garbage, "_delete_rows", named_just_before)
-    if not looks_again:
-        monkeypatch.setattr(garbage, "ROWS_SINCE", "select '' as sha256 where $1::text = ''")
+    if not looks_late:
+        monkeypatch.setattr(garbage, "named_uris", look_before)
     now = ended.services.clock.now() + LATER
     await collect(ended.database, ended.services.blobs, now=now)
     found = await ended.services.log.artifact(ref_of(sample))
-    assert (found == sample) is looks_again
+    assert (found == sample) is looks_late
 
 
 async def test_twin_without_the_names_what_others_need_is_collected(
     ended: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(*_: object, **__: Any) -> AsyncIterator[NamedArtifact]:
-        for none in list[NamedArtifact]():
-            yield none
+    async def nothing(*_: object) -> set[str]:
+        return set()
 
     await archived(ended)
-    monkeypatch.setattr(garbage, "named_artifacts", nothing)
+    monkeypatch.setattr(garbage, "named_uris", nothing)
     now = ended.services.clock.now() + LATER
     await collect(ended.database, ended.services.blobs, now=now)
     assert await ended.services.log.artifact(ref("tree").sha256) is None
