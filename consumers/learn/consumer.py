@@ -169,7 +169,7 @@ async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
     result = await learner.initialize(job_of(effect.spec))
     scores = await _measure_held_out(learner, effect.spec, 0, held_out)
     files = {
-        name: await ports.artifacts.put(data, run=run, blob=True)
+        name: await ports.artifacts.put(data, run=run, blob=True, shared=True)
         for name, data in result.files.items()
     }
     return PolicyBuilt(

@@ -14,12 +14,12 @@ async def store_version(
     version: LearnerState, ports: Ports, run: str, *, step: int, weights: bool
 ) -> StateRef:
     """Store the bytes of a version that something needs. Returns its reference, which always has the
-    hashes."""
+    hashes. Runs that begin alike share version 0."""
 
     async def put(data: bytes | None, sha256: str) -> ArtifactRef | None:
         if data is None:
             return None
-        return await ports.artifacts.put(data, run=run, blob=True, sha256=sha256)
+        return await ports.artifacts.put(data, run=run, blob=True, sha256=sha256, shared=step == 0)
 
     weights_ref, state_ref = await asyncio.gather(
         put(version.weights if weights else None, version.weights_sha256),

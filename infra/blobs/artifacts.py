@@ -17,6 +17,9 @@ from schemas.sampling import ArtifactRef
 SMALL_BYTES = 64 * 1024
 ROW = "row:"
 
+SHARED = "shared/"
+"""Keys of content that several runs may name, by its hash."""
+
 
 def check_content(ref: ArtifactRef, data: bytes | None) -> bytes:
     """Return `data` if it is what `ref` names. Raises NotFound, CorruptData."""
@@ -45,12 +48,19 @@ class ArtifactStore:
         return StagedArtifacts(self)
 
     async def put(
-        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+        self,
+        data: bytes,
+        *,
+        run: str,
+        blob: bool = False,
+        sha256: str | None = None,
+        shared: bool = False,
     ) -> ArtifactRef:
         """Store the data as a blob, whatever its size, because only a stage has a commit that takes
         rows."""
         ref = reference(data, uri="", sha256=sha256)
-        uri = await self._blobs.put(f"runs/{run}/objects/{ref.sha256}", data, sha256=ref.sha256)
+        folder = SHARED if shared else f"runs/{run}/objects/"
+        uri = await self._blobs.put(f"{folder}{ref.sha256}", data, sha256=ref.sha256)
         self.remember(ref.sha256, data)
         return ref.model_copy(update={"uri": uri})
 
@@ -78,7 +88,8 @@ class ArtifactStore:
     async def discard(self, ref: ArtifactRef) -> None:
         dropped = self._cache.pop(ref.sha256, None)
         self._size -= len(dropped or b"")
-        if not ref.uri.startswith(ROW):
+        # Others may name what is shared, so only the collector deletes it.
+        if not ref.uri.startswith(ROW) and not ref.uri.endswith(f"/{SHARED}{ref.sha256}"):
             await self._blobs.delete(ref.uri)
 
     def remember(self, sha256: str, data: bytes) -> None:
@@ -105,10 +116,16 @@ class StagedArtifacts:
         return tuple(self._pending.values())
 
     async def put(
-        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+        self,
+        data: bytes,
+        *,
+        run: str,
+        blob: bool = False,
+        sha256: str | None = None,
+        shared: bool = False,
     ) -> ArtifactRef:
         if blob or len(data) > SMALL_BYTES:
-            return await self._store.put(data, run=run, blob=True, sha256=sha256)
+            return await self._store.put(data, run=run, blob=True, sha256=sha256, shared=shared)
         ref = reference(data, sha256=sha256)
         self._pending[ref.sha256] = SmallArtifact(ref.sha256, data)
         self._store.remember(ref.sha256, data)

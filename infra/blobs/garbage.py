@@ -12,12 +12,12 @@ it has appended, its event names what it needs. Nothing is collected while an ar
 """
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from asyncpg import LockNotAvailableError
 
-from infra.blobs.artifacts import ROW
+from infra.blobs.artifacts import ROW, SHARED
 from infra.blobs.installed import InstalledBlobs
 from infra.blobs.references import named_uris
 from infra.ports.clock import Clock
@@ -74,6 +74,7 @@ async def collect(
         num_blobs = num_rows = 0
         async for old in _pages_of_old_blobs(database, blobs, now=now, grace=grace):
             num_blobs += await _delete_unnamed(database, blobs, old, check)
+        num_blobs += await _delete_shared(database, blobs, check, before=now - grace)
         while rows := await _old_rows(database, now):
             num_rows += await _delete_rows(database, rows)
         await _forget_discarded(database, blobs, now)
@@ -89,14 +90,34 @@ async def _delete_unnamed(
     lock is lost: then an archive may be restored, whose blobs no event names yet.
 
     The index is read after the listing, so whatever was reported since is among the names."""
-    uris = {f"{place}/{key}": key for place in await blobs.places() for key in old}
-    async with database.lazy.acquire() as connection:
-        named = {uris[uri] for uri in await named_uris(connection, [*uris])}
+    named = await _find_named(database, blobs, old)
     orphans = [uri for key, uri in old.items() if key not in named]
     for uri in orphans:
         await check()
         await blobs.delete(uri)
     return len(orphans)
+
+
+async def _delete_shared(
+    database: Database, blobs: InstalledBlobs, check: Check, *, before: datetime
+) -> int:
+    """Delete the shared blobs that no event names and that no run has stored since `before`. Returns how
+    many were."""
+    listed = [blob.key for blob in await blobs.keys(SHARED)]
+    count = 0
+    for first in range(0, len(listed), AT_ONCE):
+        page = listed[first : first + AT_ONCE]
+        for key in set(page) - await _find_named(database, blobs, page):
+            await check()
+            count += await blobs.delete_shared(key, before=before)
+    return count
+
+
+async def _find_named(database: Database, blobs: InstalledBlobs, keys: Iterable[str]) -> set[str]:
+    """Return the keys of the blobs that an event names."""
+    uris = {f"{place}/{key}": key for place in await blobs.places() for key in keys}
+    async with database.lazy.acquire() as connection:
+        return {uris[uri] for uri in await named_uris(connection, [*uris])}
 
 
 async def _pages_of_old_blobs(

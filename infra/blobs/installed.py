@@ -8,16 +8,28 @@ Nothing is deleted while a backup is being taken: the backup holds the lock `KEE
 should be deleted meanwhile become orphans.
 """
 
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from infra.blobs.artifacts import SHARED
 from infra.blobs.installation import KEY, identity
 from infra.ports.services import BlobInfo, Blobs
+from infra.postgres.advisory_lock import exclusively
 from infra.postgres.pool import Database
 from schemas.errors import CorruptData
 
 logger = logging.getLogger(__name__)
+
+FRESH = timedelta(hours=12)
+"""Shared content that is younger is not written again. The collector lets it be for twice as long, and
+an attempt that may name it takes half as long at most."""
+
+SHARED_S = 300.0
+"""How long a run waits for another one that stores the same content."""
 
 KEEPING = 0x4B454550
 """The advisory lock that keeps blobs ("KEEP"): shared for a deletion, exclusive for a backup."""
@@ -53,7 +65,40 @@ class InstalledBlobs:
     async def put(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
+        if key.startswith(SHARED):
+            return await self._put_shared(key, data, sha256)
         return await self._inner.put(key, data, create_only=create_only, sha256=sha256)
+
+    async def _put_shared(self, key: str, data: bytes, sha256: str | None) -> str:
+        """Store content that may be there already. If it was written FRESH ago or earlier, it is written
+        again, so that it does not count as old before an event names it."""
+        async with self._alone(key):
+            found = await self._find_shared(key)
+            if (
+                found is not None
+                and found.size == len(data)
+                and datetime.now(UTC) - found.modified < FRESH
+            ):
+                return found.uri
+            return await self._inner.put(key, data, sha256=sha256)
+
+    async def delete_shared(self, key: str, *, before: datetime) -> bool:
+        """Delete shared content that no event names, unless a run has stored it since `before`. Says
+        whether it was deleted."""
+        async with self._alone(key):
+            found = await self._find_shared(key)
+            if found is None or found.modified >= before:
+                return False
+            await self.delete(found.uri)
+        return True
+
+    async def _find_shared(self, key: str) -> BlobInfo | None:
+        return next((blob for blob in await self._inner.keys(key) if blob.key == key), None)
+
+    def _alone(self, key: str) -> AbstractAsyncContextManager[object]:
+        """Keep others from storing or deleting this content."""
+        lock = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], signed=True)
+        return exclusively(self._database.url, lock, within_s=SHARED_S)
 
     async def put_file(self, key: str, path: Path) -> str:
         return await self._inner.put_file(key, path)

@@ -22,7 +22,7 @@ from uuid import UUID
 
 import asyncpg
 
-from infra.blobs.artifacts import ROW
+from infra.blobs.artifacts import ROW, SHARED
 from infra.blobs.garbage import COLLECTING
 from infra.blobs.installed import InstalledBlobs
 from infra.blobs.references import NamedArtifact, named_in
@@ -296,10 +296,12 @@ class _Packing:
             await asyncio.to_thread(self._writer.row, named.ref.sha256, content)
 
     async def _large(self, named: NamedArtifact) -> None:
-        """Write a blob that belongs to the run itself. Other blobs (datasets, snapshots, outputs of
-        another run) stay in the store, because the run's request or their own owner names them."""
+        """Write a blob that belongs to the run itself, or is shared with others. Other blobs (datasets,
+        snapshots, outputs of another run) stay in the store, because the run's request or their own
+        owner names them."""
         key = await self._blobs.key(named.ref.uri)
-        if key is None or not key.startswith(tuple(f"runs/{owner}/" for owner in self.owners)):
+        own = (SHARED, *(f"runs/{owner}/" for owner in self.owners))
+        if key is None or not key.startswith(own):
             self._seen.add(named.ref.uri)
             return
         try:

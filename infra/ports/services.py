@@ -99,11 +99,18 @@ class Artifacts(Protocol):
     """Content-addressed bytes: small ones become rows of the commit, large ones blobs."""
 
     async def put(
-        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+        self,
+        data: bytes,
+        *,
+        run: str,
+        blob: bool = False,
+        sha256: str | None = None,
+        shared: bool = False,
     ) -> ArtifactRef:
         """Store the data under the content's hash and return its reference. `sha256` is the hash, if the
         caller has computed it. Data of up to 64 KiB is staged and written with the outcome's commit,
-        unless `blob` is set. Other data is durable on return, at `runs/<run>/objects/<sha256>`."""
+        unless `blob` is set. Other data is durable on return, at `runs/<run>/objects/<sha256>`, or with
+        `shared` at `shared/<sha256>`, once for all runs."""
         ...
 
     async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:

@@ -135,6 +135,20 @@ def test_the_adapter_loads_from_the_bucket_and_answers_as_chat_does(
     assert answer.json()["message"]["content"] == plain
 
 
+def test_a_run_that_begins_like_another_stores_no_first_weights(
+    setup: Setup, finished: str
+) -> None:
+    before = setup.bucket.contents()
+    run = setup.platform.submit(
+        run_config(advanced={"max_steps": 2}), workspace="w", name="begins-alike"
+    )
+    setup.platform.wait(run, "finished", within_s=200)
+    new = {key: data for key, data in setup.bucket.contents().items() if key not in before}
+    shared = [data for key, data in before.items() if key.startswith("p/shared/")]
+    assert all(key.startswith(f"p/runs/{run}") for key in new)
+    assert sum(map(len, shared)) > sum(map(len, new.values())) / 2
+
+
 def test_files_of_a_checkpoint_are_served_from_the_bucket(setup: Setup, finished: str) -> None:
     shown = setup.platform.get(f"/checkpoints/{finished}@last")["checkpoint"]
     for file in shown["files"]:
