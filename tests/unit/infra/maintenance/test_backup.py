@@ -21,7 +21,7 @@ from schemas.events import Event, PolicyUpdated, StepSettled
 from schemas.sampling import ArtifactRef
 from tests.kit.postgres import bare_database
 from tests.kit.specs import version
-from tests.kit.story import checkpoint, step
+from tests.kit.story import beginning, checkpoint, step
 
 pytestmark = pytest.mark.postgres
 
@@ -90,6 +90,22 @@ async def test_what_was_backed_up_is_there_again_in_another_place(
         await written(restored, later)
         assert len(await everything(restored)) == 2, "numbers go on after those that were restored"
     assert await migrate(bare_url) == ()
+
+
+async def test_a_restore_copies_the_gates_of_requested_runs(
+    backend: Backend, database_url: str, bare_url: str, tmp_path: Path
+) -> None:
+    """An event that requests a run makes its gate, which was backed up too."""
+    [asked, *_] = beginning("r", "first", steps=1)
+    await written(backend, asked.model_copy(update={"workspace": "w"}))
+    gates = "select g::text as gate from run_gates g"
+    before = await backend.database.durable.fetch(gates)
+    assert len(before) == 1
+    await copied(database_url, tmp_path / "old", tmp_path / "backup")
+    new = settings(bare_url, tmp_path / "new")
+    await restore(bare_url, store(tmp_path / "new"), new, tmp_path / "backup")
+    async with open_backend(new) as restored:
+        assert await restored.database.durable.fetch(gates) == before
 
 
 async def test_a_backup_of_an_older_schema_is_brought_to_todays(
