@@ -247,15 +247,14 @@ class Turn(Value):
 class SampleRequest(Value):
     """One completion to sample.
 
-    `messages` is the whole conversation, and `tools` are the tools that it offers. `history` are the
-    turns that were sampled before in this sample, with the turn to continue last, and `history_messages`
-    are the messages of that turn's request. When `messages` extend them, the engine continues with its
-    exact ids (prompt ids, sampled ids, new suffix ids) and never tokenises again what was sampled. The
-    number of earlier requests with this prompt is part of the key of the draws. It counts those in
-    `history` and, in `waiting`, the equal requests of this sample that are still open. `pieces` asks the
-    turn to say which bytes each token represents, and `likeliest` asks for that many of the likeliest
-    tokens in the place of each. With `prompt`, a text or token ids, there is no conversation: the answer
-    continues it.
+    `messages` is the whole conversation, and `tools` are the tools that it offers. `history` ends with
+    the turn of this sample that it continues, and `history_messages` are the messages of that turn's
+    request. When `messages` extend them, the engine continues with its exact ids (prompt ids, sampled
+    ids, new suffix ids) and never tokenises again what was sampled. `occurrence` is the number of
+    earlier requests of this sample with an equal prompt, answered or not. It is part of the key of the
+    draws. `pieces` asks the turn to say which bytes each token represents, and `likeliest` asks for
+    that many of the likeliest tokens in the place of each. With `prompt`, a text or token ids, the
+    answer continues that instead of a conversation.
     """
 
     model: ModelRef
@@ -268,7 +267,7 @@ class SampleRequest(Value):
     tools: tuple[ToolSpec, ...] = ()
     history: tuple[Turn, ...] = ()
     history_messages: tuple[Message, ...] = ()
-    waiting: int = 0
+    occurrence: int = 0
     pieces: bool = False
     likeliest: int | None = Field(default=None, ge=1, le=20, exclude_if=_is_unset)
     prompt: str | tuple[int, ...] | None = Field(default=None, exclude_if=_is_unset)

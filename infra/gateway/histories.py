@@ -80,13 +80,27 @@ def _with_new_id(message: Message, ids: dict[str, str]) -> Message:
     return message.model_copy(update={"tool_call_id": new})
 
 
+def prompt_key(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bytes:
+    """Return a key that is equal for requests whose prompts may have equal tokens. Templates drop ids,
+    names and earlier reasoning, and some cut the white space around texts."""
+    shown = [[message.role, message.content.strip(), _list_calls(message)] for message in messages]
+    return _digest(b"", [_list_tools(tools), shown])
+
+
 def _keys(tools: Sequence[ToolSpec], messages: Sequence[Message]) -> list[bytes]:
     """The keys of the conversations with the first 0, 1, 2, ... of these messages."""
-    offered = [[tool.name, tool.description, canonical_json(tool.parameters)] for tool in tools]
-    keys = [_digest(b"", offered)]
+    keys = [_digest(b"", _list_tools(tools))]
     for message in messages:
         keys.append(_digest(keys[-1], canonical(message)))
     return keys
+
+
+def _list_tools(tools: Sequence[ToolSpec]) -> list[list[str]]:
+    return [[tool.name, tool.description, canonical_json(tool.parameters)] for tool in tools]
+
+
+def _list_calls(message: Message) -> list[list[str]]:
+    return [[call.name, canonical_json(call.arguments)] for call in message.tool_calls]
 
 
 def _digest(before: bytes, value: object) -> bytes:
@@ -99,8 +113,7 @@ def canonical(message: Message) -> list[object]:
     among them, and neither is white space around an answer."""
     if message.role != "assistant":
         return [message.role, message.content]
-    calls = [[call.name, canonical_json(call.arguments)] for call in message.tool_calls]
-    return [message.role, message.content.strip(), calls]
+    return [message.role, message.content.strip(), _list_calls(message)]
 
 
 def canonical_json(text: str) -> str:

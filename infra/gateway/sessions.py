@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from infra.gateway.call_ids import with_unique_ids
 from infra.gateway.errors import GatewayError
-from infra.gateway.histories import Histories
+from infra.gateway.histories import Histories, prompt_key
 from infra.gateway.wire.request import ModelRequest
 from schemas.errors import FailureCategory
 from schemas.sampling import (
@@ -54,15 +54,12 @@ class ModelCall:
     tools: tuple[ToolSpec, ...] = ()
     extended: "ModelCall | None" = None
     num_instructions: int = 0
+    prompt: bytes = b""
+    """Its `prompt_key`."""
     turn: Turn | None = None
     refused: bool = False
     is_continued: bool = False
     """Whether a later turn has its exact tokens in its prompt."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is neither answered nor refused."""
-        return self.turn is None and not self.refused
 
     @property
     def conversation(self) -> tuple[Message, ...]:
@@ -168,20 +165,17 @@ class GatewaySession:
     def ask(self, wanted: ModelRequest) -> list[tuple[ModelCall, SampleRequest]]:
         """Record a request. Returns, for each choice that it asks for, its record and the request to the
         engine, which continues the turn that the conversation extends. The stop strings of a request are
-        added to the run's own. Open requests with equal messages count as earlier draws, so that several
-        equal requests at the same time draw different samples. Raises GatewayError at a limit of the
-        sample."""
+        added to the run's own. Requests with equal prompts are numbered as they arrive, whatever becomes
+        of them, so no two of them draw the same tokens, and other requests do not change what they draw.
+        Raises GatewayError at a limit of the sample."""
         params = self._limited_params(wanted)
         call, request = self._prepare(wanted, params)
         asked = []
         for _ in range(wanted.num_choices):
-            waiting = sum(
-                one.is_open and one.messages == call.messages and one.tools == call.tools
-                for one in self.calls
-            )
+            occurrence = sum(one.prompt == call.prompt for one in self.calls)
             recorded = replace(call, number=len(self.calls) + 1)
             self.calls.append(recorded)
-            asked.append((recorded, request.model_copy(update={"waiting": waiting})))
+            asked.append((recorded, request.model_copy(update={"occurrence": occurrence})))
         return asked
 
     def preview(self, wanted: ModelRequest) -> SampleRequest:
@@ -195,9 +189,6 @@ class GatewaySession:
         wanted = wanted.mask(self.masks)
         whole, num_instructions = self._whole_conversation(wanted)
         extended, messages, tools = self.histories.find(whole, wanted.tools)
-        answered = self._answered_calls()
-        others = [one for one in answered if one is not extended]
-        history = [*others, extended] if extended is not None else others
         template = self.spec.template
         request = SampleRequest(
             model=template.model,
@@ -208,12 +199,13 @@ class GatewaySession:
             key=self.spec.draw_key(self.index),
             messages=messages,
             tools=tools,
-            history=tuple(one.turn for one in history if one.turn is not None),
+            history=(extended.turn,) if extended is not None and extended.turn is not None else (),
             history_messages=extended.messages if extended is not None else (),
             pieces=wanted.pieces,
             likeliest=wanted.likeliest,
         )
-        return ModelCall(0, messages, tools, extended, num_instructions), request
+        prompt = prompt_key(messages, tools)
+        return ModelCall(0, messages, tools, extended, num_instructions, prompt), request
 
     def _limited_params(self, wanted: ModelRequest) -> SamplingParams:
         """Return how the tokens of a request are drawn. Raises GatewayError at a limit of the sample."""

@@ -86,6 +86,11 @@ class Check(Grader):
             ctx.set_sample_reward(sample.name, float(len(sample.text)))
 """
 
+ASKING_AT_ONCE = MAIN.replace(
+    "reply = await ctx.chat(ctx.prompt)",
+    "reply, *_ = await asyncio.gather(*(ctx.chat(ctx.prompt) for _ in range(4)))",
+).replace("from headrace", "import asyncio\nfrom headrace", 1)
+
 REWARD_RAISES = (
     MAIN.replace("AgentWorkflow, Grader", "AgentWorkflow, Grader, reward")
     + """
@@ -111,6 +116,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         "rollouts/grading/main.py": GRADER_RAISES,
         "rollouts/paying/main.py": REWARD_RAISES,
         "rollouts/calling/main.py": CALLING,
+        "rollouts/asking/main.py": ASKING_AT_ONCE,
     }
     workspace = make_workspace(root / "workspace", files)
     with platform(root / "home") as started:
@@ -225,3 +231,21 @@ def test_a_run_trains_on_conversations_with_tools(running: Platform) -> None:
         assert sample["messages"][1]["tool_calls"][0]["name"] == "add"
         assert sample["messages"][2]["content"] == "3"
         assert sum(message["role"] == "assistant" for message in sample["messages"][3:]) <= 3
+
+
+def test_equal_requests_at_once_get_different_answers_which_a_second_run_gets_again(
+    running: Platform,
+) -> None:
+    config = run_config(
+        experiment={"rollout": "asking", "dataset": "rows"}, advanced={"max_steps": 1}
+    )
+    answers: list[list[list[str]]] = []
+    for _ in range(2):
+        run = running.submit(config, workspace="w")
+        running.wait(run, "finished", within_s=180)
+        samples = running.get(f"/runs/{run}/samples", step=1, limit=50)["samples"]
+        answers.append(
+            [sorted(branch[-1]["content"] for branch in sample["branches"]) for sample in samples]
+        )
+    assert [len(set(texts)) for texts in answers[0]] == [4] * 8
+    assert answers[1] == answers[0]

@@ -153,7 +153,6 @@ def new_completion(
     prompt_ids = tuple(chat.prompt_ids(request))
     if len(prompt_ids) > longest_prompt(request, context=context):
         raise too_long(request, str(len(prompt_ids)), context=context)
-    occurrence = request.waiting + sum(turn.prompt_ids == prompt_ids for turn in request.history)
     return Completion(
         version=version,
         chat=chat,
@@ -165,6 +164,9 @@ def new_completion(
         tools=request.tools,
         is_plain=request.prompt is not None,
         rng=CounterRng(
-            request.key, seed=params.seed, prompt=prompt_hash(prompt_ids), occurrence=occurrence
+            request.key,
+            seed=params.seed,
+            prompt=prompt_hash(prompt_ids),
+            occurrence=request.occurrence,
         ),
     )

@@ -80,10 +80,10 @@ def sample_requests(call: ServingCall, parsed: ServedRequest) -> list[SampleRequ
         pieces=wanted.pieces,
         likeliest=wanted.likeliest,
     )
+    prompts = [one for one in wanted.prompts or (None,) for _ in range(wanted.num_choices)]
     return [
-        first.model_copy(update={"prompt": prompt, "waiting": choice})
-        for prompt in wanted.prompts or (None,)
-        for choice in range(wanted.num_choices)
+        first.model_copy(update={"prompt": prompt, "occurrence": prompts[:number].count(prompt)})
+        for number, prompt in enumerate(prompts)
     ]
 
 

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from infra.gateway.sessions import GatewaySession
 from infra.gateway.wire.request import ModelRequest
-from schemas.sampling import Message, PolicyRef, SamplingParams, ToolSpec, Turn, sequences_of
+from schemas.sampling import (
+    Message,
+    PolicyRef,
+    SamplingParams,
+    ToolCall,
+    ToolSpec,
+    Turn,
+    sequences_of,
+)
 from schemas.sampling import Sequence as Row
 from tests.kit.specs import group_spec, template
 from tests.unit.trainer.support import TINY, Shelf, job
@@ -142,6 +150,52 @@ def test_what_was_sampled_is_what_is_trained(
         pair for turn in turns for pair in zip(turn.completion_ids, turn.logprobs, strict=True)
     )
     assert world.largest_difference(rows, temperature=temperature) <= AGREES
+
+
+SUMS = [[Message(role="user", content=text)] for text in ("1+2?", "3+4?")]
+
+
+def called(number: int) -> list[Message]:
+    """A conversation with a call whose id no template shows."""
+    call = ToolCall(id=f"random_{number}", name="add", arguments='{"a": 1}')
+    said = Message(role="assistant", content="", tool_calls=(call,))
+    return [*SUMS[0], said, Message(role="tool", content="3", tool_call_id=call.id)]
+
+
+def at_once(world: World, talks: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+    """The completions of requests that are all open before the first is answered."""
+    session = opened(world, SamplingParams(max_new_tokens=12))
+    asked = [session.ask(ModelRequest(messages=tuple(talk)))[0] for talk in talks]
+
+    async def sampled() -> list[Turn]:
+        return await asyncio.gather(*(world.engine.sampler.sample(one) for _, one in asked))
+
+    return [turn.completion_ids for turn in world.runner.run(sampled())]
+
+
+@pytest.mark.parametrize("talks", [[SUMS[0]] * 4, [called(number) for number in range(4)]])
+def test_equal_prompts_at_once_draw_different_tokens(
+    world: World, talks: list[list[Message]]
+) -> None:
+    drawn = at_once(world, talks)
+    assert len(set(drawn)) == 4
+    assert at_once(world, talks) == drawn, "an attempt that is repeated draws the same"
+
+
+def test_other_prompts_do_not_change_what_a_prompt_draws(world: World) -> None:
+    one, two = SUMS
+    alone = at_once(world, [one, one, one])
+    assert at_once(world, [two, one, two, one, one])[1::2] == alone[:2]
+    assert at_once(world, [two, two, one, one, one])[2:] == alone
+
+
+def test_a_request_that_was_refused_does_not_leave_its_draws_to_another(world: World) -> None:
+    session = opened(world, SamplingParams(max_new_tokens=12))
+    gone, kept = (session.ask(ModelRequest(messages=tuple(SUMS[0])))[0] for _ in range(2))
+    session.refuse(gone[0])
+    again = world.turn(session, SUMS[0], tools=False)
+    other = world.runner.run(world.engine.sampler.sample(kept[1]))
+    assert again.completion_ids != other.completion_ids
 
 
 def test_twin_ids_that_were_rendered_again_do_not_agree(world: World) -> None:

@@ -350,7 +350,7 @@ async def test_bodies_of_refused_requests_are_not_kept() -> None:
         assert session.calls == []
         [(noted, _)] = session.ask(ModelRequest(messages=()))
         session.refuse(noted)
-        assert (noted.messages, noted.is_open, len(session.calls)) == ((), False, 1)
+        assert (noted.messages, noted.refused, len(session.calls)) == ((), True, 1)
 
 
 async def flood(path: str, num: int, *, seconds: float) -> int:

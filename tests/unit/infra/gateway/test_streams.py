@@ -78,7 +78,7 @@ async def test_chat_completions_are_told_while_they_are_sampled() -> None:
                 for call in choice.delta.tool_calls or ():
                     calls += call.function.arguments or "" if call.function else ""
             if text == "I add":
-                assert session.calls[0].is_open
+                assert session.calls[0].turn is None
                 policy.heard.set()
     assert (text, calls) == ("I add it.", '{"a": 17}')
     assert usage is not None
@@ -140,7 +140,7 @@ async def test_a_client_that_closes_its_stream_ends_the_sampling() -> None:
             break
         async with asyncio.timeout(60):
             await policy.left.wait()
-            while session.calls[0].is_open:
+            while not session.calls[0].refused:
                 await asyncio.sleep(0.01)
     assert session.close()[0] == ()
     assert not session.interrupted

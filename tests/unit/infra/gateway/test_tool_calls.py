@@ -134,7 +134,7 @@ async def test_several_choices_are_several_branches() -> None:
         assert said_by == {"one", "two", "three"}
         second: Any = {"role": "assistant", "content": answer.choices[1].message.content}
         await ai.chat.completions.create(model="m", messages=[HELLO, second, HELLO])
-    assert [request.waiting for request in policy.asked[:3]] == [0, 1, 2]
+    assert [request.occurrence for request in policy.asked[:3]] == [0, 1, 2]
     turns, _ = session.close()
     rows = sequences_of(turns)
     assert len(rows) == 3, "the second branch was continued"
@@ -238,7 +238,7 @@ async def test_an_answer_that_nobody_waits_for_is_not_recorded() -> None:
                     model="m", messages=[HELLO], stream=stream
                 )
         async with asyncio.timeout(10):
-            while any(call.is_open for call in session.calls):
+            while not all(call.refused for call in session.calls):
                 await asyncio.sleep(0.01)
     assert session.close()[0] == ()
     assert not session.interrupted

@@ -187,6 +187,8 @@ async def test_texts_are_continued_without_a_template(served: Served) -> None:
     assert answer["usage"]["prompt_tokens"] == 6
     await served.ask({"model": "m", "prompt": [5, 6]}, wire="completions")
     assert served.engine.asked[-1].prompt == (5, 6)
+    await served.ask({"model": "m", "prompt": ["a", "b", "a"]}, wire="completions")
+    assert [request.occurrence for request in served.engine.asked[-3:]] == [0, 0, 1]
     assert served.engine.asked[-1].params.max_new_tokens == 16
 
 
