@@ -95,7 +95,8 @@ def config(mode: str, given: argparse.Namespace) -> dict[str, dict[str, object]]
             "n_samples_per_prompt": given.samples,
             "rollout_batch_size": given.groups,
             "max_prompt_length": 512,
-            "max_response_length": given.tokens,
+            "max_response_length": given.tokens + 2,
+            "max_answer_length": given.tokens,
         },
         "checkpoints": {"checkpoint_save_freq": given.steps},
         "advanced": {

@@ -247,6 +247,7 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
         environment=found.environment,
         max_turns=config.advanced.max_turns,
         max_sample_tokens=config.advanced.max_sample_tokens,
+        max_response_tokens=config.advanced.max_response_length,
         workflow_timeout_s=config.evaluation.agent_workflow_timeout_s,
         grader_timeout_s=config.evaluation.grader_timeout_s,
     )

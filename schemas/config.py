@@ -80,7 +80,9 @@ class Training(Section):
     max_prompt_length: int = Field(default=8192, ge=1, le=262_144)
     """the most tokens in a prompt; a sample with a longer prompt fails, nothing is cut off"""
     max_response_length: int = Field(default=8192, ge=1, le=262_144)
-    """the most tokens that a sample may generate"""
+    """the most tokens that the policy may generate in a sample, in all its answers together"""
+    max_answer_length: int | None = Field(default=None, ge=1, le=262_144)
+    """the most tokens of one answer; default: `max_response_length`"""
     agent_workflow_timeout_s: float = Field(default=450, ge=1, le=86_400)
     """the most seconds that the workflow may take for a sample"""
     grader_timeout_s: float = Field(default=150, ge=1, le=86_400)
@@ -211,9 +213,9 @@ class Advanced(Section):
     max_replacements: int | None = Field(default=None, ge=0, le=64)
     """how often a dropped group may be replaced"""
     overlong_buffer: int | None = Field(default=None, ge=0, le=262_144)
-    """how many tokens before `training.max_response_length` the penalty of a long answer begins"""
+    """how many tokens before `training.max_response_length` the penalty of a long sample begins"""
     overlong_penalty: float | None = Field(default=None, ge=0, le=1000)
-    """the penalty of an answer that reaches `training.max_response_length`"""
+    """the penalty of a sample that reaches `training.max_response_length`"""
     mask_truncated: bool | None = None
     """leave answers that were cut off at a limit of tokens out of the loss; they count in baselines"""
     failed_reward: FailedReward | None = None
@@ -355,7 +357,9 @@ class EvalAdvanced(Section):
     max_prompt_length: int = Field(default=8192, ge=1, le=262_144)
     """the most tokens in a prompt; a sample with a longer prompt fails, nothing is cut off"""
     max_response_length: int = Field(default=8192, ge=1, le=262_144)
-    """the most tokens that a sample may generate"""
+    """as in training"""
+    max_answer_length: int | None = Field(default=None, ge=1, le=262_144)
+    """as in training"""
     rewards: tuple[RewardWeight, ...] = Field(default=())
     """as in training"""
     max_turns: int | None = Field(default=None, ge=1, le=256)
@@ -399,3 +403,8 @@ class EvalConfig(Section):
     """Environment variables for user code, by name. Names that begin with HEADRACE_, LD_ or PYTHON are
     refused, and so are PATH, HOME and GLIBC_TUNABLES"""
     secrets: Secrets = Secrets()
+
+
+def longest_answer(lengths: Training | EvalAdvanced) -> int:
+    """Return the most tokens that one answer of the policy may have."""
+    return lengths.max_answer_length or lengths.max_response_length

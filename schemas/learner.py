@@ -11,7 +11,7 @@ from typing import Protocol
 from schemas.config import RunConfig
 from schemas.sampling import Day, Message, ModelRef, SampleRecord, ToolSpec
 
-RULES = 2
+RULES = 3
 """The number of the current rules, which say what a step computes from its batch. A run keeps the rules
 that it started with (`TrainSpec.rules`), so that an upgrade changes neither a running run nor the
 verification of its log.
@@ -23,6 +23,8 @@ verification of its log.
 2: no pass is larger than `micro_batch_tokens`, unless it is one sample; answers have the ids that they
    have in the whole conversation; weight decay does not apply to norms and biases; every embedding is
    trained; REINFORCE++ with a group baseline has its KL in the loss (k2) by default.
+3: the soft overlong penalty counts all tokens that the policy generated in a sample, not those of its
+   longest answer.
 """
 
 

@@ -251,8 +251,9 @@ class RolloutRef(Value):
 
     A rollout of kind `server` makes attempts and grades them itself, so it has neither workflow nor
     grader of ours. `environment` has the packages of the rollout (None: it needs the standard library
-    only), and `network` the host:port pairs that it may connect to. `max_turns` and `max_sample_tokens`
-    limit each sample (None: the run sets no limit). `failed_rewards` are the rewards of samples that the
+    only), and `network` the host:port pairs that it may connect to. `max_turns`,
+    `max_sample_tokens` and `max_response_tokens` (those that the policy generates) limit each sample
+    (None: the run sets no limit). `failed_rewards` are the rewards of samples that the
     policy made fail, by category (`schemas.algorithms.failed_rewards`). Judges score `rubrics` outside
     of user code, within the budget `judge`.
 
@@ -277,6 +278,7 @@ class RolloutRef(Value):
     environment: EnvironmentRef | None = Field(default=None, exclude_if=lambda value: value is None)
     max_turns: int | None = Field(default=None, exclude_if=lambda value: value is None)
     max_sample_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    max_response_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)
     failed_rewards: dict[str, float | Literal["grade"]] = Field(default={}, exclude_if=_is_empty)
     rubrics: tuple[RubricSpec, ...] = Field(default=(), exclude_if=_is_empty)
     judge: JudgeBudget | None = Field(default=None, exclude_if=_is_empty)

@@ -219,6 +219,7 @@ def rollout_ref(
     if found is None or problem is not None:
         raise Refused(problem or "no entry point")
     limits = config.training if isinstance(config, RunConfig) else config.evaluation
+    lengths = config.training if isinstance(config, RunConfig) else config.advanced
     return RolloutRef(
         snapshot=snapshot,
         commit=NO_COMMIT,
@@ -232,6 +233,7 @@ def rollout_ref(
         environment=found.environment,
         max_turns=config.advanced.max_turns,
         max_sample_tokens=config.advanced.max_sample_tokens,
+        max_response_tokens=lengths.max_response_length,
         workspace=OWNER,
         workflow_timeout_s=limits.agent_workflow_timeout_s,
         grader_timeout_s=limits.grader_timeout_s,

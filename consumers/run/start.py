@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from consumers.run.state import RunEvent, RunState
 from schemas.algorithms import failed_rewards
-from schemas.config import Advanced, EvalAdvanced, RunConfig
+from schemas.config import Advanced, EvalAdvanced, RunConfig, longest_answer
 from schemas.events import (
     RunApproved,
     RunRejected,
@@ -92,6 +92,7 @@ def _start_with_workspace(
         environment=found.environment,
         max_turns=config.advanced.max_turns,
         max_sample_tokens=config.advanced.max_sample_tokens,
+        max_response_tokens=config.training.max_response_length,
         failed_rewards=failed_rewards(config.advanced),
         workflow_timeout_s=config.training.agent_workflow_timeout_s,
         grader_timeout_s=config.training.grader_timeout_s,
@@ -233,7 +234,7 @@ def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -
             temperature=temperature,
             top_p=1.0 if validation else config.sampling.rollout_top_p,
             max_prompt_tokens=config.training.max_prompt_length,
-            max_new_tokens=config.training.max_response_length,
+            max_new_tokens=longest_answer(config.training),
             seed=advanced.seed,
             deterministic=advanced.deterministic,
             date=request.today,

@@ -12,6 +12,7 @@ ENDS = (
     "budget_exceeded",
     "max_turns_exceeded",
     "max_sample_tokens_exceeded",
+    "max_response_length_exceeded",
 )
 """Refusals that end a conversation. The answers until then are the sample."""
 

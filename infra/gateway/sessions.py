@@ -89,6 +89,8 @@ class GatewaySession:
     num_tokens: int = 0
     """Tokens of all answered calls. Tokens that a call shares with the one that it continues count
     once."""
+    num_generated: int = 0
+    """Tokens of all answers."""
     tools: tuple[ToolSpec, ...] = ()
     """Once it is closed: the tools that the last answered request offered."""
     branches: tuple[tuple[Message, ...], ...] = ()
@@ -222,18 +224,31 @@ class GatewaySession:
             )
         if len(self.calls) + wanted.num_choices > MOST_TURNS:
             raise _too_many_calls()
-        most_tokens = rollout.max_sample_tokens if rollout else None
-        if most_tokens is not None:
-            if self.num_tokens >= most_tokens:
-                raise GatewayError(
-                    400,
-                    "max_sample_tokens_exceeded",
-                    f"the sample has {self.num_tokens} tokens, and at most {most_tokens} are allowed "
-                    "(advanced.max_sample_tokens); end the attempt with what it has",
-                )
-            new_tokens.append(most_tokens - self.num_tokens)
+        new_tokens += self._tokens_left()
         stop = (*params.stop, *(self.masks.text(one) for one in wanted.stop))
         return params.model_copy(update={"max_new_tokens": min(new_tokens), "stop": stop})
+
+    def _tokens_left(self) -> Iterator[int]:
+        """Yield how many tokens the limits of the sample leave for an answer. Requests that are open at
+        the same time each get what is left. Raises GatewayError when nothing is left."""
+        rollout = self.spec.template.rollout
+        if rollout is None:
+            return
+        limits = (
+            ("max_sample_tokens", rollout.max_sample_tokens, self.num_tokens, "has"),
+            ("max_response_length", rollout.max_response_tokens, self.num_generated, "generated"),
+        )
+        for key, most, used, verb in limits:
+            if most is None:
+                continue
+            if used >= most:
+                raise GatewayError(
+                    400,
+                    f"{key}_exceeded",
+                    f"the sample {verb} {used} tokens, and at most {most} are allowed ({key}); end the "
+                    "attempt with what it has",
+                )
+            yield most - used
 
     def _whole_conversation(self, wanted: ModelRequest) -> tuple[tuple[Message, ...], int]:
         """Return the messages of a request with its instructions and the conversation that it continues,
@@ -267,6 +282,7 @@ class GatewaySession:
         if not self.closed:
             call.turn, self.refusal = turn, None
             self.num_tokens += _num_new_tokens(call, turn)
+            self.num_generated += turn.counts.completion_tokens
             self.histories.add(call)
         return turn
 

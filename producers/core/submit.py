@@ -34,7 +34,7 @@ from producers.core.validation.references import ReferenceFinder, Requester
 from producers.core.validation.rollout_issues import entrypoint_of
 from producers.core.validation.validate import Valid, require_valid
 from producers.core.workspaces import Workspace, Workspaces
-from schemas.config import EvalConfig, Experiment, RunConfig
+from schemas.config import EvalConfig, Experiment, RunConfig, longest_answer
 from schemas.errors import Conflict, InvalidConfig, Issue, Refused
 from schemas.events import EvaluationRequested, Event, RepositoryPushed, RunDeleted, RunRequested
 from schemas.ids import (
@@ -330,7 +330,7 @@ def _template(config: EvalConfig, valid: Valid, *, today: Day) -> GroupTemplate:
         params=SamplingParams(
             temperature=advanced.temperature,
             max_prompt_tokens=advanced.max_prompt_length,
-            max_new_tokens=advanced.max_response_length,
+            max_new_tokens=longest_answer(advanced),
             seed=advanced.seed,
             deterministic=advanced.deterministic,
             date=advanced.date or today,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from schemas.config import EvalAdvanced, RunConfig
 
-LENGTHS = ("max_prompt_length", "max_response_length")
+LENGTHS = ("max_prompt_length", "max_response_length", "max_answer_length")
 
 
 def chosen_keys(config: str) -> dict[str, Any]:

@@ -17,7 +17,14 @@ from producers.core.models.model_ref import local_model
 from producers.core.models.provider_model import owned_model
 from producers.core.models.provider_model import provider_model as configured_model
 from producers.tryout.request import ProviderRequest, TryoutRequest
-from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
+from schemas.config import (
+    PROVIDER_PREFIX,
+    EvalAdvanced,
+    EvalConfig,
+    RunConfig,
+    Training,
+    longest_answer,
+)
 from schemas.datasets import DatasetRow, parse_rows
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.sampling import ModelRef, ProviderRef, SamplingParams
@@ -238,16 +245,15 @@ async def add_judge_keys(secrets: MemorySecrets, rollout: RolloutRef) -> None:
 def sampling_params(config: Config) -> SamplingParams:
     """How the tokens of a try-out are drawn: as in the run or evaluation."""
     advanced = config.advanced
+    limits: Training | EvalAdvanced
     if isinstance(config, RunConfig):
-        limits = (config.training.max_prompt_length, config.training.max_response_length)
-        temperature = config.sampling.rollout_temperature
+        limits, temperature = config.training, config.sampling.rollout_temperature
     else:
-        limits = (config.advanced.max_prompt_length, config.advanced.max_response_length)
-        temperature = config.advanced.temperature
+        limits, temperature = config.advanced, config.advanced.temperature
     return SamplingParams(
         temperature=temperature,
-        max_prompt_tokens=limits[0],
-        max_new_tokens=limits[1],
+        max_prompt_tokens=limits.max_prompt_length,
+        max_new_tokens=longest_answer(limits),
         seed=advanced.seed,
         deterministic=advanced.deterministic,
         date=advanced.date,

@@ -8,7 +8,7 @@ together with the checks that do.
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from schemas.config import EvalConfig, Experiment, RunConfig
+from schemas.config import EvalConfig, Experiment, RunConfig, longest_answer
 from schemas.errors import Issue
 from schemas.limits import MOST_SFT_ROWS, most_groups, most_samples
 from schemas.network import NetworkAddress, parse_address
@@ -79,6 +79,14 @@ def _cross_key_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
         )
     if isinstance(config, EvalConfig) or config.advanced.algorithm != "sft":
         yield from _missing_user_code(experiment)
+    section = "training" if isinstance(config, RunConfig) else "advanced"
+    lengths = config.training if isinstance(config, RunConfig) else config.advanced
+    if longest_answer(lengths) > lengths.max_response_length:
+        yield Issue(
+            f"{section}.max_answer_length",
+            f"must be at most {section}.max_response_length ({lengths.max_response_length}), which "
+            f"limits all answers of a sample together, got {lengths.max_answer_length}",
+        )
 
 
 def _missing_user_code(experiment: Experiment) -> Iterator[Issue]:

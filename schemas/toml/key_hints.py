@@ -47,6 +47,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "sampling.rollout_temperature": ("temperature", "temp"),
     "training.lr": ("learning_rate", "actor_lr", "step_size"),
     "training.max_prompt_length": ("max_prompt_tokens", "prompt_length"),
+    "training.max_answer_length": ("max_tokens_per_turn", "max_tokens_per_request"),
     "training.max_response_length": (
         *("max_completion_length", "max_new_tokens", "max_tokens", "response_length"),
         *("max_completion_tokens", "generate_max_len"),

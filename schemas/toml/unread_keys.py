@@ -25,6 +25,7 @@ SAMPLED_IN_TRAINING = {
 SAMPLED_IN_VALIDATION = (
     "training.max_prompt_length",
     "training.max_response_length",
+    "training.max_answer_length",
     "training.agent_workflow_timeout_s",
     "training.grader_timeout_s",
 )

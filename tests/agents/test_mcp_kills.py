@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.agents, pytest.mark.processes, pytest.mark.torch, pyte
 
 STEPS = 5
 CONFIG = run_config(
-    experiment={"rollout": "calling"}, advanced={"max_steps": STEPS, "state_interval": 2}
+    experiment={"rollout": "calling"},
+    training={"max_response_length": 12, "max_answer_length": 6},
+    advanced={"max_steps": STEPS, "state_interval": 2},
 )
 WORKFLOW = """
 import json

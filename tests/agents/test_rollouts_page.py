@@ -127,7 +127,7 @@ def write(text: str, place: Path, judge: str) -> None:
 def shorten(workspace: Path) -> None:
     config = workspace / "configs" / "training" / "sums.toml"
     config.write_text(
-        re.sub(r"max_response_length = \d+", "max_response_length = 24", config.read_text())
+        re.sub(r"max_answer_length = \d+", "max_answer_length = 24", config.read_text())
     )
     rows = workspace / "data" / "sums.jsonl"
     rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:NUM_ROWS]))

@@ -91,6 +91,19 @@ ASKING_AT_ONCE = MAIN.replace(
     "reply, *_ = await asyncio.gather(*(ctx.chat(ctx.prompt) for _ in range(4)))",
 ).replace("from headrace", "import asyncio\nfrom headrace", 1)
 
+ASKING_AGAIN = MAIN.replace(
+    "        reply = await ctx.chat(ctx.prompt)\n        return [*ctx.prompt, reply]",
+    """        talk = list(ctx.prompt)
+        for _ in range(5):
+            try:
+                talk += [await ctx.chat(talk), {"role": "user", "content": "And?"}]
+            except EndpointRefused as error:
+                assert error.code == "max_response_length_exceeded"
+                assert "at most 10 are allowed (max_response_length)" in str(error)
+                return talk[:-1]
+        raise AssertionError("the limit was not reached")""",
+).replace("from headrace", "from headrace.http import EndpointRefused\nfrom headrace", 1)
+
 REWARD_RAISES = (
     MAIN.replace("AgentWorkflow, Grader", "AgentWorkflow, Grader, reward")
     + """
@@ -117,6 +130,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         "rollouts/paying/main.py": REWARD_RAISES,
         "rollouts/calling/main.py": CALLING,
         "rollouts/asking/main.py": ASKING_AT_ONCE,
+        "rollouts/again/main.py": ASKING_AGAIN,
     }
     workspace = make_workspace(root / "workspace", files)
     with platform(root / "home") as started:
@@ -249,3 +263,19 @@ def test_equal_requests_at_once_get_different_answers_which_a_second_run_gets_ag
         )
     assert [len(set(texts)) for texts in answers[0]] == [4] * 8
     assert answers[1] == answers[0]
+
+
+def test_the_answers_of_a_sample_are_limited_one_by_one_and_together(running: Platform) -> None:
+    config = run_config(
+        experiment={"rollout": "again", "dataset": "rows"},
+        training={"max_response_length": 10, "max_answer_length": 4, "max_prompt_length": 256},
+        advanced={"max_steps": 1},
+    )
+    run = running.submit(config, workspace="w")
+    running.wait(run, "finished", within_s=180)
+    samples = running.get(f"/runs/{run}/samples", step=1, limit=50)["samples"]
+    assert [sample["failure"] for sample in samples] == [None] * 8
+    assert [sample["completion_tokens"] for sample in samples] == [10] * 8
+    assert all(sample["truncated"] for sample in samples)
+    answers = [[m for m in each["messages"] if m["role"] == "assistant"] for each in samples]
+    assert min(map(len, answers)) >= 3, "no answer has more than 4 of the 10 tokens"

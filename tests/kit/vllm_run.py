@@ -48,7 +48,7 @@ async def train_run(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Train
     rows.write_text(ROWS)
     config = run_config(
         experiment={"model_path": f"scratch:{model}"},
-        training={"max_response_length": 8},
+        training={"max_response_length": 16, "max_answer_length": 8},
         advanced={"max_steps": STEPS, "seed": SEED, "deterministic": False},
     )
     async with in_memory(folder / "home", vllm=vllm) as started, asyncio.timeout(720):

@@ -78,5 +78,6 @@ def hyperparameters_of(
         max_response_length=config.training.max_response_length,
         micro_batch_tokens=micro_batch_tokens,
         splits_groups=rules >= 2,
+        limits_samples=rules >= 3,
         updates=advanced.updates_per_step,
     )

@@ -27,6 +27,8 @@ class Hyperparameters:
     kl_in: KlPlace = "loss"
     aggregation: LossAggregation = "sequence_mean"
     max_response_length: int = 1
+    limits_samples: bool = True
+    """whether max_response_length limits a sample as a whole, and not each of its completions"""
     micro_batch_tokens: int = 4096
     splits_groups: bool = True
     """whether a group that shares a prompt is split when it does not fit into one micro-batch"""

@@ -5,9 +5,9 @@
     -1                                 L < len
 
 It is multiplied by overlong_penalty and added to the reward before the advantages are computed. L is
-max_response_length, which limits one completion. So len is the length in tokens of the sample's longest
-completion, which is its longest run of actions. The recorded reward is still the one that the grader
-returned, and the group filter uses the recorded one.
+max_response_length, which limits all completions of a sample together. So len is the number of actions
+of the sample. (Before rules 3 it limited one completion, and len was the longest run of actions.) The
+recorded reward is still the one that the grader returned, and the group filter uses the recorded one.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,12 @@ def with_length_penalty(
         return list(rewards)
     lengths = [0] * len(rewards)
     for example in examples:
-        lengths[example.sample] = max(lengths[example.sample], longest_completion(example))
+        before = lengths[example.sample]
+        lengths[example.sample] = (
+            before + sum(example.sequence.loss_mask)
+            if hyperparameters.limits_samples
+            else max(before, longest_completion(example))
+        )
     limits = {
         "longest": hyperparameters.max_response_length,
         "buffer": hyperparameters.overlong_buffer,

@@ -217,7 +217,7 @@ def out_of_memory_advice(params: Sequence[SamplingParams]) -> str:
     prompt = max((p.max_prompt_tokens for p in params), default=0)
     answer = max((p.max_new_tokens for p in params), default=0)
     return (
-        f"the sampler's device ran out of memory: lower training.max_response_length (it is {answer}) "
+        f"the sampler's device ran out of memory: lower training.max_answer_length (it is {answer}) "
         f"or training.max_prompt_length ({prompt}). Or reduce the learner's part of the memory: lower "
         "advanced.micro_batch_tokens, or set HEADRACE_WORKERS=one, so that the two take turns"
     )

@@ -62,7 +62,8 @@ total_epochs = 1
 n_samples_per_prompt = 4
 rollout_batch_size = 8
 max_prompt_length = 1536
-max_response_length = 256
+max_response_length = 1024  # of all turns together
+max_answer_length = 256
 agent_workflow_timeout_s = 120
 grader_timeout_s = 60
 

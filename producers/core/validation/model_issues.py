@@ -4,7 +4,7 @@ its datasets."""
 from collections.abc import Iterator
 
 from producers.core.models.model_facts import ModelFacts
-from schemas.config import EvalConfig, RunConfig
+from schemas.config import EvalConfig, RunConfig, longest_answer
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
 
@@ -23,19 +23,20 @@ def length_issues(config: RunConfig | EvalConfig, context: int | None) -> Iterat
             return
     section = "training" if isinstance(config, RunConfig) else "advanced"
     values = config.training if isinstance(config, RunConfig) else config.advanced
-    prompt, answer = values.max_prompt_length, values.max_response_length
+    prompt, answer = values.max_prompt_length, longest_answer(values)
     named = values.model_fields_set
+    key = "max_response_length" if values.max_answer_length is None else "max_answer_length"
     is_prompt_too_long = "max_prompt_length" in named and prompt >= context
-    is_answer_too_long = "max_response_length" in named and answer >= context
+    is_answer_too_long = key in named and answer >= context
     if is_prompt_too_long:
         yield Issue(f"{section}.max_prompt_length", _too_long(prompt, context, room=1))
     if is_answer_too_long:
-        yield Issue(f"{section}.max_response_length", _too_long(answer, context, room=1))
-    are_both_named = {"max_prompt_length", "max_response_length"} <= named
+        yield Issue(f"{section}.{key}", _too_long(answer, context, room=1))
+    are_both_named = {"max_prompt_length", key} <= named
     is_one_too_long = is_prompt_too_long or is_answer_too_long
     if are_both_named and not is_one_too_long and prompt + answer > context:
         yield Issue(
-            f"{section}.max_response_length",
+            f"{section}.{key}",
             f"must be at most {context - prompt} with a max_prompt_length of {prompt}, got {answer}: "
             f"the model has {context} positions",
         )

@@ -111,7 +111,8 @@ def _config() -> dict[str, Any]:
             "rollout_batch_size": len(WAYS),
             "n_samples_per_prompt": 1,
             "max_prompt_length": 900,
-            "max_response_length": 2,
+            "max_response_length": 4,
+            "max_answer_length": 2,
         },
         checkpoints={"checkpoint_save_freq": 1},
         advanced={"algorithm": "ppo", "max_steps": 1, "deterministic": False},
@@ -123,7 +124,7 @@ def _evaluate(started: Platform) -> str:
     config = {
         "experiment": _config()["experiment"],
         "evaluation": {"limit": 3},
-        "advanced": {"max_response_length": 2},
+        "advanced": {"max_response_length": 4, "max_answer_length": 2},
         "secrets": {"required": ["KEY", "PEM"]},
     }
     made = started.post("/evals", {"config": config, "workspace": "w"})

@@ -229,6 +229,26 @@ async def test_the_tokens_of_a_sample_are_limited() -> None:
     assert spent == sum(len(row.tokens) for row in sequences_of(session.close()[0]))
 
 
+async def test_the_answers_of_a_sample_are_limited_together() -> None:
+    one = said("one")
+    length = len(one.model_dump_json())
+    policy = ScriptedPolicy([one], slow_s=0.2)
+    async with client(policy, spec=limited(max_response_tokens=2 * length + 3)) as (ai, session):
+        for _ in range(2):
+            await ai.chat.completions.create(model="m", messages=[HELLO], max_tokens=5000)
+        await asyncio.gather(
+            *(ai.chat.completions.create(model="m", messages=[HELLO]) for _ in range(2))
+        )
+        given = [request.params.max_new_tokens for request in policy.asked]
+        unlimited = min(5000, template().params.max_new_tokens)
+        wanted = [2 * length + 3, length + 3, 3, 3]
+        assert given == [min(unlimited, one) for one in wanted]
+        with pytest.raises(openai.BadRequestError, match=r"max_response_length") as raised:
+            await ai.chat.completions.create(model="m", messages=[HELLO])
+        assert raised.value.code == "max_response_length_exceeded"
+    assert not session.interrupted
+
+
 async def test_an_answer_that_nobody_waits_for_is_not_recorded() -> None:
     policy = ScriptedPolicy([said("one")], slow_s=30)
     async with client(policy) as (ai, session):

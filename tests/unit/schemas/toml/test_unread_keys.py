@@ -25,12 +25,22 @@ UNREAD_BY_SFT = [
     ("training", "rollout_batch_size", 32),
     ("training", "max_prompt_length", 64),
     ("training", "max_response_length", 64),
+    ("training", "max_answer_length", 64),
     ("training", "agent_workflow_timeout_s", 60),
     ("training", "grader_timeout_s", 60),
     ("sampling", "rollout_temperature", 0.7),
     ("experiment", "entrypoint", "main.py"),
     ("experiment", "branch", "main"),
 ]
+
+
+def test_an_answer_is_at_most_as_long_as_a_sample() -> None:
+    lengths = {"max_response_length": 64, "max_answer_length": 65}
+    issues = issues_of({"training": lengths})
+    assert (
+        "at most training.max_response_length (64)" in issues["training.max_answer_length"].message
+    )
+    assert not issues_of({"training": {**lengths, "max_answer_length": 64}})
 
 
 @pytest.mark.parametrize(("section", "key", "value"), UNREAD_BY_SFT)

@@ -46,6 +46,10 @@ def test_rewards_are_shaped_by_sample_and_none_stays_none() -> None:
         max_response_length=4, overlong_buffer=2, overlong_penalty=0.5
     )
     assert with_length_penalty([1.0, 1.0, None], examples, hyperparameters) == [1.0, 0.5, None]
+    several = [*examples[:2], Example(1, row(1, 0, 1, 1, 0))]
+    assert with_length_penalty([1.0, 1.0, None], several, hyperparameters) == [1.0, 0.5, None]
+    old = replace(hyperparameters, limits_samples=False)
+    assert with_length_penalty([1.0, 1.0, None], several, old) == [1.0, 1.0, None]
     off = replace(hyperparameters, overlong_buffer=0)
     assert with_length_penalty([1.0, 1.0, None], examples, off) == [1.0, 1.0, None]
 

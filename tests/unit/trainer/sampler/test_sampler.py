@@ -272,7 +272,7 @@ async def test_rows_that_do_not_fit_into_memory_name_the_knobs(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(Batcher, "_leave", full)
-    with pytest.raises(Refused, match=r"training\.max_response_length \(it is 5\)"):
+    with pytest.raises(Refused, match=r"training\.max_answer_length \(it is 5\)"):
         await together(engine, [request(sample=i, max_new_tokens=5) for i in range(3)])
     monkeypatch.undo()
     await engine.sampler.sample(request())

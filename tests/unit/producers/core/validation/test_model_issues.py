@@ -27,6 +27,11 @@ def run(**sections: Any) -> RunConfig:
             ["training.max_prompt_length", "training.max_response_length"],
         ),
         ({"max_prompt_length": 512, "max_response_length": 512}, []),
+        ({"max_response_length": 2000, "max_answer_length": 512}, []),
+        (
+            {"max_prompt_length": 512, "max_response_length": 2000, "max_answer_length": 513},
+            ["training.max_answer_length"],
+        ),
         (
             {"max_prompt_length": 512, "max_response_length": 513},
             ["training.max_response_length"],
