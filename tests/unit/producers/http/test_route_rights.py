@@ -133,6 +133,7 @@ TABLE = [
     Row("POST", "/api/v1/runs/{run}/archive", "control"),
     Row("POST", "/api/v1/runs/{run}/restore", "control"),
     Row("DELETE", "/api/v1/runs/{run}", "control"),
+    Row("DELETE", "/api/v1/evals/{evaluation}", "control", 409),
     Row("DELETE", "/api/v1/datasets/{dataset}", "control"),
     Row(
         "PUT", "/api/v1/secrets/API_KEY", "control", 201, content={"json": {"value": "k-12345678"}}
