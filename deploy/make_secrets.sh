@@ -31,11 +31,31 @@ fi
 
 mkdir $folder
 databases=
+stores=
+admin=$(random)
+users="user_kafka=\"$admin\""
 for service in $services; do
     database=$(random)
-    echo "HEADRACE_DATABASE_URL=postgresql://headrace_$service:$database@postgres:5432/headrace" \
-        >$folder/$service.env
+    kafka=$(random)
+    store=$(random)
+    cat >$folder/$service.env <<END
+HEADRACE_DATABASE_URL=postgresql://headrace_$service:$database@postgres:5432/headrace
+HEADRACE_KAFKA_USERNAME=headrace_$service
+HEADRACE_KAFKA_PASSWORD=$kafka
+AWS_ACCESS_KEY_ID=headrace-$service
+AWS_SECRET_ACCESS_KEY=$store
+END
     databases=$databases,$service=$database
+    stores=$stores,$service=$store
+    users="$users user_headrace_$service=\"$kafka\""
 done
-echo "HEADRACE_DATABASE_ACCOUNTS=${databases#,}" >$folder/accounts.env
+cat >$folder/accounts.env <<END
+HEADRACE_DATABASE_ACCOUNTS=${databases#,}
+HEADRACE_S3_ACCOUNTS=${stores#,}
+HEADRACE_KAFKA_USERNAME=kafka
+HEADRACE_KAFKA_PASSWORD=$admin
+END
+module="org.apache.kafka.common.security.plain.PlainLoginModule required"
+echo "KAFKA_LISTENER_NAME_CLIENTS_PLAIN_SASL_JAAS_CONFIG=\
+'$module username=\"kafka\" password=\"$admin\" $users;'" >$folder/kafka.env
 echo "made .env and $folder; keep a copy of HEADRACE_SECRET_KEY with your backups"

@@ -1,4 +1,4 @@
-"""The accounts of the services of a cluster at a store: `HEADRACE_DATABASE_ACCOUNTS`.
+"""The accounts of the services of a cluster: `HEADRACE_DATABASE_ACCOUNTS` and `HEADRACE_S3_ACCOUNTS`.
 
 Only `python -m consumers.process.accounts` reads them. A service knows its own account and no other.
 """
@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 DATABASE_ACCOUNTS = "HEADRACE_DATABASE_ACCOUNTS"
+S3_ACCOUNTS = "HEADRACE_S3_ACCOUNTS"
 SERVICE = re.compile(r"[a-z][a-z0-9]{0,30}")
 PASSWORD = re.compile(r"[A-Za-z0-9]{16,128}")
 

@@ -12,15 +12,17 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from consumers.process.accounts import consumed_types
 from consumers.process.command import HOSTABLE, RELAY
 from consumers.registry import REGISTRY, lanes_of, load
+from infra.blobs.s3.accounts import access_key_of
+from infra.bus.kafka.accounts import user_of
 from infra.local.supervisor import SPIN
-from infra.settings.accounts import DATABASE_ACCOUNTS, load_accounts
+from infra.settings.accounts import DATABASE_ACCOUNTS, S3_ACCOUNTS, load_accounts
 from infra.settings.settings import Settings
 from producers.http.auth import OPEN_PATHS
 from producers.http.routes.platform import ROOT_ROUTES
@@ -44,12 +46,19 @@ SANDBOX = "sandbox"
 ALONE = {SANDBOX, "packages"}
 """The services that do not reach the platform: user code, and its way to the index of packages."""
 
-INTERNAL = {"HEADRACE_WORKER_ID", "HEADRACE_RUNSC", "HEADRACE_DATABASE_ACCOUNTS"}
+INTERNAL = {"HEADRACE_WORKER_ID", "HEADRACE_RUNSC", *(DATABASE_ACCOUNTS, S3_ACCOUNTS)}
 """Those that no settings hold: the supervisor tells a child its name, the process that starts user
 code looks for gVisor's program, and the program that makes accounts reads which."""
 
-ONCE = {"migrate", "accounts"}
-"""The services that prepare the database as its owner, and end."""
+ONCE = {"migrate", "accounts", "accounts-kafka"}
+"""The services that prepare database, store and Kafka as their administrators, and end."""
+
+LOGIN = (
+    "HEADRACE_DATABASE_URL",
+    *("HEADRACE_KAFKA_USERNAME", "HEADRACE_KAFKA_PASSWORD"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+)
+"""The variables with which a service logs in."""
 
 FOR_TESTS = re.compile(r"HEADRACE_TEST_[A-Z0-9_]+")
 
@@ -187,18 +196,67 @@ def test_the_given_settings_load_for_a_refused_one_stops_every_container(
 def test_each_service_has_an_account_of_its_own_and_knows_no_other(secret_files: Path) -> None:
     made = {path.stem: path for path in (secret_files / "deploy" / "secrets").iterdir()}
     services_with_accounts = set(ours()) - ALONE - ONCE
-    assert set(made) == services_with_accounts | {"accounts"}
-    accounts = load_accounts(variables_of(made["accounts"]), DATABASE_ACCOUNTS)
-    assert set(accounts) == services_with_accounts
-    assert len(set(accounts.values())) == len(accounts)
+    assert set(made) == services_with_accounts | {"accounts", "kafka"}
+    assert services_with_accounts == set(consumed_types())
+    roles = load_accounts(variables_of(made["accounts"]), DATABASE_ACCOUNTS)
+    keys = load_accounts(variables_of(made["accounts"]), S3_ACCOUNTS)
+    assert set(roles) == set(keys) == services_with_accounts
+    users = kafka_users(variables_of(made["kafka"]))
+    passwords = [*roles.values(), *keys.values(), *users.values()]
+    assert len(set(passwords)) == len(passwords)
     for name in services_with_accounts:
         assert ours()[name]["env_file"] == f"deploy/secrets/{name}.env"
-        assert "HEADRACE_DATABASE_URL" not in ours()[name]["environment"]
-        url = urlsplit(variables_of(made[name])["HEADRACE_DATABASE_URL"])
-        assert (url.username, url.password) == (f"headrace_{name}", accounts[name])
+        assert not {*LOGIN} & set(ours()[name]["environment"])
+        assert variables_of(made[name]) == dict(
+            zip(
+                LOGIN,
+                (
+                    f"postgresql://headrace_{name}:{roles[name]}@postgres:5432/headrace",
+                    *(user_of(name), users[user_of(name)]),
+                    *(access_key_of(name), keys[name]),
+                ),
+                strict=True,
+            )
+        )
     for path in made.values():
         assert path.stat().st_mode & 0o077 == 0, "it holds secrets"
-    assert ours()["accounts"]["env_file"] == "deploy/secrets/accounts.env"
+    for name in ("accounts", "accounts-kafka"):
+        assert ours()[name]["env_file"] == "deploy/secrets/accounts.env"
+    assert services()["kafka"]["env_file"] == "deploy/secrets/kafka.env"
+
+
+def kafka_users(variables: Mapping[str, str]) -> dict[str, str]:
+    """The users of the broker, and their passwords."""
+    ((name, text),) = variables.items()
+    assert name == "KAFKA_LISTENER_NAME_CLIENTS_PLAIN_SASL_JAAS_CONFIG"
+    assert (text[0], text[-2:]) == ("'", ";'"), "Compose would read quotes and dollars in it"
+    return dict(re.findall(r' user_(\w+)="([0-9a-f]+)"', text))
+
+
+def test_kafka_and_the_store_ask_who_comes_for_a_right_needs_a_name() -> None:
+    settings = services()["kafka"]["environment"]
+    protocols = dict(
+        pair.split(":") for pair in settings["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(",")
+    )
+    open_to = [
+        listener
+        for listener in settings["KAFKA_LISTENERS"].split(",")
+        if not protocols[listener.split(":")[0]].startswith("SASL_")
+    ]
+    assert open_to == ["CONTROLLER://127.0.0.1:9093"]
+    assert settings["KAFKA_AUTHORIZER_CLASS_NAME"]
+    for line in ("authorizer.class.name", "sasl.enabled.mechanisms", "super.users"):
+        value = re.search(rf"(?m)^{line}=(.*)$", kafka.ACCOUNT_LISTENERS.format_map(Filled()))
+        assert value is not None
+        assert settings[f"KAFKA_{line.replace('.', '_').upper()}"] == value[1]
+    assert "--iam-dir" in services()["s3"]["command"]
+
+
+class Filled(dict[str, str]):
+    """Values for a template."""
+
+    def __missing__(self, name: str) -> str:
+        return {"admin": kafka.ADMIN}.get(name, "0")
 
 
 def test_secrets_are_made_once_and_nowhere_in_the_repository(secret_files: Path) -> None:
@@ -400,7 +458,9 @@ def test_what_is_depended_on_exists_and_has_what_its_condition_asks_for() -> Non
 
 def test_nothing_but_the_relay_waits_for_kafka_for_runs_go_on_without_it() -> None:
     waiting = {n for n, s in services().items() if "kafka" in s.get("depends_on", {})}
-    assert waiting == {RELAY}
+    assert waiting - ONCE == {RELAY}
+    needed = {n for s in services().values() for n in s.get("depends_on", {})}
+    assert "accounts-kafka" not in needed
 
 
 def test_volumes_and_mounted_files_exist_or_an_empty_directory_is_mounted() -> None:

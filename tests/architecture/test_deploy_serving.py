@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from tests.architecture.test_deploy import compose, ours
+from tests.architecture.test_deploy import LOGIN, compose, ours
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = "deploy"
@@ -28,6 +28,7 @@ def test_on_kubernetes_it_runs_the_same_command_with_the_same_settings() -> None
     given = {one["name"] for one in container["env"]} | set(compose()["x-platform"])
     assert set(about["environment"]) <= given
     named = set(compose()["x-platform"]) - {"HEADRACE_GIT_ALLOW", "OTEL_EXPORTER_OTLP_ENDPOINT"}
+    named |= set(LOGIN)
     assert not [name for name in named if f"{name}=" not in text], "the secret lacks a setting"
     (kept,) = [volume.partition(":")[2] for volume in about["volumes"]]
     assert kept in {mount["mountPath"] for mount in container["volumeMounts"]}

@@ -91,6 +91,10 @@ def test_one_command_starts_it_all_and_another_stops_it(tmp_path: Path) -> None:
         train(stack, environment, tmp_path)
         users = asyncio.run(database_users(environment["HEADRACE_DATABASE_URL"]))
         assert users - {"postgres"} == {f"postgres_{service}" for service in SERVICES.values()}
+        for name in SERVICES:
+            said = (stack / "home" / "logs" / f"{name}.log").read_text()
+            assert "connected to Kafka" in said, name
+            assert "AuthorizationFailed" not in said, name
         again = python("tests.stack", "up", "--detach", str(stack))
         assert again.returncode == 1
         assert "make stack-down" in again.stderr

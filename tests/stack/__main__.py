@@ -19,7 +19,7 @@ from infra.local.free_port import free_port
 from infra.local.supervisor import supervise
 from infra.settings.settings import BadSetting, Settings
 from schemas.errors import HeadraceError
-from tests.stack.accounts import make_service_accounts
+from tests.stack.accounts import Passwords, make_service_accounts
 from tests.stack.components import components
 
 START_S = 1200.0
@@ -30,7 +30,8 @@ STOP_S = 90.0
 def up(directory: Path) -> int:
     """Start everything, and stay until told to stop."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with components(directory) as found:
+    passwords = Passwords()
+    with components(directory, passwords.kafka_users) as found:
         ours = {
             **found.environment,
             "HEADRACE_HOME": str(directory / "home"),
@@ -39,7 +40,7 @@ def up(directory: Path) -> int:
         }
         os.environ.update(ours)  # boto3 reads its credentials from there, in this process too
         settings = Settings.load(os.environ)
-        identities = make_service_accounts(found.environment)
+        identities = make_service_accounts(found.environment, passwords)
         supervise(
             settings,
             os.environ,

@@ -2,7 +2,7 @@
 each of them started from what the machine has, on free ports, below one directory."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,20 +27,23 @@ class Components:
     def environment(self) -> dict[str, str]:
         return {
             "HEADRACE_DATABASE_URL": self.postgres.url,
-            "HEADRACE_KAFKA": self.kafka.bootstrap,
+            **self.kafka.environment,
             "HEADRACE_BLOBS": f"s3://{BUCKET}/blobs",
             **self.s3.environment,
         }
 
 
 @contextmanager
-def components(directory: Path) -> Iterator[Components]:
-    """All of them, while inside. Raises InvalidConfig when one is not to be had here, TransientError
-    when one does not start."""
+def components(
+    directory: Path, kafka_users: Mapping[str, str] | None = None
+) -> Iterator[Components]:
+    """All of them, while inside. Only `kafka_users` (name -> password) can log in to Kafka. Without them
+    it is open to all. Raises InvalidConfig when one is not to be had here, TransientError when one does
+    not start."""
     with ExitStack() as stack:
         postgres = stack.enter_context(_postgres(directory))
-        kafka = stack.enter_context(kafka_server(directory / "kafka"))
-        s3 = stack.enter_context(s3_server(directory / "s3"))
+        kafka = stack.enter_context(kafka_server(directory / "kafka", users=kafka_users))
+        s3 = stack.enter_context(s3_server(directory / "s3", users=True))
         make_bucket(s3)
         yield Components(postgres, kafka, s3)
 

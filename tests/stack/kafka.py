@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,6 +80,25 @@ org.apache.kafka.common.security.plain.PlainLoginModule required user_headrace="
 """
 
 
+ACCOUNT_LISTENERS = """
+listeners=CLIENTS://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=CLIENTS://127.0.0.1:{told}
+listener.security.protocol.map=CLIENTS:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=CLIENTS
+sasl.enabled.mechanisms=PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+listener.name.clients.plain.sasl.jaas.config=\
+org.apache.kafka.common.security.plain.PlainLoginModule required username="{admin}" \
+password="{admin_password}" {users};
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:{admin};User:ANONYMOUS
+"""
+"""As in docker-compose.yml: everybody logs in. There only the broker reaches the controller's port."""
+
+ADMIN = "kafka"
+"""The user of the broker, who grants rights to the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Secure:
     """The listener with TLS and a password: what a client needs to know of it."""
@@ -122,15 +141,18 @@ def jars() -> Path:
 
 class KafkaServer:
     """One broker and controller. `bootstrap` stays the same over its lives. `before`: (port, the
-    broker's own port) of a proxy that its clients must use."""
+    broker's own port) of a proxy that its clients must use. With `users` (name -> password) clients log
+    in, and need rights; `passwords` has that of ADMIN too."""
 
     def __init__(
         self,
         directory: Path,
         *,
         with_security: bool = False,
+        users: Mapping[str, str] | None = None,
         before: tuple[int, int] | None = None,
     ) -> None:
+        self.passwords = {ADMIN: uuid4().hex, **users} if users else {}
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._libs = jars()
@@ -143,6 +165,18 @@ class KafkaServer:
         # The kernel ends a child that is to die with us when the *thread* that made it ends.
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="kafka")
         self.wipe()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings with which its administrator reaches it."""
+        if not self.passwords:
+            return {"HEADRACE_KAFKA": self.bootstrap}
+        return {
+            "HEADRACE_KAFKA": self.bootstrap,
+            "HEADRACE_KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+            "HEADRACE_KAFKA_USERNAME": ADMIN,
+            "HEADRACE_KAFKA_PASSWORD": self.passwords[ADMIN],
+        }
 
     @property
     def log(self) -> Path:
@@ -182,6 +216,7 @@ class KafkaServer:
         It must not run."""
         shutil.rmtree(self._data, ignore_errors=True)
         self.cluster_id = cluster_id or new_cluster_id()
+        self._properties.touch(mode=0o600)
         self._properties.write_text(self._configuration())
         arguments = ["format", "-t", self.cluster_id, "-c", str(self._properties)]
         done = subprocess.run(
@@ -205,10 +240,15 @@ class KafkaServer:
 
     def _configuration(self) -> str:
         listeners = PLAIN_LISTENERS if self.secure is None else SECURE_LISTENERS
+        if self.passwords:
+            listeners = ACCOUNT_LISTENERS
         return (PROPERTIES + listeners).format(
             data=self._data,
             keystore=self._directory / "server.p12",
             password=self.secure.password if self.secure else "",
+            admin=ADMIN,
+            admin_password=self.passwords.get(ADMIN),
+            users=" ".join(f'user_{name}="{text}"' for name, text in self.passwords.items()),
             **self._ports,
         )
 
@@ -243,10 +283,14 @@ class KafkaServer:
 
 @contextmanager
 def kafka_server(
-    directory: Path, *, with_security: bool = False, before: tuple[int, int] | None = None
+    directory: Path,
+    *,
+    with_security: bool = False,
+    users: Mapping[str, str] | None = None,
+    before: tuple[int, int] | None = None,
 ) -> Iterator[KafkaServer]:
     """A Kafka in `directory` that runs while inside."""
-    server = KafkaServer(directory, with_security=with_security, before=before)
+    server = KafkaServer(directory, with_security=with_security, users=users, before=before)
     server.start()
     try:
         yield server
