@@ -20,6 +20,7 @@ SHARED = "select, insert, update, delete"
 
 PRIVATE: dict[str, dict[str, str]] = {
     "admitted_runs": {},
+    "alert_targets": {},
     "alerts": {},
     "api_tokens": {},
     "audit": {},

@@ -94,6 +94,15 @@ async def test_the_table_names_exist_for_a_renamed_one_would_be_open_to_all(url:
     assert {service for needed in PRIVATE.values() for service in needed} <= set(HOSTABLE)
 
 
+async def test_a_table_with_sealed_values_is_private(url: str) -> None:
+    async with connect(as_service(url, "api"), size=1) as database:
+        rows = await database.durable.fetch(
+            "select distinct table_name from information_schema.columns"
+            " where table_schema = 'public' and data_type = 'bytea' and column_name <> 'data'"
+        )
+    assert {row["table_name"] for row in rows} <= set(PRIVATE)
+
+
 async def test_a_service_has_no_other_password_than_the_last(url: str) -> None:
     await make_service_roles(url, {"learn": "another0another0"})
     with pytest.raises(InvalidConfig, match="opens no database"):
