@@ -78,7 +78,13 @@ class Store:
         self._held: dict[str, bytes] = {}
 
     async def put(
-        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+        self,
+        data: bytes,
+        *,
+        run: str,
+        blob: bool = False,
+        sha256: str | None = None,
+        shared: bool = False,
     ) -> ArtifactRef:
         ref = reference(data)
         self._held[ref.sha256] = data

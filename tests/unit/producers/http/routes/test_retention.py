@@ -14,7 +14,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.blobs import garbage
+from infra.blobs import garbage, references
 from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, REMOVED_GRACE, collect
 from infra.maintenance.archive import Archives, Moved
@@ -235,7 +235,7 @@ async def test_an_artifact_that_is_named_while_others_are_collected_stays(
     """The twin: if the names are those of a moment before, the artifact is removed."""
     sample = batch_of("r1-train-1-0-0")
     await archived(ended)
-    delete, look = garbage._delete_rows, garbage.named_uris
+    delete, look = garbage._delete_rows, references.named_uris
 
     async def named_just_before(*arguments: Any) -> int:
         state = version(1).model_copy(update={"weights": reference(sample), "state": None})
