@@ -40,9 +40,8 @@ def decode_event(event_type: str, version: int, data: str | bytes) -> Event:
     try:
         if version == kind.version:
             return kind.model_validate_json(data)
-        return kind.model_validate(
-            upcast(event_type, version, json.loads(data), current=kind.version)
-        )
+        payload = upcast(event_type, version, json.loads(data), current=kind.version)
+        return kind.model_validate_json(json.dumps(payload))  # as strict as what was never upcast
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadEvent(f"{event_type} version {version}: {error}") from error
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from schemas.envelope import decode_event
-from schemas.events import ALL_EVENTS
+from schemas.events import ALL_EVENTS, EVENT_TYPES
+from schemas.events.upcasts import UPCASTS
 from tests.kit.examples import GOLDEN, golden_name
 
 PAYLOADS = sorted(GOLDEN.glob("*.json"))
@@ -23,6 +24,18 @@ def test_golden_payloads_decode(path: Path) -> None:
     payload = json.loads(path.read_text())
     event = decode_event(event_type, int(version), path.read_text())
     assert_says(json.loads(event.model_dump_json()), payload)
+
+
+@pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)
+def test_golden_payloads_decode_in_a_release_that_raises_their_version(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event_type, _, version = path.stem.rpartition(".v")
+    event = decode_event(event_type, int(version), path.read_text())
+    kind = EVENT_TYPES[event_type]
+    monkeypatch.setitem(UPCASTS, (event_type, kind.version), lambda payload: payload)
+    monkeypatch.setattr(kind, "version", kind.version + 1)
+    assert decode_event(event_type, int(version), path.read_text()) == event
 
 
 def assert_says(now: object, then: object) -> None:
