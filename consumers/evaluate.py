@@ -263,6 +263,7 @@ def _start(state: EvalState, request: EvaluationRequested, rollout: RolloutRef |
         pass_threshold=request.pass_threshold,
         run=request.run,
         step=request.step,
+        decider=request.decider,
     )
     return Decision(events=(started, *_request_chunk(evolve(state, started))))
 

@@ -5,10 +5,11 @@ Safe to repeat because: the cursor moves with the rows, and writing an existing 
 
 An event that cannot be turned into rows does not stop the others. It is recorded in the table
 `skipped_events`, in the same commit, until the read model is rebuilt (`headrace rebuild`). An event of a
-newer release is projected when a projector of that release starts."""
+newer release is projected soon by a projector of that release."""
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -44,6 +45,9 @@ logger = logging.getLogger(__name__)
 BATCH = 500
 SLOW_POLL_S = 5.0
 
+LEFT_S = 5.0
+"""How often the projector looks for events that one of an older release has left."""
+
 TURNS = frozenset(kind.type for kind in (RunArchived, RunRestored, RunDeleted, DatasetDeleted))
 """Events after which rows are deleted or come back."""
 
@@ -70,7 +74,7 @@ class Projector:
         self._log = log
         self._tables = readmodel
         self._wakeup = wakeups.subscribe() if wakeups else Wakeup()
-        self._has_begun = False
+        self._left_at = -LEFT_S
 
     async def run(self) -> None:
         """Project new events until cancelled. A lost wake-up only delays the next batch until the slow
@@ -99,9 +103,9 @@ class Projector:
 
     async def step(self) -> int:
         """Project one batch. Returns how many events it held; 0 if nothing is new below the horizon."""
-        if not self._has_begun:
+        if time.monotonic() >= self._left_at + LEFT_S:
             await self._project_left()
-            self._has_begun = True
+            self._left_at = time.monotonic()
         before = await self._tables.cursor()
         events, after = await self._log.tail(before, limit=BATCH)
         if after == before:
@@ -138,7 +142,7 @@ class Projector:
         if not places:
             return
         cursor = await self._tables.cursor()
-        known = [r for r in await self._log.events_at(places) if r.is_known]
+        known = await self._log.events_at(places)
         for run in dict.fromkeys(recorded.run for recorded in known):
             await self._project_again(run, cursor)
         drops: list[Write] = [DropSkippedEvent(str(recorded.id)) for recorded in known]

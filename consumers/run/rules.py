@@ -124,6 +124,7 @@ def validate(state: RunState) -> tuple[RunEvent, ...]:
             batch_size=VALIDATION_GROUPS,
             run=started.run,
             step=step,
+            decider=state.request.decider if state.request else 1,
         ),
     )
 

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -35,7 +35,9 @@ from infra.postgres.history import check
 from schemas.effects import Lane
 from schemas.errors import Refused
 from schemas.events import Event
+from schemas.events.decider_version import DECIDER_VERSION
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
+from schemas.text import well_formed
 
 
 @dataclass
@@ -65,6 +67,7 @@ class World:
     gates: dict[str, str] = field(default_factory=dict)
     holds: Counter[str] = field(default_factory=Counter)
     weights: dict[str, int] = field(default_factory=dict)
+    deciders: dict[str, int] = field(default_factory=dict)
     workers: dict[WorkerId, datetime] = field(default_factory=dict)
     generations: Counter[WorkerId] = field(default_factory=Counter)
     artifacts: dict[str, bytes] = field(default_factory=dict)
@@ -129,6 +132,8 @@ class MemoryLog:
         world.artifacts.update({a.sha256: a.data for a in commit.artifacts})
         for new in commit.events:
             self._move_gate(new.event)
+            if new.event.needed_decider > 1:
+                world.deciders[new.event.run_id] = new.event.needed_decider
         world.changed.set()
         return recorded
 
@@ -136,7 +141,7 @@ class MemoryLog:
         """Check all conditions before anything is written. Raises CommitRefused, CommitMiss."""
         world = self._world
         for text in commit.texts:
-            if "\0" in text or not _is_text(text):
+            if "\0" in text or text != well_formed(text):
                 raise CommitRefused(f"the database cannot hold it: {text!r} is not text")
         for key in commit.consumed:
             if key in world.inbox:
@@ -290,8 +295,8 @@ class MemoryLog:
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
-        ours = [r for r in self._world.events if r.run == run and r.cursor > after]
-        found = [r for r in ours if r.is_known]
+        events = (r for r in self._world.events if r.run == run and r.cursor > after)
+        found = [r for r in events if r.is_known]
         return [r for r in found if types is None or r.type in types][:limit]
 
     async def filter_consumed(
@@ -342,8 +347,9 @@ class MemoryLog:
 class MemoryEffects:
     """`infra.ports.effects.Effects` in memory."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, decider: int = DECIDER_VERSION) -> None:
         self._world = world
+        self._decider = decider
 
     async def register(
         self,
@@ -390,7 +396,7 @@ class MemoryEffects:
             and row.due_at <= world.now
             and row.worker is None
             and world.has_lease(worker)
-            and world.gate(row.new.effect.run_id) == "open"
+            and self._may_work_on(row.new.effect.run_id)
         ]
         left, taken, claimed = Counter(room), turns.places_of_runs(world), []
         for row in due:
@@ -445,6 +451,9 @@ class MemoryEffects:
         known = [run for run in run_ids if run in world.gates or run in world.holds]
         return {run: world.gate(run) for run in known}
 
+    async def runs_of_newer(self, run_ids: Collection[str]) -> frozenset[str]:
+        return frozenset(run for run in run_ids if self._world.deciders.get(run, 1) > self._decider)
+
     async def next_due_s(
         self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
@@ -465,34 +474,24 @@ class MemoryEffects:
         return any(
             row.new.effect.lane in lanes
             and row.new.consumer in consumers
-            and self._world.gate(row.new.effect.run_id) == "open"
+            and self._may_work_on(row.new.effect.run_id)
             for row in self._world.effects.values()
         )
+
+    def _may_work_on(self, run: str) -> bool:
+        return self._world.gate(run) == "open" and self._world.deciders.get(run, 1) <= self._decider
 
     def _row_of(self, claimed: Claimed) -> _EffectRow | None:
         row = self._world.effects.get(claimed.id)
         return row if row is not None and row.epoch == claimed.epoch else None
 
 
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _claim_of(row: _EffectRow) -> Claimed:
-    return Claimed(
-        id=row.new.effect.id,
-        effect=row.new.effect,
-        consumer=row.new.consumer,
-        stream=row.new.stream,
+    return replace(
+        Claimed.from_new(row.new),
         epoch=row.epoch,
         attempts=row.attempts,
         crashes=row.crashes,
-        correlation=row.new.correlation,
-        traceparent=row.new.traceparent,
         memo=row.memo,
         spent=row.crashes > CRASH_LIMIT,
         size=row.size,

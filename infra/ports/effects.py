@@ -1,6 +1,6 @@
 """The port to the effects: rows of work that workers claim under a lease."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -104,10 +104,11 @@ class Effects(Protocol):
         most: Mapping[Lane, int] | None = None,
         samples: int | None = None,
     ) -> Sequence[Claimed]:
-        """Claim due effects whose gate is open, that have no live claim, and that this worker does not
-        hold already. `room` has the lanes, and how many places each has left: effects are claimed as
-        long as a place is left, and each takes `Claimed.size` places. Each claim raises the effect's
-        epoch by one. A worker whose own lease has expired gets nothing.
+        """Claim due effects whose gate is open, that have no live claim, whose run needs no newer
+        decider version than this worker's, and that this worker does not hold already. `room` has the
+        lanes, and how many places each has left: effects are claimed as long as a place is left, and
+        each takes `Claimed.size` places. Each claim raises the effect's epoch by one. A worker whose own
+        lease has expired gets nothing.
 
         What dead workers held is given back first. A death counts one crash, however many effects the
         worker held: for the effect that most workers died with. An effect takes twice as many places
@@ -164,6 +165,11 @@ class Effects(Protocol):
         a row is `open`."""
         ...
 
+    async def runs_of_newer(self, run_ids: Collection[str]) -> frozenset[str]:
+        """Return those of these runs and evaluations that need a newer decider version than that of this
+        process (`schemas/events/decider_version.py`). The answer for a run never changes."""
+        ...
+
     async def next_due_s(
         self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
@@ -176,5 +182,5 @@ class Effects(Protocol):
         self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> bool:
         """Whether effects of these lanes and consumers are waiting (some for a later time) or claimed.
-        Effects of runs that are paused, held or closed do not count."""
+        Effects of runs that are paused, held or closed, or left for a newer release, do not count."""
         ...

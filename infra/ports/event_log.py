@@ -130,11 +130,16 @@ class Commit:
 
     @property
     def gates(self) -> Sequence[tuple[str, str]]:
-        """Return how these events move the gates of their runs: the last state of each run, and every
-        hold."""
+        """Return how these events move the gates of their runs: the last state of each run, every hold,
+        and the decider version that a process needs to work on a run."""
         states = {new.event.run_id: new.event.gate for new in self.events if new.event.gate}
         holds = [(new.event.run_id, new.event.hold) for new in self.events if new.event.hold]
-        return [*states.items(), *holds]
+        needed = [
+            (new.event.run_id, f"decider {new.event.needed_decider}")
+            for new in self.events
+            if new.event.needed_decider > 1
+        ]
+        return [*states.items(), *holds, *needed]
 
     @property
     def weights(self) -> Mapping[str, int]:

@@ -4,7 +4,7 @@ A lease belongs to a worker, not to an effect. No statement here waits for the d
 a claim, the effect is claimed again under another epoch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import asyncpg
@@ -12,6 +12,7 @@ import asyncpg
 from infra.ports.effects import Claimed, Holding, StaleGeneration
 from infra.postgres.pool import Database
 from schemas.effects import ALL_EFFECTS, Effect, Lane
+from schemas.events.decider_version import DECIDER_VERSION
 from schemas.ids import ConsumerName, EffectId, StreamName, WorkerId
 from schemas.text import plain
 
@@ -25,7 +26,8 @@ class PostgresEffects:
     """`infra.ports.effects.Effects` for one worker at a time on Postgres. A registered lease survives a
     crash of the database, but the last renewals and claims may be lost."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, decider: int = DECIDER_VERSION) -> None:
+        self._decider = decider
         self._pool = database.lazy
         self._durable = database.durable
         self.history = database.history
@@ -40,14 +42,15 @@ class PostgresEffects:
         lanes: Sequence[Lane] = (),
     ) -> None:
         await self._durable.execute(
-            "insert into workers (id, host, pid, lanes, expires_at)"
-            " values ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))"
+            "insert into workers (id, host, pid, lanes, expires_at, decider)"
+            " values ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5), $6)"
             " on conflict (id) do update set expires_at = excluded.expires_at",
             worker,
             host,
             pid,
             [str(lane) for lane in lanes],
             lease_s,
+            self._decider,
         )
         # These effects were requested by a transaction that did not yet see that another one closed
         # the run.
@@ -159,6 +162,14 @@ class PostgresEffects:
         )
         return {row["run_id"]: row["state"] for row in rows}
 
+    async def runs_of_newer(self, run_ids: Collection[str]) -> frozenset[str]:
+        rows = await self._pool.fetch(
+            "select run_id from run_gates where run_id = any ($1) and decider > $2",
+            list(run_ids),
+            self._decider,
+        )
+        return frozenset(row["run_id"] for row in rows)
+
     async def next_due_s(
         self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
@@ -183,7 +194,10 @@ class PostgresEffects:
         self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> bool:
         found: bool = await self._pool.fetchval(
-            "select has_unfinished($1, $2)", [str(lane) for lane in lanes], list(consumers)
+            "select has_unfinished($1, $2, $3)",
+            [str(lane) for lane in lanes],
+            list(consumers),
+            self._decider,
         )
         return found
 

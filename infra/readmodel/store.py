@@ -64,6 +64,7 @@ from infra.readmodel.timeline import Timelines
 from infra.readmodel.wait_facts import Waits
 from infra.readmodel.worker_chats import WorkerChats
 from schemas.errors import Refused
+from schemas.events import EVENT_TYPES
 from schemas.ids import ConsumerName, StreamName
 
 SQL = queries("read_model")
@@ -226,8 +227,10 @@ class ReadModel:
         return True
 
     async def left_for_newer(self) -> Sequence[tuple[StreamName, int]]:
-        """The places of the events that a projector skipped because they are of a newer release."""
-        rows = await self._lazy.fetch(SQL["left_for_newer"], PROJECT)
+        """The places of the events that a projector of an older release skipped, and this one knows."""
+        known = EVENT_TYPES.values()
+        types, versions = [kind.type for kind in known], [kind.version for kind in known]
+        rows = await self._lazy.fetch(SQL["left_for_newer"], PROJECT, types, versions)
         return [(StreamName(row["stream"]), row["version"]) for row in rows]
 
     async def caught_up(self, cursor: Cursor, *, timeout_s: float = 2.0) -> bool:

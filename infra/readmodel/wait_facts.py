@@ -16,9 +16,12 @@ from infra.readmodel.wait_reasons import (
     Facts,
     HolderFact,
     LetterFact,
+    NewerEventFact,
+    NewerRunFact,
     StepFact,
     WorkerFact,
 )
+from schemas.events import ALL_EVENTS
 from schemas.ids import GroupKey, Purpose, run_stream
 
 FULL_BYTES = 16 << 20
@@ -48,6 +51,7 @@ class Waits:
         row = await self._pool.fetchrow(SQL["facts"], run, run_stream(run) if run else None)
         holders = await self.holders() if row["hidden"] else ()
         effects = [_effect(document) for document in _documents(row["effects"])]
+        undecided = tuple(json.loads(row["undecided"] or "[]"))
         broker = None if kafka_behind is None else BrokerFact(row["seen_s"], kafka_behind)
         return Facts(
             gate=row["gate"] or "open",
@@ -60,7 +64,9 @@ class Waits:
             ],
             holders=holders,
             hidden=row["hidden"],
-            undecided=tuple(json.loads(row["undecided"] or "[]")),
+            undecided=undecided,
+            newer=_many(NewerRunFact, row["newer"]),
+            unknown=await self._first_unknown(run) if run and undecided else None,
             broker=broker,
             full=[str(directory) for directory in directories if _is_full(directory)],
         )
@@ -76,6 +82,14 @@ class Waits:
             else None
         )
         return StepFact(min(steps), row["graded"], row["total"]) if row else None
+
+    async def _first_unknown(self, run: str) -> NewerEventFact | None:
+        """The first event of a run that this release does not know. It reads the history of the run, so
+        it is looked for only in a run that has stood for a while."""
+        versions = [kind.version for kind in ALL_EVENTS]
+        types = [kind.type for kind in ALL_EVENTS]
+        row = await self._pool.fetchrow(SQL["first_unknown_event"], run, types, versions)
+        return NewerEventFact(**dict(row)) if row else None
 
     async def holders(self) -> tuple[HolderFact, ...]:
         """The transactions that hold the log's horizon back, the oldest first."""

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 What = Literal[
     "letter", "stalled", "gate", "disk", "git", "store", "retry", "lease", "capacity", "horizon",
-    "broker", "workers", "effect", "decision", "approval", "packages",
+    "broker", "workers", "effect", "decision", "approval", "packages", "release",
 ]  # fmt: skip
 
 UNSEEN_S = 10.0
@@ -90,7 +90,8 @@ class StepFact:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFact:
-    """A worker with a live lease. `held` counts the effects that it holds, of any run."""
+    """A worker with a live lease. `held` counts the effects that it holds, of any run. `decider` is its
+    decider version (`schemas/events/decider_version.py`)."""
 
     id: str
     host: str
@@ -98,6 +99,7 @@ class WorkerFact:
     lanes: tuple[str, ...]
     lease_s: float
     held: int = 0
+    decider: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,23 @@ class LetterFact:
 
 
 @dataclass(frozen=True, slots=True)
+class NewerRunFact:
+    """An open run that needs a decider version above 1."""
+
+    run: str
+    decider: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewerEventFact:
+    """An event of the run that this release does not know."""
+
+    event: str
+    type: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerFact:
     """The state of Kafka. `seen_s` is the seconds since the relay last saw it. `behind` counts the
     events that are not published."""
@@ -134,7 +153,8 @@ class Facts:
     """The facts that were read. `status` is that of the run ("running" for the whole platform). `hidden`
     says that one of its events is committed above the horizon. `undecided` lists the consumers that have
     not passed its last event, and `full` the directories on full disks. `sampled` is the oldest step
-    whose samples are being made."""
+    whose samples are being made. `newer` are the runs of newer releases, and `unknown` is an event of a
+    waiting run that this release does not know."""
 
     status: str = "running"
     gate: str = "open"
@@ -147,6 +167,8 @@ class Facts:
     broker: BrokerFact | None = None
     full: Sequence[str] = ()
     sampled: StepFact | None = None
+    newer: Sequence[NewerRunFact] = ()
+    unknown: NewerEventFact | None = None
 
 
 def waits_of(facts: Facts) -> list[WaitJson]:
@@ -156,6 +178,7 @@ def waits_of(facts: Facts) -> list[WaitJson]:
         return []
     reasons = (
         _letters,
+        _releases,
         _stalls,
         _gate,
         _disks,
@@ -198,6 +221,28 @@ def _letters(facts: Facts) -> Iterator[WaitJson]:
             "letter",
             f"dead letter {letter.id} of {letter.consumer} holds it: {letter.cause}; when the cause is "
             f"mended: headrace dlq redrive {letter.id[:8]}",
+        )
+
+
+def _releases(facts: Facts) -> Iterator[WaitJson]:
+    """Yield the runs that began under a release of which no worker is live, and the event of a newer
+    release at which a run stands."""
+    newest = max((worker.decider for worker in facts.workers), default=0)
+    for needed in facts.newer:
+        if needed.decider > newest:
+            yield _wait(
+                "release",
+                f"run {needed.run} began under a newer release of Headrace (decider version "
+                f"{needed.decider}), and the newest live worker has {newest or 'none'}; start workers "
+                "of that release or of a newer one",
+            )
+    if facts.unknown is not None:
+        event = facts.unknown
+        yield _wait(
+            "release",
+            f"a newer release of Headrace wrote {event.event} ({event.type} version {event.version}), "
+            "which this one does not know; start workers of that release or of a newer one, and stop "
+            "older ones",
         )
 
 

@@ -18,6 +18,7 @@ from infra.ports.event_log import Commit, CommitRefused, NewEvent, Recorded, Sma
 from infra.postgres.codec import Unwritable
 from infra.runtime.consumer import AnyConsumer, Decision, Incoming, Meta
 from infra.runtime.folded_states import FoldedState, StateCache, UnfoldableStream, fold
+from infra.runtime.newer_runs import NewerRuns
 from schemas.effects import Effect
 from schemas.events import Event
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, derive_id
@@ -167,6 +168,7 @@ class Drafter:
         consumers: Sequence[AnyConsumer],
         states: StateCache,
         *,
+        newer_runs: NewerRuns,
         now: Callable[[], datetime],
         reserve: Callable[[Effect], bool],
     ) -> None:
@@ -175,6 +177,7 @@ class Drafter:
             for event_type in consumer.reads:
                 self._readers.setdefault(event_type, []).append(consumer)
         self._states = states
+        self._newer_runs = newer_runs
         self._now = now
         self._reserve = reserve
 
@@ -209,6 +212,11 @@ class Drafter:
         except UnfoldableStream as error:
             culprit = next(delivery for delivery in wave if error.stream in delivery.streams)
             raise DecisionError(culprit, str(error), newer=error.newer) from error
+        begun = {s: owner for s in loaded if loaded[s].version and (owner := owner_of(s))}
+        newer = await self._newer_runs.among(begun.values())
+        for delivery in wave if newer else ():
+            if not newer.isdisjoint(map(begun.get, delivery.streams)):
+                raise DecisionError(delivery, "the run began under a newer release", newer=True)
         draft.states.update(loaded)
         draft.read.update({stream: folded.version for stream, folded in loaded.items()})
         draft.owners.update(wanted)
@@ -256,6 +264,12 @@ class Drafter:
             for reader in self._readers.get(type(new.event), ())
             if _is_for(reader, new.event)
         ]
+
+
+def owner_of(stream: StreamName) -> str | None:
+    """Return the run or the evaluation whose own stream this is, or None."""
+    category, _, owner = stream.partition("-")
+    return owner if category in ("run", "eval") else None
 
 
 def _take_unseen(deliveries: Sequence[Delivery], seen: set[DeliveryKey]) -> list[Delivery]:

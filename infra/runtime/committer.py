@@ -17,6 +17,7 @@ from infra.postgres.history import as_of
 from infra.runtime.cascade import DecisionError, Delivery, Draft, Drafter, DraftRefused
 from infra.runtime.claims import Claims
 from infra.runtime.folded_states import StateCache
+from infra.runtime.newer_runs import NewerRuns
 from infra.runtime.performer import Performer
 from infra.runtime.quarantine import DeliveryBatch, Quarantine
 from infra.task_cancellation import go_on
@@ -43,6 +44,7 @@ class Committer:
         states: StateCache,
         drafter: Drafter,
         quarantine: Quarantine,
+        newer_runs: NewerRuns,
         claims: Claims,
         performer: Performer,
     ) -> None:
@@ -52,6 +54,7 @@ class Committer:
         self._states = states
         self._drafter = drafter
         self._quarantine = quarantine
+        self._newer_runs = newer_runs
         self._claims = claims
         self._performer = performer
         self._turn = log.turns
@@ -136,6 +139,7 @@ class Committer:
         """Forget all cached states if the database has another history, for example after a restore."""
         if self._turn != self._log.turns:
             self._states.clear()
+            self._newer_runs.clear()
             self._turn = self._log.turns
             self._claims.distrust()
 

@@ -13,6 +13,7 @@ from infra.runtime.cascade import Delivery
 from infra.runtime.claims import Claims
 from infra.runtime.committer import Committer
 from infra.runtime.hosting import Hosting
+from infra.runtime.newer_runs import NewerRuns
 from infra.runtime.performer import Performer
 from infra.runtime.quarantine import Quarantine
 from infra.task_cancellation import go_on
@@ -34,6 +35,7 @@ class Intake:
         bus: Bus,
         time: LogTime,
         quarantine: Quarantine,
+        newer_runs: NewerRuns,
         claims: Claims,
         performer: Performer,
         committer: Committer,
@@ -43,6 +45,7 @@ class Intake:
         self._bus = bus
         self._time = time
         self._quarantine = quarantine
+        self._newer_runs = newer_runs
         self._claims = claims
         self._performer = performer
         self._committer = committer
@@ -63,8 +66,12 @@ class Intake:
         # 1 received: a batch arrived
         left: list[tuple[ConsumerName, Recorded]] = []
         deliveries: list[Delivery] = []
+        runs = {recorded.run for _, recorded in batch}
+        newer = await self._newer_runs.among(runs)
         for name, recorded in batch:
             try:
+                if recorded.run in newer:
+                    raise NewerEvent("it began under a newer release")
                 delivery = await self._quarantine.read(self._consumers[name], recorded)
             except NewerEvent as error:
                 self._log_left(recorded, error)

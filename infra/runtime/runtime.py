@@ -28,6 +28,7 @@ from infra.runtime.committer import Committer
 from infra.runtime.folded_states import StateCache
 from infra.runtime.hosting import Hosting
 from infra.runtime.intake import Intake
+from infra.runtime.newer_runs import NewerRuns
 from infra.runtime.performer import Performer
 from infra.runtime.quarantine import Quarantine
 from infra.task_cancellation import end
@@ -50,7 +51,14 @@ class Runtime:
         time, states = LogTime(ports.clock), StateCache(log)
         self._bus = bus
         self._claims = Claims(hosting, effects, wakeup)
-        drafter = Drafter(hosting.consumers, states, now=time.now, reserve=self._claims.reserve)
+        newer_runs = NewerRuns(effects)
+        drafter = Drafter(
+            hosting.consumers,
+            states,
+            newer_runs=newer_runs,
+            now=time.now,
+            reserve=self._claims.reserve,
+        )
         quarantine = Quarantine(log, effects, states, drafter)
         self._performer = Performer(
             hosting,
@@ -67,6 +75,7 @@ class Runtime:
             states=states,
             drafter=drafter,
             quarantine=quarantine,
+            newer_runs=newer_runs,
             claims=self._claims,
             performer=self._performer,
         )
@@ -76,6 +85,7 @@ class Runtime:
             bus=bus,
             time=time,
             quarantine=quarantine,
+            newer_runs=newer_runs,
             claims=self._claims,
             performer=self._performer,
             committer=self._committer,

@@ -37,6 +37,7 @@ from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, Experiment, RunConfig, longest_answer
 from schemas.errors import Conflict, InvalidConfig, Issue, Refused
 from schemas.events import EvaluationRequested, Event, RepositoryPushed, RunDeleted, RunRequested
+from schemas.events.decider_version import DECIDER_VERSION
 from schemas.ids import (
     HEADRACE,
     EvalId,
@@ -165,6 +166,7 @@ class Submitter:
             submitter=request.requester.submitter,
             creator=request.creator,
             belongs_to=bound_workspace(),
+            decider=DECIDER_VERSION,
         )
         events: list[Event] = [requested]
         if valid.workspace is not None and not requested.needs_approval:
@@ -200,6 +202,7 @@ class Submitter:
             workspace=valid.workspace.id,
             warnings=valid.warnings,
             submitter=submitter,
+            decider=DECIDER_VERSION,
         )
         push = _push(valid.workspace, config.experiment, stream)
         reserved = ReservedName("evaluation", requested.eval_name, evaluation)

@@ -27,7 +27,8 @@ class _EvaluationEvent(Event):
 class EvaluationRequested(_EvaluationEvent):
     """An evaluation was requested by a user (`config`), or by a run at one of its steps (`run`,
     `step`), which appends the event to its own stream. `rows` are the dataset rows, in order.
-    `submitter` owns the personal secrets that it may use."""
+    `submitter` owns the personal secrets that it may use. `decider` is the version
+    of the rules by which it is decided; a validation has that of its run."""
 
     type: ClassVar[str] = "rl.evaluation.requested"
     eval_name: str
@@ -41,6 +42,11 @@ class EvaluationRequested(_EvaluationEvent):
     workspace: str | None = None
     warnings: tuple[str, ...] = ()
     submitter: str | None = None
+    decider: int = 1
+
+    @property
+    def needed_decider(self) -> int:
+        return self.decider
 
     @property
     def stream(self) -> StreamName:
@@ -65,6 +71,11 @@ class EvaluationStarted(_EvaluationEvent):
     pass_threshold: float
     run: str | None = None
     step: int | None = None
+    decider: int = 1
+
+    @property
+    def needed_decider(self) -> int:
+        return self.decider
 
 
 class EvaluationCompleted(_EvaluationEvent):

@@ -55,6 +55,12 @@ class Event(BaseModel):
         return None
 
     @property
+    def needed_decider(self) -> int:
+        """The lowest decider version of the processes that may work on its run, if the event says it.
+        Without such an event it is 1."""
+        return 1
+
+    @property
     @abstractmethod
     def stream(self) -> StreamName: ...
 

@@ -42,7 +42,8 @@ class RunRequested(BaseRunEvent):
     push that started the run, or None. `submitter` owns the personal secrets that the run may use; a
     run that a push or a token of a workspace started has none. `creator` is the owner of the token that
     submitted the run, whom lists show. `belongs_to` is the workspace of the token that submitted a run
-    without user code."""
+    without user code. `decider` is the version of the rules by which it is decided
+    (`schemas/events/decider_version.py`)."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -58,6 +59,7 @@ class RunRequested(BaseRunEvent):
     submitter: str | None = None
     creator: str | None = None
     belongs_to: str | None = None
+    decider: int = 1
 
     @property
     def owner_workspace(self) -> str | None:
@@ -68,6 +70,10 @@ class RunRequested(BaseRunEvent):
     def weight(self) -> int | None:
         priority = self.config.advanced.priority
         return priority if priority != 1 else None
+
+    @property
+    def needed_decider(self) -> int:
+        return self.decider
 
     @property
     def needs_approval(self) -> bool:

@@ -449,6 +449,35 @@ class EffectsSuite:
         await bound.effects.retry(held, delay_s=60, error="not\0now \ud800")
         assert await is_left(), "what is tried again later is not done"
 
+    @pytest.mark.parametrize("most", [None, 5])
+    async def test_a_run_of_a_newer_release_is_left_to_its_workers(
+        self, bound: Bound, monkeypatch: pytest.MonkeyPatch, most: int | None
+    ) -> None:
+        ours, newer = uuid4().hex, uuid4().hex
+        for run, decider in ((newer, 2), (ours, 1)):
+            await gate(bound, requested(run, priority=2).model_copy(update={"decider": decider}), 1)
+            await bound.log.commit(Commit(effects=(effect(run), effect(run))))
+        limits = {Lane.CONTROL: most} if most else None
+
+        async def claimed_runs() -> list[str]:
+            found = await bound.effects.claim(
+                await worker(bound), room={Lane.CONTROL: 9}, consumers=[SYNC], most=limits
+            )
+            return [claimed.effect.run_id for claimed in found]
+
+        assert await bound.effects.runs_of_newer([ours, newer]) == {newer}
+        assert await claimed_runs() == [ours, ours]
+        await bound.log.commit(Commit(effects=(effect(newer),)))
+        monkeypatch.setattr(bound.effects, "_decider", 2)
+        assert await bound.effects.runs_of_newer([ours, newer]) == frozenset()
+        assert await claimed_runs() == [newer] * 3
+
+    async def test_what_a_newer_release_has_to_do_is_not_left_to_do(self, bound: Bound) -> None:
+        run = uuid4().hex
+        await gate(bound, requested(run, priority=1).model_copy(update={"decider": 2}), 1)
+        await bound.log.commit(Commit(effects=(effect(run),)))
+        assert not await bound.effects.has_unfinished(lanes=[Lane.CONTROL], consumers=[SYNC])
+
     async def test_a_tiny_run_is_claimed_between_the_effects_of_a_large_one(
         self, bound: Bound
     ) -> None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from consumers.registry import REGISTRY, load
-from infra.memory.event_log import MemoryLog, World
+from infra.memory.event_log import MemoryEffects, MemoryLog, World
 from infra.ports.effects import Claimed
 from infra.ports.event_log import CommitMiss, Recorded
 from infra.runtime.cascade import Delivery, Drafter
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.folded_states import StateCache
+from infra.runtime.newer_runs import NewerRuns
 from schemas.effects import (
     CommitFetched,
     Effect,
@@ -100,7 +101,11 @@ class Process:
         self.log = MemoryLog(self.world)
         self.states = StateCache(self.log)
         self.drafter = Drafter(
-            self.consumers, self.states, now=lambda: NOW, reserve=lambda effect: False
+            self.consumers,
+            self.states,
+            newer_runs=NewerRuns(MemoryEffects(self.world)),
+            now=lambda: NOW,
+            reserve=lambda effect: False,
         )
 
     async def settle(self, deliveries: Sequence[Delivery]) -> None:

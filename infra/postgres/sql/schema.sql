@@ -137,7 +137,8 @@ create table watermarks (
 -- == Effects, and the workers that perform them ===========================================================
 
 -- The leases of worker processes. `generation` counts how often a worker gave back claims that it does not
--- know of: a claim that a network delivers late names a generation that is over, and takes nothing.
+-- know of: a claim that a network delivers late names a generation that is over, and takes nothing. `decider` is the
+-- decider version of the process.
 create table workers (
     id         text primary key,
     host       text not null,
@@ -145,10 +146,12 @@ create table workers (
     lanes      text[] not null default '{}',
     started_at timestamptz not null default clock_timestamp(),
     expires_at timestamptz not null,
-    generation integer not null default 0
+    generation integer not null default 0,
+    decider    integer not null default 1
 );
 
--- Whether the effects of a run may be claimed. `state` follows from the run's own events. `holds` counts the
+-- Whether the effects of a run may be claimed. `decider` is the decider version that a worker needs for them
+-- (schemas/events/decider_version.py). `state` follows from the run's own events. `holds` counts the
 -- dead letters that pause the run, which is independent of its state. `weight` is the run's share next to others, and
 -- `workspace` the workspace whose quota of samples in flight counts its samples.
 create table run_gates (
@@ -156,8 +159,11 @@ create table run_gates (
     state  text not null check (state in ('open', 'paused', 'closed')),
     holds  integer not null default 0,
     weight integer not null default 1,
-    workspace text
+    workspace text,
+    decider integer not null default 1
 );
+-- The few runs that some processes may not work on.
+create index gates_newer on run_gates (decider) where decider > 1;
 create index gates_resting on run_gates (run_id) where state = 'paused' or holds > 0;
 
 -- The workspace of a run or an evaluation, noted when it is requested. An evaluation that a run requested has that of
@@ -260,7 +266,7 @@ end $$;
 
 -- Whether effects of these lanes and consumers wait (some for a later time) or are claimed. Those of runs that are
 -- paused, held or closed do not count.
-create function has_unfinished(p_lanes text[], p_consumers text[]) returns boolean
+create function has_unfinished(p_lanes text[], p_consumers text[], p_decider integer) returns boolean
 language sql stable set enable_seqscan = off set enable_bitmapscan = off as $$
     select exists (
         select from unnest(p_lanes) l (lane) cross join unnest(p_consumers) c (consumer)
@@ -269,14 +275,14 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off as $$
              where e.worker is null and not e.shut and not e.later
                and e.lane = l.lane and e.consumer = c.consumer
                and not exists (select from run_gates g where g.run_id = e.run_id
-                               and (g.state <> 'open' or g.holds > 0))
+                               and (g.state <> 'open' or g.holds > 0 or g.decider > p_decider))
              order by e.turn limit 1)
             union all
             (select from effects e
              where e.worker is null and not e.shut and e.later
                and e.lane = l.lane and e.consumer = c.consumer
                and not exists (select from run_gates g where g.run_id = e.run_id
-                               and (g.state <> 'open' or g.holds > 0))
+                               and (g.state <> 'open' or g.holds > 0 or g.decider > p_decider))
              order by e.due_at limit 1)
         ) waiting
     ) or exists (
@@ -285,11 +291,15 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off as $$
             select from effects e
             where e.worker is not null and e.lane = l.lane and e.consumer = any (p_consumers)
               and not exists (select from run_gates g where g.run_id = e.run_id
-                              and (g.state <> 'open' or g.holds > 0))
+                              and (g.state <> 'open' or g.holds > 0 or g.decider > p_decider))
             order by e.turn limit 1
         ) held
     )
 $$;
+
+-- The same for processes of the version before, which still run during an upgrade.
+create function has_unfinished(p_lanes text[], p_consumers text[]) returns boolean
+language sql stable as $$ select has_unfinished(p_lanes, p_consumers, 1) $$;
 
 -- The effects of each lane that has any: how many wait, counted up to p_most, how many are claimed under a live
 -- lease, and since when the longest of those waits that are next in the queue of their consumer. What a dead worker
@@ -394,7 +404,7 @@ execute function shut_effects();
 --   w_*                                            the weights of runs
 --   a_*                                            small artifacts
 --   g_*                                            gates to set: a state, or 'hold' or 'release', or 'reopened',
---                                                  which only a closed gate follows
+--                                                  which only a closed gate follows, or 'decider N'
 -- Raises HR001 (a stream moved), HR002 (a claim was lost), HR004 (an event lies below its consumer's watermark),
 -- or a unique violation on the inbox (an event is consumed already).
 --
@@ -538,6 +548,12 @@ begin
             on conflict (run_id) do update set holds = greatest(g.holds + held, 0);
             continue;
         end if;
+        if g_state[i] like 'decider %' then
+            insert into run_gates as g (run_id, state, decider)
+            values (g_run[i], 'open', substr(g_state[i], 9)::integer)
+            on conflict (run_id) do update set decider = excluded.decider;
+            continue;
+        end if;
         if g_state[i] = 'reopened' then
             update run_gates set state = 'open' where run_id = g_run[i] and state = 'closed';
             continue;
@@ -652,7 +668,8 @@ set enable_seqscan = off set enable_bitmapscan = off as $$
         cross join lateral (
             select case when p_lane = 'generate' then sample_limit(g.workspace, p_samples) end as most) l
         where r.run_id is not null
-          and coalesce(g.state = 'open' and g.holds = 0, true)
+          and coalesce(g.state = 'open' and g.holds = 0 and g.decider <= (
+                  select v.decider from workers v where v.id = p_worker), true)
           and (p_most is null or coalesce(h.places, 0) < p_most)
           and (l.most is null or coalesce(t.places, 0) < l.most)
     ), waiting as (
@@ -685,8 +702,8 @@ set enable_seqscan = off set enable_bitmapscan = off as $$
 $$;
 
 -- Claim due effects, of each lane as long as a place of p_room is left (an effect takes `size` places): the
--- worker's lease is live, the gate is open, the run is not held, and no other worker with a live lease holds them.
--- Effects that this worker already holds are not claimed again, even if its lease ran out meanwhile. What dead
+-- worker's lease is live, the gate is open, the run is not held and needs no newer decider version, and no other
+-- worker with a live lease holds them. Effects that this worker already holds are not claimed again, even if its lease ran out meanwhile. What dead
 -- workers held is given back first. It keeps its turn, and so does what was to be tried again later and is due now.
 -- Of several queues (one per lane and consumer) the one whose head has the smallest turn goes first.
 --
@@ -709,10 +726,13 @@ declare
     dead text;
     queue record;
     taken effects;
+    own_decider integer;
     limits_samples boolean := p_samples is not null or exists (
         select from workspace_quotas q where q.name = 'samples_in_flight' and q.most is not null);
 begin
-    if not exists (select from workers w where w.id = p_worker and w.expires_at > clock_timestamp()) then
+    select w.decider into own_decider from workers w
+    where w.id = p_worker and w.expires_at > clock_timestamp();
+    if not found then
         return;
     end if;
     perform pg_advisory_xact_lock(hashtext('headrace run limits'), hashtext(l.lane))
@@ -769,7 +789,7 @@ begin
                 where c.worker is null and not c.shut and not c.later
                   and c.lane = queue.lane and c.consumer = queue.consumer
                   and c.due_at <= (select clock_timestamp())
-                  and coalesce((select g.state = 'open' and g.holds = 0
+                  and coalesce((select g.state = 'open' and g.holds = 0 and g.decider <= own_decider
                                 from run_gates g where g.run_id = c.run_id), true)
                 order by c.turn, c.created
                 limit p_room[queue.n]

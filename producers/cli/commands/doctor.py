@@ -343,7 +343,7 @@ def _check_read_model(settings: "Settings") -> Check:
 
 
 def _check_work(settings: "Settings") -> Check:
-    """Whether a live worker holds work that makes no progress."""
+    """Whether a live worker holds work that makes no progress, or a run waits for a newer release."""
     from producers.cli.client import Client
 
     name = "work"
@@ -354,6 +354,8 @@ def _check_work(settings: "Settings") -> Check:
             waits = None
     if waits is None:
         return Check(name, None, f"unknown: no server answers at {settings.url}")
+    if left := [wait["message"] for wait in waits if wait.get("what") == "release"]:
+        return Check(name, ok=False, detail="runs wait for a newer release", fix=left[0])
     stalled = [wait["message"] for wait in waits if wait.get("what") == "stalled"]
     detail = f"{len(stalled)} effects without progress" if stalled else "no effect is stalled"
     return Check(name, not stalled, detail, stalled[0] if stalled else None)

@@ -647,11 +647,15 @@ group by event_type order by event_type
 select event_type, stream, version, run, error from skipped_events
 where projection = $1 order by xid, position limit $2
 
--- The projector names the error of an event that only a newer release knows.
+-- The events that an older projector left, and that this release knows: it knows these types up to these versions.
 
 -- name: left_for_newer
-select stream, version from skipped_events where projection = $1 and error like 'NewerEvent:%'
-order by xid, position
+select s.stream, s.version from skipped_events s
+join events e on e.stream = s.stream and e.version = s.version
+join unnest($2::text[], $3::integer[]) as k (type, version)
+    on k.type = e.type and k.version >= e.schema_version
+where s.projection = $1 and s.error like 'NewerEvent:%'
+order by s.xid, s.position
 
 -- name: bus_lag
 select consumers, records from bus_lag order by consumers
@@ -732,7 +736,7 @@ select
            and e.data ->> 'requester' = $2))
          order by e.due_at limit 200) e) as effects,
   (select json_agg(json_build_object('id', w.id, 'host', w.host, 'pid', w.pid, 'lanes', w.lanes,
-     'lease_s', extract(epoch from w.expires_at - clock_timestamp())::float8,
+     'lease_s', extract(epoch from w.expires_at - clock_timestamp())::float8, 'decider', w.decider,
      'held', (select count(*) from effects e where e.worker = w.id)))
    from workers w where w.expires_at > clock_timestamp()) as workers,
   coalesce(coalesce(
@@ -746,7 +750,20 @@ select
      and last.time < clock_timestamp() - interval '15 seconds'
      and not exists (select from inbox i where i.consumer = m.consumer and i.event_id = last.id))
    as undecided,
-  (select extract(epoch from clock_timestamp() - r.seen_at)::float8 from relay r) as seen_s
+  (select extract(epoch from clock_timestamp() - r.seen_at)::float8 from relay r) as seen_s,
+  (select json_agg(json_build_object('run', n.run_id, 'decider', n.decider))
+   from (select g.run_id, g.decider from run_gates g
+         where g.decider > 1 and g.state <> 'closed' and ($1::text is null or g.run_id = $1)
+         order by g.decider desc, g.run_id limit 3) n) as newer
+
+-- The first event of a run whose type or version is not among those that this release knows.
+
+-- name: first_unknown_event
+select e.stream || '/' || e.version as event, e.type, e.schema_version as version from events e
+where e.run_id = $1 and not exists (
+    select from unnest($2::text[], $3::integer[]) as k (type, version)
+    where k.type = e.type and k.version >= e.schema_version)
+order by e.xid, e.position limit 1
 
 -- How many samples of a run's step have been graded, of how many. A group that takes the place of another one
 -- counts once.

@@ -19,6 +19,8 @@ from infra.readmodel.wait_reasons import (
     Facts,
     HolderFact,
     LetterFact,
+    NewerEventFact,
+    NewerRunFact,
     StepFact,
     WorkerFact,
     waits_of,
@@ -42,6 +44,16 @@ TRAIN = EffectFact("TrainStep", "train")
             Facts(letters=[LetterFact("0b8f6d0f-7a11", "learn", "a cause")], workers=[WORKER]),
             "letter",
             "dead letter 0b8f6d0f-7a11 of learn holds it: a cause",
+        ),
+        (
+            Facts(newer=[NewerRunFact("r", 2)], workers=[WORKER]),
+            "release",
+            "run r began under a newer release of Headrace (decider version 2), and the newest live",
+        ),
+        (
+            Facts(unknown=NewerEventFact("run-r/7", "rl.run.foreseen", 1), workers=[WORKER]),
+            "release",
+            "a newer release of Headrace wrote run-r/7 (rl.run.foreseen version 1)",
         ),
         (Facts(gate="paused", workers=[WORKER]), "gate", "it is paused: headrace train resume"),
         (Facts(full=["/home"], workers=[WORKER]), "disk", "the disk that holds /home is full"),
@@ -148,8 +160,9 @@ def test_each_reason_is_said(facts: Facts, what: str, said: str) -> None:
         Facts(holders=[HOLDER], workers=[WORKER]),
         Facts(hidden=True, holders=[replace(HOLDER, since_s=0.1)], workers=[WORKER]),
         Facts(broker=BrokerFact(seen_s=1, behind=1), workers=[WORKER]),
+        Facts(newer=[NewerRunFact("r", 2)], workers=[WORKER, replace(WORKER, decider=2)]),
     ],
-    ids=["nothing", "ended", "nothing-hidden", "short-transaction", "broker-seen"],
+    ids=["nothing", "ended", "nothing-hidden", "short-transaction", "broker-seen", "upgraded"],
 )
 def test_what_holds_nothing_up_is_not_said(facts: Facts) -> None:
     assert waits_of(facts) == []
@@ -203,6 +216,25 @@ def appended(version: int, time: str = "") -> str:
 async def said(database: Database, run: str | None = "r", **more: Any) -> list[str]:
     facts = await Waits(database).facts(run, **more)
     return [f"{wait['what']}: {wait['message']}" for wait in waits_of(facts)]
+
+
+@pytest.mark.postgres
+async def test_the_event_at_which_a_run_waits_for_a_newer_release_is_named(
+    database: Database,
+) -> None:
+    """It is looked for once the last event of the run is not consumed for a while."""
+    unknown = appended(2).replace("rl.run.warned", "rl.run.foreseen")
+    stood = appended(3, " - interval '20 seconds'")
+    mark = "insert into watermarks (consumer, xid, position) values ('run', '0', 0)"
+    for statement in (WORKERS.format(), mark, appended(1), unknown, stood):
+        await execute(database.url, statement)
+    assert any("wrote run-r/2 (rl.run.foreseen version 1)" in line for line in await said(database))
+    gate = "insert into run_gates (run_id, state, decider) values ('r', 'open', 2)"
+    await execute(database.url, gate)
+    assert (await said(database))[0].startswith("release: run r began under a newer release")
+    assert (await said(database, None))[0].startswith("release: run r began under a newer")
+    await execute(database.url, "update workers set decider = 2")
+    assert not any("began" in line for line in await said(database))
 
 
 @pytest.mark.postgres

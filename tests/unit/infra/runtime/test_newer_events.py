@@ -18,11 +18,11 @@ from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database
-from infra.runtime.consumer import AnyConsumer
+from infra.runtime.consumer import NOTHING, AnyConsumer
 from infra.runtime.hosting import Hosting
 from schemas.effects import FetchCommit, Lane
 from schemas.events import Event, RunWarned
-from schemas.ids import ConsumerName, WorkerId, checkpoint_stream
+from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream, run_stream
 from tests.kit.commits import commit_of
 from tests.kit.hosting import Bench, Fetched, Script, consumer
 from tests.kit.newer import NewerCheckpointFailed, NewerRunWarned, RunForeseen, upgrade
@@ -77,6 +77,38 @@ async def test_an_effect_whose_outcome_needs_a_newer_release_is_given_back(tmp_p
         await bench.until(lambda: any(row.due_at > now for row in bench.world.effects.values()))
     (row,) = bench.world.effects.values()
     assert (row.worker, row.attempts) == (None, 0)
+    assert bench.letters() == []
+
+
+async def test_a_run_of_a_newer_release_is_left_alone(tmp_path: Path) -> None:
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)])
+    bench.world.deciders["future"] = 2
+    (left,) = await bench.warn("future", 1)
+    await bench.warn("other", 1)
+    async with bench.running():
+        await bench.until(lambda: bool(script.performed))
+    assert script.performed == ["other"]
+    assert (BENCH, left.id) not in bench.world.inbox
+
+
+async def test_a_message_of_another_thing_is_not_decided_for_a_run_of_a_newer_release(
+    tmp_path: Path,
+) -> None:
+    """As a workspace that is synced for the run."""
+    script = Script()
+
+    def routes(message: RunWarned) -> tuple[StreamName, ...]:
+        return (run_stream("future" if message.run == "workspace" else message.run),)
+
+    bench = Bench(tmp_path, [replace(consumer(script), routes=routes, handle=lambda *_: NOTHING)])
+    bench.world.deciders["future"] = 2
+    await bench.warn("future", 1)
+    (left,) = await bench.warn("workspace", 1)
+    (last,) = await bench.warn("other", 1)
+    async with bench.running():
+        await bench.until(lambda: (BENCH, last.id) in bench.world.inbox)
+    assert (BENCH, left.id) not in bench.world.inbox
     assert bench.letters() == []
 
 
