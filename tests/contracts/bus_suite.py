@@ -22,6 +22,8 @@ class BoundBus:
 
     log: EventLog
     make: Callable[[], Bus]
+    reads_the_log: bool = True
+    """Whether it finds in the log what was left. A broker alone does not deliver that again."""
 
 
 class BusSuite:
@@ -75,9 +77,10 @@ class BusSuite:
             batch = await anext(heard)
             assert second in [recorded for _, recorded in batch]
             await consume(bound.log, bus, batch)
-        async with listening(bound.make(), {name: WARNED}) as heard:
-            again = [r.version for _, r in await anext(heard) if r.run == run]
-        assert again == [1]
+        if bound.reads_the_log:
+            async with listening(bound.make(), {name: WARNED}) as heard:
+                again = [r.version for _, r in await anext(heard) if r.run == run]
+            assert again == [1]
 
     async def test_what_lies_below_the_watermark_is_not_delivered(self, bound: BoundBus) -> None:
         """Its inbox row may have been deleted, because another process moved the watermark while we

@@ -43,7 +43,7 @@ class TestKafka(BusSuite):
             return here.bus() if request.param == "alone" else here.reconciled()
 
         async with here.relaying():
-            yield BoundBus(here.log, make)
+            yield BoundBus(here.log, make, reads_the_log=request.param == "reconciled")
 
 
 class Member:
