@@ -100,7 +100,7 @@ async def test_what_a_run_stores_again_while_it_is_collected_stays(
     monkeypatch.setattr(installed, "FRESH", timedelta())
 
     async def come_before(key: str, *, before: datetime) -> bool:
-        await asyncio.sleep(1.1)  # a store may tell times in whole seconds
+        await asyncio.sleep(1.6)  # a store may tell times in whole seconds
         await put(artifacts, "other")
         late = datetime.now(UTC) + timedelta(days=1)
         return await delete(key, before=before if looks_again else late)
