@@ -34,9 +34,8 @@ PRIVATE: dict[str, dict[str, str]] = {
     "secrets": dict.fromkeys(("rollout", "grade", "publish"), "select, update"),
     "serving_grants": {"deploy": "select"},
     "sign_in_codes": {},
-    "workspace_quotas": {},
 }
-"""Tables with credentials, with the names of people, or with what they may use -> the services besides
+"""Tables with credentials, with the names of people, or with what they have used -> the services besides
 `api` that need them, and their rights."""
 
 LIMITED = {
@@ -44,6 +43,7 @@ LIMITED = {
     "artifacts": "select, insert",
     "migrations": "select",
     "cluster": "select",
+    "workspace_quotas": "select",  # a claim compares samples in flight with them
     **dict.fromkeys(
         (
             *("runs", "metric_points", "checkpoints", "graded_groups", "log_lines", "datasets"),

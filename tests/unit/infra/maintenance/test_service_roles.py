@@ -10,10 +10,13 @@ import pytest
 
 from consumers.process.command import HOSTABLE
 from infra.maintenance.service_roles import LIMITED, PRIVATE, TABLES, make_service_roles
+from infra.postgres.effects import PostgresEffects
 from infra.postgres.migrate import check
 from infra.postgres.pool import ROLE, connect, role_of
 from infra.settings.accounts import DATABASE_ACCOUNTS, load_accounts
+from schemas.effects import Lane
 from schemas.errors import InvalidConfig
+from schemas.ids import ConsumerName, WorkerId
 from tests.kit.postgres import execute, fresh_database
 from tests.stack.accounts import url_of_service
 
@@ -85,6 +88,28 @@ async def test_only_the_api_rewrites_what_it_shows(url: str) -> None:
         await database.durable.execute("delete from runs")
         await database.durable.fetchval("select count(*) from secrets")
         assert await database.durable.fetchval(MAY_REMOVE_RUNS)
+
+
+WAITING = """
+insert into run_gates (run_id, state, workspace) values ('r', 'open', 'ws');
+insert into effects (id, consumer, stream, lane, run_id, type, data, correlation)
+select gen_random_uuid(), 'rollout', 's', 'generate', 'r', 't', '{}', gen_random_uuid()
+"""
+
+
+@pytest.mark.parametrize("samples", [None, 0])
+async def test_every_service_may_claim_work(url: str, samples: int | None) -> None:
+    """A claim compares samples in flight with the quotas, which only the API changes."""
+    await execute(url, WAITING)
+    await execute(url, "insert into workspace_quotas values ('ws', 'samples_in_flight', 0)")
+    for service in HOSTABLE:
+        async with connect(as_service(url, service), size=1) as database:
+            effects, worker = PostgresEffects(database), WorkerId(f"w-{service}")
+            await effects.register(worker, host="h", pid=1, lease_s=60)
+            room, reads = {Lane.GENERATE: 1}, [ConsumerName("rollout")]
+            assert await effects.claim(worker, room=room, consumers=reads, samples=samples) == []
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await database.durable.execute("delete from workspace_quotas")
 
 
 async def test_the_table_names_exist_for_a_renamed_one_would_be_open_to_all(url: str) -> None:
