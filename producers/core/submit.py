@@ -212,8 +212,8 @@ class Submitter:
         self, events: list[Event], reserved: ReservedName, *, key: str, digest: str
     ) -> Recorded:
         """Bind the key to this request, then append, if the quotas allow it. Raises Conflict when the
-        key was bound to another request meanwhile, QuotaExceeded, and Refused when an event is too
-        large. All release the name."""
+        key was bound to another request meanwhile or its evaluation was deleted, QuotaExceeded, and
+        Refused when an event is too large. All release the name."""
         hit("submit.before_commit")
         try:
             if await self._names.take("request", key, digest) != digest:
@@ -224,6 +224,9 @@ class Submitter:
                     cause=derive_id(HEADRACE, f"submit/{reserved.kind}/{key}"),
                     traceparent=telemetry.traceparent(),
                 )
+            if recorded[0].stream != events[0].stream:
+                # Only its push was appended earlier: the evaluation itself was deleted.
+                raise _deletion_error("evaluation", key)
         except Refused:
             await self._names.release(reserved.kind, reserved.name, reserved.identity)
             raise
@@ -252,9 +255,7 @@ class Submitter:
             raise Conflict(KEY_USED)
         found = (await self._log.load({stream: 0}))[stream]
         if found and isinstance(found[0].event, RunDeleted):
-            raise Conflict(
-                f"the run of Idempotency-Key {key} was deleted; send a new key to make another run"
-            )
+            raise _deletion_error("run", key)
         return found[0] if found else None
 
     async def _reserve_run_name(self, request: SubmitRequest, run: RunId) -> str:
@@ -308,6 +309,12 @@ def _pin_commit(config: RunConfig, origin: PushOrigin | None) -> RunConfig:
     pinned = {"commit_sha": origin.push.after, "branch": None}
     experiment = config.experiment.model_copy(update=pinned)
     return config.model_copy(update={"experiment": experiment})
+
+
+def _deletion_error(kind: str, key: str) -> Conflict:
+    return Conflict(
+        f"the {kind} of Idempotency-Key {key} was deleted; send a new key to make another {kind}"
+    )
 
 
 def _push(

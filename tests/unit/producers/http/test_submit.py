@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from producers.http.routes import runs
-from schemas.events import RepositoryPushed, RunRequested, WorkspaceSynced
+from schemas.events import EvaluationCompleted, RepositoryPushed, RunRequested, WorkspaceSynced
 from schemas.ids import run_stream, workspace_stream
 from schemas.specs import DiscoveredRollout, Entrypoint
 from tests.kit.application import Application, rows
@@ -406,3 +406,15 @@ async def test_an_evaluation_draws_its_rows_from_the_seed(ready: Application) ->
     assert (await ready.get("/evals"))["total_count"] == 3
     stopped = await ready.post("/evals/five/stop", {})
     assert stopped.status_code == 200
+
+
+async def test_the_key_of_a_deleted_evaluation_makes_no_other_one(ready: Application) -> None:
+    body = {"config": {"experiment": config()["experiment"]}, "name": "gone"}
+    made = (await ready.post("/evals", body, Idempotency_Key="k")).json()["eval"]
+    await ready.append([EvaluationCompleted(evaluation=made["id"], status="failed")])
+    assert (await ready.api.delete("/api/v1/evals/gone")).status_code == 200
+    again = await ready.post("/evals", body, Idempotency_Key="k")
+    assert again.status_code == 409, again.text
+    assert "was deleted; send a new key" in again.json()["detail"]
+    assert await ready.services.readmodel.names.find("evaluation", "gone") is None
+    assert (await ready.post("/evals", body)).status_code == 201
