@@ -32,21 +32,23 @@ select exists (select from admitted_runs where run = $1)
 -- part: today
 date_trunc('day', clock_timestamp(), 'UTC')
 
--- A run counts as one at once until the gate of its events is closed.
+-- Whether a run has ended: the gate of its events is closed, or they were removed.
+
+-- part: has_ended
+(exists (select from run_gates g where g.run_id = a.run and g.state = 'closed')
+  or exists (select from removals r where r.owner = a.run))
 
 -- name: count_runs
 select count(*) filter (where a.admitted_at >= {today}) as runs_per_day,
-  count(*) filter (where not exists (
-    select from run_gates g where g.run_id = a.run and g.state = 'closed')) as runs_at_once
+  count(*) filter (where not {has_ended}) as runs_at_once
 from admitted_runs a where {runs_of_holder}
 
 -- Those that ended before today, and those that a crash kept from being appended.
 
 -- name: forget_runs
 delete from admitted_runs a where {runs_of_holder} and (
-  a.admitted_at < {today} and exists (
-    select from run_gates g where g.run_id = a.run and g.state = 'closed')
-  or a.admitted_at < clock_timestamp() - interval '10 minutes' and not exists (
+  a.admitted_at < {today} and {has_ended}
+  or a.admitted_at < clock_timestamp() - interval '10 minutes' and not {has_ended} and not exists (
     select from streams s where s.stream = a.stream and s.version > 0))
 
 -- name: admit_run

@@ -10,7 +10,7 @@ import pytest
 
 from infra.access.quotas import BLOCK_BYTES
 from schemas.errors import QuotaExceeded
-from schemas.events import RunFailed
+from schemas.events import EvaluationCompleted, RunFailed
 from tests.kit.application import Application, application, rows
 from tests.kit.tokens import ask, create_token
 from tests.unit.producers.http.test_submit import config
@@ -111,6 +111,23 @@ async def test_evaluations_count_as_runs(ready: Application) -> None:
     assert (await ready.post("/evals", body)).status_code == 201
     assert "UTC" in refusal(await submit(ready), "runs_per_day")
     refusal(await ready.post("/evals", body), "runs_per_day")
+
+
+async def test_a_deleted_evaluation_counts_for_the_day_and_no_longer_as_running(
+    ready: Application,
+) -> None:
+    await set_limits(ready, runs_per_day=2, runs_at_once=1)
+    body = {"config": {"experiment": config()["experiment"]}}
+    made = (await ready.post("/evals", body)).json()["eval"]
+    await ready.append([EvaluationCompleted(evaluation=made["id"], status="failed")])
+    assert (await ready.api.delete(f"/api/v1/evals/{made['id']}")).status_code == 200
+    assert (await ready.post("/evals", body)).status_code == 201
+    await ready.database.durable.execute(
+        "update admitted_runs set admitted_at = greatest("
+        "date_trunc('day', clock_timestamp(), 'UTC'), admitted_at - interval '11 minutes')"
+    )
+    refusal(await ready.post("/evals", body), "runs_at_once")
+    assert (await shown(ready))["workspace runs_per_day"]["used"] == 2
 
 
 async def test_a_repeated_or_refused_submit_counts_once_or_never(ready: Application) -> None:
