@@ -25,8 +25,10 @@ from schemas.events import (
     EvaluationRequested,
     EvaluationRetryRequested,
     EvaluationStarted,
+    EvaluationStopRequested,
     Event,
     HookPinged,
+    HubPushCancelRequested,
     HubPushed,
     HubPushRequested,
     ModelDeployed,
@@ -271,6 +273,17 @@ async def test_an_evaluation_with_unfinished_work_stays(app: Application) -> Non
         uuid4(),
     )
     assert await remove(app, EVALUATIONS) == {EVALUATIONS: 0}
+
+
+async def test_a_request_to_stop_that_came_too_late_keeps_nothing(app: Application) -> None:
+    names = app.services.readmodel.names
+    for name in ("one", "two"):
+        await names.take("evaluation", name, name)
+        await append(app, *evaluation(name), EvaluationStopRequested(evaluation=name))
+    await append(app, HubPushRequested(push=PUSH), pushed(), HubPushCancelRequested(push=PUSH))
+    assert (await app.api.delete("/api/v1/evals/one")).json() == {"deleted": "one"}
+    assert await remove(app, EVALUATIONS, "hub_pushes") == {EVALUATIONS: 1, "hub_pushes": 1}
+    await assert_sound(app)
 
 
 async def test_evaluations_are_deleted_by_request_and_counted_for_gc(app: Application) -> None:
