@@ -77,6 +77,18 @@ async def test_a_service_reads_no_credentials_that_it_does_not_need(url: str) ->
                     await database.durable.fetchval(f"select count(*) from {table}")
 
 
+async def test_every_service_claims_work(url: str) -> None:
+    """A claim compares what is held with the quotas of workspaces."""
+    for service in HOSTABLE:
+        async with connect(as_service(url, service), size=1) as database:
+            effects, worker = PostgresEffects(database), WorkerId(service)
+            await effects.register(worker, host="h", pid=1, lease_s=60)
+            consumers = [ConsumerName(service)]
+            assert not await effects.claim(worker, room={Lane.GENERATE: 4}, consumers=consumers)
+            limit = "select sample_limit('a workspace', 7)"
+            assert await database.durable.fetchval(limit) == 7
+
+
 async def test_only_the_api_rewrites_what_it_shows(url: str) -> None:
     async with connect(as_service(url, "learn"), size=1) as database:
         assert await database.durable.fetchval("select count(*) from runs") == 0
