@@ -124,9 +124,8 @@ class AlertChannels:
         server = self._settings.server
         if server is None:
             raise AlertAway("no mail server is set; set HEADRACE_SMTP_URL")
-        message = mail_of(identity, alert, self._settings.mail_from, to)
         try:
-            _deliver(server, message)
+            _deliver(server, mail_of(identity, alert, self._settings.mail_from, to))
         except smtplib.SMTPResponseException as error:
             raise AlertAway(f"the mail server {server.host} answered {error.smtp_code}") from None
         except (smtplib.SMTPException, OSError, ValueError) as error:

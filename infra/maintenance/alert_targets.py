@@ -2,6 +2,7 @@
 because the path of a webhook is often a secret, too."""
 
 import base64
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from infra.http.checked_addresses import CheckedDialling
 from infra.postgres.keys.sealed import Sealer
 from infra.postgres.pool import Database, Row
 from infra.postgres.queries import queries
-from infra.settings.alerts import ADDRESS, is_webhook
+from infra.settings.alerts import is_webhook
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 
 SQL = queries("alerts")
@@ -24,6 +25,9 @@ MOST_TARGETS = 20
 """How many targets a workspace may have."""
 
 SECRET_BYTES = 32
+ATOM = r"[A-Za-z0-9!#$%&'*+/=^_`{|}~-]+"
+ADDRESS = re.compile(rf"(?=.{{1,64}}@.{{1,190}}$){ATOM}(\.{ATOM})*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
+"""Addresses whose text means itself in a mail: no comments, groups, quotes or encoded words."""
 ADVICE = "use a public address, or let the operator allow it with HEADRACE_GIT_ALLOW"
 PORTS = {"http": 80, "https": 443}
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from infra.maintenance.alert_channels import TIMEOUT_S, sign
+from infra.maintenance.alert_channels import TIMEOUT_S, AlertAway, AlertChannels, sign
 from infra.maintenance.alert_targets import MOST_TARGETS
 from infra.maintenance.alerts import Alerts
-from infra.settings.alerts import AlertSettings
+from infra.settings.alerts import AlertSettings, MailServer
 from infra.settings.git import AllowedAddresses, GitSettings
 from schemas.ids import RunId
 from tests.kit.application import Application, application
@@ -233,6 +233,26 @@ async def test_what_may_not_be_a_target_is_refused(app: Application) -> None:
     for body in bodies:
         assert (await app.post(ALERTS, body)).status_code == 400, body
     assert (await app.get(ALERTS))["targets"] == []
+
+
+async def test_a_mail_address_that_no_mail_can_have_is_refused(app: Application) -> None:
+    """It would fail when a mail is made, and stop the alerts of everybody."""
+    await fill(app, steps=2)
+    server = MailServer("127.0.0.1", 9, is_tls=False)
+    object.__setattr__(app.services.settings, "alerts", AlertSettings(server=server))
+    for address in ("ada@[", "=?utf-8?q?=0aBcc?=@x.org", "a\x01@x.org", ".@.", "a@b;"):
+        answer = await app.post(ALERTS, {"medium": "mail", "address": address})
+        assert answer.status_code == 400, (ascii(address), answer.text)
+        assert "must be a mail address" in answer.text
+    good = await app.post(ALERTS, {"medium": "mail", "address": "o'neil+x.y@mail.example.org"})
+    assert good.status_code == 201
+
+
+def test_a_mail_that_cannot_be_made_is_not_delivered_and_stops_no_other() -> None:
+    settings = AlertSettings(server=MailServer("127.0.0.1", 9, is_tls=False))
+    channels = AlertChannels(settings, None, allowed=LOOPBACK)  # type: ignore[arg-type]
+    with pytest.raises(AlertAway, match="ValueError"):
+        channels._mail("run/ended", {"text": "x"}, ["=?utf-8?q?=0aBcc?=@x.org"])
 
 
 async def test_targets_are_sealed_bounded_and_removed_with_what_waits(app: Application) -> None:
