@@ -26,6 +26,12 @@ from schemas.errors import InvalidConfig, TransientError
 ROLE = "headrace_worker"
 """Made by migration 0004; see docs/decisions/0004-one-role-for-processes.md."""
 
+SERVICES = (
+    *("api", "relay", "sync", "run", "checkpoint", "evaluate"),
+    *("rollout", "grade", "learn", "verify", "publish", "deploy"),
+)
+"""The services of a cluster, each of which can have a role of its own."""
+
 CONNECT_S = 10.0
 """How long a new connection may take."""
 
@@ -159,7 +165,7 @@ def role_of(url: str) -> str:
     that of all processes."""
     parts = urlsplit(url)
     user, database = unquote(parts.username or ""), unquote(parts.path.lstrip("/"))
-    return user if database and user.startswith(service_role(database, "")) else ROLE
+    return user if user in {service_role(database, service) for service in SERVICES} else ROLE
 
 
 async def _pool(

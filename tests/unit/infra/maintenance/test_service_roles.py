@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from consumers.process.accounts import consumed_types
 from consumers.process.command import HOSTABLE
 from infra.maintenance.service_roles import LIMITED, PRIVATE, TABLES, make_service_roles
+from infra.postgres import pool
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.migrate import check
 from infra.postgres.pool import ROLE, connect, role_of
@@ -64,6 +66,14 @@ async def test_every_service_works_as_its_own_role_and_changes_no_schema(url: st
             ):
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await database.lazy.execute(statement)
+
+
+def test_only_a_service_works_as_the_user_of_its_url() -> None:
+    """An owner whose name begins with that of the database could drop the tables."""
+    assert set(pool.SERVICES) == set(consumed_types())
+    assert role_of("postgresql://headrace_learn:x@host/headrace") == "headrace_learn"
+    for user in ("headrace", "headrace_owner", "headrace_", "other_learn", "headrace_worker"):
+        assert role_of(f"postgresql://{user}:x@host/headrace") == ROLE
 
 
 async def test_a_service_reads_no_credentials_that_it_does_not_need(url: str) -> None:
