@@ -33,6 +33,8 @@ async def read_form(request: Request) -> Mapping[str, str]:
         pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError as error:
         raise InvalidConfig(f"the form cannot be read: {error}; send it from its page") from error
+    if any("\0" in value for _, value in pairs):
+        raise InvalidConfig("a field of the form holds a NUL character; leave it out")
     return dict(pairs)
 
 

@@ -72,6 +72,14 @@ async def test_a_refused_form_says_why_and_keeps_what_was_written(
     assert (await browser.get("/tokens.json")).json()["tokens"] == []
 
 
+async def test_a_form_with_a_nul_is_refused_as_an_address_is(browser: httpx.AsyncClient) -> None:
+    """The database takes none."""
+    answer = await send(
+        browser, "/tokens", name="ok", days="9", workspace="a\0", **{"scope.read": "on"}
+    )
+    assert (answer.status_code, "NUL" in answer.text) == (400, True)
+
+
 async def test_a_token_is_rotated_with_an_overlap_and_revoked(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
