@@ -5,7 +5,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,13 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
         request = {"url": str(bare), "name": "math", "provider": "none"}
         answer = running.post("/workspaces/connect", request)
         assert answer.status_code in (200, 201), answer.text
+        eventually(_worker_of(running), within_s=60, what="a worker that can train")
         yield Installation(running, copy)
+
+
+def _worker_of(running: Platform) -> Callable[[], object]:
+    """Pages wait a minute for a figure, and on a busy machine torch alone may take that long to load."""
+    return lambda: [w for w in running.get("/status")["workers"] if "train" in w["lanes"]] or None
 
 
 @pytest.fixture(scope="module")
