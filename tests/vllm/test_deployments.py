@@ -28,7 +28,7 @@ def test_a_deployment_answers_is_swapped_and_comes_back_with_vllm(tmp_path: Path
     workspace = make_workspace(tmp_path / "workspace", {"rollouts/say/main.py": TALK})
     config = run_config(
         experiment={"model_path": "scratch:qwen3-4m"},
-        training={"max_response_length": 8},
+        training={"max_response_length": 16, "max_answer_length": 8},
         advanced={"max_steps": STEPS, "seed": SEED, "deterministic": False},
         checkpoints={"checkpoint_save_freq": 1},
     )

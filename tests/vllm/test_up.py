@@ -27,7 +27,7 @@ def test_a_run_learns_through_the_vllm_that_up_has_started(tmp_path: Path) -> No
     workspace = make_workspace(tmp_path / "workspace", {"rollouts/say/main.py": TALK})
     config = run_config(
         experiment={"model_path": "scratch:qwen3-4m"},
-        training={"max_response_length": 8},
+        training={"max_response_length": 16, "max_answer_length": 8},
         advanced={"max_steps": STEPS, "seed": SEED, "deterministic": False},
     )
     environment = {
