@@ -34,7 +34,7 @@ def alerts(
     remove: str | None,
     as_json: bool,
 ) -> None:
-    """Show where alerts about the runs of a workspace go, or change it."""
+    """Show or change where alerts of a workspace go."""
     if sum(one is not None for one in (webhook, mail, rotate, remove)) > 1:
         raise Failure("INVALID_OPTION", "give one of --webhook, --mail, --rotate and --remove")
     path = f"/workspaces/{path_segment(name)}/alerts"
