@@ -133,8 +133,11 @@ def test_runs_go_through_an_upgrade_and_back_with_kills(tmp_path: Path, database
             check(old.events(run), steps=STEPS, groups=2, samples=4)
         # and leaves the rest
         assert releases.events(after) == stood
-        waits = [wait["message"] for wait in old.get("/status")["waiting_for"]]
-        assert any(f"run {after} began under a newer release" in wait for wait in waits)
+        eventually(
+            lambda: _says_that_it_waits(old, after) or None,
+            within_s=30,
+            what="the leases of newer workers run out, and the status says that the run waits",
+        )
         with releases.new("again") as again:
             eventually(lambda: releases.steps(after) >= STEPS or None, within_s=120, what="the end")
             ended = again.wait(after, "finished")
@@ -142,3 +145,8 @@ def test_runs_go_through_an_upgrade_and_back_with_kills(tmp_path: Path, database
         bits.add(final_adapter(ended))
     assert len(bits) == 1
     assert releases.fetch("select type from events where type like 'rl.dead-letter%'") == []
+
+
+def _says_that_it_waits(running: Platform, run: str) -> bool:
+    waits = [wait["message"] for wait in running.get("/status")["waiting_for"]]
+    return any(f"run {run} began under a newer release" in wait for wait in waits)
