@@ -247,7 +247,7 @@ def stop(ref: str, *, as_json: bool) -> None:
 @click.argument("ref", metavar="EVAL")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(ref: str, *, yes: bool, as_json: bool) -> None:
-    """Delete an ended evaluation and its samples for ever."""
+    """Delete an ended evaluation and its samples permanently."""
     confirm(f"delete evaluation {ref} with all its samples", yes=yes, as_json=as_json)
     with Client() as client:
         answer = client.delete(f"/evals/{path_segment(ref)}")

@@ -250,7 +250,7 @@ async def test_a_mail_address_that_no_mail_can_have_is_refused(app: Application)
 
 def test_a_mail_that_cannot_be_made_is_not_delivered_and_stops_no_other() -> None:
     settings = AlertSettings(server=MailServer("127.0.0.1", 9, is_tls=False))
-    channels = AlertChannels(settings, None, allowed=LOOPBACK)  # type: ignore[arg-type]
+    channels = AlertChannels(settings, None, allowed=LOOPBACK)  # type: ignore[arg-type]  # mails need no database
     with pytest.raises(AlertAway, match="ValueError"):
         channels._mail("run/ended", {"text": "x"}, ["=?utf-8?q?=0aBcc?=@x.org"])
 
