@@ -85,7 +85,7 @@ def restore(run: str, *, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would be archived and deleted.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation of --evaluations.")
 def gc(*, older_than: str, evaluations: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Archive old runs, and delete old records and data that is no longer used.
+    """Archive old runs, and delete old records and unused data.
 
     No run is lost: `headrace train restore` restores an archived run. Records are deliveries of
     webhooks, statuses of commits before the newest, pushes to a hub, verifications, and former
