@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.kit.neighbours import (
     Took,
     begin_large_run,
-    longest_step_s,
+    longest_effect_s,
     num_waiting,
     prepare,
     stop_s,
@@ -44,12 +44,12 @@ def main() -> None:
         for took in beside:
             show("beside", took)
         print(f"samples that wait: {num_waiting(running)}")
-        step_s = longest_step_s(running, large)
-        print(f"longest step of the large run: {step_s:.2f} s")
+        effect_s = longest_effect_s(running, large)
+        print(f"longest effect of the large run: {effect_s:.2f} s")
         first_s = statistics.median(took.first_s for took in alone)
         end_s = statistics.median(took.end_s for took in alone)
         in_time = [
-            took.first_s <= 2 * first_s + step_s and took.end_s <= 3 * end_s for took in beside
+            took.first_s <= 2 * first_s + effect_s and took.end_s <= 3 * end_s for took in beside
         ]
         print(f"in time: {sum(in_time)} of {len(in_time)}")
         print(f"stop of the large run: {stop_s(running, large):.2f} s")

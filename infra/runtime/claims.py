@@ -41,7 +41,7 @@ class Claims:
         self._in_commit: dict[EffectId, Claimed] = {}
         self._taken: Counter[Lane] = Counter()
         self._reserved: Counter[Lane] = Counter()
-        self._queued: set[Lane] = set()
+        self._queued = set(hosting.lanes)
         self._generation = 0
         self._checked_at = 0.0
         self._reconnects_seen = 0
@@ -59,9 +59,9 @@ class Claims:
         return {lane: places for lane, places in free.items() if places > 0}
 
     @property
-    def has_queue(self) -> bool:
-        """Whether a lane of this process may have effects that are due and that nobody holds."""
-        return bool(self._queued)
+    def may_claim(self) -> bool:
+        """Whether a lane with free places may have effects that are due and that nobody holds."""
+        return not self._queued.isdisjoint(self.room)
 
     @property
     def tasks(self) -> Sequence[asyncio.Task[None]]:
@@ -126,9 +126,13 @@ class Claims:
         generation is over, because then it does not know which effects it holds; the next check finds
         out."""
         room = self.room
-        self._queued = set(self._hosting.lanes)
+        lanes = set(self._hosting.lanes)
         if not room:
+            self._queued = lanes
             return ()
+        # Until the answer, what the last one told stays true: without it, nothing that is decided
+        # meanwhile would be born claimed.
+        self._queued |= lanes - set(room)
         try:
             claimed = await self._effects.claim(
                 self._hosting.worker,
@@ -141,11 +145,15 @@ class Claims:
         except StaleGeneration as error:
             logger.warning("%s", error)
             self.distrust()
+            self._queued = lanes
             return ()
+        except BaseException:
+            self._queued = lanes
+            raise
         taken = Counter[Lane]()
         for each in claimed:
             taken[each.effect.lane] += each.size
-        self._queued -= {
+        self._queued = lanes - {
             lane
             for lane, places in room.items()
             if taken[lane] < places and not self._hosting.is_limited(lane)

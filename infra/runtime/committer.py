@@ -150,7 +150,8 @@ class Committer:
         for new in draft.effects:
             if new.claimed:
                 self._performer.start(Claimed.from_new(new))
-        if commit.may_bring_claims or (commit.finished and self._claims.has_queue):
+        self._claims.drop_reservations()
+        if commit.may_bring_claims or (commit.finished and self._claims.may_claim):
             self._performer.wake()
 
     async def _remaining_after(

@@ -94,7 +94,8 @@ class Performer:
         return finished
 
     async def _claim_and_start(self) -> bool:
-        """Claim effects and start them. Returns whether any were claimed."""
+        """Claim effects and start them. Returns whether there may be more for the places that are
+        left."""
         claimed = await self._claims.claim()
         for each in claimed:
             # Effects that were born claimed meanwhile may have taken the room.
@@ -102,7 +103,7 @@ class Performer:
                 self.start(each)
             else:
                 await self._effects.release(each)
-        return bool(claimed)
+        return bool(claimed) and self._claims.may_claim
 
     async def _wait_for_work(self) -> None:
         due_s = await self._claims.next_due_s()
