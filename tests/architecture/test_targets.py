@@ -14,6 +14,7 @@ PLACES = {
     "gvisor": "ATTACK_TESTS",
     "gitea": "GITEA_TESTS",
     "kills": "KILL_TESTS",
+    "timed": "TIMED_TESTS",
 }
 """Mark -> the Makefile's variable with the paths of its tests."""
 

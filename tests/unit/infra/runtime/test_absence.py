@@ -41,8 +41,9 @@ async def test_what_was_born_claimed_in_a_commit_without_an_answer_is_performed(
     script = Script(asks=True)
     bench = Bench(tmp_path, [consumer(script)])
     getattr(bench.log, when)["commit"] = 1
-    await bench.warn("r", 1)
-    async with bench.running():
+    async with bench.running() as started:
+        await bench.until(lambda: not started._claims.may_claim)
+        await bench.warn("r", 1)
         await bench.until(lambda: len(bench.seen("r")) == 1)
     assert script.performed == ["r"]
 
@@ -56,8 +57,9 @@ async def test_twin_without_giving_back_what_we_do_not_know_of_it_waits_for_ever
     monkeypatch.setattr(MemoryEffects, "disown", keep_all)
     bench = Bench(tmp_path, [consumer(Script(asks=True))])
     bench.log.after["commit"] = 1
-    await bench.warn("r", 1)
-    async with bench.running():
+    async with bench.running() as started:
+        await bench.until(lambda: not started._claims.may_claim)
+        await bench.warn("r", 1)
         with pytest.raises(TimeoutError):
             await bench.until(lambda: len(bench.seen("r")) == 1, within_s=2)
 

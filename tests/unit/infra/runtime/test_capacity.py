@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +107,34 @@ async def test_an_effect_is_not_born_claimed_before_those_that_wait(tmp_path: Pa
     async with bench.running():
         await bench.until(lambda: len(order) == 4)
     assert order == ["big", "tiny", "big", "big"]
+
+
+async def test_what_is_decided_while_a_claim_is_answered_is_born_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that found nothing is followed by one that takes long. Until it is answered, effects that
+    are decided here need no claim of their own."""
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)])
+    asked, answer = asyncio.Event(), asyncio.Event()
+    claim, claims = bench.effects.claim, 0
+
+    async def claim_slowly(*args: Any, **more: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        if claims == 2:
+            asked.set()
+            await answer.wait()
+        return await claim(*args, **more)
+
+    monkeypatch.setattr(bench.effects, "claim", claim_slowly, raising=False)
+    async with bench.running():
+        await asked.wait()
+        await bench.warn("r", 1)
+        await bench.until(lambda: script.performed == ["r"])
+        assert claims == 2
+        answer.set()
 
 
 async def test_a_run_at_its_limit_goes_on_as_soon_as_a_place_of_it_is_free(
