@@ -434,6 +434,8 @@ class PolicyBuilt(Outcome):
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, ArtifactRef] = field(default_factory=dict)
     weights_name: str = "adapter_model.safetensors"
+    fork: str | None = None
+    """how the version before was rebuilt with other bits; None: with the bits of the log"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +470,7 @@ class RunAudited(Outcome):
     checkpoints: int
     artifacts: int
     adapter_sha256: str | None = None
+    forks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,8 @@ def _policy_updated(message: PolicyBuilt, effect: TrainStep) -> PolicyUpdated:
         metrics=message.metrics,
         plan=message.plan,
         versions=message.versions,
-        pinned=effect.pinned,
+        pinned=effect.pinned or message.fork is not None,
+        fork=message.fork,
     )
 
 
@@ -190,12 +191,13 @@ async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
         ports, spec, number=effect.taken + 1, groups=effect.groups, rows=effect.rows
     )
     held_out = await _read_held_out(ports, spec, effect.step)
-    await ensure_loaded(learner, ports, spec, effect.base, taken=effect.taken)
+    fork = await ensure_loaded(learner, ports, spec, effect.base, taken=effect.taken)
+    durable = effect.durable or fork is not None  # what follows a fork can be rebuilt from it alone
     async with discarding(effect.retired, ports):
-        result = await learner.step(job_of(spec), batch, export_state=effect.durable)
+        result = await learner.step(job_of(spec), batch, export_state=durable)
         scores = await _measure_held_out(learner, spec, batch.step, held_out)
         learned = ports.clock.elapsed_s()
-        weights = effect.durable or not is_sft(spec)
+        weights = durable or not is_sft(spec)
         state = await store_version(
             result.state, ports, spec.run, step=effect.step, weights=weights
         )
@@ -209,6 +211,7 @@ async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
         metrics=result.metrics | scores | times,
         plan=result.plan,
         versions=result.versions,
+        fork=fork,
     )
 
 

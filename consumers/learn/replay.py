@@ -51,16 +51,17 @@ def job_of(spec: TrainSpec) -> LearnerJob:
 
 async def ensure_loaded(
     learner: Learner, ports: Ports, spec: TrainSpec, base: StateRef, *, taken: int
-) -> None:
-    """Make the learner hold version `taken`, whose hashes are in `base`. Raises ReplayDiverged,
-    CorruptData, and TransientError while the log cannot be read that far.
+) -> str | None:
+    """Make the learner hold version `taken`, whose hashes are in `base`. Returns how the first replayed
+    step differed, if the run allows that (`advanced.allow_divergence`), otherwise None. Raises
+    ReplayDiverged, CorruptData, and TransientError while the log cannot be read that far.
 
     Other runs may load their versions into the same learner while this function waits for IO. So it
     reads everything first, and from `load` on it calls only the learner.
     """
     job = job_of(spec)
     if learner.holds(job, taken, base.weights_sha256, base.state_sha256):
-        return
+        return None
     versions = await _read_versions(ports, spec.run)
     if len(versions) <= taken or versions[taken].state != base:
         raise TransientError(f"the log does not show version {taken} of {spec.run} yet")
@@ -71,10 +72,17 @@ async def ensure_loaded(
         await build_step_batch(ports, spec, number=number, groups=batch.groups, rows=batch.rows)
         for number, batch in enumerate(assembled, start=start + 1)
     ]
-    await learner.load(job, await _load_state(ports, versions[start].state, start))
+    await learner.load(job, await load_state(ports, versions[start].state, start))
+    fork = None
     for batch, updated in zip(batches, replayed, strict=True):
         result = await learner.step(job, batch, export_state=False)
-        _compare(result.state, updated)
+        try:
+            _compare(result.state, updated)
+        except ReplayDiverged as error:
+            if not spec.config.advanced.allow_divergence:
+                raise
+            fork = fork or str(error)
+    return fork
 
 
 async def _read_versions(ports: Ports, run: str) -> list[Version]:
@@ -85,7 +93,8 @@ async def _read_versions(ports: Ports, run: str) -> list[Version]:
     return [event for event in events if isinstance(event, PolicyInitialized | PolicyUpdated)]
 
 
-async def _load_state(ports: Ports, state: StateRef, number: int) -> LearnerState:
+async def load_state(ports: Ports, state: StateRef, number: int) -> LearnerState:
+    """Return the bytes of a version that was stored whole. Raises CorruptData for any other."""
     if state.weights is None or state.state is None:
         raise CorruptData(f"version {state.step} was not stored whole")
     return LearnerState(
@@ -127,7 +136,8 @@ def _compare(made: LearnerState, updated: PolicyUpdated) -> None:
             raise ReplayDiverged(
                 f"step {updated.step}, taken again, gave other {what}: {ours[:16]} instead of "
                 f"{theirs[:16]}. Device, torch version, kernels or thread count have changed since "
-                f"({updated.versions}); continue on a machine like the first"
+                f"({updated.versions}); continue on a machine like the first, or submit the run with "
+                "--allow-divergence (advanced.allow_divergence), which goes on with the new bits"
             )
 
 

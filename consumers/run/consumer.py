@@ -193,6 +193,7 @@ def _settle_step(state: RunState, message: PolicyUpdated, meta: Meta) -> tuple[R
     metrics = {**state.batch_metrics, **message.metrics}
     return (
         *_skip_unhealthy(message),
+        *_warn_of_fork(message),
         StepSettled(
             run=message.run,
             step=message.step,
@@ -214,6 +215,14 @@ def _skip_unhealthy(message: PolicyUpdated) -> tuple[RunEvent, ...]:
     reason = unhealthy_step_message(message.step)
     skipped = StepSkipped(run=message.run, step=message.step, reason=reason, batch=message.batch)
     return (skipped,)
+
+
+def _warn_of_fork(message: PolicyUpdated) -> tuple[RunEvent, ...]:
+    """Record that this step and all later ones follow from other bits than those of the log."""
+    if message.fork is None:
+        return ()
+    text = f"from step {message.step} on, the bits are those of a fork: {message.fork}"
+    return (RunWarned(run=message.run, step=message.step, message=text),)
 
 
 def _waiting_time(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import Literal
 from uuid import UUID
 
 from consumers.checkpoint import manifest_json
-from consumers.learn.replay import build_step_batch, job_of
+from consumers.learn.replay import build_step_batch, job_of, load_state
 from consumers.run.settle import settle
 from infra.ports.event_log import Cursor, Recorded
 from infra.ports.ports import Ports
@@ -54,6 +54,8 @@ class AuditReport:
     checkpoints: int = 0
     artifacts: int = 0
     adapter_sha256: str | None = None
+    forks: list[int] = field(default_factory=list)
+    """the steps that started from other bits than those of the log (`advanced.allow_divergence`)"""
 
     def add(
         self,
@@ -163,8 +165,8 @@ def _check_batch(event: BatchAssembled, name: str, log: LogContents, report: Aud
 async def _rebuild_versions(
     learner: Learner, ports: Ports, log: LogContents, report: AuditReport, *, alias: str
 ) -> None:
-    """Rebuild all versions from the first. Ends at the first that differs, because none after it can
-    match."""
+    """Rebuild all versions from the first. When one differs, no later version can match, except from the
+    next fork on, which was stored whole."""
     if not log.versions:
         return
     first, *updates = log.versions
@@ -173,12 +175,18 @@ async def _rebuild_versions(
         return
     job = replace(job_of(first.spec), run=alias)
     result = await learner.initialize(job)
-    if not await _matches_log(result, first, log, report, ports):
-        return
+    matches = await _matches_log(result, first, log, report, ports)
     for number, update in enumerate(updates, start=1):
         if not isinstance(update, PolicyUpdated):
             report.add("event", f"policy-{first.run}", "the log holds version 0 twice")
             return
+        if update.fork is not None:
+            await learner.load(job, await load_state(ports, update.state, number))
+            report.forks.append(update.step)
+            report.adapter_sha256, matches = update.state.weights_sha256, True
+            continue
+        if not matches:
+            continue
         batch = log.batches.get(update.batch)
         if batch is None:
             report.add("event", str(update.batch), f"the batch of step {update.step} is missing")
@@ -189,9 +197,8 @@ async def _rebuild_versions(
             ports, first.spec, number=number, groups=batch.groups, rows=batch.rows
         )
         result = await learner.step(job, assembled, export_state=update.state.durable)
-        if not await _matches_log(result, update, log, report, ports):
-            return
-        report.steps += 1
+        matches = await _matches_log(result, update, log, report, ports)
+        report.steps += matches
 
 
 async def _matches_log(

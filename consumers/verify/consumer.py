@@ -57,6 +57,7 @@ def handle(state: VerifyState, message: VerifyMessage, meta: Meta) -> Decision:
                 checkpoints=message.checkpoints,
                 artifacts=message.artifacts,
                 adapter_sha256=message.adapter_sha256,
+                forks=message.forks,
             )
             return Decision(events=(completed,))
         case Failed(effect=VerifyRun() as effect):
@@ -88,6 +89,7 @@ async def perform(effect: VerifyRun, ports: Ports) -> RunAudited:
         checkpoints=report.checkpoints,
         artifacts=report.artifacts,
         adapter_sha256=report.adapter_sha256,
+        forks=tuple(report.forks),
     )
 
 

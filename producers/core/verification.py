@@ -28,6 +28,7 @@ class Verification:
     checkpoints: int = 0
     artifacts: int = 0
     adapter_sha256: str | None = None
+    forks: tuple[int, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: str | None = None
 
@@ -87,6 +88,7 @@ def _from_completed(event: VerificationCompleted) -> Verification:
         checkpoints=event.checkpoints,
         artifacts=event.artifacts,
         adapter_sha256=event.adapter_sha256,
+        forks=event.forks,
         findings=event.findings,
         error=event.error,
     )

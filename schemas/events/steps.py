@@ -61,8 +61,9 @@ class BatchAssembled(BaseStepEvent):
 
 class PolicyUpdated(_PolicyEvent):
     """The learner took the optimizer step of one batch, so policy version `step` exists. `pinned`
-    means that the version is stored completely for a checkpoint, so its optimizer state is never
-    deleted."""
+    means that the version is stored completely for good: for a checkpoint, or because it is a fork.
+    `fork` says how the version that the step started from was rebuilt with other bits than those of the
+    log (`advanced.allow_divergence`). Later versions follow from this one."""
 
     type: ClassVar[str] = "rl.policy.updated"
     step: int
@@ -72,6 +73,7 @@ class PolicyUpdated(_PolicyEvent):
     plan: tuple[int, ...]
     versions: dict[str, str]
     pinned: bool = False
+    fork: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class StepSkipped(BaseStepEvent):

@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.ids import StreamName, verify_stream
 from schemas.specs import Finding
@@ -39,4 +41,5 @@ class VerificationCompleted(_VerificationEvent):
     checkpoints: int = 0
     artifacts: int = 0
     adapter_sha256: str | None = None
+    forks: tuple[int, ...] = Field(default=(), exclude_if=lambda value: value == ())
     error: str | None = None

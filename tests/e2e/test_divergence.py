@@ -1,4 +1,4 @@
-"""A run whose loss stops being a number: its steps are skipped, then it ends and says where to go on."""
+"""Runs that diverge: the loss stops being a number, or a repeated step gives other bits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,15 @@ import pytest
 from producers.core.submit import SubmitRequest
 from schemas.events import CheckpointSaved, RunFailed, RunRequested, StepSettled, StepSkipped
 from tests.kit.in_memory import in_memory
-from tests.kit.platform import ROWS, make_workspace, run_config
+from tests.kit.platform import (
+    ROWS,
+    Platform,
+    eventually,
+    make_workspace,
+    platform,
+    run_config,
+    verify,
+)
 from trainer import grpo
 from trainer.algorithms.registry import OBJECTIVES
 from trainer.objective.objective import by_group
@@ -71,3 +79,57 @@ def test_three_steps_without_a_number_end_the_run_and_name_its_last_good_checkpo
             assert saved[4].weights_sha256 == saved[2].weights_sha256 == states[2]
 
     asyncio.run(told())
+
+
+NO_COMPILER = {"CC": "/bin/false"}
+"""Without a C compiler, steps have other bits than with one."""
+
+
+def start_and_pause(started: Platform, *, allowed: bool) -> str:
+    """A run that is paused after some steps, of which only version 0 is stored whole."""
+    config = run_config(
+        checkpoints={"checkpoint_save_freq": 100},
+        advanced={
+            "max_steps": 40,
+            "state_interval": 100,
+            "deterministic": False,
+            "allow_divergence": allowed,
+        },
+    )
+    run = started.submit(config, workspace="w")
+    eventually(
+        lambda: (started.info(run)["run"]["current_step"] or 0) >= 2 or None,
+        within_s=120,
+        what="two steps",
+    )
+    assert started.post(f"/runs/{run}/pause", {}).status_code < 300
+    eventually(
+        lambda: started.info(run)["run"]["phase"] == "paused" or None,
+        within_s=60,
+        what="the run is paused",
+    )
+    return run
+
+
+@pytest.mark.postgres
+def test_on_another_machine_a_run_goes_on_as_a_fork_only_if_it_may(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "workspace")
+    with platform(tmp_path / "home") as started:
+        started.post("/workspaces", {"url": str(workspace), "name": "w"})
+        started.upload("numbers")
+        refused, forked = (start_and_pause(started, allowed=one) for one in (False, True))
+    with platform(tmp_path / "home", environment=NO_COMPILER) as started:
+        for run in (refused, forked):
+            assert started.post(f"/runs/{run}/resume", {}).status_code < 300
+        failed = started.wait(refused, "failed", within_s=120)
+        assert "replay_diverged" in failed["run"]["error"]
+        assert "--allow-divergence" in failed["run"]["error"]
+        info = started.wait(forked, "finished", within_s=240)
+        assert info["run"]["current_step"] == 40
+        warned = [e for e in started.events(forked) if e["type"] == "rl.run.warned"]
+        [text] = [e["data"]["message"] for e in warned if "fork" in e["data"]["message"]]
+        step = int(text.split()[2])
+        assert 3 <= step < 40
+        found = verify(started, forked)
+        assert found["forks"] == [step]
+        assert found["steps"] == 40 - step, "all steps after the fork are rebuilt"

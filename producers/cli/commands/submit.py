@@ -38,6 +38,11 @@ from producers.cli.repository import (
     type=click.IntRange(1, 100),
     help="Share of the run where runs take turns. Default: CONFIG's advanced.priority, or 1.",
 )
+@click.option(
+    "--allow-divergence",
+    is_flag=True,
+    help="Go on as a recorded fork when other hardware gives a repeated step other bits.",
+)
 @click.option("--name", help="Name of the run. Default: chosen by the server.")
 @click.option(
     "--workspace",
@@ -50,6 +55,7 @@ def submit(
     dry_run: bool,
     start: str | None,
     priority: int | None,
+    allow_divergence: bool,
     name: str | None,
     workspace: str | None,
     as_json: bool,
@@ -61,8 +67,10 @@ def submit(
     registered when it is new.
     """
     document = read_config(config)
-    if priority is not None:
-        document["advanced"] = {**(document.get("advanced") or {}), "priority": priority}
+    given = {"priority": priority, "allow_divergence": allow_divergence or None}
+    keys = {key: value for key, value in given.items() if value is not None}
+    if keys:
+        document["advanced"] = {**(document.get("advanced") or {}), **keys}
     with Client() as client:
         place = workspace or _find_workspace(client, config, document, quiet=as_json)
         if dry_run:

@@ -42,6 +42,8 @@ def _wait(client: Client, identity: str, run: str) -> Document:
 
 
 def _show(run: str, found: Document) -> None:
+    for step in found["forks"]:
+        say(f"{run}: from step {step} on, the bits are those of a fork (advanced.allow_divergence)")
     if found["findings"]:
         rows = [(f["kind"], f["what"], _bytes(f), f["message"]) for f in found["findings"]]
         print_table(f"{run} differs from its log", ("kind", "what", "bytes", "message"), rows)

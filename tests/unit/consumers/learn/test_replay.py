@@ -172,6 +172,22 @@ async def test_other_bits_end_the_run_and_name_the_step(tmp_path: Path) -> None:
         await run.take(3)
 
 
+async def test_a_run_that_allows_it_goes_on_as_a_fork_that_is_stored_whole(tmp_path: Path) -> None:
+    allowed = train_spec(advanced={"state_interval": 4, "allow_divergence": True})
+    run = await Run(tmp_path, allowed).start()
+    await run.take(1, 2)
+    run.dies(drift="another torch")
+    await run.take(3, 4, 5)
+    learner = run.dies(drift="another torch")
+    await run.take(6)
+    updates = [r.event for r in run.bench.world.events if isinstance(r.event, PolicyUpdated)]
+    forks = {update.step: update.fork for update in updates if update.fork}
+    assert list(forks) == [3]
+    assert "step 1, taken again, gave other weights" in forks[3]
+    assert (updates[2].state.durable, updates[2].pinned) == (True, True)
+    assert learner.calls == ["load 4", "step 5", "step 6"]
+
+
 async def test_other_optimizer_bits_are_seen_too(tmp_path: Path) -> None:
     run = await Run(tmp_path).start()
     await run.take(1, 2)
