@@ -102,7 +102,7 @@ class Performer:
             if each.effect.lane in self._claims.room:
                 self.start(each)
             else:
-                await self._effects.release(each)
+                await self._claims.release(each)  # it is claimed again when there is room
         return bool(claimed) and self._claims.may_claim
 
     async def _wait_for_work(self) -> None:

@@ -4,15 +4,19 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from infra.memory.event_log import MemoryLog
+from infra.ports.effects import NewEffect
+from infra.ports.event_log import Commit
 from infra.ports.ports import Ports
 from infra.runtime import performer
 from infra.runtime.consumer import NOTHING, AnyConsumer, Decision, Meta
 from schemas.effects import FetchCommit, Lane
 from schemas.events import RunWarned
-from schemas.ids import WorkerId
+from schemas.ids import WorkerId, checkpoint_stream
 from tests.kit.hosting import WORKER, Bench, Fetched, Script, consumer, effect
 
 ASKED, CAPACITY = 40, 3
@@ -135,6 +139,41 @@ async def test_what_is_decided_while_a_claim_is_answered_is_born_claimed(
         await bench.until(lambda: script.performed == ["r"])
         assert claims == 2
         answer.set()
+
+
+async def test_an_effect_that_is_claimed_too_late_for_its_place_is_performed_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the answer to a claim of two places is on its way, both go to effects that are born claimed.
+    No poll wakes the worker afterwards."""
+    order: list[str] = []
+
+    async def perform(asked: FetchCommit, ports: Ports) -> Fetched:
+        order.append(asked.run_id)
+        await asyncio.sleep(0.2)
+        return Fetched(asked)
+
+    slow = replace(consumer(Script(asks=True)), perform=perform)
+    bench = Bench(tmp_path, [slow], capacity=2)
+    claim, claims = bench.effects.claim, 0
+    late = NewEffect(effect("late", 1), slow.name, checkpoint_stream("late"), uuid4())
+
+    async def claim_one_that_is_late(*args: Any, **more: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        if claims == 2:
+            monkeypatch.setattr(performer, "SLOW_POLL_S", 3600.0)
+            await MemoryLog(bench.world).commit(Commit(effects=(late,)))
+        claimed = await claim(*args, **more)
+        if claims == 2:
+            await bench.warn("r", 1, 2)
+            await bench.until(lambda: order == ["r", "r"])
+        return claimed
+
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(bench.effects, "claim", claim_one_that_is_late, raising=False)
+    async with bench.running():
+        await bench.until(lambda: order == ["r", "r", "late"], within_s=10)
 
 
 async def test_a_run_at_its_limit_goes_on_as_soon_as_a_place_of_it_is_free(
