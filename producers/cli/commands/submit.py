@@ -69,8 +69,9 @@ def submit(
     document = read_config(config)
     given = {"priority": priority, "allow_divergence": allow_divergence or None}
     keys = {key: value for key, value in given.items() if value is not None}
-    if keys:
-        document["advanced"] = {**(document.get("advanced") or {}), **keys}
+    advanced = document.setdefault("advanced", {}) if keys else None
+    if isinstance(advanced, dict):  # the server says what is wrong with anything else
+        advanced.update(keys)
     with Client() as client:
         place = workspace or _find_workspace(client, config, document, quiet=as_json)
         if dry_run:

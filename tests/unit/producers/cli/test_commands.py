@@ -99,6 +99,32 @@ def test_submit_registers_the_repository_around_the_config(
     assert submitted.document["config"]["experiment"]["rollout"] == "r"
 
 
+def test_options_of_submit_replace_keys_of_the_config(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    config = tmp_path / "sft.toml"
+    config.write_text(
+        '[experiment]\nmodel_path = "scratch:x"\n[advanced]\npriority = 2\nseed = 3\n'
+    )
+    server.answer("POST", "/runs", {"run": {"id": "1", "name": "n"}}, status=201)
+    options = ("--priority", "9", "--allow-divergence")
+    assert headrace("train", "submit", str(config), *options).code == 0
+    assert headrace("train", "submit", str(config)).code == 0
+    with_options, without = (r.document["config"]["advanced"] for r in server.requests)
+    assert with_options == {"priority": 9, "seed": 3, "allow_divergence": True}
+    assert without == {"priority": 2, "seed": 3}
+
+
+def test_options_of_submit_leave_a_broken_section_to_the_server(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    config = tmp_path / "sft.toml"
+    config.write_text('advanced = 3\n[experiment]\nmodel_path = "scratch:x"\n')
+    server.answer("POST", "/runs", {"code": "VALIDATION_ERROR"}, status=422)
+    assert headrace("train", "submit", str(config), "--priority", "9").code == 1
+    assert server.requests[0].document["config"]["advanced"] == 3
+
+
 def test_submit_finds_a_repository_that_is_registered_by_its_origin(
     server: FakeServer, repository: Path
 ) -> None:
