@@ -10,7 +10,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: preflight compiler programs demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: preflight compiler programs demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-kills slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -128,7 +128,14 @@ storms: $(READY)
 # for the cores.
 PROCESSES := 2
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile \
-	--no-loadscope-reorder
+	--no-loadscope-reorder $(REPORT)
+
+# With REPORTS=folder, each target writes there how long its tests took. `make slow` prints the longest.
+REPORTS ?=
+REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$(patsubst .%,%,$(notdir $(VENV)))-$@.xml)
+
+slow: $(READY)
+	@$(BIN)/python -m tests.slow $(or $(REPORTS),build/tests)
 
 # What takes long or needs a large component has a target of its own below, and CI runs all of them.
 # Each target names the paths of its tests, because collecting all tests takes 30 s of CPU in each
@@ -151,7 +158,7 @@ TIMED_TESTS := tests/e2e/test_neighbours.py
 # pytest exits with 5 when ARGS leaves no test.
 test: $(READY)
 	HEADRACE_TEST_KILLS=$${HEADRACE_TEST_KILLS:-sample} $(PYTEST) -m 'not (timed or $(APART))' $(ELSEWHERE) $(ARGS)
-	$(PYTEST) -n 0 -m timed $(TIMED_TESTS) $(ARGS) || [ $$? = 5 ]
+	$(PYTEST) -n 0 -m timed $(TIMED_TESTS) $(ARGS) $(REPORT:.xml=-timed.xml) || [ $$? = 5 ]
 
 test-fast: $(READY)
 	$(PYTEST) -m 'not (slow or processes or $(APART))' $(ELSEWHERE) $(ARGS)
@@ -226,7 +233,7 @@ $(AXE)/axe.min.js:
 # The vLLM sampler against real vLLM on this machine's CPU.
 test-vllm: $(READY) $(VLLM)/.ready
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HEADRACE_TEST_VLLM=$(VLLM)/bin/python \
-		$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+		$(BIN)/python -m pytest -m vllm $(REPORT) tests/vllm $(ARGS)
 
 # A million mutated webhooks. Nothing unsigned may be accepted, and nothing answered 5xx.
 fuzz: $(READY)
