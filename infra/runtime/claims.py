@@ -224,6 +224,12 @@ class Claims:
 
     # --- giving up ------------------------------------------------------------------------------
 
+    async def give_back(self, claimed: Claimed) -> None:
+        """Give back an effect that was claimed although its place has been taken meanwhile. It waits in
+        its lane again."""
+        self._queued.add(claimed.effect.lane)
+        await self._effects.release(claimed)
+
     async def release(self, claimed: Claimed) -> None:
         """End the task that performs an effect, and give the effect back without counting an attempt."""
         task = self._tasks.get(claimed.id)

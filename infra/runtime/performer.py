@@ -94,16 +94,15 @@ class Performer:
         return finished
 
     async def _claim_and_start(self) -> bool:
-        """Claim effects and start them. Returns whether there may be more for the places that are
-        left."""
+        """Claim effects and start them. Returns whether any were claimed."""
         claimed = await self._claims.claim()
         for each in claimed:
             # Effects that were born claimed meanwhile may have taken the room.
             if each.effect.lane in self._claims.room:
                 self.start(each)
             else:
-                await self._claims.release(each)  # it is claimed again when there is room
-        return bool(claimed) and self._claims.may_claim
+                await self._claims.give_back(each)
+        return bool(claimed)
 
     async def _wait_for_work(self) -> None:
         due_s = await self._claims.next_due_s()
