@@ -3,7 +3,8 @@
 The log holds the hash of every version, and the bytes of some versions are stored. If a learner does not
 hold the required version, it loads the newest earlier one that is stored whole and replays the steps
 between. Each replayed step must give the hashes in the log. If it gives other bits the run ends, because
-it would otherwise continue with other weights and nobody would notice.
+it would otherwise continue with other weights and nobody would notice. With `advanced.allow_divergence`
+it continues as a fork, which the log records.
 
 The learner counts the steps that were taken. A skipped step made no version, so the n-th PolicyUpdated
 of a run is the learner's version n, whatever its step is.
@@ -35,6 +36,11 @@ PAGE = 256
 """How many batches are read from the log at once."""
 
 Version = PolicyInitialized | PolicyUpdated
+
+ADVICE = (
+    "continue on a machine like the first, or submit the run with --allow-divergence "
+    "(advanced.allow_divergence), which goes on with the new bits"
+)
 
 
 def job_of(spec: TrainSpec) -> LearnerJob:
@@ -80,7 +86,7 @@ async def ensure_loaded(
             _compare(result.state, updated)
         except ReplayDiverged as error:
             if not spec.config.advanced.allow_divergence:
-                raise
+                raise ReplayDiverged(f"{error}; {ADVICE}") from error
             fork = fork or str(error)
     return fork
 
@@ -136,8 +142,7 @@ def _compare(made: LearnerState, updated: PolicyUpdated) -> None:
             raise ReplayDiverged(
                 f"step {updated.step}, taken again, gave other {what}: {ours[:16]} instead of "
                 f"{theirs[:16]}. Device, torch version, kernels or thread count have changed since "
-                f"({updated.versions}); continue on a machine like the first, or submit the run with "
-                "--allow-divergence (advanced.allow_divergence), which goes on with the new bits"
+                f"({updated.versions})"
             )
 
 

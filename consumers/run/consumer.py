@@ -222,7 +222,7 @@ def _warn_of_fork(message: PolicyUpdated) -> tuple[RunEvent, ...]:
     if message.fork is None:
         return ()
     text = f"from step {message.step} on, the bits are those of a fork: {message.fork}"
-    return (RunWarned(run=message.run, step=message.step, message=text),)
+    return (RunWarned(run=message.run, step=message.step, message=text, about="fork"),)
 
 
 def _waiting_time(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str, float]:

@@ -276,6 +276,8 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return replace(state, alarms=(*state.alarms, event.message))
         case RunWarned(about="failures"):
             return replace(state, failing=state.failing | {event.category or ""})
+        case RunWarned(about="fork"):
+            return state
         case RunWarned():
             return replace(state, warned=max(state.warned, event.step))
         case _:

@@ -107,9 +107,14 @@ class StepSettled(BaseStepEvent):
 class RunWarned(BaseStepEvent):
     """Something happened that a user should examine. The run continues. When `about` is `sampler`,
     sampling servers were fenced; this is reported once per message. When it is `failures`, too many
-    samples failed; this is reported once per category of the most frequent failure."""
+    samples failed; this is reported once per category of the most frequent failure. When it is `fork`,
+    the step started from other bits than those of the log. A step may have one warning of each kind."""
 
     type: ClassVar[str] = "rl.run.warned"
     message: str
-    about: Literal["run", "sampler", "failures"] = "run"
+    about: Literal["run", "sampler", "failures", "fork"] = "run"
     category: str | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @property
+    def name(self) -> str:
+        return super().name if self.about == "run" else f"{super().name}/{self.about}"

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -131,5 +132,14 @@ def test_on_another_machine_a_run_goes_on_as_a_fork_only_if_it_may(tmp_path: Pat
         step = int(text.split()[2])
         assert 3 <= step < 40
         found = verify(started, forked)
+        assert (found["status"], found["findings"]) == ("verified", [])
         assert found["forks"] == [step]
         assert found["steps"] == 40 - step, "all steps after the fork are rebuilt"
+
+        updates = [e["data"] for e in started.events(forked) if e["type"] == "rl.policy.updated"]
+        state = next(data["state"] for data in updates if data["step"] == step)
+        path = Path(urlsplit(state["weights"]["uri"]).path)
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+        found = verify(started, forked)
+        assert (found["status"], found["error"]) == ("differs", None)
+        assert [finding["what"] for finding in found["findings"]] == [path.as_uri()]

@@ -48,9 +48,13 @@ def _show(run: str, found: Document) -> None:
         rows = [(f["kind"], f["what"], _bytes(f), f["message"]) for f in found["findings"]]
         print_table(f"{run} differs from its log", ("kind", "what", "bytes", "message"), rows)
         return
+    if found["forks"]:
+        say(
+            f"{run}: only steps of machines like this one are rebuilt; each fork was read, not rebuilt"
+        )
     say(
         f"{run}: {found['steps']} steps rebuilt from the log, {found['checkpoints']} checkpoints and "
-        f"{found['artifacts']} artifacts verified; last version {found['adapter_sha256']}"
+        f"{found['artifacts']} artifacts verified; last rebuilt version {found['adapter_sha256']}"
     )
 
 

@@ -39,22 +39,23 @@ class Played(Story):
         super().__init__(requested(steps=steps, advanced=advanced))
         self.asked: list[GroupsRequested] = only(self.begin(), GroupsRequested)
 
-    def play(self, *rewards: float, healthy: bool = True) -> When:
+    def play(self, *rewards: float, healthy: bool = True, fork: str | None = None) -> When:
         """Play the next step with these rewards in each group; every checkpoint is saved."""
         request = self.asked.pop(0)
         for spec in request.group_specs():
             said = self.tell(graded(spec, *rewards))
         if only(said, BatchAssembled):
-            said = self.tell(trained(request.step, healthy=healthy))
+            said = self.tell(trained(request.step, healthy=healthy, fork=fork))
         self.asked += only(said, GroupsRequested)
         for due in only(said, CheckpointRequested):
             self.tell(saved(due))
         return said
 
 
-def trained(step: int, *, healthy: bool) -> Incoming:
+def trained(step: int, *, healthy: bool, fork: str | None = None) -> Incoming:
     done = updated(step)
-    return done.model_copy(update={"metrics": {**done.metrics, "train/skipped": 1.0 - healthy}})
+    metrics = {**done.metrics, "train/skipped": 1.0 - healthy}
+    return done.model_copy(update={"metrics": metrics, "fork": fork})
 
 
 def test_a_step_whose_gradients_are_not_finite_is_skipped_and_names_its_batch() -> None:
@@ -115,6 +116,16 @@ def test_rewards_that_say_nothing_for_a_while_warn_once() -> None:
     story.play(0.0, 1.0)
     again = [only(story.play(0.5, 0.5), RunWarned) for _ in range(FLAT_STEPS)]
     assert [len(found) for found in again] == [0] * (FLAT_STEPS - 1) + [1]
+
+
+def test_a_fork_at_that_step_has_a_warning_of_its_own() -> None:
+    story = Played(steps=3 * FLAT_STEPS)
+    for _ in range(FLAT_STEPS - 1):
+        story.play(1.0, 1.0)
+    fork, flat = only(story.play(1.0, 1.0, fork="step 2 gave other weights"), RunWarned)
+    assert f"from step {FLAT_STEPS} on, the bits are those of a fork" in fork.message
+    assert f"up to step {FLAT_STEPS}" in flat.message
+    assert fork.name != flat.name, "both are events of one decision"
 
 
 @pytest.mark.parametrize("steps", [1, 3, FLAT_STEPS, FLAT_STEPS + 2])
