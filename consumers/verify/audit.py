@@ -167,7 +167,7 @@ async def _rebuild_versions(
 ) -> None:
     """Rebuild all versions from the first. When one differs, no later version can match, except from the
     next fork on, which was stored whole. In a run with forks, versions of another machine are not
-    rebuilt here, and are no finding: their bits were other ones there."""
+    rebuilt here, which is not a finding: their bits were other ones there."""
     if not log.versions:
         return
     first, *updates = log.versions
