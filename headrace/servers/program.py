@@ -19,6 +19,7 @@ PORTS = ("_OSMOSIS_ROLLOUT_PORT", "ROLLOUT_PORT")
 START_S = 240.0
 HEALTH_S = 5.0
 LOOK_S = 0.05
+END_S = 5.0
 KEPT_OUTPUT = 4096
 STARTS = 3
 IN_USE = "address already in use"
@@ -55,12 +56,22 @@ class ServerProgram:
                     return
                 why = f"GET /health answers {reply.status}"
             await asyncio.sleep(LOOK_S)
-        self.process.kill()
-        raise NotServing(
+        failed = NotServing(
             f"the rollout server did not serve port {self.server.port} within {START_S:g} s: {why}; "
             f"it must listen on the port in {PORTS[0]} or {PORTS[1]}{self._ports()}. "
             f"Its output ends: {self.tail()}"
         )
+        await self._kill()
+        raise failed
+
+    async def _kill(self) -> None:
+        """End the process, and wait for its end. A child of it that holds its output open is not waited
+        for."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await self.end()
 
     async def end(self) -> str:
         """Wait for the end of the process. Returns what to say about it."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headrace.servers import program
@@ -67,12 +68,14 @@ socketserver.TCPServer(("127.0.0.1", port), Garbage).serve_forever()
 async def test_a_program_that_does_not_answer_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: str, why: str
 ) -> None:
+    before = set(psutil.Process().children())
     monkeypatch.setattr(program, "START_S", 10.0)  # a loaded machine starts the program within that
     with pytest.raises(NotServing) as raised:
         await start_program(entry(tmp_path, main))
     assert "did not serve port" in str(raised.value)
     assert why in str(raised.value)
     assert "ROLLOUT_PORT" in str(raised.value)
+    assert set(psutil.Process().children()) <= before, "its end is waited for"
 
 
 def test_an_environment_is_started_by_our_program(tmp_path: Path) -> None:
