@@ -1,8 +1,10 @@
 """A program that does not serve says why, and one that serves has its folder, port and names."""
 
+import asyncio
+import signal
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 from headrace.servers import program
@@ -68,14 +70,20 @@ socketserver.TCPServer(("127.0.0.1", port), Garbage).serve_forever()
 async def test_a_program_that_does_not_answer_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: str, why: str
 ) -> None:
-    before = set(psutil.Process().children())
+    start, started = asyncio.create_subprocess_exec, []
+
+    async def start_and_note(*command: str, **more: Any) -> asyncio.subprocess.Process:
+        started.append(await start(*command, **more))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_note)
     monkeypatch.setattr(program, "START_S", 10.0)  # a loaded machine starts the program within that
     with pytest.raises(NotServing) as raised:
         await start_program(entry(tmp_path, main))
     assert "did not serve port" in str(raised.value)
     assert why in str(raised.value)
     assert "ROLLOUT_PORT" in str(raised.value)
-    assert set(psutil.Process().children()) <= before, "its end is waited for"
+    assert [process.returncode for process in started] == [-signal.SIGKILL], "it is waited for"
 
 
 def test_an_environment_is_started_by_our_program(tmp_path: Path) -> None:
