@@ -26,7 +26,7 @@ pytestmark = [
 
 GROUPS, SAMPLES, AHEAD = 32, 8, 8
 TRIES = 10
-"""Of so many small runs one has to be in time. On two cores about half of them are (bench/b14)."""
+"""Of so many small runs one has to be in time. On two cores a third of them is (B14)."""
 
 
 def test_a_small_run_beside_a_large_one_is_not_kept_waiting(tmp_path: Path) -> None:
