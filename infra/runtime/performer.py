@@ -29,6 +29,11 @@ SLOW_POLL_S = 5.0
 sent when somebody releases an effect, or ends a lease before its time."""
 
 
+AGAIN_S = 0.25
+"""How long the performer sleeps after a claim that left places free. What became due since is claimed
+then."""
+
+
 class StrayCancellation(Exception):
     """The task that performs an effect was cancelled, but this process did not give the effect up. The
     effect is tried again, like after any other error."""
@@ -66,8 +71,9 @@ class Performer:
         while True:
             go_on()
             await self._claims.verify()
-            if not await self._claim_and_start():
-                await self._wait_for_work()
+            found = await self._claim_and_start()
+            if not (found and self._claims.may_claim):
+                await self._wait_for_work(AGAIN_S if found else SLOW_POLL_S)
 
     def start(self, claimed: Claimed) -> None:
         """Perform an effect that this process has just claimed, in a task of its own."""
@@ -104,9 +110,9 @@ class Performer:
                 await self._claims.give_back(each)
         return bool(claimed)
 
-    async def _wait_for_work(self) -> None:
+    async def _wait_for_work(self, most_s: float) -> None:
         due_s = await self._claims.next_due_s()
-        wait_s = SLOW_POLL_S if due_s is None else max(0.01, min(due_s, SLOW_POLL_S))
+        wait_s = most_s if due_s is None else max(0.01, min(due_s, most_s))
         await self._wakeup.wait(wait_s)
 
     async def _perform_effect(self, claimed: Claimed) -> None:

@@ -71,36 +71,11 @@ def begin_large_run(
 EFFECT_TIMES = ("time/generate_s", "time/grade_s", "time/learn_s")
 
 
-def longest_effect_s(running: Platform, run: str, *, after: int = 0) -> float:
-    """Return how long the longest effect of the steps after step `after` took: a sample, a graded group
-    or a step of the learner. A small run waits for at most one of them before its own turn."""
-    settled = [e["data"] for e in running.events(run) if e["type"] == "rl.step.settled"]
-    metrics = [step["metrics"] for step in settled if step["step"] > after]
-    return max((float(m.get(name, 0.0)) for m in metrics for name in EFFECT_TIMES), default=0.0)
-
-
-def time_alone(running: Platform, large: str) -> Took:
-    """Run a small run while the large one is paused. Returns once the large one trains again."""
-    assert running.post(f"/runs/{large}/pause", {}).status_code == 200
-    eventually(
-        lambda: True if running.info(large)["run"]["phase"] == "paused" else None,
-        within_s=300,
-        what="the large run is paused",
-    )
-    eventually(
-        lambda: True if not running.get("/status")["effects"] else None,
-        within_s=60,
-        what="nothing of the large run is held",
-    )
-    took = time_small_run(running)
-    assert running.post(f"/runs/{large}/resume", {}).status_code == 200
-    step = running.info(large)["run"]["current_step"]
-    eventually(
-        lambda: True if running.info(large)["run"]["current_step"] > step + 1 else None,
-        within_s=300,
-        what="the large run takes steps again",
-    )
-    return took
+def longest_effect_s(running: Platform, run: str) -> float:
+    """Return how long the longest effect of a run took: a sample, a graded group or a step of the
+    learner. A small run waits for at most one of them before its own turn."""
+    metrics = [e["data"]["metrics"] for e in running.events(run) if e["type"] == "rl.step.settled"]
+    return max(float(step.get(name, 0.0)) for step in metrics for name in EFFECT_TIMES)
 
 
 def num_waiting(running: Platform) -> int:

@@ -96,7 +96,7 @@ super.users=User:{admin};User:ANONYMOUS
 """As in docker-compose.yml: everybody logs in. There only the broker reaches the controller's port."""
 
 ADMIN = "kafka"
-"""The broker's administrator, who gives the others their rights."""
+"""The user that administers the broker. It grants the other users their rights."""
 
 
 @dataclass(frozen=True, slots=True)

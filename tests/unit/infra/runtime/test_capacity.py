@@ -16,7 +16,7 @@ from infra.runtime import performer
 from infra.runtime.consumer import NOTHING, AnyConsumer, Decision, Meta
 from schemas.effects import FetchCommit, Lane
 from schemas.events import RunWarned
-from schemas.ids import WorkerId, checkpoint_stream
+from schemas.ids import ConsumerName, WorkerId, checkpoint_stream
 from tests.kit.hosting import WORKER, Bench, Fetched, Script, consumer, effect
 
 ASKED, CAPACITY = 40, 3
@@ -174,6 +174,31 @@ async def test_an_effect_that_is_claimed_too_late_for_its_place_is_performed_nex
     monkeypatch.setattr(bench.effects, "claim", claim_one_that_is_late, raising=False)
     async with bench.running():
         await bench.until(lambda: order == ["r", "r", "late"], within_s=10)
+
+
+async def test_what_becomes_due_just_after_a_claim_does_not_wait_for_the_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim leaves places free, and nobody tells the worker that there is more."""
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 3600.0)
+    script = Script()
+    bench = Bench(tmp_path, [consumer(script)])
+    first, second = (
+        NewEffect(effect(run, 1), ConsumerName("bench"), checkpoint_stream(run), uuid4())
+        for run in ("first", "second")
+    )
+    await MemoryLog(bench.world).commit(Commit(effects=(first,)))
+    claim, waiting = bench.effects.claim, [second]
+
+    async def claim_before_the_second(*args: Any, **more: Any) -> Any:
+        claimed = await claim(*args, **more)
+        if waiting:
+            await MemoryLog(bench.world).commit(Commit(effects=(waiting.pop(),)))
+        return claimed
+
+    monkeypatch.setattr(bench.effects, "claim", claim_before_the_second, raising=False)
+    async with bench.running():
+        await bench.until(lambda: script.performed == ["first", "second"], within_s=10)
 
 
 async def test_a_run_at_its_limit_goes_on_as_soon_as_a_place_of_it_is_free(
