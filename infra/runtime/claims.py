@@ -114,10 +114,15 @@ class Claims:
         self._reserved[effect.lane] += effect.size
         return True
 
-    def drop_reservations(self) -> None:
-        """Forget the reservations, because the draft was given up, or was committed and its effects are
-        held."""
+    def drop_reservations(self, held: Iterable[Effect] = ()) -> None:
+        """Forget the reservations, because the draft was given up, or was committed and these effects of
+        it are `held`. If others may wait for a place that is free again, claim for it now."""
+        for effect in held:
+            self._reserved[effect.lane] -= effect.size
+        unused = +self._reserved
         self._reserved.clear()
+        if not self._queued.isdisjoint(unused):
+            self._wakeup.set()
 
     # --- claiming -------------------------------------------------------------------------------
 
@@ -176,8 +181,9 @@ class Claims:
     # --- whether the database agrees ------------------------------------------------------------
 
     def distrust(self) -> None:
-        """Make the next `verify` compare with the database, because an answer or a write may be lost."""
+        """Compare with the database now, because an answer or a write may be lost."""
         self._claims_unverified = True
+        self._wakeup.set()
 
     async def verify(self) -> None:
         """Compare the claims in the database with those that this process knows. This happens after an
@@ -218,7 +224,9 @@ class Claims:
         """Release everything but `known`, and begin a new generation."""
         begun = await self._effects.disown(self._hosting.worker, generation=generation, keep=known)
         if begun is None:
-            self.distrust()  # an earlier call of ours arrived late, in between
+            # An earlier call of ours arrived late, in between: the next claim is refused, and then the
+            # claims are compared again.
+            self._claims_unverified = True
         else:
             self._generation = begun
 

@@ -147,11 +147,11 @@ class Committer:
         """Apply a written draft to the states and claims of this process."""
         self.commits += 1
         self._states.remember(draft.states)
-        for new in draft.effects:
-            if new.claimed:
-                self._performer.start(Claimed.from_new(new))
-        self._claims.drop_reservations()
-        if commit.may_bring_claims or (commit.finished and self._claims.may_claim):
+        born_claimed = [new for new in draft.effects if new.claimed]
+        for new in born_claimed:
+            self._performer.start(Claimed.from_new(new))
+        self._claims.drop_reservations(held=[new.effect for new in born_claimed])
+        if commit.may_bring_claims:
             self._performer.wake()
 
     async def _remaining_after(

@@ -108,6 +108,9 @@ class Intake:
             # 3 handle the outcome, cascade, commit with the fence
             await self._committer.commit([self._delivery_of(attempt) for attempt in ours])
             self._claims.end_commit()
+            # Their places are free, whether the outcomes were written, refused or left.
+            if self._claims.may_claim:
+                self._performer.wake()
 
     def _delivery_of(self, attempt: Attempt) -> Delivery:
         assert attempt.outcome is not None, attempt.claimed.id  # noqa: S101 - only then it is finished

@@ -48,6 +48,10 @@ class Counting:
         return Fetched(asked)
 
 
+def waiting_effect(run: str) -> NewEffect:
+    return NewEffect(effect(run, 1), ConsumerName("bench"), checkpoint_stream(run), uuid4())
+
+
 @pytest.mark.parametrize("messages", [1, 5])
 async def test_one_decision_is_born_claimed_as_far_as_there_is_room(
     tmp_path: Path, messages: int, monkeypatch: pytest.MonkeyPatch
@@ -183,10 +187,7 @@ async def test_what_becomes_due_just_after_a_claim_does_not_wait_for_the_poll(
     monkeypatch.setattr(performer, "SLOW_POLL_S", 3600.0)
     script = Script()
     bench = Bench(tmp_path, [consumer(script)])
-    first, second = (
-        NewEffect(effect(run, 1), ConsumerName("bench"), checkpoint_stream(run), uuid4())
-        for run in ("first", "second")
-    )
+    first, second = waiting_effect("first"), waiting_effect("second")
     await MemoryLog(bench.world).commit(Commit(effects=(first,)))
     claim, waiting = bench.effects.claim, [second]
 
@@ -213,3 +214,78 @@ async def test_a_run_at_its_limit_goes_on_as_soon_as_a_place_of_it_is_free(
     async with bench.running():
         await bench.until(lambda: len(counting.performed) == ASKED)
     assert 1 <= counting.most <= 2
+
+
+async def test_a_place_that_a_draft_does_not_need_after_all_is_claimed_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft reserves the only place. Before it misses, because another process has consumed its event,
+    the worker looks for work and finds its place taken."""
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 3600.0)
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)], capacity=1)
+    async with bench.running() as runtime:
+        await asyncio.sleep(0.1)  # the first claims found nothing
+        commit = bench.log.commit
+
+        async def miss(draft: Commit) -> Any:
+            monkeypatch.setattr(bench.log, "commit", commit)
+            await MemoryLog(bench.world).commit(Commit(effects=(waiting_effect("other"),)))
+            runtime._performer.wake()
+            await asyncio.sleep(0.1)
+            bench.world.inbox[draft.consumed[0]] = 1
+            return await commit(draft)
+
+        monkeypatch.setattr(bench.log, "commit", miss, raising=False)
+        await bench.warn("r", 1)
+        await bench.until(lambda: script.performed == ["other"], within_s=10)
+
+
+def lose_claim(bench: Bench, run: str) -> None:
+    """Another worker has taken the effect of a run over."""
+    bench.world.workers[WorkerId("other")] = bench.world.now.replace(year=2100)
+    for row in bench.world.effects.values():
+        if row.new.effect.run_id == run:
+            row.worker, row.epoch = WorkerId("other"), row.epoch + 1
+
+
+def fail(outcome: Fetched) -> None:
+    if outcome.effect.run_id == "first":
+        raise ValueError("a bug")
+
+
+@pytest.mark.parametrize("refused", ["fenced", "dead letter"])
+async def test_the_place_of_an_outcome_that_is_refused_is_claimed_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 3600.0)
+    order: list[str] = []
+
+    async def perform(asked: FetchCommit, ports: Ports) -> Fetched:
+        order.append(asked.run_id)
+        await asyncio.sleep(2 * performer.AGAIN_S)  # the worker has found its place taken
+        if asked.run_id == "first" and refused == "fenced":
+            lose_claim(bench, "first")
+        return Fetched(asked)
+
+    script = Script(on_outcome=fail if refused == "dead letter" else lambda outcome: None)
+    bench = Bench(tmp_path, [replace(consumer(script), perform=perform)], capacity=1)
+    for run in ("first", "second"):
+        await MemoryLog(bench.world).commit(Commit(effects=(waiting_effect(run),)))
+    async with bench.running():
+        await bench.until(lambda: order == ["first", "second"], within_s=10)
+    assert len(bench.letters()) == (refused == "dead letter")
+
+
+async def test_a_claim_whose_answer_was_lost_is_performed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database says that the effect of a commit was born claimed, and its worker does not know."""
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 3600.0)
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)])
+    async with bench.running():
+        await asyncio.sleep(0.1)  # the first claims found nothing
+        bench.log.after["commit"] = 1
+        await bench.warn("r", 1)
+        await bench.until(lambda: script.performed == ["r"], within_s=10)
