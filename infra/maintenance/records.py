@@ -1,23 +1,33 @@
 """Removes records that are old: evaluations, and what the platform noted about its own work.
 
-The database decides what may go (`remove_records` in `schema.sql`), because processes have no right to
+The database decides what may go (`may_remove` in `schema.sql`), because processes have no right to
 delete an event. It removes one evaluation, verification or push to a hub with all of its events in one
-transaction, and other records some at a time.
+transaction, and other records some at a time. An index tells where to go on, so that each old event is
+looked at once. Processes that remove at the same time skip each other's records.
 """
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from infra.maintenance.archive import call_removal, unlimited_session
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 
 EVALUATIONS = "evaluations"
-OTHERS = ("verifications", "hub_pushes", "deliveries", "statuses", "deployments")
+ROWS = ("alerts", "uploads", "usage")
+"""Records that are rows of the database and not in the log."""
+
+OTHERS = (
+    *("verifications", "hub_pushes", "deliveries", "statuses", "deployments", "dead_letters"),
+    *ROWS,
+)
 """The kinds of records that nobody reads for long."""
 
-EVENTS_AT_ONCE = 1000
-NEVER = datetime.max.replace(tzinfo=UTC)
+AT_ONCE = 1000
+"""How many events or rows are looked at, and at most removed, in one transaction."""
+
+BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 SQL = queries("event_log")
 
@@ -36,22 +46,38 @@ class Records:
 
     async def remove(self, kinds: Sequence[str], *, before: datetime) -> dict[str, int]:
         """Remove the records of these kinds that are older than `before`. Returns how many of each."""
-        removed = dict.fromkeys(kinds, 0)
+        removed: dict[str, int] = {}
         async with unlimited_session(self._database.url) as connection:
             for kind in kinds:
-                while row := await call_removal(
-                    connection, "remove_records", kind, before, None, EVENTS_AT_ONCE
-                ):
-                    if not row["removed"]:
-                        break
-                    removed[kind] += row["removed"]
+                remove = _remove_rows if kind in ROWS else _remove_events
+                removed[kind] = await remove(connection, kind, before)
         return removed
 
     async def remove_evaluation(self, evaluation: str) -> bool:
         """Remove an evaluation with its samples. Returns False when it has not ended, belongs to a run,
         or was removed already."""
         async with unlimited_session(self._database.url) as connection:
-            row = await call_removal(
-                connection, "remove_records", EVALUATIONS, NEVER, evaluation, EVENTS_AT_ONCE
-            )
+            row = await call_removal(connection, "remove_evaluation", evaluation)
         return bool(row["removed"])
+
+
+async def _remove_events(connection: Any, kind: str, before: datetime) -> int:
+    removed = 0
+    for found in await connection.fetch(SQL["record_types"], kind):
+        place: tuple[datetime | None, int] = (BEGINNING, 0)
+        while place[0] is not None:
+            page = await call_removal(
+                connection, "remove_page", kind, found["type"], before, *place, AT_ONCE
+            )
+            removed += page["r_removed"]
+            place = page["r_time"], page["r_position"]
+    return removed
+
+
+async def _remove_rows(connection: Any, kind: str, before: datetime) -> int:
+    removed = 0
+    while count := (await call_removal(connection, "remove_old_rows", kind, before, AT_ONCE))[
+        "removed"
+    ]:
+        removed += count
+    return removed

@@ -208,8 +208,17 @@ select * from remove_run($1, $2, $3, $4, $5, $6, $7, $8)
 -- name: count_records
 select r_kind, r_count from count_records($1, $2)
 
--- name: remove_records
-select remove_records($1, $2, $3, $4) as removed
+-- name: record_types
+select unnest(record_types($1)) as type
+
+-- name: remove_page
+select r_removed, r_time, r_position from remove_page($1, $2, $3, $4, $5, $6)
+
+-- name: remove_evaluation
+select remove_evaluation($1) as removed
+
+-- name: remove_old_rows
+select remove_old_rows($1, $2, $3) as removed
 
 -- name: remove_dataset
 select * from remove_dataset($1, $2, $3, $4, $5, $6, $7)

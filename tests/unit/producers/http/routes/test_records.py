@@ -50,7 +50,7 @@ from tests.unit.consumers.deploy.test_publish import PUSH
 pytestmark = pytest.mark.postgres
 
 WS = "w1"
-TABLES = ("evaluations", "hub_pushes", "deliveries", "log_lines", "graded_groups")
+TABLES = ("dead_letters", "evaluations", "hub_pushes", "deliveries", "log_lines", "graded_groups")
 
 
 def later() -> datetime:
