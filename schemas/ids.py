@@ -4,6 +4,7 @@ Every id that Headrace makes is derived from its cause. Repeating something afte
 makes the same id, and the keys of the database can reject the second copy. Nothing here is random.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -41,6 +42,12 @@ def derive_id(cause: UUID, name: str) -> UUID:
 def short_id(kind: str, key: str) -> str:
     """A 16-digit hex id for the thing of this `kind` that `key` identifies."""
     return derive_id(HEADRACE, f"{kind}/{key}").hex[:16]
+
+
+def is_id(text: str) -> bool:
+    """Whether a text has the form of the id of a run, an evaluation (`RUNv4` is a run's own after step
+    4) or a dataset. Nothing is given a name of this form, because another thing may have that id."""
+    return re.fullmatch(r"[0-9a-f]{16}(v\d+)?", text) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,10 @@ class Shares:
     async def create(self, run: str, *, days: int, by: str) -> NewShare:
         """Make a link that is open for so many days. Raises Conflict when the run has too many."""
         share, key = secrets.token_hex(6), secrets.token_urlsafe(32)
-        expires_at = await self._pool.fetchval(
-            SQL["insert_share"], share, _digest(key), run, by, days * DAY_S, MOST_SHARES
-        )
+        async with self._pool.take_turns(f"links of {run}") as connection:
+            expires_at = await connection.fetchval(
+                SQL["insert_share"], share, _digest(key), run, by, days * DAY_S, MOST_SHARES
+            )
         if expires_at is None:
             raise Conflict(
                 f"the run has {MOST_SHARES} links that are open; revoke one before you make another"

@@ -85,18 +85,20 @@ class AlertTargets:
         if medium == "webhook":
             secret = new_secret()
             sealed_secret = await self._seal(workspace, target, "secret", secret)
-        row = await self._pool.fetchrow(
-            SQL["add_target"],
-            target,
-            workspace,
-            medium,
-            shown,
-            await self._seal(workspace, target, "address", address),
-            sealed_secret,
-            sorted(set(kinds)),
-            by,
-            MOST_TARGETS,
-        )
+        sealed = await self._seal(workspace, target, "address", address)
+        async with self._pool.take_turns(f"alert targets of {workspace}") as connection:
+            row = await connection.fetchrow(
+                SQL["add_target"],
+                target,
+                workspace,
+                medium,
+                shown,
+                sealed,
+                sealed_secret,
+                sorted(set(kinds)),
+                by,
+                MOST_TARGETS,
+            )
         if row is None:
             raise Conflict(
                 f"a workspace has at most {MOST_TARGETS} targets of alerts; remove one that nobody reads"

@@ -87,6 +87,14 @@ class Pool:
             finally:
                 await self._pool.release(connection, timeout=CONNECT_S)
 
+    @asynccontextmanager
+    async def take_turns(self, what: str) -> AsyncIterator[Any]:
+        """Reserve a connection with a transaction for the caller inside the block. Others for the same
+        `what` wait until it ends, so that what they count stays true until they have added to it."""
+        async with self.acquire() as connection, connection.transaction():
+            await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 49))", what)
+            yield connection
+
     def terminate(self) -> None:
         """Close all connections at once."""
         self._pool.terminate()

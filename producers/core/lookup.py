@@ -21,7 +21,7 @@ from schemas.events import (
     RunRenamed,
     RunRequested,
 )
-from schemas.ids import StreamName, checkpoint_stream, eval_stream, run_stream
+from schemas.ids import StreamName, checkpoint_stream, eval_stream, is_id, run_stream
 from schemas.sampling import ArtifactRef, ModelRef
 from schemas.specs import CheckpointSpec
 
@@ -88,7 +88,7 @@ class Lookup:
 
     async def run(self, ref: str) -> RunRequested:
         """The event that requested the run, with the run's current name."""
-        identity = await self._names.find("run", ref) or ref
+        identity = await self._identity("run", ref)
         event = await self._first(run_stream(identity), identity, RunRequested.type)
         if not isinstance(event, RunRequested) or not may_see(event.owner_workspace):
             raise await self._unknown("run", ref, "`headrace train list` shows all")
@@ -108,7 +108,7 @@ class Lookup:
         return found
 
     async def evaluation(self, ref: str) -> EvaluationRequested:
-        identity = await self._names.find("evaluation", ref) or ref
+        identity = await self._identity("evaluation", ref)
         event = await self._first(eval_stream(identity), identity, EvaluationRequested.type)
         if isinstance(event, EvaluationRequested) and await self._may_see(event):
             return event
@@ -166,6 +166,11 @@ class Lookup:
             )
         sign = -1 if key.endswith(LOWER_IS_BETTER) else 1
         return saved[max((sign * value, step) for value, step in found)[1]]
+
+    async def _identity(self, kind: Kind, ref: str) -> str:
+        """The id that a name or an id refers to. A text with the form of an id is one, even if another
+        thing has it as its name."""
+        return ref if is_id(ref) else await self._names.find(kind, ref) or ref
 
     async def _first(self, stream: StreamName, identity: str, kind: str) -> Event | None:
         """The event that opened a stream. A new event is not below the horizon yet, so the stream

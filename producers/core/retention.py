@@ -25,7 +25,7 @@ from producers.core.lookup import Lookup
 from producers.core.submit import NAME
 from schemas.errors import Conflict, HeadraceError, InvalidConfig, Issue, NotFound, TransientError
 from schemas.events import DatasetDeleted, RunArchived, RunDeleted, RunRenamed, RunRestored
-from schemas.ids import HEADRACE, derive_id, run_stream
+from schemas.ids import HEADRACE, derive_id, is_id, run_stream
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class Retention:
                 f"{name!r} cannot name a run; use letters, digits, '.', '_' and '-', at most 100"
             )
             raise InvalidConfig(message, issues=(Issue("name", message),))
+        if is_id(name):
+            raise Conflict(f"{name} could be the id of another run; choose another name")
         found = await self._lookup.whole_run(ref)
         if found.run_name == name:
             return found.run, Cursor()

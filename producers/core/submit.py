@@ -45,6 +45,7 @@ from schemas.ids import (
     StreamName,
     derive_id,
     eval_stream,
+    is_id,
     run_stream,
     short_id,
 )
@@ -279,6 +280,8 @@ class Submitter:
                 allowed = "letters, digits, '.', '_' and '-', at most 100"
                 message = f"{wanted!r} cannot name a {kind}; use {allowed}"
                 raise InvalidConfig(message, issues=(Issue("name", message),))
+            if is_id(wanted):
+                raise Conflict(f"{wanted} could be the id of another {kind}; choose another name")
             if await self._names.take(kind, wanted, identity) != identity:
                 raise Conflict(
                     f"the name {wanted} is already used by another {kind}; choose another name"

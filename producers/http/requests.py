@@ -16,6 +16,9 @@ from schemas.errors import InvalidConfig, Issue
 from schemas.ids import HEADRACE, derive_id
 
 MAX_JSON_BYTES = 1 << 20
+NOT_TEXT = re.compile("[\0\ud800-\udfff]")
+"""Characters that JSON can escape, and that Postgres or UTF-8 cannot hold."""
+
 KEY = re.compile(r"^[\x21-\x7e]{1,200}$")
 
 
@@ -34,7 +37,9 @@ class JsonBody:
 
     def optional(self, name: str) -> str | None:
         value = self.values.get(name)
-        if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+        if value is not None and (
+            not isinstance(value, str) or not value or NOT_TEXT.search(value)
+        ):
             raise _invalid_field(name, f"must be a string that is not empty, got {value!r:.40}")
         return value
 
@@ -62,7 +67,7 @@ class JsonBody:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _invalid_field(name, f"must be a number, got {value!r:.40}")
         if not least <= value <= most:
-            raise _invalid_field(name, f"must be from {least:g} to {most:g}, got {value:g}")
+            raise _invalid_field(name, f"must be from {least:g} to {most:g}, got {value!r:.40}")
         return value
 
 

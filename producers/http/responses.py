@@ -20,12 +20,13 @@ LONGEST_NUMBER = 12
 
 
 class ApiResponse(JSONResponse):
-    """A JSON response whose content may hold times, uuids and tuples."""
+    """A JSON response whose content may hold times, uuids and tuples. Half of a surrogate pair, which a
+    refusal may quote from a request, is written as JSON escapes it."""
 
     def render(self, content: object) -> bytes:
         return json.dumps(
             content, default=_encode_value, ensure_ascii=False, allow_nan=False
-        ).encode()
+        ).encode(errors="backslashreplace")
 
 
 def page_response(items: str, rows: Sequence[object], total: int, page: PageRange) -> ApiResponse:

@@ -29,7 +29,7 @@ from producers.core.datasets.row_issues import ISSUES
 from producers.core.datasets.rules import FileReport, check_file
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered
-from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, short_id
+from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, is_id, short_id
 from schemas.sampling import ArtifactRef
 from schemas.specs import DatasetRef
 
@@ -60,6 +60,9 @@ def check_name(name: str) -> None:
             f"{name!r} cannot name a dataset; use letters, digits, '.', '_' and '-', at most 128",
             issues=(Issue("name", f"must be letters, digits, '.', '_' and '-', got {name!r}"),),
         )
+    if is_id(name):
+        message = f"{name} could be the id of another dataset; choose another name"
+        raise InvalidConfig(message, issues=(Issue("name", message),))
 
 
 def file_kind(file_name: str) -> str:

@@ -255,6 +255,24 @@ def test_a_mail_that_cannot_be_made_is_not_delivered_and_stops_no_other() -> Non
         channels._mail("run/ended", {"text": "x"}, ["=?utf-8?q?=0aBcc?=@x.org"])
 
 
+async def test_of_simultaneous_requests_at_the_limit_one_adds_a_target(app: Application) -> None:
+    await fill(app, steps=2)
+    for n in range(MOST_TARGETS - 1):
+        await add(app, f"http://127.0.0.1:9/{n}")
+    durable = app.database.durable
+    workspace = await durable.fetchval("select workspace from alert_targets limit 1")
+    async with durable.take_turns(f"alert targets of {workspace}") as other:
+        body = {"medium": "webhook", "address": "http://127.0.0.1:9/"}
+        request = asyncio.create_task(app.post(ALERTS, body))
+        await asyncio.wait([request], timeout=0.5)
+        await other.execute(
+            "insert into alert_targets (id, workspace, medium, shown, address, kinds, created_by) "
+            "select 'at-other', workspace, medium, shown, address, kinds, created_by "
+            "from alert_targets limit 1"
+        )
+    assert (await request).status_code == 409
+
+
 async def test_targets_are_sealed_bounded_and_removed_with_what_waits(app: Application) -> None:
     await fill(app, steps=2)
     targets = [await add(app, f"http://127.0.0.1:9/{n}/path") for n in range(MOST_TARGETS)]

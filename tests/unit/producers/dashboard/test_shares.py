@@ -1,5 +1,6 @@
 """Links that show one run to everyone who has them: what they show, and what they never show."""
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -178,6 +179,23 @@ async def test_a_run_has_a_bounded_number_of_links_and_none_lasts_for_ever(
     answer = await filled.api.post(f"/api/v1/runs/{FIRST}/shares", json={})
     assert answer.status_code == 409
     assert "revoke one" in answer.json()["detail"]
+
+
+async def test_of_simultaneous_requests_at_the_limit_one_makes_a_link(filled: Application) -> None:
+    path = f"/api/v1/runs/{FIRST}/shares"
+    open_now = len((await filled.api.get(path)).json()["shares"])
+    for _ in range(MOST_SHARES - 1 - open_now):
+        await share(filled, days=1)
+    durable = filled.database.durable
+    run = await durable.fetchval("select run from run_shares limit 1")
+    async with durable.take_turns(f"links of {run}") as other:
+        request = asyncio.create_task(filled.api.post(path, json={"days": 1}))
+        await asyncio.wait([request], timeout=0.5)
+        await other.execute(
+            "insert into run_shares (share, sha256, run, created_by, expires_at) "
+            "select 'other', sha256('other'), run, created_by, expires_at from run_shares limit 1"
+        )
+    assert (await request).status_code == 409
 
 
 async def test_links_are_made_and_revoked_on_a_page(

@@ -168,6 +168,36 @@ async def test_names_are_invented_kept_and_refused_when_taken(ready: Application
     assert (await ready.get("/runs/mine"))["run"]["id"] == named.json()["run"]["id"]
 
 
+async def test_an_id_is_no_name_so_that_nobody_takes_that_of_another_run(
+    ready: Application,
+) -> None:
+    run = (await ready.post("/runs", {"config": config()})).json()["run"]["id"]
+    dataset = (await ready.get("/datasets/numbers"))["dataset"]["id"]
+    evaluation = {key: config()[key] for key in ("experiment",)}
+    requests = [
+        ("/runs", {"config": config(), "name": run}),
+        (f"/runs/{run}/rename", {"name": run}),
+        ("/evals", {"config": evaluation, "name": f"{run}v4"}),
+        ("/datasets", {"name": dataset, "file_name": "rows.jsonl"}),
+    ]
+    for path, body in requests:
+        refused = await ready.post(path, body)
+        assert refused.status_code in (400, 409), refused.text
+        assert "could be the id of another" in refused.json()["detail"]
+
+
+async def test_commands_reach_the_run_that_is_shown_when_another_has_its_id_as_a_name(
+    ready: Application,
+) -> None:
+    """Names of this form are refused, but older versions did not."""
+    run = (await ready.post("/runs", {"config": config()})).json()["run"]["id"]
+    other = (await ready.post("/runs", {"config": config()})).json()["run"]["id"]
+    await ready.services.readmodel.names.take("run", run, other)
+    assert (await ready.get(f"/runs/{run}"))["run"]["id"] == run
+    tagged = await ready.post(f"/runs/{run}/tags", {"add": ["a"]})
+    assert tagged.json()["run"]["id"] == run
+
+
 @pytest.mark.parametrize(
     ("change", "key", "says", "meant"),
     [
