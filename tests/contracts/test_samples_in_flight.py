@@ -1,7 +1,10 @@
 """A workspace never has more samples in flight than its quota, whoever claims them."""
 
 import asyncio
+import itertools
+import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -59,13 +62,13 @@ async def request_run(log: PostgresLog, run: str, workspace: str | None) -> None
     await log.commit(commit_of(requested))
 
 
+def new_effect(wanted: GenerateGroup | GenerateSample) -> NewEffect:
+    stream = group_stream(wanted.spec.group)
+    return NewEffect(effect=wanted, consumer=ROLLOUT, stream=stream, correlation=uuid4())
+
+
 async def add(log: PostgresLog, *wanted: GenerateGroup | GenerateSample) -> None:
-    new = (
-        NewEffect(effect=each, consumer=ROLLOUT, stream=stream, correlation=uuid4())
-        for each in wanted
-        for stream in (group_stream(each.spec.group),)
-    )
-    await log.commit(Commit(effects=tuple(new)))
+    await log.commit(Commit(effects=tuple(map(new_effect, wanted))))
 
 
 async def claim(
@@ -154,6 +157,92 @@ async def test_a_group_larger_than_the_quota_is_sampled_alone(
     await log.commit(Commit(worker=one, finished=((first.id, first.epoch),)))
     (second,) = await claim(effects, one, 100, 5)
     assert second.size == 3, "3 and 3 are more than 5"
+
+
+async def test_samples_that_are_requested_together_with_their_evaluation_count(
+    log: PostgresLog, effects: PostgresEffects
+) -> None:
+    """One commit has the evaluation, from which its workspace follows, and its samples."""
+    await request_run(log, "r", "w")
+    evaluation = EvaluationRequested(
+        evaluation="av1", eval_name="av1", template=template(), rows=(0,), run="r", step=1
+    )
+    wanted = tuple(new_effect(sample("av1", number)) for number in range(9))
+    await log.commit(replace(commit_of(evaluation, 2), effects=wanted))
+    await add(log, *(sample("r", number) for number in range(9)))
+    assert len(await claim(effects, WORKERS[0], 9, 5)) == 5
+
+
+async def test_what_dead_workers_held_never_exceeds_the_quota_when_it_is_claimed_again(
+    database: Database, log: PostgresLog, effects: PostgresEffects
+) -> None:
+    await request_run(log, "r", "w")
+    await add(log, *(sample("r", number) for number in range(20)))
+    for dying, heir in itertools.pairwise(WORKERS):
+        await claim(effects, dying, 9, 6)
+        await effects.expire(dying)
+        await claim(effects, heir, 9, 6)
+        held = await database.durable.fetch(
+            "select worker, sum(size) as places from effects where worker is not null"
+            " group by worker"
+        )
+        assert [row["worker"] for row in held] == [heir]
+        assert held[0]["places"] <= 6, "what outlives two deaths takes more places"
+
+
+async def test_samples_of_many_workspaces_are_claimed_in_their_turns(
+    database: Database, log: PostgresLog, effects: PostgresEffects
+) -> None:
+    """Also when one workspace has many turns before those of all others."""
+    for number in range(20):
+        await request_run(log, f"r{number}", f"w{number}")
+        await add(log, *(sample(f"r{number}", index) for index in range(20)))
+    await execute(database.url, "update effects set turn = 10 + (hashtext(id::text) & 1023)")
+    await execute(database.url, "update effects set turn = turn / 100 where run_id = 'r7'")
+    wanted = await database.durable.fetch("select id from effects order by turn, created limit 96")
+    for first in range(0, 96, 16):
+        claimed = await claim(effects, WORKERS[0], 16, 50)
+        assert [each.id for each in claimed] == [row["id"] for row in wanted[first : first + 16]]
+
+
+FILL = """
+insert into run_gates (run_id, state, workspace)
+    select 'r' || n, 'open', 'w' || n % 2 from generate_series(0, 99) n;
+insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, turn, workspace)
+    select gen_random_uuid(), 'rollout', 'group-g', 'generate', 'r' || n % 100, 'GenerateSample',
+           '{}', gen_random_uuid(), n, 'w' || n % 2
+    from generate_series(0, 19999) n;
+"""
+
+
+async def buffers(database: Database, samples: int | None) -> int:
+    """The buffers that a claim of 16 samples reads when it is made for the second time."""
+    query = (
+        "explain (analyze, buffers, format json) select * from claim_in_turn("
+        "'w0', '{generate}', '{rollout}', '{16}', 0, null, $1::bigint)"
+    )
+    async with database.durable.acquire() as connection:
+        for _ in range(2):
+            plan = json.loads(await connection.fetchval(query, samples))[0]["Plan"]
+    assert plan["Actual Rows"] == 16
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+@pytest.mark.parametrize("analyzed", [True, False])
+async def test_a_claim_with_a_quota_reads_little_more_than_one_without(
+    database: Database, effects: PostgresEffects, analyzed: bool
+) -> None:
+    """A hundred runs wait, and half of the samples belong to a workspace that is at its quota."""
+    await execute(database.url, "alter table effects set (autovacuum_enabled = off)")
+    await execute(database.url, FILL)
+    if analyzed:
+        await execute(database.url, "analyze effects")
+    await execute(
+        database.url, "insert into workspace_quotas values ('w1', 'samples_in_flight', 0)"
+    )
+    with_quota = await buffers(database, 1000)
+    await execute(database.url, "delete from workspace_quotas")
+    assert with_quota < 1.5 * await buffers(database, None)
 
 
 def test_only_a_claim_begins_a_sample() -> None:

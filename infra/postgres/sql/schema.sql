@@ -184,6 +184,8 @@ begin
     if found_workspace is not null then
         insert into run_gates as g (run_id, state, workspace) values (owner, 'open', found_workspace)
         on conflict (run_id) do update set workspace = excluded.workspace;
+        -- Samples that the same decision requested, before its events were written.
+        update effects e set workspace = found_workspace where e.run_id = owner and e.lane = 'generate';
     end if;
     return null;
 end $$;
@@ -195,7 +197,8 @@ create trigger events_note_workspace after insert on events for each row
 -- says, so that the index of claimable effects leaves out the runs that rest; a claim checks the gate as well. `turn`
 -- orders what can be claimed, `size` is how many places of its lane it takes, and `later` says that it is not due
 -- before `due_at`. `deaths` counts the workers that died while they held it, `crashes` the deaths that it is blamed
--- for.
+-- for. `workspace` is the workspace whose quota of samples in flight counts it: empty for other lanes, and for runs
+-- without a workspace.
 create table effects (
     id          uuid primary key,
     consumer    text not null,
@@ -219,7 +222,8 @@ create table effects (
     size        integer not null default 1,
     later       boolean not null default false,
     deaths      integer not null default 0,
-    progressed_at timestamptz default clock_timestamp()
+    progressed_at timestamptz default clock_timestamp(),
+    workspace   text not null default ''
 ) with (fillfactor = 50);
 alter table effects set (autovacuum_vacuum_scale_factor = 0.02);
 -- What can be claimed, in the order in which it is claimed, and what is to be tried again later.
@@ -227,8 +231,12 @@ create index effects_ready on effects (lane, consumer, turn, created)
     where worker is null and not shut and not later;
 create index effects_later on effects (lane, consumer, due_at)
     where worker is null and not shut and later;
--- What is claimed: dead holders are found by going from holder to holder.
-create index effects_held on effects (worker) where worker is not null;
+-- Samples that can be claimed, by workspace.
+create index effects_samples on effects (consumer, workspace, turn, created)
+    where lane = 'generate' and worker is null and not shut and not later;
+-- What is claimed: dead holders are found by going from holder to holder, and so are the samples in flight of a
+-- workspace.
+create index effects_held on effects (worker, workspace) where worker is not null;
 -- What is performed, by its turn.
 create index effects_performed on effects (lane, turn) where worker is not null;
 -- The last turn of a run in a lane.
@@ -523,7 +531,7 @@ begin
     -- decisions at the same moment each may not see the turns of the other.
     if cardinality(f_id) > 0 then
         insert into effects (id, consumer, stream, lane, run_id, type, data, correlation,
-                             traceparent, worker, epoch, shut, size, turn)
+                             traceparent, worker, epoch, shut, size, turn, workspace)
         with asked as materialized (
             select f.*, coalesce(f.given, 1) as size from unnest(
                 f_id, f_consumer, f_stream, f_lane, f_run, f_type, f_data, f_correlation, f_trace,
@@ -531,13 +539,16 @@ begin
                 as f (id, consumer, stream, lane, run, type, data, correlation, trace, claimed, given, n)
         ), shares as materialized (
             select s.run, s.lane, s.consumer, next_turn(s.run, s.lane, s.consumer) as turn,
-                   coalesce((select g.weight from run_gates g where g.run_id = s.run), 1) as weight
+                   coalesce(g.weight, 1) as weight,
+                   case when s.lane = 'generate' then coalesce(g.workspace, '') else '' end as workspace
             from (select distinct a.run, a.lane, a.consumer from asked a) s
+            left join run_gates g on g.run_id = s.run
         )
         select a.id, a.consumer, a.stream, a.lane, a.run, a.type, a.data::json, a.correlation,
                a.trace, case when a.claimed then p_worker end, case when a.claimed then 1 else 0 end,
                coalesce(a.run = any (resting), false), a.size,
-               s.turn + sum(a.size) over (partition by a.run, a.lane order by a.n)::float8 / s.weight
+               s.turn + sum(a.size) over (partition by a.run, a.lane order by a.n)::float8 / s.weight,
+               s.workspace
         from asked a join shares s using (run, lane, consumer)
         where not exists (select from run_gates g where g.run_id = a.run and g.state = 'closed')
         order by a.n
@@ -633,19 +644,97 @@ begin
     from held h where e.id = h.id;
 end $$;
 
--- How many places of the lane `generate` the runs of a workspace may take together; null is without a limit.
--- p_most is the limit of a workspace that has none of its own.
+-- How many places of the lane `generate` the runs of a workspace may take together; null is without a limit, as for
+-- runs without a workspace. p_most is the limit of a workspace that has none of its own.
 create function sample_limit(p_workspace text, p_most bigint) returns bigint language plpgsql stable as $$
 declare
     own_most bigint;
 begin
-    if p_workspace is null then
+    if coalesce(p_workspace, '') = '' then
         return null;
     end if;
     select q.most into own_most from workspace_quotas q
     where q.workspace = p_workspace and q.name = 'samples_in_flight';
     return case when found then own_most else p_most end;
 end $$;
+
+-- Claim samples of a consumer, of each workspace as long as its samples in flight stay within its limit. A sample or
+-- a group that is larger than that limit is claimed when the workspace has nothing else in flight. The workspaces are
+-- asked one by one, because an index scan in the order of turns would meet all samples of one that is at its limit.
+-- Of p_room samples, those of the workspace whose next sample comes n-th are at most p_room - n + 1, and the others
+-- are asked for their next sample only. What is in flight is counted from worker to worker, up to the limit. The
+-- comparisons of rows keep the planner from another index, whose order would have to be sorted.
+create function claim_samples(
+    p_worker text, p_decider integer, p_consumer text, p_room integer, p_samples bigint
+)
+returns setof effects language sql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_sort = off as $$
+    with recursive holders (name) as (
+        (select e.worker from effects e where e.worker is not null order by e.worker limit 1)
+        union all
+        select (select e.worker from effects e where e.worker > h.name order by e.worker limit 1)
+        from holders h where h.name is not null
+    ), spaces (workspace) as (
+        (select e.workspace from effects e
+         where e.lane = 'generate' and e.worker is null and not e.shut and not e.later and e.consumer = p_consumer
+         order by e.workspace limit 1)
+        union all
+        select (select e.workspace from effects e
+                where e.lane = 'generate' and e.worker is null and not e.shut and not e.later
+                  and e.consumer = p_consumer and e.workspace > s.workspace
+                order by e.workspace limit 1)
+        from spaces s where s.workspace is not null
+    ), heads as materialized (
+        select s.workspace, head.turn, head.created
+        from spaces s cross join lateral (
+            select e.turn, e.created from effects e
+            where e.lane = 'generate' and e.worker is null and not e.shut and not e.later
+              and e.consumer = p_consumer and e.workspace = s.workspace
+              and e.due_at <= (select clock_timestamp())
+              and coalesce((select g.state = 'open' and g.holds = 0 and g.decider <= p_decider
+                            from run_gates g where g.run_id = e.run_id), true)
+            order by e.turn, e.created limit 1) head
+        order by head.turn, head.created
+    ), free as materialized (
+        select h.workspace, l.most, t.together, row_number() over () as rank
+        from heads h
+        cross join lateral (select sample_limit(h.workspace, p_samples) as most offset 0) l
+        cross join lateral (
+            select coalesce(sum(c.size), 0) as together from (
+                select o.size from holders w cross join lateral (
+                    select e.size from effects e
+                    where e.worker is not null and (e.worker, e.workspace) >= (w.name, h.workspace)
+                      and (e.worker, e.workspace) <= (w.name, h.workspace)
+                    order by e.worker, e.workspace limit l.most) o
+                where l.most is not null limit l.most) c) t
+        where l.most is null or t.together < l.most
+        limit p_room
+    ), next as materialized (
+        select n.place from (
+            select w.*, f.most, f.together
+                        + sum(w.size) over (partition by f.workspace order by w.turn, w.created) as after
+            from free f cross join lateral (
+                select e.ctid as place, e.turn, e.created, e.size from effects e
+                where e.lane = 'generate' and e.worker is null and not e.shut and not e.later
+                  and e.consumer = p_consumer and e.workspace = f.workspace
+                  and e.due_at <= (select clock_timestamp())
+                  and coalesce((select g.state = 'open' and g.holds = 0 and g.decider <= p_decider
+                                from run_gates g where g.run_id = e.run_id), true)
+                order by e.turn, e.created limit least(p_room - f.rank + 1, f.most - f.together)) w) n
+        where n.most is null or n.after <= n.most or n.after = n.size
+        order by n.turn, n.created limit p_room
+    ), picked as materialized (
+        select e.ctid as place, e.size, e.turn, e.created from effects e
+        where e.ctid = any (array(select n.place from next n)) and e.worker is null and not e.shut
+        for update skip locked
+    ), fitting as (
+        select p.place, sum(p.size) over (order by p.turn, p.created) - p.size as before from picked p
+    )
+    update effects e
+    set worker = p_worker, epoch = e.epoch + 1
+    where e.ctid = any (array(select f.place from fitting f where f.before < p_room))
+    returning e.*
+$$;
 
 -- Claim effects of a lane, of each run as long as it takes fewer than p_most places (null: without a limit), and of
 -- each workspace as long as its samples in flight stay within its limit. An effect that is larger than that limit
@@ -715,8 +804,9 @@ $$;
 -- Of several queues (one per lane and consumer) the one whose head has the smallest turn goes first.
 --
 -- p_most has, for each lane, how many places one run may take of it in all workers, or null. p_samples is how many
--- samples in flight a workspace may have that has no such quota of its own, or null. With such a limit the runs are
--- asked one by one, because an index scan in the order of turns would meet all effects of a run that is at its limit.
+-- samples in flight a workspace may have that has no such quota of its own, or null. With such a limit the runs (or
+-- the workspaces) are asked one by one, because an index scan in the order of turns would meet all effects of a run
+-- that is at its limit.
 -- Such claims of a lane exclude each other, so that two of them never fill the same place.
 --
 -- The settings and the subqueries fix the plans, because a session keeps the plan that it made when the table was
@@ -780,10 +870,20 @@ begin
         order by head.turn, head.created
     loop
         continue when p_room[queue.n] <= 0;
-        if p_most[queue.n] is not null or queue.lane = 'generate' and limits_samples then
+        if p_most[queue.n] is not null then
             for taken in
                 select * from claim_for_runs(
                     p_worker, queue.lane, p_consumers, p_room[queue.n], p_most[queue.n], p_samples)
+            loop
+                return next taken;
+                p_room[queue.n] := p_room[queue.n] - taken.size;
+            end loop;
+            continue;
+        end if;
+        if queue.lane = 'generate' and limits_samples then
+            for taken in
+                select * from claim_samples(
+                    p_worker, own_decider, queue.consumer, p_room[queue.n], p_samples)
             loop
                 return next taken;
                 p_room[queue.n] := p_room[queue.n] - taken.size;

@@ -114,8 +114,8 @@ async def test_only_the_api_rewrites_what_it_shows(url: str) -> None:
 
 WAITING = """
 insert into run_gates (run_id, state, workspace) values ('r', 'open', 'ws');
-insert into effects (id, consumer, stream, lane, run_id, type, data, correlation)
-select gen_random_uuid(), 'rollout', 's', 'generate', 'r', 't', '{}', gen_random_uuid()
+insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, workspace)
+select gen_random_uuid(), 'rollout', 's', 'generate', 'r', 't', '{}', gen_random_uuid(), 'ws'
 """
 
 
