@@ -8,7 +8,8 @@ when the run was closed (an attempt takes six hours at most).
 
 When a run is archived or deleted, or a dataset deleted, its bytes become orphans too, including small
 artifacts (rows). Their grace period covers a request that looked the run or dataset up just before: once
-it has appended, its event names what it needs. Nothing is collected while an archive is being restored.
+it has appended, its event names what it needs. A snapshot of a workspace is collected when the last
+event that named it was removed. Nothing is collected while an archive is being restored.
 """
 
 import logging
@@ -56,6 +57,10 @@ FORGET_REMOVED = "delete from removals where owner = $1"
 
 DISCARDED = "select uri from discarded_blobs where at < $1"
 
+RUNS = "runs/"
+FORGET_DISCARDED = "delete from discarded_blobs where uri = $1"
+IS_AT_WORK = "select exists (select from effects where run_id = $1)"
+
 TABLE_S = 5.0
 """How long the collector waits for transactions that store artifacts."""
 
@@ -75,6 +80,7 @@ async def collect(
         async for old in _pages_of_old_blobs(database, blobs, now=now, grace=grace):
             num_blobs += await _delete_unnamed(database, blobs, old, check)
         num_blobs += await _delete_shared(database, blobs, check, before=now - grace)
+        num_blobs += await _delete_snapshots(database, blobs, check, now=now)
         while rows := await _old_rows(database, now):
             num_rows += await _delete_rows(database, rows)
         await _forget_discarded(database, blobs, now)
@@ -113,6 +119,30 @@ async def _delete_shared(
     return count
 
 
+async def _delete_snapshots(
+    database: Database, blobs: InstalledBlobs, check: Check, *, now: datetime
+) -> int:
+    """Delete the snapshots of workspaces that a removed event named and that no event names any more.
+    Returns how many were. A workspace may store one again at any time, and names it in the event that
+    ends its effect. So it must have no effect, and that is asked before the names are."""
+    count = 0
+    for row in await database.lazy.fetch(DISCARDED, now - REMOVED_GRACE):
+        key = await blobs.key(row["uri"]) or ""
+        if not key.startswith(RUNS) or await database.lazy.fetchval(IS_AT_WORK, _owner(key)):
+            continue
+        await check()
+        if await _find_named(database, blobs, [key]):
+            await database.lazy.execute(FORGET_DISCARDED, row["uri"])
+        else:
+            await blobs.delete(row["uri"])
+            count += 1
+    return count
+
+
+def _owner(key: str) -> str:
+    return key.split("/")[1]
+
+
 async def _find_named(database: Database, blobs: InstalledBlobs, keys: Iterable[str]) -> set[str]:
     """Return the keys of the blobs that an event names."""
     uris = {f"{place}/{key}": key for place in await blobs.places() for key in keys}
@@ -129,7 +159,7 @@ async def _pages_of_old_blobs(
     async for run, removed_at, is_gone in _ended_runs(database):
         if removed_at is not None and removed_at > now - REMOVED_GRACE:
             continue
-        found = await blobs.keys(f"runs/{run}/")
+        found = await blobs.keys(f"{RUNS}{run}/")
         if is_gone and not found:
             await database.lazy.execute(FORGET_REMOVED, run)
         for blob in found:
@@ -159,6 +189,8 @@ async def _discarded_blobs(
     old: dict[str, str] = {}
     discarded = await database.lazy.fetch(DISCARDED, now - REMOVED_GRACE)
     for key in {await blobs.key(row["uri"]) for row in discarded} - {None}:
+        if str(key).startswith(RUNS):
+            continue
         for blob in await blobs.keys(str(key)):
             if blob.key == key and blob.modified < now - REMOVED_GRACE:
                 old[blob.key] = blob.uri
@@ -169,7 +201,7 @@ async def _forget_discarded(database: Database, blobs: InstalledBlobs, now: date
     """Forget the discarded blobs that are deleted now. Others may have been kept for a backup."""
     for row in await database.lazy.fetch(DISCARDED, now - REMOVED_GRACE):
         if await blobs.exists(await blobs.key(row["uri"]) or "none") is None:
-            await database.lazy.execute("delete from discarded_blobs where uri = $1", row["uri"])
+            await database.lazy.execute(FORGET_DISCARDED, row["uri"])
 
 
 async def _old_rows(database: Database, now: datetime) -> list[str]:

@@ -20,6 +20,7 @@ ROWS = ("alerts", "uploads", "usage")
 
 OTHERS = (
     *("verifications", "hub_pushes", "deliveries", "statuses", "deployments", "dead_letters"),
+    *("pushes", "ref_checks", "syncs"),
     *ROWS,
 )
 """The kinds of records that nobody reads for long."""
