@@ -24,6 +24,7 @@ from infra.gateway.delivery import (
 )
 from infra.gateway.engine_errors import as_gateway_errors, gather_all
 from infra.gateway.errors import GatewayError
+from infra.gateway.serving.answer_memory import AnswerMemory, MemoryClaim, most_bytes
 from infra.gateway.serving.call import PATH, ServingCall
 from infra.gateway.serving.sample_requests import ServedRequest, parse_request, sample_requests
 from infra.gateway.serving.turns import AnswerTurns
@@ -79,6 +80,7 @@ class ServingEndpoint:
         self._turns = AnswerTurns(most)
         self._bodies = LargeBodyTurns()
         self._in_flight = BytesInFlight()
+        self._memory = AnswerMemory()
         self._server = HttpServer(
             self._app,
             host=host,
@@ -158,15 +160,16 @@ class ServingEndpoint:
     ) -> None:
         number = secrets.randbits(48)
         wanted = sample_requests(call, parsed)
-        if not parsed.streams:
-            work = self._sample_all(call, parsed, wanted, number)
-            turns = await sample_while_connected(work, body.wait_for_disconnect)
-            await reply(send, 200, parsed.answer(turns, number=number))
-            return
-        pieces = Pieces()
-        work = self._sample_all(call, parsed, wanted, number, pieces)
-        stream = EventStream(send, parsed.stream(number=number))
-        await stream.deliver(work, pieces, body.wait_for_disconnect)
+        with self._memory.claim(call.token, call.served.workspace, most_bytes(wanted)) as claim:
+            if not parsed.streams:
+                work = self._sample_all(call, parsed, wanted, number, claim)
+                turns = await sample_while_connected(work, body.wait_for_disconnect)
+                await reply(send, 200, parsed.answer(turns, number=number))
+                return
+            pieces = Pieces()
+            work = self._sample_all(call, parsed, wanted, number, claim, pieces)
+            stream = EventStream(send, parsed.stream(number=number))
+            await stream.deliver(work, pieces, body.wait_for_disconnect)
 
     async def _sample_all(
         self,
@@ -174,10 +177,12 @@ class ServingEndpoint:
         parsed: ServedRequest,
         wanted: Sequence[SampleRequest],
         number: int,
+        claim: MemoryClaim,
         pieces: Pieces | None = None,
     ) -> Sequence[Turn]:
-        """Sample the answers of a call together, and count their tokens. Their text is put into `pieces`
-        as it is sampled. Raises GatewayError."""
+        """Sample the answers of a call together, once there is memory for them, and count their tokens.
+        Their text is put into `pieces` as it is sampled. Raises GatewayError."""
+        await claim.wait()
         async with self._turns.turn():
             samples = [
                 self._sample(request, partial(pieces.add, choice) if pieces else None)

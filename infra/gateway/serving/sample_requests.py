@@ -19,6 +19,8 @@ MOST_PROMPT_TOKENS = 1 << 20
 MOST_NEW_TOKENS = 8192
 """Of an answer whose request does not say how long it may be."""
 SMALLEST_TOP_P = 1e-6
+SMALLEST_TEMPERATURE = 1e-6
+"""Of a temperature that is not 0. Logits that are divided by a smaller one may not be finite."""
 
 NOT_OBEYED: dict[str, tuple[object, ...]] = {"top_k": (-1, 0), "min_p": (0,)}
 """Parameters that the engines do not have, with the values that change nothing."""
@@ -91,6 +93,8 @@ def _params(
     call: ServingCall, drawing: DrawingOptions, wanted: ModelRequest, seed: int
 ) -> SamplingParams:
     temperature = 1.0 if drawing.temperature is None else drawing.temperature
+    if temperature > 0:
+        temperature = max(SMALLEST_TEMPERATURE, temperature)
     top_p = 1.0 if drawing.top_p is None else drawing.top_p
     return SamplingParams(
         temperature=temperature,

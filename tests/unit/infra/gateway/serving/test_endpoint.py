@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from infra.gateway.bytes_in_flight import BytesInFlight
+from infra.gateway.serving.answer_memory import AnswerMemory
 from infra.gateway.serving.call import ServingCall, WireName
 from infra.gateway.serving.endpoint import ServingEndpoint
 from schemas.deployments import ServedModel
@@ -93,8 +94,9 @@ class Served:
         wire: WireName = "chat",
         is_base: bool = False,
         key: str = KEY,
+        asker: str = "t1",
     ) -> httpx.Response:
-        call = ServingCall(token="t1", wire=wire, served=SERVED, is_base=is_base)
+        call = ServingCall(token=asker, wire=wire, served=SERVED, is_base=is_base)
         return await self.client.post(
             self.endpoint.url,
             content=call.pack(json.dumps(body).encode()),
@@ -230,6 +232,46 @@ async def test_a_key_whose_calls_are_too_large_together_is_refused(served: Serve
     may_answer.set()
     assert sorted([one.status_code for one in await asyncio.gather(*asked)]) == [200, 429]
     assert (await served.ask(large)).status_code == 200
+
+
+async def test_answers_that_nobody_reads_hold_up_their_own_key_alone(served: Served) -> None:
+    """A client that does not read keeps its answers in memory, here by not letting them end."""
+    served.endpoint._memory = AnswerMemory(of_key=100_000)
+    may_answer, answer_now = asyncio.Event(), served.engine.sample
+
+    async def sample(request: SampleRequest) -> Turn:
+        await may_answer.wait()
+        return await answer_now(request)
+
+    served.engine.sample = sample  # type: ignore[method-assign]  # it waits
+    likely = {**CHAT, "logprobs": True, "top_logprobs": 1, "max_tokens": 100}
+    asked = [asyncio.ensure_future(served.ask(likely)) for _ in range(4)]
+    await asyncio.wait(asked, timeout=0.5)
+    served.engine.sample = answer_now  # type: ignore[method-assign]
+    assert (await served.ask(likely, asker="t2")).status_code == 200
+    assert len(served.engine.asked) == 1
+    asked.pop().cancel()  # one that waits leaves
+    may_answer.set()
+    assert {one.status_code for one in await asyncio.gather(*asked)} == {200}
+    assert len(served.engine.asked) == 4
+    assert not served.endpoint._memory._held
+
+
+async def test_answers_that_can_never_fit_are_refused(served: Served) -> None:
+    wanted = {**CHAT, "n": 64, "logprobs": True, "top_logprobs": 20}
+    refused = await served.ask({**wanted, "max_tokens": 4096})
+    assert refused.status_code == 400
+    assert "fewer max_tokens" in refused.json()["error"]["message"]
+    assert served.engine.asked == []
+    assert (await served.ask({**wanted, "max_tokens": 16})).status_code == 200  # the twin
+
+
+async def test_a_temperature_that_no_logit_can_be_divided_by_is_a_small_one(
+    served: Served,
+) -> None:
+    await served.ask({**CHAT, "temperature": 1e-320})
+    await served.ask({**CHAT, "temperature": 0})
+    assert [one.params.temperature for one in served.engine.asked] == [1e-6, 0]
 
 
 async def test_calls_are_refused_until_the_deployments_are_loaded(served: Served) -> None:
