@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import asyncpg
+
 from infra.maintenance.archive import call_removal, unlimited_session
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
@@ -67,9 +69,12 @@ async def _remove_events(connection: Any, kind: str, before: datetime) -> int:
     for found in await connection.fetch(SQL["record_types"], kind):
         place: tuple[datetime | None, int] = (BEGINNING, 0)
         while place[0] is not None:
-            page = await call_removal(
-                connection, "remove_page", kind, found["type"], before, *place, AT_ONCE
-            )
+            try:
+                page = await call_removal(
+                    connection, "remove_page", kind, found["type"], before, *place, AT_ONCE
+                )
+            except asyncpg.DeadlockDetectedError:
+                continue  # another process removes what shares a row with it, and goes on now
             removed += page["r_removed"]
             place = page["r_time"], page["r_position"]
     return removed

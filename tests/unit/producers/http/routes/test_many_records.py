@@ -4,6 +4,7 @@ database goes too."""
 import asyncio
 import json
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -87,6 +88,23 @@ async def test_a_record_that_another_process_removes_is_not_waited_for(app: Appl
         await other.execute("select from streams where stream = 'eval-one' for update")
         answer = app.services.records.remove((EVALUATIONS,), before=later())
         assert await asyncio.wait_for(answer, 20) == {EVALUATIONS: 1}
+    assert await remove(app, EVALUATIONS) == {EVALUATIONS: 1}
+
+
+async def test_a_page_that_two_processes_need_at_once_is_tried_again(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await append(app, *evaluation("one"))
+    call, calls = records.call_removal, 0
+
+    async def fail_once(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise asyncpg.DeadlockDetectedError
+        return await call(*arguments)
+
+    monkeypatch.setattr(records, "call_removal", fail_once)
     assert await remove(app, EVALUATIONS) == {EVALUATIONS: 1}
 
 

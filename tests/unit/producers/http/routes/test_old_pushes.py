@@ -1,6 +1,7 @@
 """The history of a repository goes when it is old: streams fold into the same state without it, and what
 a run, a ref or a later decision still needs stays."""
 
+import asyncio
 import random
 from dataclasses import replace
 from typing import Any
@@ -334,3 +335,20 @@ async def test_any_history_folds_into_the_same_state(app: Application, seed: int
     shown = {table: await stored(app, table) for table in TABLES}
     await assert_sound(app)
     assert {table: await stored(app, table) for table in TABLES} == shown
+
+
+async def test_removers_at_once_share_the_pushes(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.maintenance.records.AT_ONCE", 4)
+    await begin(app)
+    for number in range(1, 21):
+        await append(app, moved(number), examined(number, day=f"d{number}"))
+    before = await workspace_state(app), await trigger_state(app)
+    answers = await asyncio.gather(
+        *(app.services.records.remove(("pushes",), before=later()) for _ in range(3))
+    )
+    assert sum(one["pushes"] for one in answers) == 19
+    assert (await workspace_state(app), await trigger_state(app)) == before
+    assert await numbers(app) == [20]
+    await assert_sound(app)
