@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from infra.maintenance import records
+from infra.maintenance.archive import call_removal
 from infra.maintenance.records import EVALUATIONS, OTHERS, ROWS
 from infra.postgres.pool import administering
 from schemas.events import MessageDeadLettered, MessageRedriven
@@ -95,7 +96,7 @@ async def test_a_page_that_two_processes_need_at_once_is_tried_again(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await append(app, *evaluation("one"))
-    call, calls = records.call_removal, 0
+    call, calls = call_removal, 0
 
     async def fail_once(*arguments: Any) -> Any:
         nonlocal calls
