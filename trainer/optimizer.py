@@ -154,7 +154,8 @@ class Optimizer:
         self.step = int(state[STEP])
         for name, tensor in self.tensors.items():
             self.adam.state[tensor] = {
-                "step": moments[f"{STEP}.{name}"],
+                # PyTorch wants the count of a fused optimizer where the tensor is.
+                "step": moments[f"{STEP}.{name}"].to(tensor.device),
                 "exp_avg": moments[FIRST + name],
                 "exp_avg_sq": moments[SECOND + name],
             }

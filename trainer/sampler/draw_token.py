@@ -22,14 +22,46 @@ def draw_tokens(
     uniforms: Sequence[float],
 ) -> tuple[list[int], list[float]]:
     """The token id and the logprob that were drawn for each row."""
-    if logits_R_V.is_cuda and min(top_ps) >= 1:
-        temperature_R, uniform_R = torch.tensor(
-            [temperatures, uniforms], dtype=torch.float64, device=logits_R_V.device
+    draw = draw_on_device if logits_R_V.is_cuda else draw_exactly
+    return draw(logits_R_V, temperatures=temperatures, top_ps=top_ps, uniforms=uniforms)
+
+
+def draw_on_device(
+    logits_R_V: torch.Tensor,
+    *,
+    temperatures: Sequence[float],
+    top_ps: Sequence[float],
+    uniforms: Sequence[float],
+) -> tuple[list[int], list[float]]:
+    """What `draw_tokens` returns on a GPU. A running sum there is not deterministic, so rows with top_p
+    are drawn again on the CPU. The other rows keep the bits that they have without such company."""
+    temperature_R, uniform_R = torch.tensor(
+        [temperatures, uniforms], dtype=torch.float64, device=logits_R_V.device
+    )
+    token_R, logprob_R = draw_on_gpu(logits_R_V, temperature_R, uniform_R)
+    tokens, logprobs = token_R.tolist(), logprob_R.tolist()
+    cut = [i for i, top_p in enumerate(top_ps) if top_p < 1]
+    if cut:
+        drawn = draw_exactly(
+            logits_R_V[cut].cpu(),
+            temperatures=[temperatures[i] for i in cut],
+            top_ps=[top_ps[i] for i in cut],
+            uniforms=[uniforms[i] for i in cut],
         )
-        token_R, logprob_R = draw_on_gpu(logits_R_V, temperature_R, uniform_R)
-        return token_R.tolist(), logprob_R.tolist()
-    # A running sum on a GPU is not deterministic, so the rest (top-p in evaluation) is drawn on the CPU.
-    logits_R_V = logits_R_V.cpu().double()
+        for i, token, logprob in zip(cut, *drawn, strict=True):
+            tokens[i], logprobs[i] = token, logprob
+    return tokens, logprobs
+
+
+def draw_exactly(
+    logits_R_V: torch.Tensor,
+    *,
+    temperatures: Sequence[float],
+    top_ps: Sequence[float],
+    uniforms: Sequence[float],
+) -> tuple[list[int], list[float]]:
+    """What `draw_tokens` returns on a CPU."""
+    logits_R_V = logits_R_V.double()
     temperature_R = logits_R_V.new_tensor(temperatures)
     greedy_R = temperature_R == 0
     scaled_R_V = logits_R_V / temperature_R.where(~greedy_R, 1.0)[:, None]

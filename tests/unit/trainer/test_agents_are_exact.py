@@ -67,7 +67,9 @@ class World:
     def largest_difference(self, rows: Sequence[Row], *, temperature: float) -> float:
         """The largest distance of the learner's logprobs from the recorded ones."""
         examples = [Example(i, row) for i, row in enumerate(rows)]
-        micros = pack(examples, micro_batch_tokens=4096, share=self.policy.shares_prompts)
+        device = self.policy.loaded.base.model.device
+        shares = self.policy.shares_prompts
+        micros = pack(examples, micro_batch_tokens=4096, share=shares, device=device)
         return max(
             float((self.policy.logprobs(m, temperature=temperature)[0] - m.behaviour_M).abs().max())
             for m in micros
@@ -82,7 +84,7 @@ def world() -> Iterator[World]:
         loaded = runner.run(engine.learner._cache.load_model(TINY))
         fresh, generator = fresh_policy(loaded, job()), torch.Generator().manual_seed(1)
         tensors = {
-            name: tensor.detach() + 0.1 * torch.randn(tensor.shape, generator=generator)
+            name: tensor.detach() + 0.1 * torch.randn(tensor.shape, generator=generator).to(tensor)
             for name, tensor in fresh.tensors.items()
         }
         version = PolicyRef(version=1, weights=shelf.put(export(tensors)))

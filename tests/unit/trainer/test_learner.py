@@ -146,7 +146,7 @@ async def test_a_result_says_what_its_kernels_were_for_bits_depend_on_them(
         return result.versions["kernels"]
 
     made = load_library("learn")
-    if made is not None:
+    if made is not None and not torch.cuda.is_available():
         assert await kernels("a") == Path(made._name).stem
     assert await kernels("b", deterministic=True) == "torch"
     assert await kernels("c", tuning="full") == "torch"

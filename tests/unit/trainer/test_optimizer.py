@@ -130,3 +130,12 @@ def test_a_state_does_not_say_which_tensors_decay() -> None:
         name: tensor.tolist() for name, tensor in new.items()
     }
     Optimizer.fresh({n: torch.ones(s) for n, s in NAMED.items()}, asked).load(old)
+
+
+def test_a_loaded_count_of_updates_is_where_its_tensor_is() -> None:
+    """A fused optimizer on a GPU refuses a count on the CPU."""
+    state = Optimizer.fresh({"a": torch.zeros(2)}, job()).state()
+    tensors = {"a": torch.zeros(2, device="meta")}
+    elsewhere = Optimizer(tensors, torch.optim.AdamW(tensors.values()))
+    elsewhere.load(state)
+    assert elsewhere.adam.state[tensors["a"]]["step"].device.type == "meta"

@@ -179,5 +179,10 @@ def logprobs(policy: Policy, turn: Turn, *, reference: bool = False) -> torch.Te
         loss_mask=loss_mask(len(prompt), len(answer)),
         logprobs=(0.0,) * (len(prompt) + len(answer)),
     )
-    (micro,) = pack([Example(0, row)], micro_batch_tokens=4096, share=policy.shares_prompts)
-    return policy.logprobs(micro, temperature=1.0, reference=reference)[0]
+    (micro,) = pack(
+        [Example(0, row)],
+        micro_batch_tokens=4096,
+        share=policy.shares_prompts,
+        device=policy.loaded.base.model.device,
+    )
+    return policy.logprobs(micro, temperature=1.0, reference=reference)[0].cpu()

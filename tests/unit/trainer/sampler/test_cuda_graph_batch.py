@@ -92,7 +92,7 @@ async def test_versions_follow_one_another_in_the_same_buffers(
         for name, tensor in held.items():
             if "lora_B" in name:
                 generator = torch.Generator().manual_seed(seed)
-                tensor += 0.3 * torch.randn(tensor.shape, generator=generator)
+                tensor += 0.3 * torch.randn(tensor.shape, generator=generator).to(tensor)
         policies.append(shelf.policy(other.state))
     said = []
     for policy in (*policies, policies[1]):

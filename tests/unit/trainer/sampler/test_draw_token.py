@@ -1,13 +1,14 @@
 """Random numbers by key and position, and the tokens that are drawn with them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from schemas.sampling import DrawKey
 from trainer.sampler.counter_rng import CounterRng, prompt_hash
-from trainer.sampler.draw_token import draw_tokens
+from trainer.sampler.draw_token import draw_exactly, draw_on_device, draw_tokens
 
 KEY = DrawKey(purpose="train", step=3, slot=2, replacement=0, sample=1)
 
@@ -101,3 +102,20 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p() -> None:
         token, logprob = pick(logits, uniform, top_p=0.6)
         assert token in (0, 1)
         assert logprob == pytest.approx(float(torch.tensor([5 / 8, 3 / 8]).log()[token]), abs=1e-6)
+
+
+def test_on_a_gpu_rows_with_top_p_change_no_bits_of_the_others() -> None:
+    """The same operations on a CPU."""
+    generator = torch.Generator().manual_seed(1)
+    logits_R_V = 3 * torch.randn(8, 700, generator=generator)
+    others: dict[str, Any] = {
+        "temperatures": [0.0, 1.0, 0.7, 1.0, 0.3, 1.0, 1.0, 2.0],
+        "uniforms": [i / 8 + 0.01 for i in range(8)],
+    }
+    alone = draw_on_device(logits_R_V, top_ps=[1.0] * 8, **others)
+    mixed = draw_on_device(logits_R_V, top_ps=[1.0, 0.5] * 4, **others)
+    cut = draw_exactly(logits_R_V, top_ps=[0.5] * 8, **others)
+    assert alone != cut
+    for part in range(2):
+        assert mixed[part][::2] == alone[part][::2]
+        assert mixed[part][1::2] == cut[part][1::2]
