@@ -66,7 +66,7 @@ class Waits:
             hidden=row["hidden"],
             undecided=undecided,
             newer=_many(NewerRunFact, row["newer"]),
-            unknown=await self._first_unknown(run) if run and undecided else None,
+            unknown=await self._first_unknown(run) if undecided or run is None else None,
             broker=broker,
             full=[str(directory) for directory in directories if _is_full(directory)],
         )
@@ -83,9 +83,13 @@ class Waits:
         )
         return StepFact(min(steps), row["graded"], row["total"]) if row else None
 
-    async def _first_unknown(self, run: str) -> NewerEventFact | None:
-        """The first event of a run that this release does not know. It reads the history of the run, so
-        it is looked for only in a run that has stood for a while."""
+    async def _first_unknown(self, run: str | None) -> NewerEventFact | None:
+        """The first event that this release does not know, of a run or of anything, for example of a
+        workspace. It reads the history of the run, so it is looked for only in a run that has stood for
+        a while."""
+        if run is None:
+            row = await self._pool.fetchrow(SQL["first_newer_event"])
+            return NewerEventFact(**dict(row)) if row else None
         versions = [kind.version for kind in ALL_EVENTS]
         types = [kind.type for kind in ALL_EVENTS]
         row = await self._pool.fetchrow(SQL["first_unknown_event"], run, types, versions)

@@ -132,7 +132,7 @@ class NewerRunFact:
 
 @dataclass(frozen=True, slots=True)
 class NewerEventFact:
-    """An event of the run that this release does not know."""
+    """An event of the run, or of anything, that this release does not know."""
 
     event: str
     type: str

@@ -756,6 +756,20 @@ select
          where g.decider > 1 and g.state <> 'closed' and ($1::text is null or g.run_id = $1)
          order by g.decider desc, g.run_id limit 3) n) as newer
 
+-- The first event that the projector skipped because a newer release wrote it, and that a consumer has not consumed for
+-- 15 seconds. A run that began under a newer release is told of by its decider version.
+
+-- name: first_newer_event
+select e.stream || '/' || e.version as event, e.type, e.schema_version as version
+from skipped_events s join events e on e.stream = s.stream and e.version = s.version
+where s.projection = 'project' and s.error like 'NewerEvent:%'
+  and not exists (select from run_gates g where g.run_id = e.run_id and g.decider > 1)
+  and e.time < clock_timestamp() - interval '15 seconds'
+  and exists (select from watermarks m
+    where m.consumer <> 'project' and (m.xid, m.position) < (e.xid, e.position)
+      and not exists (select from inbox i where i.consumer = m.consumer and i.event_id = e.id))
+order by s.xid, s.position limit 1
+
 -- The first event of a run whose type or version is not among those that this release knows.
 
 -- name: first_unknown_event

@@ -238,6 +238,28 @@ async def test_the_event_at_which_a_run_waits_for_a_newer_release_is_named(
 
 
 @pytest.mark.postgres
+async def test_the_event_at_which_a_workspace_waits_for_a_newer_release_is_named(
+    database: Database,
+) -> None:
+    stood = appended(1, " - interval '20 seconds'").replace("run-r", "workspace-w")
+    mark = "insert into watermarks (consumer, xid, position) values ('sync', '0', 0)"
+    skipped = (
+        "insert into skipped_events select 'project', id::text, run_id, type, stream, version,"
+        " xid::text::bigint, position, 'NewerEvent: unknown', clock_timestamp() from events"
+    )
+    for statement in (WORKERS.format(), mark, stood):
+        await execute(database.url, statement)
+    wrote = "wrote workspace-w/1 (rl.run.warned version 1)"
+    assert not any(wrote in line for line in await said(database, None))
+    await execute(database.url, skipped)
+    assert any(wrote in line for line in await said(database, None))
+    await execute(
+        database.url, "insert into inbox (consumer, event_id) select 'sync', id from events"
+    )
+    assert not any(wrote in line for line in await said(database, None)), "a newer process has it"
+
+
+@pytest.mark.postgres
 async def test_effects_and_leases_are_read_for_the_run_and_for_all(database: Database) -> None:
     fetching = effect(
         "FetchCommit", run="w", lane="control", data='{"requester": "run-r"}', error="no host"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from consumers.sync import consumer as sync
 from infra.bus import reconciler
 from infra.bus.reconciler import Tail
 from infra.memory.event_log import MemoryLog
@@ -21,11 +22,18 @@ from infra.postgres.pool import Database
 from infra.runtime.consumer import NOTHING, AnyConsumer
 from infra.runtime.hosting import Hosting
 from schemas.effects import FetchCommit, Lane
-from schemas.events import Event, RunWarned
+from schemas.events import Event, RepositoryPushed, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream, run_stream
+from schemas.specs import CommitSpec
 from tests.kit.commits import commit_of
 from tests.kit.hosting import Bench, Fetched, Script, consumer
-from tests.kit.newer import NewerCheckpointFailed, NewerRunWarned, RunForeseen, upgrade
+from tests.kit.newer import (
+    NewerCheckpointFailed,
+    NewerRepositoryPushed,
+    NewerRunWarned,
+    RunForeseen,
+    upgrade,
+)
 from tests.kit.runtimes import runtime_on
 
 BENCH = ConsumerName("bench")
@@ -60,6 +68,30 @@ async def test_nothing_is_decided_on_a_stream_that_a_newer_release_continued(
     assert bench.letters() == []
     assert (BENCH, left.id) not in bench.world.inbox
     assert bench.world.version(checkpoint_stream("future")) == 1
+
+
+async def test_a_newer_event_of_a_workspace_holds_only_that_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what came before it waits, because the stream cannot be folded. Newer processes go on."""
+
+    def pushed(workspace: str, kind: type[RepositoryPushed] = RepositoryPushed) -> RepositoryPushed:
+        return kind(workspace=workspace, workspace_name="w", commit=CommitSpec(url="/nowhere"))
+
+    def fetched() -> set[str]:
+        effects = (row.new.effect for row in bench.world.effects.values())
+        return {effect.workspace for effect in effects if isinstance(effect, FetchCommit)}
+
+    bench = Bench(tmp_path, [replace(sync.CONSUMER, perform=None)])
+    await bench.write(pushed("future", NewerRepositoryPushed), pushed("future"), pushed("other"))
+    async with bench.running():
+        await bench.until(lambda: fetched() == {"other"})
+        await asyncio.sleep(0.1)
+    assert fetched() == {"other"}
+    assert bench.letters() == []
+    upgrade(monkeypatch)
+    async with bench.running():
+        await bench.until(lambda: fetched() == {"future", "other"})
 
 
 async def test_an_effect_whose_outcome_needs_a_newer_release_is_given_back(tmp_path: Path) -> None:
