@@ -35,3 +35,13 @@ def test_a_file_of_brackets_is_not_valid_toml(tmp_path: Path) -> None:
     path.write_text("a = " + "[" * 50_000)
     with pytest.raises(Failure, match="is not valid TOML"):
         read_config(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "9" * 5_000, "a = 0x" + "f" * 5_000, ".".join(["a"] * 5_000) + " = 1"]
+)
+def test_what_python_cannot_hold_or_json_write_is_not_valid_toml(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(text)
+    with pytest.raises(Failure, match="is not valid TOML"):
+        read_config(path)
