@@ -33,7 +33,7 @@ def draw_on_device(
     top_ps: Sequence[float],
     uniforms: Sequence[float],
 ) -> tuple[list[int], list[float]]:
-    """What `draw_tokens` returns on a GPU. A running sum there is not deterministic, so rows with top_p
+    """The draws of `draw_tokens` on a GPU. A running sum there is not deterministic, so rows with top_p
     are drawn again on the CPU. The other rows keep the bits that they have without such company."""
     temperature_R, uniform_R = torch.tensor(
         [temperatures, uniforms], dtype=torch.float64, device=logits_R_V.device
@@ -60,7 +60,7 @@ def draw_exactly(
     top_ps: Sequence[float],
     uniforms: Sequence[float],
 ) -> tuple[list[int], list[float]]:
-    """What `draw_tokens` returns on a CPU."""
+    """The draws of `draw_tokens` on a CPU."""
     logits_R_V = logits_R_V.double()
     temperature_R = logits_R_V.new_tensor(temperatures)
     greedy_R = temperature_R == 0
