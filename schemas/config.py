@@ -91,7 +91,8 @@ class Training(Section):
 
 class Sampling(Section):
     rollout_temperature: float = Field(default=1.0, ge=0, le=2)
-    """the logits are divided by it, in the sampler and in the learner; must be above 0 in training"""
+    """the logits are divided by it, in the sampler and in the learner; at least 0.01 in
+    training"""
     rollout_top_p: float = Field(default=1.0, ge=0, le=1)
     """must be 1.0 in training, because any other value would bias every ratio"""
 
@@ -284,7 +285,7 @@ class Advanced(Section):
     validation_samples: int = Field(default=1, ge=1, le=1024)
     """samples per row of the validation dataset"""
     validation_temperature: float = Field(default=0.0, ge=0, le=2)
-    """temperature of validation samples; 0 is greedy"""
+    """temperature of validation samples; 0 is greedy, else at least 0.01"""
     deploy: Literal["best"] | None = None
     """`best`: when the run finishes, its checkpoint with the best held-out reward is
     [deployed](models.md#deploy), unless what is deployed under that name has a better one"""
@@ -356,7 +357,7 @@ class EvalAdvanced(Section):
     date: Day | None = None
     """as in training"""
     temperature: float = Field(default=0.0, ge=0, le=2)
-    """temperature of the samples; 0 is greedy"""
+    """temperature of the samples; 0 is greedy, else at least 0.01"""
     max_prompt_length: int = Field(default=8192, ge=1, le=262_144)
     """the most tokens in a prompt; a sample with a longer prompt fails, nothing is cut off"""
     max_response_length: int = Field(default=8192, ge=1, le=262_144)

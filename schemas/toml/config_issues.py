@@ -24,10 +24,15 @@ LONGEST_NAME, DEEPEST = 255, 31
 """The most bytes in a name, and the most levels in a path inside a rollout. Every file system and every
 commit can hold these."""
 
+LOWEST_TEMPERATURE = 0.01
+"""Of a temperature that is not 0. Divided by less, logits may not be finite, and vLLM counts a lower
+temperature as this one, so that its logprobs would not be the learner's."""
+
 
 def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     """Every issue that can be found in the config alone."""
     yield from unsupported(config)
+    yield from _temperature_issues(config)
     yield from _cross_key_issues(config)
     yield from _entrypoint_issues(config.experiment)
     yield from _environment_issues(config)
@@ -67,6 +72,24 @@ def unsupported(config: RunConfig | EvalConfig) -> Iterator[Issue]:
             yield Issue(
                 f"advanced.{name}",
                 "has no meaning for sft without a rollout; leave it out, or set experiment.rollout",
+            )
+
+
+def _temperature_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    """Temperatures that are too low to divide logits by."""
+    zero = "0, which is greedy, or "
+    if isinstance(config, EvalConfig):
+        found = [("advanced.temperature", zero, config.advanced.temperature)]
+    else:
+        found = [("advanced.validation_temperature", zero, config.advanced.validation_temperature)]
+        if config.advanced.algorithm != "sft":
+            found.append(("sampling.rollout_temperature", "", config.sampling.rollout_temperature))
+    for key, also, value in found:
+        if 0 < value < LOWEST_TEMPERATURE:
+            yield Issue(
+                key,
+                f"must be {also}at least {LOWEST_TEMPERATURE:g}, got {value!r}: the logits are divided "
+                "by it, and would be too large",
             )
 
 

@@ -191,6 +191,28 @@ def test_what_is_valid_and_not_built_is_refused_by_name(sections: dict[str, Any]
     assert [issue.key for issue in unsupported(parse_run(toml(**sections)))] == [key]
 
 
+@pytest.mark.parametrize("value", [1e-320, 1e-6, 0.009])
+def test_a_temperature_that_is_too_low_to_divide_by_is_refused_by_name(value: float) -> None:
+    sections = {
+        "sampling": {"rollout_temperature": value},
+        "advanced": {"validation_dataset": "d", "validation_temperature": value},
+    }
+    found = list(config_issues(parse_run(toml(**sections))))
+    keys = ["advanced.validation_temperature", "sampling.rollout_temperature"]
+    assert [issue.key for issue in found] == keys
+    found += config_issues(parse_eval(toml(advanced={"temperature": value})))
+    assert found[-1].key == "advanced.temperature"
+    assert all(f"at least 0.01, got {value!r}" in issue.message for issue in found)
+
+
+def test_greedy_and_the_lowest_temperature_are_valid() -> None:
+    for value in (0, 0.01):
+        validation = {"validation_dataset": "d", "validation_temperature": value}
+        config = parse_run(toml(sampling={"rollout_temperature": 0.01}, advanced=validation))
+        assert not list(config_issues(config))
+        assert not list(config_issues(parse_eval(toml(advanced={"temperature": value}))))
+
+
 def test_sft_without_code_validates_by_its_loss() -> None:
     config = parse_run(
         {
