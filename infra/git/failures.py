@@ -31,6 +31,11 @@ MISSING = "correct the address; a private repository is shown to those only who 
 
 STATED: tuple[tuple[str, str], ...] = (
     (r"does not appear to be a git repository", "is not a git repository"),
+    (
+        r"not a git repository: [^'\s]|invalid gitfile format|no path in gitfile"
+        r"|too large to be a \.git file",
+        "has a file .git that does not lead to a repository: mend it, or give another directory",
+    ),
     (r"repository '.*' not found|returned error: (404|410)", f"is not there: {MISSING}"),
     (
         r"[Rr]epository not found|repository not exported|could not be found or you don't have",
@@ -54,7 +59,8 @@ STATED: tuple[tuple[str, str], ...] = (
     ),
     (r"fsck error|fsckObjects|in fsck", "holds broken objects: `git fsck` there says which"),
 )
-"""Patterns of git's messages (LC_ALL=C), and what to tell the user."""
+"""Patterns of git's messages (LC_ALL=C), and what to tell the user. Git quotes the path of a mirror that
+is not a repository, and not the path that a file .git names."""
 
 WORKED = f"git worked on it for more than {CPU_S} s; make the commit smaller"
 

@@ -273,6 +273,13 @@ def test_an_unknown_failure_of_a_directory_counts_as_a_failed_attempt() -> None:
     assert isinstance(error_for(GitFailed(128, UNKNOWN), what="https://x"), RepositoryAway)
 
 
+def test_a_mirror_that_is_not_a_repository_is_fetched_again() -> None:
+    """Git quotes its path, and does not quote the path in a file `.git`, which is final."""
+    mirror, named = (f"fatal: not a git repository: {path}" for path in ("'/m/x.git'", "/x/.git"))
+    assert type(error_for(GitFailed(128, mirror), what="m", is_here=True)) is TransientError
+    assert type(error_for(GitFailed(128, named), what="/x", is_here=True)) is NotFound
+
+
 @pytest.mark.parametrize(
     ("status", "said"),
     [
