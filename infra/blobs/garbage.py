@@ -25,6 +25,7 @@ from infra.ports.clock import Clock
 from infra.postgres.advisory_lock import Check, exclusively
 from infra.postgres.pool import Database
 from schemas.errors import HeadraceError, TransientError
+from schemas.ids import workspace_stream
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ DISCARDED = "select uri from discarded_blobs where at < $1"
 
 RUNS = "runs/"
 FORGET_DISCARDED = "delete from discarded_blobs where uri = $1"
+LOCK_STREAM = "select true from streams where stream = $1 for update skip locked"
 IS_AT_WORK = "select exists (select from effects where run_id = $1)"
 
 TABLE_S = 5.0
@@ -123,24 +125,33 @@ async def _delete_snapshots(
     database: Database, blobs: InstalledBlobs, check: Check, *, now: datetime
 ) -> int:
     """Delete the snapshots of workspaces that a removed event named and that no event names any more.
-    Returns how many were. A workspace may store one again at any time, and names it in the event that
-    ends its effect. So it must have no effect, and that is asked before the names are."""
+    Returns how many were."""
     count = 0
     for row in await database.lazy.fetch(DISCARDED, now - REMOVED_GRACE):
         key = await blobs.key(row["uri"]) or ""
-        if not key.startswith(RUNS) or await database.lazy.fetchval(IS_AT_WORK, _owner(key)):
-            continue
-        await check()
-        if await _find_named(database, blobs, [key]):
-            await database.lazy.execute(FORGET_DISCARDED, row["uri"])
-        else:
-            await blobs.delete(row["uri"])
-            count += 1
+        if key.startswith(RUNS):
+            await check()
+            count += await _delete_snapshot(database, blobs, key, row["uri"])
     return count
 
 
-def _owner(key: str) -> str:
-    return key.split("/")[1]
+async def _delete_snapshot(database: Database, blobs: InstalledBlobs, key: str, uri: str) -> bool:
+    """Delete a snapshot that no event names while its workspace has no work. Returns whether it was.
+
+    A workspace may store a snapshot again at any time, and names it in the event that ends its effect.
+    Effects are requested and ended with a lock on its stream. While the collector has this lock, a
+    workspace without an effect gets none before the snapshot is deleted. One that is busy is left for
+    the next time."""
+    owner = key.split("/")[1]
+    async with database.lazy.acquire() as connection, connection.transaction():
+        is_locked = await connection.fetchval(LOCK_STREAM, workspace_stream(owner))
+        if not is_locked or await connection.fetchval(IS_AT_WORK, owner):
+            return False
+        if await _find_named(database, blobs, [key]):
+            await connection.execute(FORGET_DISCARDED, uri)
+            return False
+        await blobs.delete(uri)
+    return True
 
 
 async def _find_named(database: Database, blobs: InstalledBlobs, keys: Iterable[str]) -> set[str]:

@@ -13,7 +13,10 @@ from consumers.sync.consumer import CONSUMER as SYNC
 from consumers.sync.consumer import WorkspaceState
 from consumers.trigger.consumer import CONSUMER as TRIGGER
 from consumers.trigger.state import TriggerState
+from infra.blobs import garbage
 from infra.blobs.garbage import REMOVED_GRACE, collect
+from infra.blobs.installed import InstalledBlobs
+from infra.postgres.pool import Database
 from schemas.effects import ExaminePush, Failed, PushRead, RunSubmitted
 from schemas.errors import FailureCategory
 from schemas.events import (
@@ -278,6 +281,36 @@ async def test_syncs_go_with_their_run_or_when_a_later_one_is_there(app: Applica
     assert await exists(new)
     await collect(app.database, app.services.blobs, now=moment)
     assert await stored(app, "discarded_blobs") == []
+
+
+async def test_a_snapshot_that_is_stored_again_during_the_collection_is_kept(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workspace asks for an old commit just after the collector has read the names of blobs."""
+    await begin(app)
+    store, blobs = app.services.artifacts, app.services.blobs
+    old, new = [await store.put(data, run=WS, blob=True) for data in (b"old", b"new")]
+    await append(app, synced(old), synced(new))
+    await assert_same(app, "syncs", syncs=1)
+    find_named, syncs = garbage._find_named, list[asyncio.Task[None]]()
+
+    async def sync() -> None:
+        await append(app, asked(run_stream("r1")))
+        await append(app, synced(await store.put(b"old", run=WS, blob=True), run_stream("r1")))
+
+    async def find_late(database: Database, its: InstalledBlobs, keys: Any) -> set[str]:
+        names = await find_named(database, its, keys)
+        if await blobs.key(old.uri) in [*keys]:
+            syncs.append(asyncio.create_task(sync()))
+            await asyncio.wait(syncs, timeout=3)
+        return names
+
+    monkeypatch.setattr(garbage, "_find_named", find_late)
+    await collect(app.database, blobs, now=later() + REMOVED_GRACE)
+    await asyncio.gather(*syncs)
+    assert len(syncs) == 1
+    key = await blobs.key(old.uri)
+    assert await blobs.exists(key or "") is not None
 
 
 def play(seed: int) -> tuple[list[Event], set[str], set[str]]:
