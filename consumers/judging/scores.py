@@ -24,6 +24,15 @@ REFUSED = frozenset({"content_filter", "refusal"})
 CUT = "length"
 """The word of providers for an answer that ended at its limit of tokens."""
 
+MOST_UNREAD = 1_000_000
+"""How many characters may follow the places where objects begin that cannot be read, added up. To read
+on at each of them takes longer than the answer is long; an answer may have LaTeX or Python in it."""
+
+MOST_OBJECTS = 200
+
+BEGIN = re.compile(r"\{(?=\s*[\"}])")
+"""Where an object may begin. Most other braces are not tried at all."""
+
 AROUND = re.compile(r"\s*(?:```(?:json)?)?\s*(?:```)?\s*")
 """All that may be around an object that is the whole answer: white space and a fence of Markdown."""
 
@@ -69,7 +78,10 @@ def read_score(
 
 def _find_verdict(text: str, material: str, *, is_cut: bool) -> Mapping[str, object] | Unusable:
     """The object in which a judge gives its score, or why there is none."""
-    found, rest = _split(text)
+    parts = _split(text)
+    if parts is None:
+        return Unusable("the answer has too many braces or JSON objects")
+    found, rest = parts
     if len(found) == 1 and AROUND.fullmatch(rest):
         return found[0][1]
     if is_cut:
@@ -88,23 +100,27 @@ def _find_verdict(text: str, material: str, *, is_cut: bool) -> Mapping[str, obj
     return next((said for said in reversed(own) if "score" in said), own[-1])
 
 
-def _split(text: str) -> tuple[list[tuple[str, Mapping[str, object]]], str]:
+def _split(text: str) -> tuple[list[tuple[str, Mapping[str, object]]], str] | None:
     """The JSON objects of a text that lie in no other object, in their order with their sources, and
-    the text around them."""
-    found, rest, kept = [], [], 0
-    start = text.find("{")
-    while start >= 0:
+    the text around them. Returns None if reading them would take long."""
+    found, rest, kept, unread = [], [], 0, 0
+    begin = BEGIN.search(text)
+    while begin:
+        start = begin.start()
         try:
             said, end = DECODER.raw_decode(text, start)
         except ValueError:
             end = start + 1
+            unread += len(text) - start
         except RecursionError:
             break  # every brace within would be tried as deeply again
         else:
             found.append((text[start:end], said))
             rest.append(text[kept:start])
             kept = end
-        start = text.find("{", end)
+        if unread > MOST_UNREAD or len(found) > MOST_OBJECTS:
+            return None
+        begin = BEGIN.search(text, end)
     return found, "".join([*rest, text[kept:]])
 
 

@@ -104,12 +104,27 @@ def test_an_answer_that_was_cut_off_has_its_score_only_if_it_is_whole() -> None:
     assert isinstance(read_score('{"score": 4}', RUBRIC, finish_reason="length"), Score)
 
 
-@pytest.mark.parametrize("part", ['{"a":', '{"', '{"a":"', "{[", '{"a":{}},'])
+@pytest.mark.parametrize(
+    "part",
+    [
+        *('{"a":', '{"', '{"a":"', "{[", '{"a":{}},', "{", '{"a":1}'),
+        '{"a":' * 900 + "x",
+        '{"a":' * 900 + "[" + "1," * 29_000,
+    ],
+)
 def test_hostile_answers_are_read_in_a_moment(part: str) -> None:
+    """Meanwhile the process does nothing else, and a judge may send many of them."""
     text = part * (LONGEST_ANSWER // len(part))
     began = time.thread_time()
-    read_score(text, RUBRIC, material=text)
-    assert time.thread_time() - began < 2
+    assert isinstance(read_score(text, RUBRIC, material=text), Unusable)
+    assert time.thread_time() - began < 0.5
+
+
+def test_a_score_is_found_behind_formulas_and_code() -> None:
+    text = r"\frac{1}{2} {'a': 1} " * 2000 + 'f"{x}" {"unfinished": ' * 30 + '{"score": 4}'
+    read = read_score(text, RUBRIC)
+    assert isinstance(read, Score)
+    assert read.value == 4
 
 
 def test_an_answer_that_was_withheld_is_unusable() -> None:
