@@ -20,11 +20,12 @@ from infra.git.credentials import CredentialSource, GitCredential
 from infra.git.failures import error_for
 from infra.git.login import logging_in
 from infra.git.pace import ListingPace
+from infra.git.pipes import check_pipes
 from infra.git.process import CONFINEMENT, GitFailed, GitSource, GitTimeout, check_version
 from infra.git.redirects import Redirects
 from infra.git.smart_http import SmartHttp
 from infra.git.storage import MirrorStorage
-from infra.git.urls import RepositoryUrl, check_url, is_path
+from infra.git.urls import RepositoryUrl, check_url, directory_of, is_path
 from infra.http.checked_addresses import Resolve, resolve
 from infra.ports.services import RefList
 from infra.sandbox.written_trees import has_directory, remove_tree
@@ -212,6 +213,8 @@ class GitRepositories:
         self._access.check_files(parsed)
         await check_version()
         config = await asyncio.to_thread(self._config)
+        if parsed.protocol == "file":
+            await asyncio.to_thread(check_pipes, directory_of(parsed))
         turns = self._turns.setdefault(workspace, asyncio.Semaphore(AT_ONCE_OF_ONE))
         async with turns, self._all_turns, _deadline():
             with self._confining(), logging_in(url, credential, folder=self._root) as login:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from infra.settings.git import HOST, THIS_MACHINE
 from schemas.errors import InvalidConfig
@@ -72,6 +72,13 @@ def check_directory(url: RepositoryUrl) -> None:
     """Raises InvalidConfig when the path of a local repository is not a directory."""
     if url.text.startswith("/") and not Path(url.text).is_dir():
         raise InvalidConfig(f"{url.text} is not a directory on the server; give an absolute path")
+
+
+def directory_of(url: RepositoryUrl) -> Path:
+    """The directory of a local repository."""
+    if url.text.startswith("/"):
+        return Path(url.text)
+    return Path(unquote(urlsplit(url.text).path))
 
 
 def _parse_url(url: str) -> RepositoryUrl:

@@ -1,5 +1,6 @@
 """Commits, tags, refs and configurations that attack whoever fetches and reads them."""
 
+import os
 from collections.abc import Callable
 
 from tests.kit.raw_repository import FILE, WHO, RawRepository
@@ -174,6 +175,19 @@ def object_is_a_directory(repo: RawRepository) -> None:
     path.mkdir()
 
 
+def pipe_at(name: str) -> Kind:
+    """A named pipe, which git opens and waits for."""
+
+    def make(repo: RawRepository) -> None:
+        publish(repo)
+        path = repo.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+
+    return Kind(make, "named pipe")
+
+
 def false_depth(repo: RawRepository) -> None:
     publish(repo)
     (repo.root / "shallow").write_text("not a commit\n")
@@ -263,6 +277,10 @@ HISTORIES: dict[str, Kind] = {
     "a branch that is a link outside": main_holds("ref: /etc/passwd\n"),
     "a branch that leads to itself": main_holds("ref: refs/heads/main\n"),
     "a commit that is a directory": Kind(object_is_a_directory, "cannot use"),
+    "a default branch that is a pipe": pipe_at("HEAD"),
+    "a configuration that is a pipe": pipe_at("config"),
+    "a branch that is a pipe": pipe_at("refs/heads/main"),
+    "objects of a pipe": pipe_at("objects/info/alternates"),
     "a depth that is not one": Kind(false_depth, "bad shallow line"),
     "a configuration that is not one": of_config("[core\n", says="bad config line"),
     "a version of the future": of_config("[core]\nrepositoryformatversion = 99\n", says="99"),

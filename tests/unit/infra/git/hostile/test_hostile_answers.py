@@ -56,7 +56,7 @@ Answers = Mapping[tuple[str, str], Event]
 def pushed_id(source: Path) -> str:
     """The id in the file of `main`, or one that no repository has."""
     main = source / "refs" / "heads" / "main"
-    text = main.read_text().strip() if main.exists() else ""
+    text = main.read_text().strip() if main.is_file() else ""
     return text if re.fullmatch("[0-9a-f]{40}", text) else "7" * 40
 
 
