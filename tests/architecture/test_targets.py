@@ -1,6 +1,8 @@
 """A target of the Makefile names every file that has a test with its mark: no test is left out of CI."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,33 @@ def test_a_folder_that_make_test_ignores_holds_only_tests_of_its_mark(mark: str)
 
 def test_the_paths_for_another_python_exist() -> None:
     assert [place for place in paths("PYTHON_TESTS") if not (ROOT / place).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("rest", "timed", "arguments", "fails"),
+    [
+        (0, 0, "", False),
+        (5, 0, "-k name", False),
+        (0, 5, "-k name", False),
+        (5, 5, "-k name", True),
+        (1, 0, "", True),
+        (0, 1, "", True),
+        (5, 1, "-k name", True),
+        (0, 1, "tests/unit", False),
+        (5, 0, "tests/unit", True),
+    ],
+)
+def test_make_test_fails_when_a_part_fails_or_nothing_is_selected(
+    rest: int, timed: int, arguments: str, fails: bool
+) -> None:
+    """pytest exits with 5 when it selects nothing."""
+    answer = f'case "$$*" in *"-m timed"*) exit {timed};; esac; exit {rest}'
+    settings = ("READY=", "PROGRAMS=true", f"PYTEST=sh -c '{answer}' sh", f"ARGS={arguments}")
+    done = subprocess.run(
+        ["make", "-o", "preflight", "test", *settings],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        check=False,
+        capture_output=True,
+    )
+    assert (done.returncode != 0) is fails, done.stderr
