@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import Message, SampleRequest, ToolSpec, Turn
 from schemas.text import well_formed
-from trainer.model.settled_text import before_marks
+from trainer.model.settled_text import before_marks, whole_characters
 from trainer.model.tool_calls import (
     TAG,
     THINK,
@@ -146,7 +146,8 @@ class FamilyRenderer:
         found = self._renderer.parse_response(
             list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids)
         )
-        content = str(found.content or "").rstrip()
+        # White space is cut at the end, and incomplete bytes may become white space.
+        content = whole_characters(str(found.content or "")).rstrip()
         shown = content.partition("<")[0] if tools else before_marks(content, (THINK, TAG))
         return "" if shown[:1] in {"{", "["} or shown[:1].isspace() else shown.rstrip()
 

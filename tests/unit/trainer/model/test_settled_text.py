@@ -110,6 +110,13 @@ def check_told(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_white_space_of_several_bytes_takes_nothing_back(kind: str) -> None:
+    """A line separator is incomplete bytes first, and then white space, which ends no answer."""
+    for said in ("a  \u2028b", "a  \u2028"):
+        check_told(kind, said, offered=(), stop=())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_plain_text_is_told_at_once(kind: str) -> None:
     chat = chat_of(kind)
     for tools in ((), (ADD,)):
