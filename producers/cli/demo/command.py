@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 GREEDY_PROMISE = 0.9
 SAMPLED_PROMISE = 0.75
 DEFAULT_DIRECTORY = "headrace-demo"
+STOPPING_S = 15.0
+MARK = ".headrace-demo"
+"""The file that a demo writes first, so that its directory is known as a demo's however it ends."""
 
 
 @command(None, "demo", example="headrace demo --keep ./demo")
@@ -35,7 +38,8 @@ DEFAULT_DIRECTORY = "headrace-demo"
     "--keep",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Directory for all state; it must be empty or new.  [default: ./headrace-demo]",
+    help="Directory for all state; it must be empty or new.  [default: ./headrace-demo, or the first "
+    "of ./headrace-demo-2, ./headrace-demo-3 and so on that is new]",
 )
 @click.option("--discard", is_flag=True, help="Delete all state at the end.")
 @click.option(
@@ -80,7 +84,8 @@ def demo(
     about five minutes on two cores.
 
     The exit code is 1 unless the held-out reward rises to at least 0.9 (greedy) and 0.75 (sampled). All
-    state is kept in ./headrace-demo for you to examine, unless you pass --discard.
+    state is kept in a directory, which is printed first, for you to examine, unless you pass --discard.
+    Remove it with --remove, which also removes the database.
     """
     from producers.cli.demo.platform import DemoPlatform, RunningPlatform
     from producers.cli.demo.story import Story
@@ -91,14 +96,17 @@ def demo(
     started = time.monotonic()
     keep = _directory_to_keep(keep, discard=discard)
     root = (keep or Path(tempfile.mkdtemp(prefix="headrace-demo-"))).resolve()
+    if keep is not None and not as_json:
+        say(f"All state will be in {root}; remove it with: headrace demo --remove {root}")
     platform: DemoTarget = RunningPlatform() if here else DemoPlatform(root)
     try:
+        _mark(root)
         client = platform.start()
         mark = uuid4().hex[:6] if here else ""
         story = Story(client, root / "workspace", home=platform.home, quiet=as_json, mark=mark)
         measured = story.tell(seed=seed, steps=steps, random_reward=grader == "random", chaos=chaos)
     except (KeyboardInterrupt, Interrupted) as error:
-        raise _interruption(platform, keep) from error
+        raise _interruption(platform, root if keep else None, here=here) from error
     finally:
         _call_without_sigint(platform.stop)
         if keep is None:
@@ -139,19 +147,47 @@ def _directory_to_keep(keep: Path | None, *, discard: bool) -> Path | None:
     )
 
 
+def _is_running(home: Path) -> bool:
+    """Whether a demo's supervisor still runs. One whose demo was just killed gets time to stop."""
+    from infra.local.home import owner
+
+    deadline = time.monotonic() + STOPPING_S
+    while owner(home) is not None:
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _mark(root: Path) -> None:
+    """Mark a directory as a demo's. Raises Failure when nothing can be written there."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / MARK).touch()
+    except OSError as error:
+        raise Failure(
+            "FAILED", f"{root} cannot be used ({error.strerror}); name another one with --keep"
+        ) from error
+
+
+def _is_demo(root: Path) -> bool:
+    """Whether a demo made this directory. Demos of older versions left no mark, but both of these."""
+    return (root / MARK).is_file() or all((root / name).is_dir() for name in ("home", "workspace"))
+
+
 def _remove(directory: Path, *, as_json: bool) -> None:
     """Delete the state of a demo. Raises Failure when there is none, or when it is still running."""
-    from infra.local.home import owner
     from producers.cli.demo.platform import DemoPlatform
 
     root = directory.resolve()
     platform = DemoPlatform(root)
-    if not (root / "workspace").is_dir() or not platform.home.is_dir():
+    if not _is_demo(root):
         raise Failure(
             "NOT_FOUND",
-            f"{directory} has no home/ and workspace/, so it is not a demo; name a demo's directory",
+            f"{directory} has no file {MARK}, so no demo made it; name the directory that the demo "
+            "printed first",
         )
-    if owner(platform.home) is not None:
+    if _is_running(platform.home):
         command = f"HEADRACE_HOME={platform.home} headrace down"
         raise Failure(
             "CONFLICT", f"the demo in {directory} is still running; stop it with: {command}"
@@ -196,11 +232,15 @@ def check_equal_weights(found: Document) -> None:
     )
 
 
-def _interruption(platform: "DemoTarget", keep: Path | None) -> Interrupted:
-    if keep is None:
+def _interruption(platform: "DemoTarget", root: Path | None, *, here: bool) -> Interrupted:
+    if root is None:
         return Interrupted("interrupted; the demo was stopped and its state deleted")
+    removal = f"`headrace demo --remove {root}` removes its files"
+    if here:
+        return Interrupted(f"interrupted; the server goes on with a run that had begun; {removal}")
     return Interrupted(
-        "interrupted; the demo was stopped, and its runs continue when it starts again",
+        f"interrupted; the demo was stopped. {removal}, and `headrace demo` starts another one. Only a "
+        "run that had begun continues, and not the rest of the demo",
         f"{platform.prefix} headrace up --detach",
     )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
+from infra.local.home import own
 from producers.cli.demo.command import (
     _directory_to_keep,
     check_equal_weights,
@@ -123,8 +124,10 @@ def test_what_a_demo_made_is_there_afterwards_or_not(
 
     monkeypatch.setattr(DemoPlatform, "start", start)
     monkeypatch.chdir(tmp_path)
-    assert "enough" in headrace("demo", *arguments).err
+    ran = headrace("demo", *arguments)
+    assert "enough" in ran.err
     (root,) = made
+    assert ran.out.startswith(f"All state will be in {root};") is kept
     assert root.exists() is kept
     if kept:
         assert root == tmp_path / "headrace-demo"
@@ -133,5 +136,52 @@ def test_what_a_demo_made_is_there_afterwards_or_not(
         (tmp_path / "mine").mkdir()
         ran = headrace("demo", "--remove", "mine")
         assert ran.code == 1
-        assert "is not a demo" in ran.err
+        assert "no demo made it" in ran.err
         assert (tmp_path / "mine").exists()
+
+
+def test_what_a_killed_demo_began_is_removed_with_its_database(
+    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed when there is a home with a database, and no workspace yet."""
+    removed: list[Path] = []
+
+    def start(self: DemoPlatform) -> None:
+        self.home.mkdir()
+        raise Failure("KILLED", "nothing after this happens")
+
+    monkeypatch.setattr(DemoPlatform, "start", start)
+    monkeypatch.setattr(DemoPlatform, "remove_database", lambda self: removed.append(self.home))
+    root = tmp_path / "mine"
+    assert headrace("demo", "--keep", str(root)).code == 1
+    assert headrace("demo", "--remove", str(root)).code == 0
+    assert removed == [root / "home"]
+    assert not root.exists()
+
+
+def test_a_demo_that_still_runs_is_not_removed(
+    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producers.cli.demo.command.STOPPING_S", 0.2)
+    (tmp_path / "mine" / "home").mkdir(parents=True)
+    (tmp_path / "mine" / "workspace").mkdir()
+    with own(tmp_path / "mine" / "home"):
+        ran = headrace("demo", "--remove", str(tmp_path / "mine"))
+    assert "still running" in ran.err
+    assert (tmp_path / "mine").exists()
+
+
+def test_an_interrupted_demo_says_what_goes_on_and_how_to_remove_it(
+    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: DemoPlatform) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DemoPlatform, "start", start)
+    root = tmp_path / "mine"
+    ran = headrace("demo", "--keep", str(root))
+    assert ran.code == 130
+    assert f"headrace demo --remove {root}" in ran.err
+    assert "not the rest of the demo" in ran.err
+    assert f"HEADRACE_HOME={root / 'home'}" in ran.err
+    assert headrace("demo", "--remove", str(root)).code == 0
