@@ -10,6 +10,13 @@ from producers.cli.display.confirm import confirm
 from producers.cli.display.output import Document, print_json, print_table, say, time_ago
 from producers.cli.errors import Failure
 
+EVALUATIONS = "evaluations"
+UNITS = {
+    **dict.fromkeys(("deliveries", "statuses", "deployments", "ref_checks", "syncs"), "events"),
+    "usage": "rows",
+}
+"""In what a kind of records is counted, where that is not whole records."""
+
 
 @command(None, "rename", example="headrace train rename sums-1 sums-with-a-bug")
 @RUN
@@ -87,10 +94,10 @@ def restore(run: str, *, as_json: bool) -> None:
 def gc(*, older_than: str, evaluations: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Archive old runs, and delete old records and unused data.
 
-    No run is lost: `headrace train restore` restores an archived run. Records are deliveries of
-    webhooks, statuses of commits before the newest, pushes to a hub, verifications, and former
-    deployments. Set HEADRACE_RETENTION_DAYS, HEADRACE_RECORD_DAYS and HEADRACE_EVALUATION_DAYS to let
-    the server do this regularly.
+    No run is lost: `headrace train restore` restores an archived run. Records are deleted permanently,
+    without a question. They are deliveries of webhooks, statuses of commits before the newest, pushes to
+    a hub, verifications, former deployments and others (docs/retention.md). Set HEADRACE_RETENTION_DAYS,
+    HEADRACE_RECORD_DAYS and HEADRACE_EVALUATION_DAYS to let the server do this regularly.
     """
     seconds = parse_age_s(older_than)
     if evaluations and not dry_run:
@@ -108,10 +115,16 @@ def gc(*, older_than: str, evaluations: bool, dry_run: bool, yes: bool, as_json:
                 archived.append(run)
             except Failure as failure:
                 failed.append((str(run["name"]), failure))
-        done: Document = {"collected": 0, "records": old.get("records", {})}
+        records: dict[str, int] = old.get("records", {})
+        kept = 0 if evaluations else records.pop(EVALUATIONS, 0)
+        done: Document = {"collected": 0, "records": records}
         if not dry_run:
             done = client.post_slow("/gc", {"older_than_s": seconds, "evaluations": evaluations})
     _print_result(due if dry_run else archived, done, dry_run=dry_run, as_json=as_json)
+    if kept and not as_json:
+        say(
+            f"kept evaluations that are older than {older_than}: {kept}; --evaluations deletes them"
+        )
     if failed:
         listed = "; ".join(f"{name}: {failure.message}" for name, failure in failed)
         raise Failure("FAILED", f"{len(failed)} runs were not archived: {listed}")
@@ -125,10 +138,11 @@ def _print_result(runs: list[Document], done: Document, *, dry_run: bool, as_jso
     rows = [(run["name"], run["status"], time_ago(run.get("completed_at"))) for run in runs]
     print_table("Would be archived" if dry_run else "Archived", ("name", "status", "ended"), rows)
     records = [
-        (kind.replace("_", " "), count)
+        (kind.replace("_", " "), count, UNITS.get(kind, "records"))
         for kind, count in (done.get("records") or {}).items()
         if count
     ]
-    print_table("Would be deleted" if dry_run else "Deleted", ("records", "number"), records)
+    title = "Would be deleted" if dry_run else "Deleted"
+    print_table(title, ("kind", "number", "counted in"), records)
     if not dry_run:
         say(f"archived {len(runs)} runs; deleted {done['collected']} unused blobs and rows")

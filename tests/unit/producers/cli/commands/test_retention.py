@@ -79,6 +79,38 @@ def test_a_dry_run_archives_nothing(server: FakeServer, headrace: Run) -> None:
     assert "statuses" not in ran.out
 
 
+def test_a_dry_run_lists_evaluations_only_when_they_would_be_deleted(
+    server: FakeServer, headrace: Run
+) -> None:
+    server.answer("GET", "/gc", {"runs": [], "records": {"evaluations": 2, "uploads": 1}})
+    asked = ("gc", "--older-than", "2m", "--dry-run")
+    assert headrace(*asked, "--json").document["records"] == {"uploads": 1}
+    kept = "kept evaluations that are older than 2m: 2; --evaluations deletes them"
+    assert kept in headrace(*asked).out
+    listed = headrace(*asked, "--evaluations")
+    assert "kept" not in listed.out
+    assert "evaluations" in listed.out
+    document = headrace(*asked, "--evaluations", "--json").document
+    assert document["records"] == {"evaluations": 2, "uploads": 1}
+
+
+def test_each_kind_of_records_is_shown_with_its_unit(server: FakeServer, headrace: Run) -> None:
+    counts = {"pushes": 3, "syncs": 5, "usage": 7}
+    server.answer("GET", "/gc", {"runs": [], "records": counts})
+    out = headrace("gc", "--older-than", "2m", "--dry-run").out
+    shown = {line.split()[1]: line.split() for line in out.splitlines() if "│" in line}
+    units = {kind: words[5] for kind, words in shown.items() if kind in counts}
+    assert units == {"pushes": "records", "syncs": "events", "usage": "rows"}
+
+
+def test_old_records_are_deleted_without_a_question(server: FakeServer, headrace: Run) -> None:
+    """A job that runs at night cannot answer, and the server deletes old records by itself too."""
+    server.answer("GET", "/gc", {"runs": [], "records": {"deliveries": 2}})
+    server.answer("POST", "/gc", {"collected": 0, "records": {"deliveries": 2}})
+    ran = headrace("gc", "--older-than", "30d", "--json")
+    assert (ran.code, ran.document["records"]) == (0, {"deliveries": 2})
+
+
 def test_old_evaluations_are_deleted_only_when_confirmed(server: FakeServer, headrace: Run) -> None:
     server.answer("GET", "/gc", {"runs": [], "records": {}})
     server.answer("POST", "/gc", {"collected": 0, "records": {"evaluations": 1}})
