@@ -13,6 +13,7 @@ from typing import Any, Literal
 from infra.access.token_format import is_token_id
 from infra.ports.actor import Actor, acting
 from infra.ports.clock import Clock
+from infra.postgres.names import workspace_name
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 from infra.settings.quotas import KEY_QUOTAS, QUOTAS, SAMPLES
@@ -220,9 +221,12 @@ class Quotas:
             frees, retry_s = f"at {end['ends_at']:%Y-%m-%d %H:%M} UTC", float(end["left_s"])
         else:
             frees, retry_s = "when one of them ends", ASK_AGAIN_S
+        shown = "WORKSPACE"
+        if holder.workspace is not None:
+            shown = await workspace_name(connection, holder.workspace)
         return QuotaExceeded(
             f"quota {name}: this {holder.kind} may have {most} {QUOTAS[name]}; it frees {frees}, and "
-            "`headrace workspace quotas WORKSPACE` shows limits and use",
+            f"`headrace workspace quotas {shown}` shows limits and use",
             retry_s=retry_s,
         )
 

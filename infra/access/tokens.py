@@ -137,7 +137,11 @@ class Tokens:
         found = _token(rows[0])
         others = [row for row in rows[1:] if row["revoked_at"] is None]
         if found.revoked_at is None and others and ref == found.name:
-            raise Conflict(f"several tokens have the name {ref}; give the id of one")
+            ids = ", ".join(row["id"] for row in (rows[0], *others))
+            raise Conflict(
+                f"several tokens have the name {ref}: {ids}; give one of these ids instead, and "
+                "`headrace token list` shows whose they are"
+            )
         return found
 
     async def revoke(self, ref: str, *, workspace: str | None) -> ApiToken:

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 from infra.http.checked_addresses import CheckedDialling
 from infra.postgres.keys.sealed import Sealer
+from infra.postgres.names import workspace_name
 from infra.postgres.pool import Database, Row
 from infra.postgres.queries import queries
 from infra.settings.alerts import is_webhook
-from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound, RepositoryAway
 
 SQL = queries("alerts")
 
@@ -78,7 +79,8 @@ class AlertTargets:
         InvalidConfig, and Conflict when there are too many."""
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown or not kinds:
-            raise _wrong("kinds", f"must be some of {', '.join(KINDS)}")
+            got = f", got {unknown[0][:40]!r}" if unknown else ""
+            raise _wrong("kinds", f"must be some of {', '.join(KINDS)}{got}")
         shown = await self._check(medium, address)
         target, secret = f"at-{secrets.token_hex(8)}", None
         sealed_secret = None
@@ -112,14 +114,14 @@ class AlertTargets:
     async def remove(self, workspace: str, target: str) -> None:
         """Remove a target, with what it has not been told yet. Raises NotFound."""
         if await self._pool.fetchval(SQL["remove_target"], workspace, target) is None:
-            raise _absent(target)
+            raise await self._absent(workspace, target)
 
     async def rotate(self, workspace: str, target: str) -> str:
         """Give a webhook another secret, which signs from now on. Returns it. Raises NotFound."""
         secret = new_secret()
         sealed = await self._seal(workspace, target, "secret", secret)
         if await self._pool.fetchval(SQL["rotate_target"], workspace, target, sealed) is None:
-            raise _absent(target)
+            raise await self._absent(workspace, target)
         return secret
 
     async def open(self, target: str) -> OpenTarget | None:
@@ -183,8 +185,23 @@ class AlertTargets:
             raise _wrong("address", "must be an address such as https://hooks.example.org/x")
         parts = urlsplit(address)
         host = parts.hostname or ""
-        await self._dialling.addresses(host, parts.port or PORTS[parts.scheme])
+        try:
+            await self._dialling.addresses(host, parts.port or PORTS[parts.scheme])
+        except RepositoryAway as error:
+            why = str(error).partition(";")[0]
+            raise _wrong(
+                "address",
+                f"is not reachable, so no target was stored: {why}; correct it, or add it again when "
+                "the name resolves",
+            ) from error
         return host
+
+    async def _absent(self, workspace: str, target: str) -> NotFound:
+        name = await workspace_name(self._pool, workspace)
+        return NotFound(
+            f"the workspace {name} has no target {target[:40]!r} of alerts with a secret or address to "
+            f"change; `headrace workspace alerts {name}` shows all"
+        )
 
     async def _seal(self, workspace: str, target: str, name: str, value: str) -> bytes:
         return await self._sealer.seal(value, owner=workspace, field=_field(target, name))
@@ -196,13 +213,6 @@ def _field(target: str, name: str) -> str:
 
 def _wrong(key: str, message: str) -> InvalidConfig:
     return InvalidConfig(f"{key} {message}", issues=(Issue(key, message),))
-
-
-def _absent(target: str) -> NotFound:
-    return NotFound(
-        f"the workspace has no target {target[:40]!r} of alerts with a secret or address to change; "
-        "`headrace workspace alerts WORKSPACE` shows all"
-    )
 
 
 def _target(row: Row) -> AlertTarget:

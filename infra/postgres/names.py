@@ -5,7 +5,7 @@ A name is taken in one statement by the id that will use it. So two requests at 
 the same name, even if the read model is far behind. Taking a name again for the same id changes nothing.
 """
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from infra.postgres.pool import Database
 from infra.settings.sandbox_level import ONE_WORKSPACE
@@ -71,6 +71,15 @@ async def workspace_ids(database: Database) -> frozenset[str]:
     """Return the ids of all workspaces."""
     rows = await database.durable.fetch("select id from names where kind = 'workspace'")
     return frozenset(row["id"] for row in rows)
+
+
+async def workspace_name(connection: Any, workspace: str) -> str:
+    """The newest name of a workspace, to show it; its id when no name is taken for it."""
+    name: str | None = await connection.fetchval(
+        "select name from names where kind = 'workspace' and id = $1 order by created_at desc limit 1",
+        workspace,
+    )
+    return name or workspace
 
 
 async def check_one_workspace(database: Database, settings: Settings) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infra.local.home import ChildState
 
 DOWN_S = 60.0
+LINK_USE = "opens once, within 10 minutes"
 
 
 @command(None, "up", example="headrace up --detach")
@@ -87,7 +88,7 @@ def up(*, detach: bool, as_json: bool) -> None:
 def _say_link() -> None:
     """Show a link that opens the dashboard once."""
     try:
-        say(f"Dashboard: {_new_link()['url']}  (opens once, within 10 minutes)")
+        say(f"Dashboard: {_new_link()['url']}  ({LINK_USE})")
         say("Another link: headrace open")
     except Failure as failure:
         say(f"Dashboard: sign in with a token, because no link could be made: {failure.message}")
@@ -112,6 +113,8 @@ def open_(*, as_json: bool) -> None:
         print_json(link)
     else:
         say(str(link["url"]))
+        # not on stdout, which may be an argument: browser "$(headrace open)"
+        sys.stderr.write(f"({LINK_USE}; `headrace open` prints another one)\n")
 
 
 def _log(file: Path | None) -> None:

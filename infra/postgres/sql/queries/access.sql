@@ -25,7 +25,7 @@ where ($1::text is null or workspace = $1) and ($2 or revoked_at is null)
 
 -- name: tokens_named
 {select_tokens} where (id = $1 or prefix = $1 or name = $1) and ($2::text is null or workspace = $2)
-order by (id = $1 or prefix = $1) desc, revoked_at is not null, created_at desc limit 2
+order by (id = $1 or prefix = $1) desc, revoked_at is not null, created_at desc limit 5
 
 -- name: revoke_token
 update api_tokens set revoked_at = clock_timestamp() where id = $1 and revoked_at is null

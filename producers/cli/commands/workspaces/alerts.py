@@ -7,6 +7,9 @@ from producers.cli.command_tree import command
 from producers.cli.display.output import Document, print_json, print_table, say
 from producers.cli.errors import Failure
 
+KINDS = ("ended", "failed", "collapsed", "stalled")
+"""The kinds that the server knows (it checks them again)."""
+
 
 @command(
     None, "alerts", example="headrace workspace alerts sums --mail ada@example.org --on failed"
@@ -19,6 +22,7 @@ from producers.cli.errors import Failure
     "kinds",
     multiple=True,
     metavar="KIND",
+    type=click.Choice(KINDS),
     help="With --webhook or --mail: ended, failed, collapsed or stalled; may be given several "
     "times. Default: all.",
 )

@@ -235,6 +235,22 @@ async def test_what_may_not_be_a_target_is_refused(app: Application) -> None:
     assert (await app.get(ALERTS))["targets"] == []
 
 
+async def test_a_refusal_says_what_was_wrong_and_that_nothing_was_stored(
+    app: Application,
+) -> None:
+    await fill(app, steps=2)
+    hook = {"medium": "webhook", "address": "https://does-not-resolve.invalid/x"}
+    unknown = await app.post(ALERTS, hook)
+    assert unknown.status_code == 400
+    assert "no target was stored: the name does-not-resolve.invalid does not" in unknown.text
+    assert "retrying" not in unknown.text
+    assert "got 'fialed'" in (await app.post(ALERTS, {**hook, "kinds": ["fialed"]})).text
+    assert (await app.get(ALERTS))["targets"] == []
+    absent = await app.post(f"{ALERTS}/at-1/rotate", {})
+    assert absent.status_code == 404
+    assert "WORKSPACE" not in absent.text
+
+
 async def test_a_mail_address_that_no_mail_can_have_is_refused(app: Application) -> None:
     """It would fail when a mail is made, and stop the alerts of everybody."""
     await fill(app, steps=2)

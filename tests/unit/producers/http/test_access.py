@@ -213,6 +213,18 @@ async def test_a_name_is_in_use_until_its_token_is_revoked(app: Application) -> 
     assert (await app.api.delete("/api/v1/tokens/absent")).status_code == 404
 
 
+async def test_a_name_that_several_tokens_have_is_refused_with_their_ids(app: Application) -> None:
+    await app.post("/workspaces", {"url": "/repo", "name": "w"})
+    await create_token(app, "ci", "read")
+    await create_token(app, "ci", "read", workspace="w")
+    ids = [one["id"] for one in (await app.get("/tokens"))["tokens"] if one["name"] == "ci"]
+    refused = await app.api.delete("/api/v1/tokens/ci")
+    assert refused.status_code == 409
+    assert all(text in refused.text for text in (*ids, "headrace token list"))
+    assert (await app.post("/tokens/ci/rotate", {})).status_code == 409
+    assert (await app.api.delete(f"/api/v1/tokens/{ids[0]}")).status_code == 200
+
+
 async def test_another_process_knows_of_a_revocation_within_five_seconds(app: Application) -> None:
     text = await create_token(app, "ci", "read")
     async with connect(app.database.url) as database:

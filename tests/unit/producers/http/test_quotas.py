@@ -80,6 +80,7 @@ async def test_of_simultaneous_submits_at_a_limit_of_one_exactly_one_gets_in(
             text = refusal(answer, "runs_at_once")
             assert "this workspace may have 1 runs and evaluations at once" in text
             assert "it frees when one of them ends" in text
+            assert "`headrace workspace quotas w`" in text
     [run] = [one.json()["run"]["id"] for one in answers if one.status_code == 201]
     await ready.append([RunFailed(run=run, kind="crash", message="over")])
     assert (await submit(other)).status_code == 201

@@ -14,7 +14,9 @@ LINK = "http://127.0.0.1:1/login?code=abc"
 
 def test_open_prints_a_new_link(server: FakeServer, headrace: Run) -> None:
     server.answer("POST", "/login-links", {"url": LINK, "expires_s": 600}, 201)
-    assert headrace("open").out == f"{LINK}\n"
+    ran = headrace("open")
+    assert ran.out == f"{LINK}\n"
+    assert "opens once, within 10 minutes" in ran.err
     assert headrace("open", "--json").document["url"] == LINK
     assert len(server.requests) == 2, "each link opens once"
 

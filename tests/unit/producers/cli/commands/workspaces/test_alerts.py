@@ -1,5 +1,7 @@
 """`headrace workspace alerts`: the targets of alerts, and changes of them."""
 
+from infra.maintenance import alert_targets
+from producers.cli.commands.workspaces.alerts import KINDS
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 PATH = "/workspaces/sums/alerts"
@@ -31,3 +33,11 @@ def test_targets_are_shown_added_rotated_and_removed(server: FakeServer, headrac
     assert "removed" in headrace("workspace", "alerts", "sums", "--remove", "at-1").out
     both = headrace("workspace", "alerts", "sums", "--rotate", "at-1", "--remove", "at-1")
     assert both.code == 1
+
+
+def test_a_wrong_kind_is_named_with_its_option(server: FakeServer, headrace: Run) -> None:
+    ran = headrace("workspace", "alerts", "sums", "--mail", "a@example.org", "--on", "fialed")
+    assert ran.code == 2
+    assert all(text in ran.err for text in ("--on", "fialed", *KINDS))
+    assert server.requests == []
+    assert KINDS == alert_targets.KINDS
