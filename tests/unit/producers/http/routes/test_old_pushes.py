@@ -23,6 +23,7 @@ from schemas.events import (
     CommitStatusDecided,
     CommitStatusPosted,
     Event,
+    PackagesChosen,
     RefsListed,
     RefsMoved,
     RefsRequested,
@@ -248,6 +249,15 @@ def synced(snapshot: ArtifactRef, requester: StreamName | None = None) -> Worksp
     )
 
 
+def sync_of(snapshot: ArtifactRef, requester: StreamName | None = None) -> tuple[Event, ...]:
+    """The packages that were chosen for a commit, and the commit that was synced."""
+    done = synced(snapshot, requester)
+    chosen = PackagesChosen(
+        workspace=WS, push=done.push, commit=done.commit, rollouts=(), requester=requester
+    )
+    return chosen, done
+
+
 def asked(requester: StreamName) -> RepositoryPushed:
     return FIRST.model_copy(update={"requester": requester})
 
@@ -281,6 +291,24 @@ async def test_syncs_go_with_their_run_or_when_a_later_one_is_there(app: Applica
     assert await exists(new)
     await collect(app.database, app.services.blobs, now=moment)
     assert await stored(app, "discarded_blobs") == []
+
+
+async def test_syncs_are_counted_in_events_and_those_of_runs_stay_whole(app: Application) -> None:
+    """Each of two runs sees a new commit, which the workspace then fetches for itself too."""
+    await begin(app)
+    snapshot = await app.services.artifacts.put(b"commit", run=WS, blob=True)
+    await append(app, *sync_of(snapshot))
+    for run in ("r1", "r2"):
+        await add_run(app, run)
+        own = run_stream(run)
+        await append(app, asked(own), *sync_of(snapshot, own), *sync_of(snapshot))
+    await assert_same(app, "syncs", syncs=5)
+    left = [*await types_in(app, workspace_stream(WS))]
+    assert left.count(PackagesChosen.type) == 2, "those of the runs"
+    assert left.count(WorkspaceSynced.type) == 3, (
+        "those of the runs, and the newest of the workspace"
+    )
+    assert left.count(RepositoryPushed.type) == 3
 
 
 async def test_a_snapshot_that_is_stored_again_during_the_collection_is_kept(
