@@ -44,6 +44,10 @@ DATES = {
 }
 """The option by which a family gets the current date, and its format. No other family writes a date."""
 
+HEADERS = {"llama-3": "<|end_header_id|>"}
+"""The token after which a family's answer begins. The renderer drops all that was said before it, so
+where a policy draws it inside an answer it is left out."""
+
 IN_CHANNELS = frozenset({"gpt-oss", "inkling", "gemma4"})
 """Families whose answers have several channels. The end of an answer decides which text is its content,
 so nothing of it is sent before."""
@@ -92,7 +96,9 @@ def find_renderer(tokenizer: PreTrainedTokenizerBase, day: datetime) -> "FamilyR
     options = {option: day.strftime(form)} if option else None
     try:
         renderer = create_renderer(tokenizer, chat_template_kwargs=options)
-        return FamilyRenderer(renderer, is_streamed=MODEL_RENDERER_MAP[name] not in IN_CHANNELS)
+        family = MODEL_RENDERER_MAP[name]
+        header = tokenizer.get_vocab().get(HEADERS.get(family, ""))
+        return FamilyRenderer(renderer, is_streamed=family not in IN_CHANNELS, header=header)
     except Exception as error:  # the renderer of gpt-oss downloads its vocabulary
         logger.warning("%s keeps its chat template, because its renderer failed: %r", name, error)
         return None
@@ -100,11 +106,14 @@ def find_renderer(tokenizer: PreTrainedTokenizerBase, day: datetime) -> "FamilyR
 
 class FamilyRenderer:
     """A renderer with our types. `is_streamed`: the content of an answer can be told before its
-    end."""
+    end. `header` is the id that is left out of answers."""
 
-    def __init__(self, renderer: Renderer, *, is_streamed: bool = True) -> None:
+    def __init__(
+        self, renderer: Renderer, *, is_streamed: bool = True, header: int | None = None
+    ) -> None:
         self._renderer = renderer
         self._is_streamed = is_streamed
+        self._header = header
         self._rendered = lru_cache(KEPT)(self._render)
 
     def prompt_ids(self, request: SampleRequest) -> list[int]:
@@ -122,9 +131,7 @@ class FamilyRenderer:
     ) -> Message:
         """The message that sampled ids are. A call that is not well-formed stays in the content, and so
         do all calls if no tools were offered."""
-        found = self._renderer.parse_response(
-            list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids)
-        )
+        found = self._parse(ids, prompt_ids, tools)
         calls, rest = [], [str(found.content or "")]
         for call in found.tool_calls:
             if tools and call.name and call.status in ("ok", "unknown_tool"):
@@ -143,13 +150,17 @@ class FamilyRenderer:
         or a bracket at the beginning."""
         if not self._is_streamed:
             return ""
-        found = self._renderer.parse_response(
-            list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids)
-        )
+        found = self._parse(ids, prompt_ids, tools)
         # White space is cut at the end, and incomplete bytes may become white space.
         content = whole_characters(str(found.content or "")).rstrip()
         shown = content.partition("<")[0] if tools else before_marks(content, (THINK, TAG))
         return "" if shown[:1] in {"{", "["} or shown[:1].isspace() else shown.rstrip()
+
+    def _parse(
+        self, ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[ToolSpec]
+    ) -> Any:
+        said = [one for one in ids if one != self._header]
+        return self._renderer.parse_response(said, tools=_tools(tools), prompt_ids=list(prompt_ids))
 
     def conversation_ids(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, reply_next: bool

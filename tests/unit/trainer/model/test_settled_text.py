@@ -90,10 +90,15 @@ def test_what_is_told_is_the_beginning_of_the_content(
 def check_told(
     kind: str, said: str, *, offered: tuple[ToolSpec, ...], stop: tuple[str, ...]
 ) -> None:
+    check_told_ids(kind, chat_of(kind).encode(said), offered=offered, stop=stop)
+
+
+def check_told_ids(
+    kind: str, ids: list[int], *, offered: tuple[ToolSpec, ...], stop: tuple[str, ...]
+) -> None:
     """Check what is told after each token of an answer."""
     chat = chat_of(kind)
-    ids = chat.encode(said)
-    text = chat.decode(ids)
+    text = said = chat.decode(ids)
     cut = text.partition("STOP")[0] if stop else text
     answer = chat.answer(ids, cut, prompt_ids=[], tools=offered)
     content = cut if answer is None else answer.content
@@ -114,6 +119,20 @@ def test_white_space_of_several_bytes_takes_nothing_back(kind: str) -> None:
     """A line separator is incomplete bytes first, and then white space, which ends no answer."""
     for said in ("a  \u2028b", "a  \u2028"):
         check_told(kind, said, offered=(), stop=())
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("token", ["<|start_header_id|>", "<|end_header_id|>"])
+def test_a_header_inside_an_answer_takes_nothing_back(token: str, *, tools: bool) -> None:
+    """A policy may draw any token. Llama's renderer drops what comes before a header."""
+    chat = chat_of(LLAMA)
+    header = chat._tokenizer.get_vocab()[token]
+    for before, after in product(("", "+", "one two"), ("", "<t", "three")):
+        ids = [*chat.encode(before), header, *chat.encode(after)]
+        check_told_ids(LLAMA, ids, offered=(ADD,) if tools else (), stop=())
+        answer = chat.answer(ids, chat.decode(ids), prompt_ids=[], tools=())
+        assert answer is not None
+        assert answer.content.startswith(before)
 
 
 @pytest.mark.parametrize("kind", KINDS)
