@@ -30,6 +30,12 @@ LISTING = tuple(
 )
 STATUS = runtime_points("status", CONSUMERS["status"])
 STEPS = {"advanced": {"max_steps": 3}}
+MOST_PUSHES = 8
+
+
+def fired(directory: Path) -> set[str]:
+    """The failpoints that have killed a process."""
+    return {marker.name for marker in (directory / "home" / "failpoints").iterdir()}
 
 
 def test_kills_around_webhooks_listings_and_statuses_change_nothing(
@@ -45,10 +51,11 @@ def test_kills_around_webhooks_listings_and_statuses_change_nothing(
         running.upload("numbers")
         team = gitea_team(gitea, running, tmp_path / "clone")
         team.push({CONFIG: toml_of(**STEPS)}, message="longer [skip train]")
-        # Each point kills once, so the first push loses its delivery and a later one does not.
-        pushed = []
-        for number in range(3):
-            pushed.append(team.push(message=f"push {number}"))
+        # Each point kills once, so the first push loses its delivery and a later one does not. One that
+        # is delivered while the process starts again is lost too, so a slow machine needs more of them.
+        pushed: list[str] = []
+        while len(pushed) < 3 or (len(pushed) < MOST_PUSHES and not fired(tmp_path) >= {*WEBHOOK}):
+            pushed.append(team.push(message=f"push {len(pushed)}"))
             team.ends(pushed[-1], within_s=200)
         runs = [team.workspace.wait_for_run(sha)["run"] for sha in pushed]
         hashes = {final_adapter(running.wait(run, "finished")) for run in runs}
@@ -56,6 +63,5 @@ def test_kills_around_webhooks_listings_and_statuses_change_nothing(
         assert sorted(run["id"] for run in shown) == sorted(runs)
         calm = running.submit(run_config(**STEPS), workspace=team.workspace.id)
         hashes.add(final_adapter(running.wait(calm, "finished")))
-    fired = {marker.name for marker in (tmp_path / "home" / "failpoints").iterdir()}
-    assert fired == set(points), f"these never fired: {set(points) - fired}"
+    assert fired(tmp_path) == {*points}
     assert len(hashes) == 1
