@@ -19,7 +19,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the sampler's logprobs are those before the temperature",
         seen="huggingface/trl#4159",
-        code="trainer.sampler.draw_token:draw_tokens",
+        code="trainer.sampler.draw_token:draw_exactly",
         old="chosen_R = logprobs_R_V.gather",
         new="chosen_R = logits_R_V.log_softmax(dim=-1).gather",
         test=f"{UNIT}/sampler/test_sampler.py::test_logprobs_are_those_of_transformers",

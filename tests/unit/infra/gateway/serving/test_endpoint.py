@@ -247,7 +247,7 @@ async def test_answers_that_nobody_reads_hold_up_their_own_key_alone(served: Ser
     likely = {**CHAT, "logprobs": True, "top_logprobs": 1, "max_tokens": 100}
     asked = [asyncio.ensure_future(served.ask(likely)) for _ in range(4)]
     await asyncio.wait(asked, timeout=0.5)
-    served.engine.sample = answer_now  # type: ignore[method-assign]
+    served.engine.sample = answer_now  # type: ignore[method-assign]  # it answers at once
     assert (await served.ask(likely, asker="t2")).status_code == 200
     assert len(served.engine.asked) == 1
     asked.pop().cancel()  # one that waits leaves
