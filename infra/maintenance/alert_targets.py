@@ -14,13 +14,10 @@ from infra.postgres.keys.sealed import Sealer
 from infra.postgres.names import workspace_name
 from infra.postgres.pool import Database, Row
 from infra.postgres.queries import queries
-from infra.settings.alerts import is_webhook
+from infra.settings.alerts import ALERT_KINDS, is_webhook
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound, RepositoryAway
 
 SQL = queries("alerts")
-
-KINDS = ("ended", "failed", "collapsed", "stalled")
-"""The kinds of alerts."""
 
 MOST_TARGETS = 20
 """How many targets a workspace may have."""
@@ -77,10 +74,10 @@ class AlertTargets:
     ) -> tuple[AlertTarget, str | None]:
         """Add a target. Returns it with the secret of a webhook, which is not shown again. Raises
         InvalidConfig, and Conflict when there are too many."""
-        unknown = [kind for kind in kinds if kind not in KINDS]
+        unknown = [kind for kind in kinds if kind not in ALERT_KINDS]
         if unknown or not kinds:
             got = f", got {unknown[0][:40]!r}" if unknown else ""
-            raise _wrong("kinds", f"must be some of {', '.join(KINDS)}{got}")
+            raise _wrong("kinds", f"must be some of {', '.join(ALERT_KINDS)}{got}")
         shown = await self._check(medium, address)
         target, secret = f"at-{secrets.token_hex(8)}", None
         sealed_secret = None

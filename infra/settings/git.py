@@ -159,7 +159,7 @@ def _reachable_by(address: Address) -> tuple[Address, ...]:
     if address.ipv4_mapped is not None:
         return (address.ipv4_mapped,)
     if address.sixtofour is not None:
-        return (address, address.sixtofour)
+        return (address.sixtofour,)  # Python 3.13 counts all of 2002::/16 as not global
     if address.teredo is not None:
         return (address, *address.teredo)
     if address in NAT64:

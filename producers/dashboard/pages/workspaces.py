@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from infra.maintenance.alert_targets import KINDS as ALERT_KINDS
 from infra.readmodel.deliveries import KINDS
+from infra.settings.alerts import ALERT_KINDS
 from producers.core.deliveries import page_of_deliveries, request_refs_check
 from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.maintenance.alert_targets import KINDS as ALERT_KINDS
 from infra.readmodel.deliveries import KINDS, DeliveryFilter
 from infra.readmodel.registry import WorkspaceJson
+from infra.settings.alerts import ALERT_KINDS
 from producers.core.deliveries import ShownDelivery, page_of_deliveries, request_refs_check
 from producers.http.auth import actor_of
 from producers.http.requests import body_of, cause_of

@@ -2,13 +2,11 @@
 
 import click
 
+from infra.settings.alerts import ALERT_KINDS
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command
 from producers.cli.display.output import Document, print_json, print_table, say
 from producers.cli.errors import Failure
-
-KINDS = ("ended", "failed", "collapsed", "stalled")
-"""The kinds that the server knows (it checks them again)."""
 
 
 @command(
@@ -22,7 +20,7 @@ KINDS = ("ended", "failed", "collapsed", "stalled")
     "kinds",
     multiple=True,
     metavar="KIND",
-    type=click.Choice(KINDS),
+    type=click.Choice(ALERT_KINDS),
     help="With --webhook or --mail: ended, failed, collapsed or stalled; may be given several "
     "times. Default: all.",
 )

@@ -1,6 +1,8 @@
 """A config file is checked before it is parsed."""
 
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,21 @@ def test_a_file_of_brackets_is_not_valid_toml(tmp_path: Path) -> None:
         read_config(path)
 
 
+@pytest.fixture
+def limit_of_a_command() -> Iterator[None]:
+    """Python's own limit of recursion, which a library may have raised in the process of the tests."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
+
+
 @pytest.mark.parametrize(
     "text", ["a = " + "9" * 5_000, "a = 0x" + "f" * 5_000, ".".join(["a"] * 5_000) + " = 1"]
 )
-def test_what_python_cannot_hold_or_json_write_is_not_valid_toml(tmp_path: Path, text: str) -> None:
+def test_what_python_cannot_hold_or_json_write_is_not_valid_toml(
+    tmp_path: Path, text: str, limit_of_a_command: None
+) -> None:
     path = tmp_path / "odd.toml"
     path.write_text(text)
     with pytest.raises(Failure, match="is not valid TOML"):

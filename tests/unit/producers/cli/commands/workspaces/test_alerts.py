@@ -1,7 +1,6 @@
 """`headrace workspace alerts`: the targets of alerts, and changes of them."""
 
-from infra.maintenance import alert_targets
-from producers.cli.commands.workspaces.alerts import KINDS
+from infra.settings.alerts import ALERT_KINDS
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 PATH = "/workspaces/sums/alerts"
@@ -38,6 +37,5 @@ def test_targets_are_shown_added_rotated_and_removed(server: FakeServer, headrac
 def test_a_wrong_kind_is_named_with_its_option(server: FakeServer, headrace: Run) -> None:
     ran = headrace("workspace", "alerts", "sums", "--mail", "a@example.org", "--on", "fialed")
     assert ran.code == 2
-    assert all(text in ran.err for text in ("--on", "fialed", *KINDS))
+    assert all(text in ran.err for text in ("--on", "fialed", *ALERT_KINDS))
     assert server.requests == []
-    assert KINDS == alert_targets.KINDS
