@@ -14,7 +14,7 @@ PORTS = {"smtp": 587, "smtps": 465}
 ADDRESS = re.compile(r"[^\s@<>,]{1,64}@[^\s@<>,]{1,190}")
 CLASSES = ("loopback", "private")
 ALERT_KINDS = ("ended", "failed", "collapsed", "stalled")
-"""What an alert can tell of a run."""
+"""The kinds of alerts."""
 MOST_MINUTES = 7 * 24 * 60
 LONGEST_URL = 2000
 SECRET, PREFIX, LEAST_KEY = "HEADRACE_ALERT_SECRET", "whsec_", 24
