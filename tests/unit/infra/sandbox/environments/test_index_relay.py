@@ -16,14 +16,15 @@ from schemas.errors import Refused
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A server on loopback that keeps what it receives, and answers "there"."""
+    """A server on loopback that keeps what it receives, and answers "there". A connection may also end
+    without a request."""
     heads: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nthere")
-        await writer.drain()
-        writer.close()
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError):
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nthere")
+            await writer.drain()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
