@@ -10,7 +10,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: preflight compiler programs demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-kills slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: preflight compiler programs demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -24,6 +24,10 @@ NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || 
 	{ echo "Headrace needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
 PROGRAMS = PYTHON=$(PYTHON) tests/install_programs.sh
 export PATH := $(CURDIR)/.go/bin:$(PATH)
+
+# Some images set it. Then each process compiles torch and Transformers again: 10.6 s of CPU at the start
+# of a platform, and 5.1 without it.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Whether user code can be confined here, before anything else is installed.
 preflight:
@@ -130,34 +134,39 @@ PROCESSES := 2
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile \
 	--no-loadscope-reorder $(REPORT)
 
-# With REPORTS=folder, each target writes there how long its tests took. `make slow` prints the longest.
+# With REPORTS=folder, each target writes there how long its tests took. `make slow` prints the longest, and
+# what takes longer than it may (tests/slow.py).
 REPORTS ?=
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$(patsubst .%,%,$(notdir $(VENV)))-$@.xml)
 
 slow: $(READY)
 	@$(BIN)/python -m tests.slow $(or $(REPORTS),build/tests)
 
-# What takes long or needs a large component has a target of its own below, and CI runs all of them.
+# What takes long or needs a large component has a target of its own below. CI runs all of them but
+# test-properties, and only a part of test-kills.
 # Each target names the paths of its tests, because collecting all tests takes 30 s of CPU in each
 # process. A test compares the paths with the marks (tests/architecture/test_targets.py).
 APART := vllm or gvisor or attacks or gitea or agents or browser
 ELSEWHERE := --ignore=tests/agents --ignore=tests/browser --ignore=tests/vllm
 
-test test-fast test-kills test-attacks test-gitea: preflight programs
+# Large components that tests use beside Postgres. Their tests have a target of their own too.
+STACKS := kafka or s3
+
+test test-fast test-kills test-stacks test-attacks test-gitea: preflight programs
 
 # The system's programs that tests need. A test whose program cannot be installed is skipped.
 programs:
 	@$(PROGRAMS) tests
 
-# With three, no core is idle while the tests of kills wait for leases to expire.
-test test-fast: PROCESSES := 3
+# With three, no core is idle while tests wait.
+test test-fast test-stacks: PROCESSES := 3
 
 # Tests that compare times. Beside other tests their ratios would say how busy the machine is.
 TIMED_TESTS := tests/e2e/test_neighbours.py
 
 # They are left out when ARGS names tests. pytest exits with 5 when ARGS selects nothing, which fails only
 # when it selects nothing in both parts.
-TEST = HEADRACE_TEST_KILLS=$${HEADRACE_TEST_KILLS:-sample} $(PYTEST) -m 'not (timed or $(APART))' $(ELSEWHERE) $(ARGS)
+TEST = HEADRACE_TEST_KILLS=$${HEADRACE_TEST_KILLS:-none} $(PYTEST) -m 'not (timed or $(STACKS) or $(APART))' $(ELSEWHERE) $(ARGS)
 TEST_TIMED = $(PYTEST) -n 0 -m timed $(TIMED_TESTS) $(ARGS) $(REPORT:.xml=-timed.xml)
 test: $(READY)
 	$(TEST)$(if $(filter tests/%,$(ARGS)),,; rest=$$?; [ $$rest = 0 ] || [ $$rest = 5 ] || exit $$rest; \
@@ -166,13 +175,31 @@ test: $(READY)
 test-fast: $(READY)
 	$(PYTEST) -m 'not (slow or processes or $(APART))' $(ELSEWHERE) $(ARGS)
 
-# All tests that kill, freeze or cut off the processes of a run (an hour). `make test` runs an eighth of
-# them, chosen by the commit. Run it before a release, and when the spine, a failpoint or the decisions of
-# a consumer change.
-KILL_TESTS := tests/crash
+# Tests on Kafka and on an S3 store.
+STACK_TESTS := tests/contracts/test_kafka.py tests/contracts/test_kafka_accounts.py \
+	tests/contracts/test_kafka_records.py tests/contracts/test_s3.py tests/contracts/test_s3_accounts.py \
+	tests/contracts/test_s3_faults.py tests/contracts/test_s3_races.py tests/contracts/test_s3_refusals.py \
+	tests/contracts/test_shared_blobs.py tests/crash/test_relay.py tests/e2e/test_s3.py \
+	tests/e2e/test_stack_command.py tests/e2e/test_stacks.py
+test-stacks: $(READY)
+	$(PYTEST) -m '($(STACKS)) and not (kills or timed or $(APART))' $(STACK_TESTS) $(ARGS)
+
+# All tests that kill, freeze or cut off the processes of a run, or repeat a run on every stack (an hour).
+# CI runs an eighth of them (HEADRACE_TEST_KILLS=sample), chosen by the commit, and a quarter while the
+# spine, the failpoints or the consumers differ from those on which all have passed. Run all before a
+# release, and commit what it notes. `make test` runs their twins.
+KILL_TESTS := tests/crash tests/e2e/test_backup.py tests/e2e/test_matrix.py tests/e2e/test_retention.py \
+	tests/e2e/test_s3.py tests/e2e/test_stacks.py
 test-kills: PROCESSES := 3
 test-kills: $(READY)
 	$(PYTEST) -m 'kills and not ($(APART))' $(KILL_TESTS) $(ARGS)
+	$(if $(ARGS)$(HEADRACE_TEST_KILLS),,$(BIN)/python -m tests.kit.kill_sample)
+
+# The property tests with random examples, twenty times as many as in `make test`, which always tries the
+# same ones. A failure prints the line that repeats it.
+test-properties: PROCESSES := 3
+test-properties: $(READY)
+	HEADRACE_EXAMPLES=$${HEADRACE_EXAMPLES:-20} $(PYTEST) -m 'hypothesis and not (timed or $(APART))' $(ELSEWHERE) $(ARGS)
 
 # What another Python may break: each module's import, with warnings as errors, the code that users import
 # or type, and one run from end to end. For example: make test-python PYTHON=python3.12 VENV=.venv312
@@ -187,7 +214,7 @@ test-python: $(READY)
 # LEVEL_2= it leaves gVisor out.
 LEVEL_2 := gvisor
 ATTACK_TESTS := tests/escapes tests/contracts/test_user_code.py tests/e2e/leaks tests/e2e/test_hostile_sync.py \
-	tests/unit/infra/git/hostile tests/unit/infra/sandbox
+	tests/unit/infra/repositories/git/hostile tests/unit/infra/sandbox
 test-attacks: $(READY) $(LEVEL_2)
 	$(PYTEST) -m '$(if $(LEVEL_2),attacks or gvisor,attacks and not gvisor)' $(ATTACK_TESTS) $(ARGS)
 
@@ -252,8 +279,12 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The benchmarks that need no GPU, fill no large database and do not run for hours. docs/benchmarks.md
+# names the command of each of the others.
+BENCHES := b1_trl b2_tax b3_events b4_publication b5_pushes b5_first_token b5_polls b6_async b8_start \
+	b12_memory b14_neighbours
 bench: $(READY)
-	@for script in $(filter-out bench/b11_%,$(wildcard bench/b*.py)); do $(THREADS) $(BIN)/python $$script $(ARGS) || exit 1; done
+	@for bench in $(BENCHES); do $(THREADS) $(BIN)/python -m bench.$$bench $(ARGS) || exit 1; done
 
 # B11: TRL's learning curve next to ours. The same command resumes where it stopped.
 # Example: make learning ARGS='--plot curves.png'

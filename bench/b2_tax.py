@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from bench.inside import Inside, inside
-from infra.ports.event_log import Recorded
+from infra.spine.ports.event_log import Recorded
 from schemas.config import RunConfig
 from schemas.learner import GradedGroup, LearnerJob, StepBatch
 from schemas.sampling import (
@@ -97,7 +97,7 @@ async def bare(engine: Engine, *, steps: int, tokens: int) -> list[float]:
 
 
 def _held(sha256: str, size: int):
-    from schemas.sampling import ArtifactRef
+    from schemas.artifact_refs import ArtifactRef
 
     return ArtifactRef(uri="memory:", sha256=sha256, size=size)
 

@@ -34,7 +34,7 @@ import psutil
 
 from bench.durable_ours import Headrace
 from bench.durable_theirs import AT_ONCE, Dbos, Procrastinate
-from infra.local import embedded_postgres
+from infra.operations.local import embedded_postgres
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDES: dict[str, Any] = {"headrace": Headrace(), "procrastinate": Procrastinate(), "dbos": Dbos()}

@@ -28,10 +28,10 @@ from uuid import UUID, uuid4
 import torch
 
 from infra.adapters import Backend, open_backend
-from infra.local import embedded_postgres
-from infra.ports.event_log import Cursor
-from infra.postgres.migrate import migrate
+from infra.operations.local import embedded_postgres
 from infra.settings.settings import Settings
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.migrate import migrate
 from schemas.events import PolicyUpdated
 from schemas.sampling import (
     DrawKey,
@@ -67,7 +67,9 @@ def sample_request(policy: PolicyRef) -> SampleRequest:
 async def sampler(run: str) -> None:
     """One sampler: a line of JSON for the base model, and one for each version that it serves."""
     async with open_backend(Settings.load(os.environ)) as backend:
-        engine = Engine(fetch=backend.artifacts.get, read=backend.artifacts.read, threads=1)
+        engine = Engine(
+            fetch=backend.artifacts.get_artifact, read=backend.artifacts.read, threads=1
+        )
         wakeup, cursor = backend.notifier.subscribe(), Cursor()
         _say(0, await engine.sampler.sample(sample_request(PolicyRef(version=0))))
         while True:
@@ -159,7 +161,7 @@ async def publish(backend: Backend, run: str, step: int, weights: bytes) -> tupl
     """Store a version and commit it, like the learner. Returns the seconds that storing took,
     and the machine's clock when the commit had returned."""
     began = time.monotonic()
-    ref = await backend.artifacts.put(weights, run=run, blob=True)
+    ref = await backend.artifacts.put_artifact(weights, run=run, blob=True)
     stored = time.monotonic() - began
     digest = sha256(weights).hexdigest()
     state = StateRef(step=step, weights_sha256=digest, state_sha256=digest, weights=ref)

@@ -17,7 +17,7 @@ from typing import Any
 
 import asyncpg
 
-from infra.local import embedded_postgres
+from infra.operations.local import embedded_postgres
 from producers.cli.demo.post_receive import deliver
 from tests.kit.platform import git, platform
 from tests.kit.pushed_workspace import PushedWorkspace, commit, make_bare, make_clone
@@ -62,7 +62,7 @@ def measure(root: Path, *, pushes: int, warm: int) -> list[list[float]]:
     rows = []
     with platform(root / "home") as started:
         started.upload("numbers")
-        workspace = PushedWorkspace.connect(started, str(bare), name="math", provider="none")
+        workspace = PushedWorkspace.connect(started, str(bare), name="math", forge="none")
         before = git(clone, "rev-parse", "HEAD")
         for number in range(warm + pushes):
             sha = commit(clone, {"note": str(number)})

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from infra.git.mirrors import GitRepositories
-from infra.git.smart_http import SmartHttp
-from infra.memory.event_log import MemoryLog, World
-from infra.ports.clock import SystemClock
 from infra.readmodel.deliveries import KnownRefs
+from infra.repositories.git.mirrors import GitRepositories
+from infra.repositories.git.smart_http import SmartHttp
 from infra.settings.git import LAPTOP
+from infra.spine.memory.event_log import MemoryLog, World
+from infra.spine.ports.clock import SystemClock
 from producers.core.polling import Ages, Poller, RefSources
 
 NUM_REFS = 20

@@ -62,7 +62,7 @@ def connect_workspaces(started: Platform, root: Path, count: int) -> list[Target
         made = subprocess.run(commit, env=environment, check=True, capture_output=True)
         head = made.stdout.decode().strip()
         subprocess.run(["git", "update-ref", "refs/heads/main", head], env=environment, check=True)
-        body = {"url": str(url), "name": f"w{number}", "provider": "none"}
+        body = {"url": str(url), "name": f"w{number}", "forge": "none"}
         answer = started.post("/workspaces/connect", body).json()
         if "hook" not in answer:
             raise SystemExit(f"a workspace is not connected: {answer}")

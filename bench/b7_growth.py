@@ -29,25 +29,26 @@ from consumers.run.consumer import CONSUMER
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.installed import install
 from infra.blobs.local import LocalBlobs
-from infra.git.forges.api import ForgeApis
-from infra.git.mirrors import GitRepositories
-from infra.local import embedded_postgres
-from infra.maintenance.archive import Archives
-from infra.ports.clock import SystemClock
-from infra.postgres.codec import encode
-from infra.postgres.connections import Connections
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.keys.sealed import Sealer
-from infra.postgres.migrate import migrate
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database, connect
+from infra.identity.secrets.sealed import Sealer
+from infra.operations.local import embedded_postgres
+from infra.operations.maintenance.archive import Archives
 from infra.readmodel.store import ReadModel
-from infra.runtime.folded_states import SNAPSHOT_EVERY, StateCache
+from infra.repositories.forge_connections import ForgeConnections
+from infra.repositories.forges.api import ForgeApis
+from infra.repositories.git.mirrors import GitRepositories
 from infra.settings.git import LAPTOP
 from infra.settings.settings import Settings
+from infra.spine.ports.clock import SystemClock
+from infra.spine.postgres.codec import encode
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.migrate import migrate
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database, connect
+from infra.spine.runtime.folded_states import SNAPSHOT_EVERY, StateCache
 from producers.http.app import create_app
 from producers.http.services import Services
+from schemas.artifact_refs import ArtifactRef
 from schemas.config import RunConfig
 from schemas.events import (
     BatchAssembled,
@@ -58,7 +59,7 @@ from schemas.events import (
     StepSettled,
 )
 from schemas.ids import Purpose, StreamName, run_stream
-from schemas.sampling import ArtifactRef, ModelRef
+from schemas.sampling import ModelRef
 from schemas.specs import BatchGroup, DatasetRef, StateRef
 
 SHA = "ab" * 32
@@ -225,11 +226,11 @@ async def asked(
     log: PostgresLog, database: Database, readmodel: ReadModel, home: Path, runs: int
 ) -> tuple[list[float], list[float]]:
     """How long pages of 50 and single runs take, anywhere among all of them."""
-    settings = Settings.load({"HEADRACE_HOME": str(home), "HEADRACE_TOKEN": "t"})
+    settings = Settings.load({"HEADRACE_HOME": str(home), "HEADRACE_API_KEY": "t"})
     blobs = await install(LocalBlobs(home / "blobs"), database)
     archives = Archives(database, blobs, Notifier(database), scratch=home / "archives")
     repositories = GitRepositories(home / "git", settings=LAPTOP)
-    connections = Connections(database, Sealer.of(settings))
+    connections = ForgeConnections(database, Sealer.of(settings))
     app = create_app(
         Services(
             log=log,
@@ -241,7 +242,7 @@ async def asked(
             readmodel=readmodel,
             repositories=repositories,
             check_repository=repositories.check,
-            forges=ForgeApis(connections.get, public_url=settings.public_url),
+            forges=ForgeApis(connections.get_connection, public_url=settings.public_url),
             settings=settings,
             clock=SystemClock(),
         )

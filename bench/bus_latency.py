@@ -25,12 +25,12 @@ from uuid import uuid4
 
 from consumers.process.worker import open_runtime
 from infra.adapters import open_backend
-from infra.local import embedded_postgres
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.migrate import migrate
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
-from infra.runtime.hosting import Hosting
+from infra.operations.local import embedded_postgres
 from infra.settings.settings import Settings
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.migrate import migrate
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.hosting import Hosting
 from schemas.events import Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
 from tests.kit.commits import commit_of_streams

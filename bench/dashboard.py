@@ -23,15 +23,15 @@ from uuid import uuid4
 import httpx
 import psutil
 
-from infra.access.sessions import Bearer
-from infra.access.token_format import digest
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
+from infra.identity.api_key_format import digest
+from infra.identity.sessions import Bearer
 from infra.ports.actor import ROOT
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import connect
 from infra.readmodel.run_pages import ORDERS
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import connect
 from schemas.events import (
     BatchAssembled,
     Event,
@@ -43,7 +43,7 @@ from schemas.events import (
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import Grade
 from schemas.specs import BatchGroup, GroupSpec, SampleEntry, Slot
-from tests.kit.application import TOKEN, application
+from tests.kit.application import API_KEY, application
 from tests.kit.postgres import execute, fresh_database
 from tests.kit.showcase import FIRST, SECOND, fill, step_events
 from tests.kit.specs import ref
@@ -137,7 +137,7 @@ async def serve(url: str, home: Path) -> None:
         server = HttpServer(app.app, host="127.0.0.1", port=0, limits=ConnectionLimits())
         await server.listen()
         serving = asyncio.ensure_future(server.serve())
-        code = await app.services.sessions.issue_code(Bearer(ROOT, digest(TOKEN)))
+        code = await app.services.sessions.issue_code(Bearer(ROOT, digest(API_KEY)))
         print(json.dumps({"port": server.port, "code": code}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
         server.stop()

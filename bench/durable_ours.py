@@ -12,16 +12,15 @@ from tempfile import TemporaryDirectory
 from uuid import UUID, uuid4
 
 from bench.durable_theirs import POOL, Ask
-from infra.local import gc_freeze
-from infra.ports.event_log import Commit, Recorded
-from infra.ports.ports import Ports
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.lease import LeaseKeeper
-from infra.postgres.migrate import migrate
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import connect
-from infra.runtime.consumer import Consumer, Decision, Meta
-from infra.runtime.hosting import Hosting
+from infra.operations.local import gc_freeze
+from infra.spine.ports.event_log import Commit, Recorded
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.lease import LeaseKeeper
+from infra.spine.postgres.migrate import migrate
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import connect
+from infra.spine.runtime.consumer import Consumer, Decision, Meta
+from infra.spine.runtime.hosting import Hosting
 from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
@@ -41,7 +40,7 @@ def handle(state: int, message: RunWarned | Done, meta: Meta) -> Decision:
         return Decision(events=(_fact(message.effect.run_id, PERFORMED),))
     effect = FetchCommit(
         workspace=message.run,
-        push=UUID(int=7),
+        request=UUID(int=7),
         commit=CommitSpec(url="/nowhere"),
         entrypoints=(),
         requester=f"run-{message.run}",
@@ -61,7 +60,7 @@ def routes(message: RunWarned) -> tuple[StreamName, ...]:
     return (checkpoint_stream(message.run),)
 
 
-async def perform(effect: FetchCommit, ports: Ports) -> Done:
+async def perform(effect: FetchCommit, ports: object) -> Done:
     return Done(effect)
 
 

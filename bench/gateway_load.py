@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.http import post_json
-from infra.gateway.bodies import Receive, Scope
-from infra.gateway.delivery import Send
-from infra.gateway.server import HttpGateway
+from infra.model_api.gateway.bodies import Receive, Scope
+from infra.model_api.gateway.delivery import Send
+from infra.model_api.gateway.server import HttpGateway
 from schemas.sampling import Message, SampleRequest, ToolCall, Turn
 from tests.kit.specs import group_spec, template
 

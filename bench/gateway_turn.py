@@ -17,9 +17,9 @@ import httpx
 
 from headrace import relay
 from headrace.http import post_json
-from infra.gateway.server import HttpGateway
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
+from infra.model_api.gateway.server import HttpGateway
 from tests.kit.http_victim import Quick
 from tests.kit.specs import group_spec, template
 

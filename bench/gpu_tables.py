@@ -18,9 +18,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from schemas.models.scratch import scratch_shape
 from schemas.sampling import DrawKey, SamplingParams
 from schemas.sampling import Sequence as Row
-from schemas.scratch_models import scratch_shape
 from tests.kit.families import family
 from trainer.forward.decoder import decoder_of
 from trainer.forward.ops import Forward
@@ -337,7 +337,8 @@ def tables(*, small: bool, only: str | None, fuse: bool) -> None:
     if small:
         print("tiny shapes on the CPU: this shows that the code runs, not how fast it is")
         limits = replace(CPU, most_rows=scale.batch, uses_graphs=True)
-        batcher.memory_limits_of = lambda device: limits  # what a GPU runs, but for the replay
+        # Here batcher finds it, and this is what a GPU runs, but for the replay.
+        vars(batcher)["memory_limits_of"] = lambda device: limits
     torch.use_deterministic_algorithms(mode=True)
     if only != "b10":
         b9(scale, device, fuse=fuse)

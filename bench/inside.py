@@ -16,15 +16,15 @@ from uuid import uuid4
 from consumers.process.worker import hold_lease, open_runtime
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.adapters import Backend, open_backend
-from infra.local import data_directory, embedded_postgres
-from infra.ports.event_log import Cursor, Recorded
-from infra.postgres.migrate import migrate
-from infra.runtime.hosting import Hosting
-from infra.runtime.runtime import Runtime
+from infra.operations.local import data_directory, embedded_postgres
 from infra.settings.settings import Settings
+from infra.spine.ports.event_log import Cursor, Recorded
+from infra.spine.postgres.migrate import migrate
+from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.runtime import Runtime
 from schemas.config import RunConfig
 from schemas.datasets import DatasetRow
-from schemas.events import RepositoryPushed, RunRequested
+from schemas.events import CommitRequested, RunRequested
 from schemas.ids import WorkerId, run_stream
 from schemas.sampling import Message, ModelRef
 from schemas.specs import CommitSpec, DatasetRef, Entrypoint
@@ -48,7 +48,7 @@ class Inside:
         rows = [
             DatasetRow(prompt=(Message(role="user", content=text),), label=text) for text in prompts
         ]
-        content = await self.backend.artifacts.put(
+        content = await self.backend.artifacts.put_artifact(
             b"".join(row.to_line() for row in rows), run="datasets"
         )
         return DatasetRef(dataset="bench", name="bench", content=content, num_rows=len(rows))
@@ -70,7 +70,7 @@ class Inside:
                     dataset=dataset,
                     workspace="w",
                 ),
-                RepositoryPushed(
+                CommitRequested(
                     workspace="w",
                     workspace_name="w",
                     commit=CommitSpec(url=str(self.workspace)),

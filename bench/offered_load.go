@@ -1,4 +1,4 @@
-// Offers requests with bad tokens at a fixed rate, each over a new connection, whether or not the server
+// Offers requests with bad keys at a fixed rate, each over a new connection, whether or not the server
 // keeps up. Prints one line of JSON with what became of them.
 //
 // offered_load PORT RATE SECONDS ADDRESSES

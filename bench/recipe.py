@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.config import RunConfig
 from schemas.learner import Conversation, GradedGroup, LearnerJob, StepBatch, StepResult
+from schemas.models.scratch import PREFIX
 from schemas.sampling import (
-    ArtifactRef,
     DrawKey,
     Message,
     ModelRef,
@@ -34,7 +35,6 @@ from schemas.sampling import (
     Turn,
     sequences_of,
 )
-from schemas.scratch_models import PREFIX
 from trainer.engine import Engine
 from trainer.schedule import step_rows
 

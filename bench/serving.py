@@ -28,16 +28,10 @@ import openai
 import torch
 import transformers
 
-from infra.local.home import SupervisorState, read_state
-from schemas.sampling import (
-    ArtifactRef,
-    DrawKey,
-    ModelRef,
-    PolicyRef,
-    SampleRequest,
-    SamplingParams,
-)
-from schemas.scratch_models import scratch_shape
+from infra.operations.local.home import SupervisorState, read_state
+from schemas.artifact_refs import ArtifactRef
+from schemas.models.scratch import scratch_shape
+from schemas.sampling import DrawKey, ModelRef, PolicyRef, SampleRequest, SamplingParams
 from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
 from trainer.engine import Engine
 from trainer.model.char_tokenizer import character_tokenizer
@@ -330,10 +324,10 @@ async def measure(running: Platform, base: ModelRef, requests: int) -> None:
     model = await asyncio.to_thread(deploy, running, "first@2", "bench")
     path = "/checkpoints/first@2/files/adapter_model.safetensors"
     weights = (await asyncio.to_thread(running.api.get, path)).content
-    token = (running.home / "token").read_text().strip()
+    api_key = (running.home / "token").read_text().strip()
     engine = Engine(fetch=lambda ref: weights, threads=1)
     async with openai.AsyncOpenAI(
-        base_url=f"{running.url}/v1", api_key=token, max_retries=0, timeout=300
+        base_url=f"{running.url}/v1", api_key=api_key, max_retries=0, timeout=300
     ) as client:
         subject = Subject(running, client, base, model, weights)
         await compare_speed(subject, engine)

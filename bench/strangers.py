@@ -1,14 +1,15 @@
-"""Load by strangers on a real control process with a real Postgres: half-open connections, large bodies
-without a token, and requests with bad tokens. Each load runs by itself, and then all of them together.
+"""Load by strangers on a real control process with a real Postgres: half-open connections, large
+bodies without an API key, and requests with bad keys. Each load runs by itself, and then all of
+them together.
 
-10,000 requests with bad tokens are offered per second, each over a new connection, whether or not the
+10,000 requests with bad keys are offered per second, each over a new connection, whether or not the
 server keeps up. They come from 16 other addresses of this machine, and then from the address of the
 valid client too. The program that offers them, `offered_load.go`, is built with Go. Without Go the
 bench says so, and a client in Python sends as many as it can.
 
-Prints what became of the requests, what a valid client and `/readyz` see meanwhile, how much memory the
-process needs more, and how many lines it logs. The clients share the machine. Ends with 1 when a limit
-is missed.
+Prints what became of the requests, what a valid client and `/readyz` see meanwhile, how much memory
+the process needs more, and how many lines it logs. The clients share the machine. Ends with 1 when
+a limit is missed.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from collections.abc import Callable, Coroutine
 from functools import cache
 from pathlib import Path
 
-from infra.local import embedded_postgres
+from infra.operations.local import embedded_postgres
 from tests.kit.postgres import fresh_database
 from tests.kit.strangers import (
     MIB,
@@ -34,7 +35,7 @@ from tests.kit.strangers import (
     half_open,
     observing,
     raise_file_limit,
-    send_bad_tokens,
+    send_bad_keys,
     send_bodies,
 )
 
@@ -72,13 +73,13 @@ async def _bodies(control: ControlProcess, seconds: float) -> Counter[int | str]
     return found
 
 
-async def _invented_tokens(control: ControlProcess, seconds: float) -> Counter[int | str]:
-    sent = await send_bad_tokens(control, seconds=seconds, at_once=AT_ONCE, well_formed=False)
+async def _invented_api_keys(control: ControlProcess, seconds: float) -> Counter[int | str]:
+    sent = await send_bad_keys(control, seconds=seconds, at_once=AT_ONCE, well_formed=False)
     return Counter(dict(sent))
 
 
-async def _well_formed_tokens(control: ControlProcess, seconds: float) -> Counter[int | str]:
-    sent = await send_bad_tokens(control, seconds=seconds, at_once=AT_ONCE, well_formed=True)
+async def _well_formed_api_keys(control: ControlProcess, seconds: float) -> Counter[int | str]:
+    sent = await send_bad_keys(control, seconds=seconds, at_once=AT_ONCE, well_formed=True)
     return Counter(dict(sent))
 
 
@@ -86,7 +87,7 @@ def _offered(addresses: int) -> Load:
     async def offer(control: ControlProcess, seconds: float) -> Counter[int | str]:
         program = _load_program()
         if program is None:
-            return await _invented_tokens(control, seconds)
+            return await _invented_api_keys(control, seconds)
         numbers = (control.port, OFFERED_PER_S, seconds, addresses)
         offering = await asyncio.create_subprocess_exec(
             str(program), *map(str, numbers), stdout=asyncio.subprocess.PIPE
@@ -113,7 +114,7 @@ def _load_program() -> Path | None:
 
 
 async def _all_of_them(control: ControlProcess, seconds: float) -> Counter[int | str]:
-    loads = (_connections, _bodies, _offered(ADDRESSES), _well_formed_tokens)
+    loads = (_connections, _bodies, _offered(ADDRESSES), _well_formed_api_keys)
     return sum(await asyncio.gather(*(load(control, seconds) for load in loads)), Counter())
 
 
@@ -123,7 +124,7 @@ LOADS: dict[str, Load] = {
     "100 bodies of 8 MiB at once": _bodies,
     "10,000/s, other addresses": _offered(ADDRESSES),
     "10,000/s, the same address": _offered(0),
-    "well-formed unknown tokens": _well_formed_tokens,
+    "well-formed unknown API keys": _well_formed_api_keys,
     "all together": _all_of_them,
 }
 

@@ -11,11 +11,11 @@ from uuid import uuid4
 
 from bench.durable_ours import CONSUMER, Headrace
 from bench.durable_theirs import AT_ONCE
-from infra.ports.event_log import Cursor
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
 from schemas.effects import Lane
 from schemas.ids import WorkerId
 

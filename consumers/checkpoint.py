@@ -11,22 +11,23 @@ before it reported, or because two workers stored the same one.
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
 from pydantic import ValidationError
 
-from consumers.error_excerpt import excerpt
+from consumers.stored_files import verify_stored
 from infra.failpoints import hit
-from infra.ports.ports import Ports
-from infra.ports.services import BlobExists
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.ports.services import BlobExists, Blobs
+from infra.spine.ports.artifacts import Artifacts
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.error_excerpt import excerpt
+from schemas.artifact_refs import ArtifactRef
 from schemas.effects import Failed, ManifestPut, SaveCheckpoint
 from schemas.errors import CorruptData
 from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
 from schemas.ids import ConsumerName, StreamName, checkpoint_stream
-from schemas.sampling import ArtifactRef, Value
+from schemas.sampling import Value
 from schemas.specs import CheckpointSpec
 
 FORMAT = 1
@@ -86,11 +87,19 @@ class Manifest(Value):
     state: ArtifactRef | None
 
 
-async def perform(effect: SaveCheckpoint, ports: Ports) -> ManifestPut:
+@dataclass(frozen=True, slots=True)
+class CheckpointPorts:
+    """The stores of files and of manifests."""
+
+    artifacts: Artifacts
+    blobs: Blobs
+
+
+async def perform(effect: SaveCheckpoint, ports: CheckpointPorts) -> ManifestPut:
     """Verify the shards, then store the manifest. Returns where the manifest is stored. Raises
     CorruptData when a shard is not what was recorded."""
     spec = effect.spec
-    await _verify([*_files(spec).values(), *_optional(spec.state.state)], ports)
+    await verify_stored([*_files(spec).values(), *_optional(spec.state.state)], ports.artifacts)
     hit("ckpt.shard")
     data = manifest_json(spec)
     hit("ckpt.before_manifest")
@@ -140,20 +149,20 @@ def _optional(ref: ArtifactRef | None) -> tuple[ArtifactRef, ...]:
     return () if ref is None else (ref,)
 
 
-async def _put_first(key: str, data: bytes, ports: Ports) -> tuple[bytes, str]:
+async def _put_first(key: str, data: bytes, ports: CheckpointPorts) -> tuple[bytes, str]:
     """Store the manifest unless one exists. Returns the bytes that are stored now, and their address."""
     try:
-        return data, await ports.blobs.put(key, data, create_only=True)
+        return data, await ports.blobs.put_blob(key, data, create_only=True)
     except BlobExists:
         uri = await ports.blobs.exists(key)
     if uri is None:
         raise CorruptData(
             f"{key} existed and was deleted since; let nothing else delete files of checkpoints"
         )
-    return await ports.blobs.get(uri), uri
+    return await ports.blobs.get_blob(uri), uri
 
 
-async def _verify_other(uri: str, data: bytes, ports: Ports) -> None:
+async def _verify_other(uri: str, data: bytes, ports: CheckpointPorts) -> None:
     """Check a manifest of this step that another worker stored first. It is kept if every byte that it
     names is there. Raises CorruptData otherwise."""
     try:
@@ -162,16 +171,12 @@ async def _verify_other(uri: str, data: bytes, ports: Ports) -> None:
         raise CorruptData(
             f"{uri} is not a manifest of Headrace: {error}; let nothing else write to these blobs"
         ) from error
-    await _verify([*manifest.files.values(), *_optional(manifest.state)], ports)
+    await verify_stored([*manifest.files.values(), *_optional(manifest.state)], ports.artifacts)
 
 
-async def _verify(refs: Iterable[ArtifactRef], ports: Ports) -> None:
-    """Read every file from the place where it will be read later, without caches."""
-    for ref in refs:
-        await ports.artifacts.get(ref, cached=False)
-
-
-CONSUMER: Consumer[CheckpointState, CheckpointEvent, CheckpointMessage, SaveCheckpoint] = Consumer(
+CONSUMER: Consumer[
+    CheckpointState, CheckpointEvent, CheckpointMessage, SaveCheckpoint, CheckpointPorts
+] = Consumer(
     name=ConsumerName("checkpoint"),
     category="checkpoint",
     reads=(CheckpointRequested,),
@@ -182,4 +187,5 @@ CONSUMER: Consumer[CheckpointState, CheckpointEvent, CheckpointMessage, SaveChec
     handle=handle,
     routes=routes,
     perform=perform,
+    ports=CheckpointPorts,
 )

@@ -16,8 +16,9 @@ from typing import Never, assert_never, get_args
 
 from consumers.evaluation_figures import RowOutcome, evaluation_figures, failed_by_policy
 from consumers.run.settle import settle
-from consumers.run.start import entry_point_problem, scoring_of
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from consumers.run.start import entrypoint_of, rollout_of
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from schemas.errors import Refused
 from schemas.events import (
     EvaluationCompleted,
     EvaluationRequested,
@@ -32,7 +33,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import ConsumerName, Purpose, StreamName, eval_stream
-from schemas.specs import Entrypoint, RolloutRef, SampleEntry, Slot
+from schemas.specs import RolloutRef, SampleEntry, Slot
 
 EvalEvent = (
     EvaluationRequested
@@ -224,33 +225,19 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
     if state.started is not None or request is None or request.config is None:
         return NOTHING
     config = request.config
-    entrypoint = Entrypoint(
-        rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
-    )
-    found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
-    samples = config.evaluation.n
-    problem = entry_point_problem(found, entrypoint, config.advanced, num_samples=samples)
-    if found is None or problem is not None:
-        return _end(state, "failed", problem or "no entry point")
-    rollout = RolloutRef(
-        snapshot=synced.snapshot,
-        commit=synced.commit,
-        entrypoint=entrypoint,
-        kind=found.kind,
-        workflow=found.workflow,
-        **scoring_of(found, config.advanced),
-        env=config.env,
-        secrets=config.secrets.required,
-        workspace=request.workspace,
-        submitter=request.submitter,
-        network=config.advanced.network,
-        environment=found.environment,
-        max_turns=config.advanced.max_turns,
-        max_sample_tokens=config.advanced.max_sample_tokens,
-        max_response_tokens=config.advanced.max_response_length,
-        workflow_timeout_s=config.evaluation.agent_workflow_timeout_s,
-        grader_timeout_s=config.evaluation.grader_timeout_s,
-    )
+    try:
+        rollout = rollout_of(
+            config,
+            entrypoint_of(config),
+            synced.rollouts,
+            snapshot=synced.snapshot,
+            commit=synced.commit,
+            workspace=request.workspace,
+            submitter=request.submitter,
+            num_samples=config.evaluation.n,
+        )
+    except Refused as error:
+        return _end(state, "failed", error.message)
     return _start(state, request, rollout)
 
 
@@ -360,7 +347,7 @@ def _end(state: EvalState, status: str, message: str | None) -> Decision:
     return Decision(events=(ended,))
 
 
-CONSUMER: Consumer[EvalState, EvalEvent, EvalMessage, Never] = Consumer(
+CONSUMER: Consumer[EvalState, EvalEvent, EvalMessage, Never, Never] = Consumer(
     name=ConsumerName("evaluate"),
     category="eval",
     reads=get_args(EvalMessage),

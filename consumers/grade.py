@@ -18,19 +18,19 @@ from typing import assert_never
 
 from pydantic import ValidationError
 
-from consumers.error_excerpt import excerpt
-from consumers.judging.panel import judge_group
-from consumers.user_output import store_output
+from consumers.judging.panel import JudgePorts, judge_group
+from consumers.stored_files import store_output
 from consumers.user_secrets import sandbox_owner
-from infra.ports.ports import Ports
-from infra.ports.services import UserCodeRaised, UserOutput
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.ports.services import UserCode, UserCodeRaised, UserOutput
+from infra.spine.ports.artifacts import Artifacts
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.error_excerpt import excerpt
+from schemas.artifact_refs import ArtifactRef
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import ConsumerName, StreamName, grade_stream
 from schemas.sampling import (
-    ArtifactRef,
     Grade,
     Judgement,
     JudgementBatch,
@@ -106,11 +106,21 @@ def routes(message: GradeMessage) -> tuple[StreamName, ...]:
     return (grade_stream(message.spec.group),) if isinstance(message, GroupGenerated) else ()
 
 
-async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
+@dataclass(frozen=True, slots=True)
+class GradePorts(JudgePorts):
+    """The sandbox with the user's grader, the judges, and the samples."""
+
+    artifacts: Artifacts
+    user: UserCode
+
+
+async def perform(effect: GradeGroup, ports: GradePorts) -> GroupScored:
     """Read the samples, grade those that did not fail, and store all of them in one artifact. Returns
     the artifact and the grades. Raises TransientError when the sandbox is gone, CorruptData when a part
     cannot be read."""
-    batches = [_parse_batch(await ports.artifacts.get(part), part) for part in effect.parts]
+    batches = [
+        _parse_batch(await ports.artifacts.get_artifact(part), part) for part in effect.parts
+    ]
     found = {record.index: record for batch in batches for record in batch.samples}
     records = tuple(found.get(entry.index) or _missing_record(entry) for entry in effect.entries)
     rollout = effect.spec.template.rollout
@@ -121,10 +131,10 @@ async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
     if left is None and len(batches) == 1 and batches[0].samples == records:
         artifact = effect.parts[0]
     else:
-        output = await store_output(left, ports, run=effect.spec.owner) if left else None
+        output = await store_output(left, ports.artifacts, run=effect.spec.owner) if left else None
         whole = SampleBatch(group=effect.spec.group, samples=records, grader_output=output)
         data = whole.model_dump_json().encode()
-        artifact = await ports.artifacts.put(data, run=effect.spec.owner)
+        artifact = await ports.artifacts.put_artifact(data, run=effect.spec.owner)
     by_index = {grade.index: grade for grade in graded}
     checked = [(r, _validate_grade(r, by_index.get(r.index), len(records))) for r in records]
     questions = {grade.index: grade.questions for grade in graded}
@@ -141,12 +151,12 @@ async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
 
 
 async def _with_judgements(
-    scored: GroupScored, judgements: tuple[Judgement, ...], ports: Ports
+    scored: GroupScored, judgements: tuple[Judgement, ...], ports: GradePorts
 ) -> GroupScored:
     spec = scored.effect.spec
     data = JudgementBatch(group=spec.group, judgements=judgements).model_dump_json().encode()
     usage = sum((judgement.usage for judgement in judgements), JudgeUsage())
-    artifact = await ports.artifacts.put(data, run=spec.owner)
+    artifact = await ports.artifacts.put_artifact(data, run=spec.owner)
     return replace(scored, judgements=artifact, judged=usage)
 
 
@@ -167,7 +177,7 @@ def _missing_record(entry: SampleEntry) -> SampleRecord:
 
 
 async def _call_grader(
-    spec: GroupSpec, samples: Sequence[SampleRecord], ports: Ports
+    spec: GroupSpec, samples: Sequence[SampleRecord], ports: GradePorts
 ) -> tuple[tuple[Grade, ...], UserOutput | None]:
     """Return the grades of the user's grader, and what it left behind. If the grader fails, every grade
     carries that failure. A grader that takes too long is a failure of the grader; `timeout` is that of
@@ -181,9 +191,9 @@ async def _call_grader(
         return tuple(sample.grade for sample in samples if sample.grade is not None), None
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
     try:
-        result = await ports.require("user").grade(
+        result = await ports.user.grade(
             rollout,
-            owner=await sandbox_owner(spec, rollout, ports),
+            owner=await sandbox_owner(spec, rollout, ports.secrets),
             group=spec.group,
             label=row.label,
             metadata=row.metadata,
@@ -249,7 +259,7 @@ def _is_usable(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and abs(value) <= LARGEST
 
 
-CONSUMER: Consumer[GradeState, GroupGraded, GradeMessage, GradeGroup] = Consumer(
+CONSUMER: Consumer[GradeState, GroupGraded, GradeMessage, GradeGroup, GradePorts] = Consumer(
     name=ConsumerName("grade"),
     category="grade",
     reads=(GroupGenerated,),
@@ -260,4 +270,5 @@ CONSUMER: Consumer[GradeState, GroupGraded, GradeMessage, GradeGroup] = Consumer
     handle=handle,
     routes=routes,
     perform=perform,
+    ports=GradePorts,
 )

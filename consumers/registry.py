@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Sequence
 
-from infra.runtime.consumer import AnyConsumer
+from infra.spine.runtime.consumer import AnyConsumer
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import assert_never
 
-from infra.ports.ports import Ports
+from infra.ports.services import Forges
 from infra.readmodel.estimates import Interval
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import Failed, PostStatus, StatusPosted
 from schemas.events import (
     CommitStatusDecided,
@@ -235,14 +235,21 @@ def routes(message: StatusMessage) -> tuple[StreamName, ...]:
             return (status_stream(message.run),) if message.origin is not None else ()
 
 
-async def perform(effect: PostStatus, ports: Ports) -> StatusPosted:
+@dataclass(frozen=True, slots=True)
+class StatusPorts:
+    """The APIs of forges."""
+
+    forges: Forges
+
+
+async def perform(effect: PostStatus, ports: StatusPorts) -> StatusPosted:
     """Show the status on its commit. Raises Refused when the forge refuses it, and ForgeAway when the
     forge does not answer."""
-    shown = await ports.require("forges").post(effect.status)
+    shown = await ports.forges.post(effect.status)
     return StatusPosted(effect, skipped=not shown)
 
 
-CONSUMER: Consumer[Statuses, StatusEvent, StatusMessage, PostStatus] = Consumer(
+CONSUMER: Consumer[Statuses, StatusEvent, StatusMessage, PostStatus, StatusPorts] = Consumer(
     name=ConsumerName("status"),
     category="status",
     reads=(
@@ -262,4 +269,5 @@ CONSUMER: Consumer[Statuses, StatusEvent, StatusMessage, PostStatus] = Consumer(
     handle=handle,
     routes=routes,
     perform=perform,
+    ports=StatusPorts,
 )

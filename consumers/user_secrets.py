@@ -4,20 +4,20 @@ Values are looked up whenever user code is called, so a new value is used by the
 the sandbox and nowhere else: the events hold names.
 """
 
-from infra.ports.ports import Ports
+from infra.ports.secrets import SecretStore
 from infra.ports.services import SandboxOwner
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.secrets.rules import how_to_set
 from schemas.specs import GroupSpec, RolloutRef
 
 
-async def sandbox_owner(spec: GroupSpec, rollout: RolloutRef, ports: Ports) -> SandboxOwner:
+async def sandbox_owner(spec: GroupSpec, rollout: RolloutRef, secrets: SecretStore) -> SandboxOwner:
     """Return the owner of the sandbox that a group's user code runs in. Raises UserCodeError, which
     names the secrets that are not set."""
     if not rollout.secrets:
         return SandboxOwner(run=spec.owner)
     submitter = None if rollout.pushed else rollout.submitter
-    values = await ports.require("secrets").resolve(
+    values = await secrets.resolve(
         rollout.secrets, workspace=rollout.workspace, submitter=submitter
     )
     if missing := [name for name in rollout.secrets if name not in values]:

@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from headrace.blame import own_traceback, tree_of, workspace_path
+from headrace.error_location import own_traceback, tree_of, workspace_path
 
 MOST_PRINTED = 64 << 10
 """Bytes of printed text that are kept. The first half is the beginning and the second half the end."""

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from headrace.servers.environments import load_environment
+from headrace.servers.verifiers_environments import load_verifiers_environment
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("entrypoint", type=Path, help="rollouts/NAME/main.py")
     parser.add_argument("--limit", type=int, help="write at most this many tasks")
     options = parser.parse_args()
-    for row in load_environment(options.entrypoint.resolve()).rows(options.limit):
+    for row in load_verifiers_environment(options.entrypoint.resolve()).rows(options.limit):
         sys.stdout.write(json.dumps(row) + "\n")
 
 

@@ -18,23 +18,23 @@ from infra.blobs.dataset_cache import DatasetCache
 from infra.blobs.installation import belong
 from infra.blobs.installed import InstalledBlobs, install
 from infra.blobs.local import LocalBlobs
-from infra.bus.embedded import EmbeddedBus, Reconciled
-from infra.bus.kafka.probe import probe
-from infra.bus.reconciler import Reconciler
-from infra.ports.bus import Bus
-from infra.ports.clock import Clock, SystemClock
 from infra.ports.services import Blobs
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.migrate import check
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database, connect
 from infra.settings.kafka import KafkaSettings
 from infra.settings.settings import Settings
+from infra.spine.bus.embedded import EmbeddedBus, Reconciled
+from infra.spine.bus.kafka.probe import probe
+from infra.spine.bus.reconciler import Reconciler
+from infra.spine.ports.bus import Bus
+from infra.spine.ports.clock import Clock, SystemClock
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.migrate import check
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database, connect
 from schemas.errors import InvalidConfig, TransientError
 
 if TYPE_CHECKING:
-    from infra.bus.relay import Relay
+    from infra.spine.bus.relay import Relay
 
 
 logger = logging.getLogger(__name__)
@@ -58,16 +58,16 @@ class Backend:
         """Return a new bus for one runtime: Kafka backed by the reconciler, or the log itself."""
         if self.kafka is None:
             return EmbeddedBus(self.log, self.notifier)
-        from infra.bus.kafka.bus import KafkaBus
-        from infra.postgres.skipped_records import Skips
+        from infra.spine.bus.kafka.bus import KafkaBus
+        from infra.spine.postgres.skipped_records import Skips
 
         broker = KafkaBus(self.kafka, self.log, Skips(self.database))
         return Reconciled(broker, Reconciler(self.log, self.notifier.subscribe()))
 
     def relay(self, kafka: KafkaSettings, consumers: Sequence[str]) -> "Relay":
         """Return the relay from the log to Kafka. `consumers` are those that read from the broker."""
-        from infra.bus.kafka.publisher import open_publisher
-        from infra.bus.relay import Relay
+        from infra.spine.bus.kafka.publisher import open_publisher
+        from infra.spine.bus.relay import Relay
 
         return Relay(
             self.database.url,

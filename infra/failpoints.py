@@ -26,10 +26,10 @@ from schemas.effects import (
     ListRefs,
     LoadModel,
     PostStatus,
-    PushCheckpoint,
     SaveCheckpoint,
     SubmitRun,
     TrainStep,
+    UploadCheckpoint,
     VerifyRun,
 )
 
@@ -72,7 +72,7 @@ CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
     "evaluate": (),
     "verify": (VerifyRun,),
     "deploy": (LoadModel, ChooseCheckpoint),
-    "publish": (PushCheckpoint,),
+    "publish": (UploadCheckpoint,),
     "trigger": (ExaminePush, SubmitRun),
     "status": (PostStatus,),
 }

@@ -15,32 +15,32 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from consumers.process.worker import ControlPorts, hold_lease, open_runtime, worker_id
+from consumers.process.worker import hold_lease, open_runtime, worker_id
 from consumers.project.consumer import Projector
 from consumers.registry import CONTROL_CONSUMERS, REGISTRY, lanes_of, load
 from infra import failpoints, telemetry
-from infra.access.audit import record_access
 from infra.adapters import Backend, open_backend
 from infra.blobs.garbage import collecting
-from infra.git.confinement import find_confinement
-from infra.git.forges.api import ForgeApis
-from infra.git.mirrors import GitRepositories
-from infra.git.smart_http import SmartHttp
+from infra.http.failed_auth_throttle import FailedAuthThrottle
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
-from infra.http.strangers import Strangers
-from infra.local.child import AWAY
-from infra.maintenance.alerts import Alerts, alert_alone
-from infra.maintenance.archive import Archives
-from infra.postgres.connections import Connections
-from infra.postgres.keys.sealed import Sealer
-from infra.postgres.names import check_one_workspace
+from infra.identity.audit import record_access
+from infra.identity.secrets.sealed import Sealer
+from infra.names import check_one_workspace
+from infra.operations.local.child import AWAY
+from infra.operations.maintenance.alerts import Alerts, alert_alone
+from infra.operations.maintenance.archive import Archives
 from infra.readmodel.stalled_effects import watch_stalled_effects
 from infra.readmodel.store import ReadModel
-from infra.runtime.hosting import Hosting
-from infra.runtime.runtime import Runtime
+from infra.repositories.forge_connections import ForgeConnections
+from infra.repositories.forges.api import ForgeApis
+from infra.repositories.git.confinement import find_confinement
+from infra.repositories.git.mirrors import GitRepositories
+from infra.repositories.git.smart_http import SmartHttp
 from infra.sandbox.service.self_protection import hide_memory
 from infra.settings.settings import BadSetting, Settings
+from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.runtime import Runtime
 from infra.task_cancellation import end
 from producers.core.mirror_collection import collect_mirrors
 from producers.core.polling import poll_alone
@@ -76,12 +76,12 @@ async def serve(settings: Settings) -> int:
             confinement=await asyncio.to_thread(find_confinement, settings.sandbox),
         )
         services = _services(backend, settings, forges, repositories)
-        control = ControlPorts(
-            repositories=services.repositories,
-            forges=forges,
-            submissions=RunSubmissions(services.submitter, level=settings.sandbox),
-        )
-        async with open_runtime(hosting, backend, settings, control=control) as runtime:
+        given = {
+            "repositories": services.repositories,
+            "forges": forges,
+            "submissions": RunSubmissions(services.submitter, level=settings.sandbox),
+        }
+        async with open_runtime(hosting, backend, settings, given=given) as runtime:
             collecting_mirrors = collect_mirrors(
                 repositories.collect, backend.database, backend.clock
             )
@@ -101,7 +101,7 @@ async def _serve(
     projector = Projector(backend.log, services.readmodel, wakeups=backend.notifier)
     await services.archives.tidy()
     app = create_app(services, pages=dashboard.ROUTES)
-    server = _server(app, settings, services.strangers)
+    server = _server(app, settings, services.throttle)
     await server.listen()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,7 +110,9 @@ async def _serve(
         jobs = [server.serve(), projector.run(), runtime.run(), *others]
         jobs.append(collecting(backend.database, backend.blobs, backend.clock))
         jobs.append(
-            record_access(services.audit, services.recent_tokens, services.tokens, backend.clock)
+            record_access(
+                services.audit, services.recent_api_keys, services.api_keys, backend.clock
+            )
         )
         jobs.append(watch_stalled_effects(services.readmodel.stalled, backend.clock))
         if settings.retention_days is not None:
@@ -151,10 +153,10 @@ async def _serve(
 @asynccontextmanager
 async def _open_forges(backend: Backend, settings: Settings) -> AsyncIterator[ForgeApis]:
     """The APIs of forges, with the credentials of all connections."""
-    connections = Connections(backend.database, Sealer.of(settings))
+    connections = ForgeConnections(backend.database, Sealer.of(settings))
     allowed = settings.git.addresses
     async with ForgeApis(
-        connections.get, public_url=settings.public_url, allowed=allowed
+        connections.get_connection, public_url=settings.public_url, allowed=allowed
     ) as forges:
         yield forges
 
@@ -183,10 +185,10 @@ def _services(
     )
 
 
-def _server(app: Starlette, settings: Settings, strangers: Strangers | None = None) -> HttpServer:
-    return HttpServer(
-        app, host=settings.host, port=settings.port, limits=LIMITS, strangers=strangers
-    )
+def _server(
+    app: Starlette, settings: Settings, throttle: FailedAuthThrottle | None = None
+) -> HttpServer:
+    return HttpServer(app, host=settings.host, port=settings.port, limits=LIMITS, throttle=throttle)
 
 
 def main() -> int:

@@ -146,7 +146,7 @@ class FailedRewards(Section):
     """`advanced.failed_reward` for one category of failures."""
 
     agent_error: FailedReward | None = None
-    """the workflow raised, also at a limit of turns or tokens"""
+    """the workflow raised or ended its process, also at a limit of turns or tokens"""
     timeout: FailedReward | None = None
     """the workflow took too long"""
     prompt_too_long: FailedReward | None = None

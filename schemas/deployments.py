@@ -1,5 +1,5 @@
 """Models that others use: a LoRA checkpoint that is served under a name, on top of its base model, and
-a checkpoint that is pushed to a model hub."""
+a checkpoint that is uploaded to a model hub."""
 
 import re
 from typing import Annotated, Literal
@@ -16,9 +16,10 @@ DeploymentName = Annotated[str, StringConstraints(pattern=NAME)]
 
 
 class ServedModel(Value):
-    """A checkpoint as it is served. Clients call it `model_name`. `base_name` is how users name its base
-    model, and `model` is the base itself. `reward` is the held-out reward of the step, if it was
-    measured. `workspace` is the one whose tokens may use it (None: only tokens of all workspaces)."""
+    """A checkpoint as it is served. Clients call it `model_name`. `base_name` is how users name its
+    base model, and `model` is the base itself. `reward` is the held-out reward of the step, if it
+    was measured. `workspace` is the one whose API keys may use it (None: only keys of all
+    workspaces)."""
 
     name: DeploymentName
     base_name: str = Field(min_length=1, max_length=512)
@@ -89,11 +90,11 @@ HubForm = Literal["adapter", "merged", "model"]
 a checkpoint with full tuning."""
 
 
-class HubPush(Value):
-    """A push. `card` is the README.md of the repository. `secret` names the secret that holds the hub's
-    token, of `submitter` or of `workspace`."""
+class HubUpload(Value):
+    """An upload to a model hub. `card` is the README.md of the repository. `secret` names the secret
+    that holds the hub's API key, of `submitter` or of `workspace`."""
 
-    push: str
+    upload: str
     run: str
     run_name: str
     step: int = Field(ge=0)

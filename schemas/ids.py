@@ -145,9 +145,9 @@ def model_stream() -> StreamName:
     return StreamName("model-deployments")
 
 
-def hub_stream(push: str) -> StreamName:
-    """The push of a checkpoint to a model hub."""
-    return StreamName(f"hub-{push}")
+def hub_stream(upload: str) -> StreamName:
+    """The upload of a checkpoint to a model hub."""
+    return StreamName(f"hub-{upload}")
 
 
 def dead_letter_stream(consumer: str) -> StreamName:

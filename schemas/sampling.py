@@ -14,9 +14,8 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from schemas.errors import FailureCategory
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+from schemas.artifact_refs import ArtifactRef
+from schemas.errors import FAILED_REWARD, POLICY_FAILURES, FailureCategory
 
 
 def _day(text: str) -> str:
@@ -36,14 +35,6 @@ class Value(BaseModel):
     """A frozen value. Unknown fields are ignored: writing is strict, reading is tolerant."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class ArtifactRef(Value):
-    """A claim check: where bytes are stored, and how to verify that they are the right ones."""
-
-    uri: str
-    sha256: Sha256
-    size: int = Field(ge=0)
 
 
 class ToolSpec(Value):
@@ -346,6 +337,16 @@ class Grade(Value):
     parts: dict[str, float] = {}
     failure: SampleFailure | None = None
     questions: dict[str, str] = Field(default={}, exclude=True)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the sample failed because of what the policy wrote."""
+        return self.failure is not None and self.failure.category in POLICY_FAILURES
+
+    @property
+    def counted_reward(self) -> float | None:
+        """The reward as figures count it, whatever is trained on; None if the sample is left out."""
+        return FAILED_REWARD if self.is_failed else self.reward
 
 
 class SampleRecord(Value):

@@ -7,18 +7,10 @@ from uuid import UUID
 
 from pydantic import Field
 
+from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
-from schemas.sampling import (
-    ArtifactRef,
-    Day,
-    DrawKey,
-    ModelRef,
-    PolicyRef,
-    SamplingParams,
-    Sha256,
-    Value,
-)
+from schemas.sampling import Day, DrawKey, ModelRef, PolicyRef, SamplingParams, Value
 
 
 class Entrypoint(Value):
@@ -201,7 +193,7 @@ def _is_empty(value: object) -> bool:
     return value is None or value in ((), {})
 
 
-class EnvironmentRef(Value):
+class PackageEnvironment(Value):
     """The locked packages of a rollout: a lock file (`uv.lock` or the pins of a resolution), the version
     of Python, and the platform. `key` is the hash of all three. Equal keys share one environment.
     `packages` is how many there are."""
@@ -228,7 +220,7 @@ class DiscoveredRollout(Value):
     mcp: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     mcp_addresses: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     rubrics: tuple[RubricSpec, ...] = Field(default=(), exclude_if=_is_empty)
-    environment: EnvironmentRef | None = Field(default=None, exclude_if=_is_empty)
+    environment: PackageEnvironment | None = Field(default=None, exclude_if=_is_empty)
     error: str | None = None
 
 
@@ -275,7 +267,9 @@ class RolloutRef(Value):
     pushed: bool = False
     workspace: str | None = None
     submitter: str | None = None
-    environment: EnvironmentRef | None = Field(default=None, exclude_if=lambda value: value is None)
+    environment: PackageEnvironment | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
     max_turns: int | None = Field(default=None, exclude_if=lambda value: value is None)
     max_sample_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)
     max_response_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -1,11 +1,12 @@
 """Fixtures that several folders use."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from tests.kit import kill_sample
+from infra.operations.local import gc_freeze
+from tests.kit import kill_sample, property_examples
 from tests.kit.gitea import gitea
 from tests.kit.kafka import kafka, kafka_address, kafka_node
 from tests.kit.platform import forget_homes
@@ -37,9 +38,14 @@ __all__ = [
     "server_url",
 ]
 
-# How long an example takes says more about the machine than about the law.
-settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("headrace")
+property_examples.load()
+gc.disable()  # until all tests are imported
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector work while tests run, but not search torch and 8,000 tests each time."""
+    gc_freeze.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

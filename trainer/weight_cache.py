@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 
 import torch
 
-from schemas.sampling import ArtifactRef, ModelRef, PolicyRef
+from schemas.artifact_refs import ArtifactRef
+from schemas.sampling import ModelRef, PolicyRef
 from trainer.device_thread import Device
 from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback

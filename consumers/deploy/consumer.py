@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from consumers.deploy.loading import choose_checkpoint, load_model
-from consumers.error_excerpt import excerpt
-from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from consumers.deploy.loading import DeployPorts, choose_checkpoint, load_model
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.error_excerpt import excerpt
 from schemas.deployments import ServedModel, other_base
 from schemas.effects import CheckpointChosen, ChooseCheckpoint, Failed, LoadModel, ModelLoaded
 from schemas.events import (
@@ -226,7 +225,7 @@ def routes(message: ModelMessage) -> tuple[StreamName, ...]:
     return (model_stream(),)
 
 
-async def perform(effect: DeployEffect, ports: Ports) -> ModelMessage:
+async def perform(effect: DeployEffect, ports: DeployPorts) -> ModelMessage:
     """Load a checkpoint, or choose the best one of a run. Raises Refused when it cannot be served."""
     match effect:
         case LoadModel():
@@ -235,21 +234,24 @@ async def perform(effect: DeployEffect, ports: Ports) -> ModelMessage:
             return await choose_checkpoint(effect, ports)
 
 
-CONSUMER: Consumer[DeploymentsState, ModelEvent, ModelMessage, DeployEffect] = Consumer(
-    name=ConsumerName("deploy"),
-    category="model",
-    reads=(ModelDeployRequested, ModelUndeployRequested, RunFinished),
-    emits=(
-        ModelDeployRequested,
-        ModelDeployed,
-        ModelDeployFailed,
-        ModelDeploySkipped,
-        ModelUndeployed,
-    ),
-    effects=(LoadModel, ChooseCheckpoint),
-    initial=DeploymentsState(),
-    evolve=evolve,
-    handle=handle,
-    routes=routes,
-    perform=perform,
+CONSUMER: Consumer[DeploymentsState, ModelEvent, ModelMessage, DeployEffect, DeployPorts] = (
+    Consumer(
+        name=ConsumerName("deploy"),
+        category="model",
+        reads=(ModelDeployRequested, ModelUndeployRequested, RunFinished),
+        emits=(
+            ModelDeployRequested,
+            ModelDeployed,
+            ModelDeployFailed,
+            ModelDeploySkipped,
+            ModelUndeployed,
+        ),
+        effects=(LoadModel, ChooseCheckpoint),
+        initial=DeploymentsState(),
+        evolve=evolve,
+        handle=handle,
+        routes=routes,
+        perform=perform,
+        ports=DeployPorts,
+    )
 )

@@ -1,8 +1,10 @@
 """The work of deployments: load a checkpoint into the engine that serves, and choose the best
 checkpoint of a run."""
 
-from infra.ports.event_log import Cursor
-from infra.ports.ports import Ports
+from dataclasses import dataclass
+
+from infra.settings.settings import Settings
+from infra.spine.ports.event_log import Cursor, EventStore
 from schemas.deployments import ServedModel, is_deployment_name
 from schemas.effects import CheckpointChosen, ChooseCheckpoint, LoadModel, ModelLoaded
 from schemas.errors import InvalidConfig, NotFound, Refused
@@ -14,13 +16,22 @@ from schemas.events import (
     RunRequested,
 )
 from schemas.ids import checkpoint_stream
-from schemas.sampling import DrawKey, Message, SampleRequest, SamplingParams
-from schemas.served_models import served_model
+from schemas.models.served import served_model
+from schemas.sampling import DrawKey, Message, Sampler, SampleRequest, SamplingParams
 
 PAGE = 1000
 
 
-async def load_model(effect: LoadModel, ports: Ports) -> ModelLoaded:
+@dataclass(frozen=True, slots=True)
+class DeployPorts:
+    """The sampler of the process that serves, its limits, and the log."""
+
+    sampler: Sampler
+    settings: Settings
+    log: EventStore
+
+
+async def load_model(effect: LoadModel, ports: DeployPorts) -> ModelLoaded:
     """Load a checkpoint and sample one token from it, so that the first request finds it ready. Raises
     Refused when there are too many deployments, or when the engine cannot serve this one."""
     most = ports.settings.serving.max_deployments
@@ -31,7 +42,7 @@ async def load_model(effect: LoadModel, ports: Ports) -> ModelLoaded:
         )
     served = effect.served
     try:
-        await ports.require("sampler").sample(first_request(served))
+        await ports.sampler.sample(first_request(served))
     except NotFound as error:
         raise Refused(
             f"the weights of {served.ref} do not exist any more ({error.message}); deploy another "
@@ -52,7 +63,7 @@ def first_request(served: ServedModel) -> SampleRequest:
     )
 
 
-async def choose_checkpoint(effect: ChooseCheckpoint, ports: Ports) -> CheckpointChosen:
+async def choose_checkpoint(effect: ChooseCheckpoint, ports: DeployPorts) -> CheckpointChosen:
     """The checkpoint of a run with the highest held-out reward; the latest of several."""
     if not is_deployment_name(effect.name):
         reason = f"{effect.name!r} is not a name for a deployment; set advanced.deploy_name"
@@ -77,7 +88,7 @@ async def choose_checkpoint(effect: ChooseCheckpoint, ports: Ports) -> Checkpoin
 
 
 async def _best_of(
-    effect: ChooseCheckpoint, run: RunRequested, rewards: dict[int, float], ports: Ports
+    effect: ChooseCheckpoint, run: RunRequested, rewards: dict[int, float], ports: DeployPorts
 ) -> CheckpointChosen:
     stream = checkpoint_stream(effect.run)
     saved = {

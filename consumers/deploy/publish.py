@@ -1,90 +1,95 @@
-"""Pushes checkpoints to a model hub.
-Reads: HubPushRequested, HubPushCancelRequested.  Emits: HubPushed, HubPushFailed.  Stream: hub.
+"""Uploads checkpoints to a model hub.
+Reads: HubUploadRequested, HubUploadCancelRequested.  Emits: HubUploaded, HubUploadFailed.  Stream: hub.
 Does: prepares the files of a checkpoint and uploads them as one commit (lane: export).
 Waits for: nothing.
-Safe to repeat because: the commit names its push, and is looked for before and after each attempt.
+Safe to repeat because: the commit names its upload, and is looked for before and after each attempt.
 
 A hub that does not answer, or limits the rate, is asked again for as long as that lasts, or until the
-push is cancelled. Files that it has already are not uploaded again.
+upload is cancelled. Files that it has already are not uploaded again.
 """
 
 from dataclasses import dataclass
 from typing import assert_never
 
-from consumers.deploy.uploading import upload
-from consumers.error_excerpt import excerpt
-from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
-from schemas.effects import CheckpointUploaded, Failed, PushCheckpoint
-from schemas.events import HubPushCancelRequested, HubPushed, HubPushFailed, HubPushRequested
+from consumers.deploy.uploading import UploadPorts, upload_checkpoint
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.error_excerpt import excerpt
+from schemas.effects import CheckpointUploaded, Failed, UploadCheckpoint
+from schemas.events import (
+    HubUploadCancelRequested,
+    HubUploaded,
+    HubUploadFailed,
+    HubUploadRequested,
+)
 from schemas.ids import ConsumerName, StreamName, hub_stream
 
-HubRequest = HubPushRequested | HubPushCancelRequested
-HubEvent = HubRequest | HubPushed | HubPushFailed
+HubRequest = HubUploadRequested | HubUploadCancelRequested
+HubEvent = HubRequest | HubUploaded | HubUploadFailed
 HubMessage = HubRequest | CheckpointUploaded | Failed
 
-CANCELLED = "the push was cancelled"
+CANCELLED = "the upload was cancelled"
 
 
 @dataclass(frozen=True, slots=True)
-class HubPushState:
-    """Whether the push has ended."""
+class HubUploadState:
+    """Whether the upload has ended."""
 
     is_ended: bool = False
 
 
-def evolve(state: HubPushState, event: HubEvent) -> HubPushState:
-    """Return the state after one event of a push."""
+def evolve(state: HubUploadState, event: HubEvent) -> HubUploadState:
+    """Return the state after one event of an upload."""
     match event:
-        case HubPushRequested() | HubPushCancelRequested():
+        case HubUploadRequested() | HubUploadCancelRequested():
             return state
-        case HubPushed() | HubPushFailed():
-            return HubPushState(is_ended=True)
+        case HubUploaded() | HubUploadFailed():
+            return HubUploadState(is_ended=True)
         case _:
             assert_never(event)
 
 
-def handle(state: HubPushState, message: HubMessage, meta: Meta) -> Decision:
+def handle(state: HubUploadState, message: HubMessage, meta: Meta) -> Decision:
     """Upload the checkpoint once, or record once why the hub does not have it."""
     if state.is_ended:
         return NOTHING
     match message:
-        case HubPushRequested(push=push):
-            return Decision(effects=(PushCheckpoint(push=push),))
-        case HubPushCancelRequested(push=push):
-            # Closes the push, so its effect is neither performed any longer nor claimed again.
-            return Decision(events=(HubPushFailed(push=push, message=CANCELLED),))
+        case HubUploadRequested(upload=upload):
+            return Decision(effects=(UploadCheckpoint(upload=upload),))
+        case HubUploadCancelRequested(upload=upload):
+            # Closes the upload, so its effect is neither performed any longer nor claimed again.
+            return Decision(events=(HubUploadFailed(upload=upload, message=CANCELLED),))
         case CheckpointUploaded(effect=effect):
-            done = HubPushed(push=effect.push, url=message.url, revision=message.revision)
+            done = HubUploaded(upload=effect.upload, url=message.url, revision=message.revision)
             return Decision(events=(done,))
-        case Failed(effect=PushCheckpoint(push=push)):
-            failed = HubPushFailed(push=push, message=excerpt(message.message))
+        case Failed(effect=UploadCheckpoint(upload=upload)):
+            failed = HubUploadFailed(upload=upload, message=excerpt(message.message))
             return Decision(events=(failed,))
         case _:
             return NOTHING
 
 
 def routes(message: HubMessage) -> tuple[StreamName, ...]:
-    """Each push has a stream."""
-    return (hub_stream(message.push.push),) if isinstance(message, HubRequest) else ()
+    """Each upload has a stream."""
+    return (hub_stream(message.upload.upload),) if isinstance(message, HubRequest) else ()
 
 
-async def perform(effect: PushCheckpoint, ports: Ports) -> CheckpointUploaded:
+async def perform(effect: UploadCheckpoint, ports: UploadPorts) -> CheckpointUploaded:
     """Upload the checkpoint. Raises Refused with the hub's words, and HubAway when the hub does not
     answer."""
-    found = await upload(effect.push, ports)
+    found = await upload_checkpoint(effect.upload, ports)
     return CheckpointUploaded(effect, url=found.url, revision=found.revision)
 
 
-CONSUMER: Consumer[HubPushState, HubEvent, HubMessage, PushCheckpoint] = Consumer(
+CONSUMER: Consumer[HubUploadState, HubEvent, HubMessage, UploadCheckpoint, UploadPorts] = Consumer(
     name=ConsumerName("publish"),
     category="hub",
-    reads=(HubPushRequested, HubPushCancelRequested),
-    emits=(HubPushed, HubPushFailed),
-    effects=(PushCheckpoint,),
-    initial=HubPushState(),
+    reads=(HubUploadRequested, HubUploadCancelRequested),
+    emits=(HubUploaded, HubUploadFailed),
+    effects=(UploadCheckpoint,),
+    initial=HubUploadState(),
     evolve=evolve,
     handle=handle,
     routes=routes,
     perform=perform,
+    ports=UploadPorts,
 )

@@ -10,12 +10,16 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.failpoints import hit
-from infra.ports.hub import HubCommit, HubUpload
-from infra.ports.ports import Ports
-from schemas.deployments import HubPush
+from infra.ports.hub import HubCommit, ModelHub, PreparedUpload
+from infra.ports.secrets import SecretStore
+from infra.settings.settings import Settings
+from infra.spine.ports.artifacts import Artifacts
+from infra.spine.ports.event_log import EventStore
+from schemas.deployments import HubUpload
 from schemas.errors import NotFound, Refused
 from schemas.events import CheckpointSaved
 from schemas.ids import checkpoint_stream
@@ -29,48 +33,59 @@ RECORD = "headrace.json"
 """The file that says where a model comes from. A repository without it was not made by Headrace."""
 
 
-async def upload(push: HubPush, ports: Ports) -> HubCommit:
+@dataclass(frozen=True, slots=True)
+class UploadPorts:
+    """The hub, the secrets with its tokens, and the files of checkpoints."""
+
+    hub: ModelHub
+    secrets: SecretStore
+    artifacts: Artifacts
+    log: EventStore
+    settings: Settings
+
+
+async def upload_checkpoint(upload: HubUpload, ports: UploadPorts) -> HubCommit:
     """Upload a checkpoint, and return its commit. Raises Refused and HubAway."""
-    token = await _token(push, ports)
-    saved = await _checkpoint(push, ports)
-    async with _scratch(ports.settings.home / "hub" / push.push) as place:
-        directory = await _prepare(push, saved.spec, place, ports)
+    token = await _token(upload, ports)
+    saved = await _checkpoint(upload, ports)
+    async with _scratch(ports.settings.home / "hub" / upload.upload) as place:
+        directory = await _prepare(upload, saved.spec, place, ports)
         files = await asyncio.to_thread(_hashes, directory)
-        record = _record(push, saved, files)
-        (directory / "README.md").write_text(push.card)
+        record = _record(upload, saved, files)
+        (directory / "README.md").write_text(upload.card)
         (directory / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
         hit("hub.prepared")
-        wanted = HubUpload(
-            id=push.push,
+        wanted = PreparedUpload(
+            id=upload.upload,
             directory=directory,
-            repository=push.repository,
-            private=push.private,
-            title=f"Upload {push.ref}",
+            repository=upload.repository,
+            private=upload.private,
+            title=f"Upload {upload.ref}",
         )
-        found = await ports.require("hub").upload(wanted, token)
+        found = await ports.hub.upload(wanted, token)
         hit("hub.committed")
         return found
 
 
-async def _token(push: HubPush, ports: Ports) -> SecretValue:
+async def _token(upload: HubUpload, ports: UploadPorts) -> SecretValue:
     """The token of the hub, as it is now. Raises Refused when it is not set."""
-    names = (push.secret,)
-    values = await ports.require("secrets").resolve(
-        names, workspace=push.workspace, submitter=push.submitter
+    names = (upload.secret,)
+    values = await ports.secrets.resolve(
+        names, workspace=upload.workspace, submitter=upload.submitter
     )
-    if push.secret not in values:
-        raise Refused(how_to_set(names, pushed=push.submitter is None))
-    return values[push.secret]
+    if upload.secret not in values:
+        raise Refused(how_to_set(names, pushed=upload.submitter is None))
+    return values[upload.secret]
 
 
-async def _checkpoint(push: HubPush, ports: Ports) -> CheckpointSaved:
+async def _checkpoint(upload: HubUpload, ports: UploadPorts) -> CheckpointSaved:
     """The event that saved the checkpoint. Raises NotFound when its run was deleted."""
-    stream = checkpoint_stream(push.run)
+    stream = checkpoint_stream(upload.run)
     for recorded in (await ports.log.load({stream: 0}))[stream]:
         event = recorded.event
-        if isinstance(event, CheckpointSaved) and event.spec.step == push.step:
+        if isinstance(event, CheckpointSaved) and event.spec.step == upload.step:
             return event
-    raise NotFound(f"{push.ref} does not exist any more; push another checkpoint")
+    raise NotFound(f"{upload.ref} does not exist any more; upload another checkpoint")
 
 
 @asynccontextmanager
@@ -84,7 +99,9 @@ async def _scratch(place: Path) -> AsyncIterator[Path]:
         await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
 
 
-async def _prepare(push: HubPush, spec: CheckpointSpec, place: Path, ports: Ports) -> Path:
+async def _prepare(
+    upload: HubUpload, spec: CheckpointSpec, place: Path, ports: UploadPorts
+) -> Path:
     """Write the files that are uploaded, each verified against its hash. Returns their directory."""
     adapter = place / "checkpoint"
     weights = spec.state.weights
@@ -92,8 +109,10 @@ async def _prepare(push: HubPush, spec: CheckpointSpec, place: Path, ports: Port
     for name, ref in refs.items():
         path = adapter / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(path.write_bytes, await ports.artifacts.get(ref, cached=False))
-    if push.form != "merged":
+        await asyncio.to_thread(
+            path.write_bytes, await ports.artifacts.get_artifact(ref, cached=False)
+        )
+    if upload.form != "merged":
         return adapter
     merged = place / "merged"
     await _merge(adapter, merged, dtype=spec.model.dtype)
@@ -125,7 +144,7 @@ async def _merge(adapter: Path, merged: Path, *, dtype: str) -> None:
         lines = said.decode(errors="replace").strip().splitlines()
         why = plain(lines[-1])[:500] if lines else f"exit code {child.returncode}"
         raise Refused(
-            f"the adapter cannot be merged into its base: {why}; push it without --merged"
+            f"the adapter cannot be merged into its base: {why}; upload it without --merged"
         )
 
 
@@ -141,15 +160,15 @@ def _hashes(directory: Path) -> Mapping[str, str]:
 
 
 def _record(
-    push: HubPush, saved: CheckpointSaved, files: Mapping[str, str]
+    upload: HubUpload, saved: CheckpointSaved, files: Mapping[str, str]
 ) -> Mapping[str, object]:
     spec = saved.spec
     return {
-        "push": push.push,
-        "run": push.run,
-        "checkpoint": push.ref,
-        "step": push.step,
-        "form": push.form,
+        "upload": upload.upload,
+        "run": upload.run,
+        "checkpoint": upload.ref,
+        "step": upload.step,
+        "form": upload.form,
         "base_model": {"kind": spec.model.kind, "dtype": spec.model.dtype},
         "manifest_sha256": saved.manifest.sha256,
         "weights_sha256": spec.state.weights_sha256,

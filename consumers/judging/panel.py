@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from consumers.judging.keys import judge_keys
 from consumers.judging.questions import (
     SCHEMA,
     Material,
@@ -22,13 +21,16 @@ from consumers.judging.questions import (
 )
 from consumers.judging.scores import Unusable, read_score
 from infra.failpoints import hit
-from infra.ports.judges import Judges
-from infra.ports.ports import Ports
+from infra.model_api.providers.endpoints import provider_ref
+from infra.ports.judges import JudgementRecord, Judges
+from infra.ports.secrets import SecretStore
+from infra.ports.services import Datasets
 from schemas.datasets import DatasetRow
 from schemas.errors import FailureCategory, Refused, UserCodeError
 from schemas.sampling import Grade, Judgement, JudgeUsage, SampleFailure, SampleRecord
+from schemas.secrets.rules import how_to_set
 from schemas.secrets.secret_value import SecretValue
-from schemas.specs import GroupSpec, JudgeBudget, RubricSpec
+from schemas.specs import GroupSpec, JudgeBudget, RolloutRef, RubricSpec
 
 MOST_ASKS = 3
 """How often a judge is asked for one judgement, until its answer can be used."""
@@ -60,11 +62,21 @@ class Question:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class JudgePorts:
+    """The ports to judges, and to what they are asked about."""
+
+    datasets: Datasets
+    secrets: SecretStore
+    judges: Judges
+    judgements: JudgementRecord
+
+
 async def judge_group(
     spec: GroupSpec,
     graded: Sequence[tuple[SampleRecord, Grade]],
     questions: Mapping[int, Mapping[str, str]],
-    ports: Ports,
+    ports: JudgePorts,
 ) -> tuple[tuple[Grade, ...], tuple[Judgement, ...]]:
     """Return the grades with the scores of the run's judges, and all judgements. Samples without a
     reward are not judged. `questions` are the texts of the entry point's rubrics, by sample and rubric.
@@ -82,7 +94,7 @@ async def judge_group(
     )
     try:
         owner = spec.template.run or spec.owner
-        panel = Panel(owner, rollout.judge, await judge_keys(rollout, ports), ports)
+        panel = Panel(owner, rollout.judge, await judge_keys(rollout, ports.secrets), ports)
         judgements = await panel.judge(asked)
     except (UserCodeError, Refused) as error:
         return tuple(_without_judges(grade, error) for _, grade in graded), ()
@@ -117,20 +129,22 @@ class Panel:
         owner: str,
         budget: JudgeBudget | None,
         keys: Mapping[str, SecretValue | None],
-        ports: Ports,
+        ports: JudgePorts,
     ) -> None:
         self._owner = owner
         self._budget = budget or JudgeBudget()
         self._keys = keys
-        self._judges: Judges = ports.require("judges")
-        self._record = ports.require("judgements")
+        self._judges = ports.judges
+        self._record = ports.judgements
         self._room = asyncio.Semaphore(AT_ONCE)
         self._failed: Exception | None = None
 
     async def judge(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
         """Return the judgements, in the order of the questions. Raises the first error of a judge or of
         the budget, after the requests that were open have been recorded."""
-        known = await self._record.find(self._owner, [question.key for question in questions])
+        known = await self._record.find_judgements(
+            self._owner, [question.key for question in questions]
+        )
         missing = [question for question in questions if question.key not in known]
         made = await asyncio.gather(*(self._make(question) for question in missing))
         if self._failed is not None:
@@ -219,3 +233,27 @@ def add_scores(
         parts[rubric.name] = found.score
         reward += rubric.weight * found.score
     return grade.model_copy(update={"reward": reward, "parts": parts})
+
+
+def _secret_of(rubric: RubricSpec) -> str | None:
+    """Return the name of the secret with the key of a rubric's judge, or None if it needs none. Raises
+    InvalidConfig when there is no such provider."""
+    ref = provider_ref(rubric.model, base_url=rubric.base_url, secret=rubric.api_key_secret)
+    return ref.secret
+
+
+async def judge_keys(rollout: RolloutRef, secrets: SecretStore) -> Mapping[str, SecretValue | None]:
+    """Return the keys of the judges by the names of their rubrics. They go to the judge's provider
+    alone, and never enter a sandbox. Raises UserCodeError, which names the secrets that are not set, and
+    InvalidConfig."""
+    names = {rubric.name: _secret_of(rubric) for rubric in rollout.rubrics}
+    wanted = tuple(sorted({name for name in names.values() if name is not None}))
+    if not wanted:
+        return dict.fromkeys(names)
+    submitter = None if rollout.pushed else rollout.submitter
+    values = await secrets.resolve(wanted, workspace=rollout.workspace, submitter=submitter)
+    if missing := [name for name in wanted if name not in values]:
+        raise UserCodeError(
+            FailureCategory.VALIDATION, how_to_set(missing, pushed=submitter is None)
+        )
+    return {rubric: values[name] if name else None for rubric, name in names.items()}

@@ -10,16 +10,23 @@ only while something needs them (`consumers/learn/retention.py`): samplers, chec
 recovery. `consumers/learn/replay.py` rebuilds every other version.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import assert_never
 
-from consumers.error_excerpt import excerpt
-from consumers.learn.replay import build_step_batch, ensure_loaded, job_of, read_conversations
+from consumers.learn.replay import (
+    HistoryPorts,
+    build_step_batch,
+    ensure_loaded,
+    job_of,
+    read_conversations,
+)
 from consumers.learn.retention import discardable, retain
 from consumers.learn.state import PolicyState, is_sft
 from consumers.learn.versions import discarding, store_version
-from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from consumers.stored_files import store_shared
+from infra.spine.ports.clock import Clock
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.error_excerpt import excerpt
 from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (
@@ -152,7 +159,15 @@ def routes(message: PolicyMessage) -> tuple[StreamName, ...]:
     return (policy_stream(message.run),) if isinstance(message, RunStarted | BatchAssembled) else ()
 
 
-async def perform(effect: InitializePolicy | TrainStep, ports: Ports) -> PolicyBuilt:
+@dataclass(frozen=True, slots=True)
+class LearnPorts(HistoryPorts):
+    """The learner, what its run has recorded, and a clock for its metrics."""
+
+    learner: Learner
+    clock: Clock
+
+
+async def perform(effect: InitializePolicy | TrainStep, ports: LearnPorts) -> PolicyBuilt:
     """Build version 0, or take a step. Returns the new version. Raises Refused for a model or row that
     cannot be used, ReplayDiverged, CorruptData, TransientError."""
     match effect:
@@ -164,27 +179,24 @@ async def perform(effect: InitializePolicy | TrainStep, ports: Ports) -> PolicyB
             assert_never(effect)
 
 
-async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
-    learner, run = ports.require("learner"), effect.spec.run
+async def _initialize(effect: InitializePolicy, ports: LearnPorts) -> PolicyBuilt:
+    learner, run = ports.learner, effect.spec.run
     held_out = await _read_held_out(ports, effect.spec, 0)
     result = await learner.initialize(job_of(effect.spec))
     scores = await _measure_held_out(learner, effect.spec, 0, held_out)
-    files = {
-        name: await ports.artifacts.put(data, run=run, blob=True, shared=True)
-        for name, data in result.files.items()
-    }
+    state = await store_version(result.state, ports.artifacts, run, step=0, weights=True)
     return PolicyBuilt(
         effect=effect,
-        state=await store_version(result.state, ports, run, step=0, weights=True),
+        state=state,
         metrics=result.metrics | scores,
         versions=result.versions,
-        files=files,
+        files=await store_shared(result.files, ports.artifacts, run=run),
         weights_name=result.weights_name,
     )
 
 
-async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
-    learner, spec = ports.require("learner"), effect.spec
+async def _train(effect: TrainStep, ports: LearnPorts) -> PolicyBuilt:
+    learner, spec = ports.learner, effect.spec
     assert effect.base is not None, effect.step  # noqa: S101 - a step follows a version
     began = ports.clock.elapsed_s()
     batch = await build_step_batch(
@@ -193,13 +205,13 @@ async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
     held_out = await _read_held_out(ports, spec, effect.step)
     fork = await ensure_loaded(learner, ports, spec, effect.base, taken=effect.taken)
     durable = effect.durable or fork is not None  # what follows a fork can be rebuilt from it alone
-    async with discarding(effect.retired, ports):
+    async with discarding(effect.retired, ports.artifacts):
         result = await learner.step(job_of(spec), batch, export_state=durable)
         scores = await _measure_held_out(learner, spec, batch.step, held_out)
         learned = ports.clock.elapsed_s()
         weights = durable or not is_sft(spec)
         state = await store_version(
-            result.state, ports, spec.run, step=effect.step, weights=weights
+            result.state, ports.artifacts, spec.run, step=effect.step, weights=weights
         )
     times = {
         "time/learn_s": learned - began,
@@ -215,7 +227,7 @@ async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
     )
 
 
-async def _read_held_out(ports: Ports, spec: TrainSpec, step: int) -> tuple[Conversation, ...]:
+async def _read_held_out(ports: LearnPorts, spec: TrainSpec, step: int) -> tuple[Conversation, ...]:
     """Return the held-out conversations that this version is measured on; none if it is not measured."""
     if spec.validation is None or not spec.is_scored(step):
         return ()
@@ -229,19 +241,20 @@ async def _measure_held_out(
     return await learner.evaluate(job_of(spec), version, held_out) if held_out else {}
 
 
-CONSUMER: Consumer[PolicyState, PolicyEvent, PolicyMessage, InitializePolicy | TrainStep] = (
-    Consumer(
-        name=ConsumerName("learn"),
-        category="policy",
-        reads=(RunStarted, BatchAssembled),
-        emits=(PolicyInitialized, PolicyUpdated, PolicyFailed),
-        effects=(InitializePolicy, TrainStep),
-        initial=PolicyState(),
-        evolve=evolve,
-        handle=handle,
-        routes=routes,
-        perform=perform,
-        snapshots=PolicyState,
-        fold_version=4,
-    )
+CONSUMER: Consumer[
+    PolicyState, PolicyEvent, PolicyMessage, InitializePolicy | TrainStep, LearnPorts
+] = Consumer(
+    name=ConsumerName("learn"),
+    category="policy",
+    reads=(RunStarted, BatchAssembled),
+    emits=(PolicyInitialized, PolicyUpdated, PolicyFailed),
+    effects=(InitializePolicy, TrainStep),
+    initial=PolicyState(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    perform=perform,
+    ports=LearnPorts,
+    snapshots=PolicyState,
+    fold_version=4,
 )

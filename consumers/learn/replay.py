@@ -12,12 +12,14 @@ of a run is the learner's version n, whatever its step is.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from pydantic import ValidationError
 
-from infra.ports.event_log import Cursor
-from infra.ports.ports import Ports
+from infra.ports.services import Datasets
+from infra.spine.ports.artifacts import Artifacts
+from infra.spine.ports.event_log import Cursor, EventStore
 from schemas.errors import CorruptData, Refused, ReplayDiverged, TransientError
 from schemas.events import BatchAssembled, PolicyInitialized, PolicyUpdated
 from schemas.ids import policy_stream
@@ -55,8 +57,17 @@ def job_of(spec: TrainSpec) -> LearnerJob:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryPorts:
+    """The ports to what a run has recorded."""
+
+    log: EventStore
+    artifacts: Artifacts
+    datasets: Datasets
+
+
 async def ensure_loaded(
-    learner: Learner, ports: Ports, spec: TrainSpec, base: StateRef, *, taken: int
+    learner: Learner, ports: HistoryPorts, spec: TrainSpec, base: StateRef, *, taken: int
 ) -> str | None:
     """Make the learner hold version `taken`, whose hashes are in `base`. Returns how the first replayed
     step differed, if the run allows that (`advanced.allow_divergence`), otherwise None. Raises
@@ -91,7 +102,7 @@ async def ensure_loaded(
     return fork
 
 
-async def _read_versions(ports: Ports, run: str) -> list[Version]:
+async def _read_versions(ports: HistoryPorts, run: str) -> list[Version]:
     """Return the versions of a run; position n of the list is the learner's version n."""
     stream = policy_stream(run)
     history = (await ports.log.load({stream: 0})).get(stream, ())
@@ -99,21 +110,21 @@ async def _read_versions(ports: Ports, run: str) -> list[Version]:
     return [event for event in events if isinstance(event, PolicyInitialized | PolicyUpdated)]
 
 
-async def load_state(ports: Ports, state: StateRef, number: int) -> LearnerState:
+async def load_state(ports: HistoryPorts, state: StateRef, number: int) -> LearnerState:
     """Return the bytes of a version that was stored whole. Raises CorruptData for any other."""
     if state.weights is None or state.state is None:
         raise CorruptData(f"version {state.step} was not stored whole")
     return LearnerState(
         step=number,
-        weights=await ports.artifacts.get(state.weights),
+        weights=await ports.artifacts.get_artifact(state.weights),
         weights_sha256=state.weights_sha256,
-        state=await ports.artifacts.get(state.state),
+        state=await ports.artifacts.get_artifact(state.state),
         state_sha256=state.state_sha256,
     )
 
 
 async def _read_batches(
-    ports: Ports, run: str, wanted: Sequence[PolicyUpdated]
+    ports: HistoryPorts, run: str, wanted: Sequence[PolicyUpdated]
 ) -> list[BatchAssembled]:
     """Return the batches of these steps from the log."""
     ids = {updated.batch for updated in wanted}
@@ -147,7 +158,7 @@ def _compare(made: LearnerState, updated: PolicyUpdated) -> None:
 
 
 async def build_step_batch(
-    ports: Ports,
+    ports: HistoryPorts,
     spec: TrainSpec,
     *,
     number: int,
@@ -162,8 +173,8 @@ async def build_step_batch(
     return StepBatch(step=number, groups=tuple(graded), conversations=talk)
 
 
-async def _read_group(ports: Ports, group: BatchGroup) -> GradedGroup:
-    data = await ports.artifacts.get(group.artifact)
+async def _read_group(ports: HistoryPorts, group: BatchGroup) -> GradedGroup:
+    data = await ports.artifacts.get_artifact(group.artifact)
     try:
         batch = SampleBatch.model_validate_json(data)
     except ValidationError as error:
@@ -172,7 +183,7 @@ async def _read_group(ports: Ports, group: BatchGroup) -> GradedGroup:
 
 
 async def read_conversations(
-    ports: Ports, dataset: DatasetRef, rows: Sequence[int]
+    ports: HistoryPorts, dataset: DatasetRef, rows: Sequence[int]
 ) -> tuple[Conversation, ...]:
     """Return dataset rows as demonstrations: the prompt, answered with the label. Raises Refused for a
     row without a label."""

@@ -10,8 +10,8 @@ The bytes of a version are stored for one of three reasons:
 from dataclasses import replace
 
 from consumers.learn.state import PolicyState, is_sft
+from schemas.artifact_refs import ArtifactRef
 from schemas.events import PolicyUpdated
-from schemas.sampling import ArtifactRef
 from schemas.specs import StateRef
 from trainer import schedule
 

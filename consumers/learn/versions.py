@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from infra.ports.ports import Ports
+from infra.spine.ports.artifacts import Artifacts
+from schemas.artifact_refs import ArtifactRef
 from schemas.learner import LearnerState
-from schemas.sampling import ArtifactRef
 from schemas.specs import StateRef
 
 
 async def store_version(
-    version: LearnerState, ports: Ports, run: str, *, step: int, weights: bool
+    version: LearnerState, artifacts: Artifacts, run: str, *, step: int, weights: bool
 ) -> StateRef:
     """Store the bytes of a version that something needs. Returns its reference, which always has the
     hashes. Runs that begin alike share version 0."""
@@ -19,7 +19,9 @@ async def store_version(
     async def put(data: bytes | None, sha256: str) -> ArtifactRef | None:
         if data is None:
             return None
-        return await ports.artifacts.put(data, run=run, blob=True, sha256=sha256, shared=step == 0)
+        return await artifacts.put_artifact(
+            data, run=run, blob=True, sha256=sha256, shared=step == 0
+        )
 
     weights_ref, state_ref = await asyncio.gather(
         put(version.weights if weights else None, version.weights_sha256),
@@ -35,10 +37,10 @@ async def store_version(
 
 
 @asynccontextmanager
-async def discarding(retired: Sequence[ArtifactRef], ports: Ports) -> AsyncIterator[None]:
+async def discarding(retired: Sequence[ArtifactRef], artifacts: Artifacts) -> AsyncIterator[None]:
     """Discard these artifacts while the block runs. The work in the block does not need them, whether it
     succeeds or not. If it fails, the next attempt discards what is left."""
-    discards = asyncio.gather(*(ports.artifacts.discard(ref) for ref in retired))
+    discards = asyncio.gather(*(artifacts.discard(ref) for ref in retired))
     try:
         yield
         await discards

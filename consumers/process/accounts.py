@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from consumers.process.command import RELAY
 from consumers.registry import CONTROL_ONLY, REGISTRY, load
-from infra.maintenance.service_roles import API, make_service_roles
+from infra.operations.maintenance.service_roles import API, make_service_roles
 from infra.settings.accounts import DATABASE_ACCOUNTS, S3_ACCOUNTS, load_accounts
 from infra.settings.s3 import S3Place
 from infra.settings.settings import BadSetting, Settings
@@ -68,7 +68,7 @@ async def _grant_on_kafka(settings: Settings) -> None:
             "HEADRACE_KAFKA names no Kafka with logins; set it, and HEADRACE_KAFKA_SECURITY_PROTOCOL "
             "to SASL_SSL or SASL_PLAINTEXT"
         )
-    from infra.bus.kafka.accounts import grant_rights
+    from infra.spine.bus.kafka.accounts import grant_rights
 
     await grant_rights(settings.kafka, consumed_types())
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from consumers.registry import CONTROL_ONLY, REGISTRY, lanes_of, load
-from infra.local.child import AWAY
+from infra.operations.local.child import AWAY
 from infra.sandbox.service.self_protection import hide_memory
 from infra.settings.settings import BadSetting
 from schemas.effects import Lane

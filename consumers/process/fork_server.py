@@ -1,8 +1,8 @@
 """`python -m consumers.process.fork_server`: imports what a device worker needs, and then forks
 workers.
 
-The supervisor talks to it over its standard input (`infra/local/forkserver.py` has the protocol).
-Nothing here may start a thread or touch a GPU: neither survives a fork.
+The supervisor talks to it over its standard input (`infra/operations/local/forkserver.py` has the
+protocol). Nothing here may start a thread or touch a GPU: neither survives a fork.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from typing import Any
 
 from consumers.process.command import main
 from consumers.registry import REGISTRY
-from infra.local import gc_freeze
+from infra.operations.local import gc_freeze
 from infra.sandbox.service.self_protection import hide_memory
 
 IMPORTED = ("consumers.process.worker", "trainer.engine", "trainer.sampler.vllm.fleet")
@@ -30,9 +30,9 @@ def serve() -> int:
     """Fork workers until the supervisor closes the channel. In a forked worker, do the worker's work.
     Returns an exit code."""
     hide_memory()  # forks are hidden too
-    for module in (*IMPORTED, *REGISTRY.values()):
-        importlib.import_module(module)
-    gc_freeze.freeze()
+    with gc_freeze.collect_nothing():
+        for module in (*IMPORTED, *REGISTRY.values()):
+            importlib.import_module(module)
     supervisor = os.getppid()
     order = _serve_forks()
     return 0 if order is None else _work(order, supervisor)
@@ -85,7 +85,7 @@ def _work(order: Mapping[str, Any], supervisor: int) -> int:
     _await_adoption(supervisor)
     os.setsid()
     os.environ.clear()
-    os.environ.update(order["environment"])
+    os.environ.update(order["env_vars"])
     with Path(os.devnull).open("rb") as nothing, Path(order["log"]).open("ab") as log:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)

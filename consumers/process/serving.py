@@ -11,14 +11,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from consumers.deploy.loading import first_request
-from infra.access.serving.grants import KnownKeys, ServingDoors
-from infra.access.serving.training_watch import TrainingWatch
-from infra.access.serving.usage import UsageCounts
 from infra.adapters import Backend
-from infra.gateway.serving.endpoint import ServingEndpoint
-from infra.postgres.errors import UNAVAILABLE_ERRORS
+from infra.model_api.serving.endpoint import ServingEndpoint
+from infra.model_api.serving.grants import KnownKeys, ServingDoors
+from infra.model_api.serving.training_watch import TrainingWatch
+from infra.model_api.serving.usage import UsageCounts
 from infra.readmodel.deployments import Deployments
 from infra.settings.settings import Settings
+from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
 from schemas.deployments import ServedModel
 from schemas.errors import HeadraceError
 from schemas.ids import WorkerId
@@ -79,7 +79,7 @@ async def _open_sampler(
         )
     share = serving.share_percent / 100
     engine = Engine(
-        fetch=backend.artifacts.get,
+        fetch=backend.artifacts.get_artifact,
         read=backend.artifacts.read,
         vllm=servers,
         gpu_share=share if share < 1 else None,

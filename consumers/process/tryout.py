@@ -14,33 +14,33 @@ from typing import TypeVar
 
 from consumers import grade
 from consumers.evaluation_figures import RowOutcome, evaluation_figures, failed_by_policy
+from consumers.grade import GradePorts
 from consumers.rollout import sampling
-from consumers.run.start import entry_point_problem, scoring_of
+from consumers.rollout.sampling import RolloutPorts
+from consumers.run.start import rollout_of
 from consumers.sync.discovery import discover_rollouts
 from infra.blobs.artifacts import ArtifactStore
-from infra.gateway.provider_sampler import FindKey, ProviderSampler, RoutedSampler
-from infra.gateway.server import HttpGateway
-from infra.http.providers.client import ProviderClient
-from infra.http.providers.judges import ProviderJudges
-from infra.memory.blobs import MemoryBlobs
-from infra.memory.event_log import MemoryLog, World
-from infra.memory.judgements import MemoryJudgements
-from infra.memory.provider_usage import MemoryProviderUsage
-from infra.ports.clock import SystemClock
-from infra.ports.ports import Ports
+from infra.blobs.memory import MemoryBlobs
+from infra.model_api.gateway.provider_sampler import FindKey, ProviderSampler, RoutedSampler
+from infra.model_api.gateway.server import HttpGateway
+from infra.model_api.judgements import MemoryJudgements
+from infra.model_api.provider_usage import MemoryProviderUsage
+from infra.model_api.providers.client import ProviderClient
+from infra.model_api.providers.judges import ProviderJudges
 from infra.ports.secrets import SecretStore
 from infra.ports.services import Datasets
 from infra.sandbox.service.client import SandboxClient
-from infra.sandbox.service.ways import service_of
+from infra.sandbox.service.connect import service_of
 from infra.sandbox.user_process import user_group
 from infra.settings.settings import Settings
+from infra.spine.memory.event_log import MemoryLog, World
+from schemas.artifact_refs import ArtifactRef
 from schemas.config import EvalConfig, RunConfig
 from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GradeGroup, SampleFinished
-from schemas.errors import FailureCategory, Refused, TransientError
+from schemas.errors import FailureCategory, TransientError
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import (
-    ArtifactRef,
     Grade,
     Judgement,
     JudgementBatch,
@@ -105,17 +105,17 @@ class _NoEngine:
 class Tryout:
     """Tries rows of a dataset. Get one from `open_tryout`."""
 
-    def __init__(self, ports: Ports, rows: _Rows) -> None:
-        self._ports = ports
+    def __init__(self, sampling: RolloutPorts, grading: GradePorts, rows: _Rows) -> None:
+        self._sampling, self._grading = sampling, grading
         self._rows = rows
 
     async def store(self, data: bytes) -> ArtifactRef:
         """Store bytes that the rollout or the model needs (a snapshot, a checkpoint's file)."""
-        return await self._ports.artifacts.put(data, run=OWNER)
+        return await self._grading.artifacts.put_artifact(data, run=OWNER)
 
     async def read(self, ref: ArtifactRef) -> bytes:
         """Return the bytes of an artifact, for example of a file that a workflow left behind."""
-        return await self._ports.artifacts.get(ref)
+        return await self._grading.artifacts.get_artifact(ref)
 
     async def discover(
         self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
@@ -124,8 +124,8 @@ class Tryout:
         return await discover_rollouts(
             snapshot,
             entrypoints,
-            user=self._ports.require("user"),
-            artifacts=self._ports.artifacts,
+            user=self._grading.user,
+            artifacts=self._grading.artifacts,
             owner=OWNER,
         )
 
@@ -143,7 +143,7 @@ class Tryout:
         spec = GroupSpec(group=str(key), row=row, template=template)
         parts, entries = await self._sample(spec)
         effect = GradeGroup(spec=spec, parts=parts, entries=entries)
-        graded = await _settle(lambda: grade.perform(effect, self._ports))
+        graded = await _settle(lambda: grade.perform(effect, self._grading))
         batch = SampleBatch.model_validate_json(await self.read(graded.group_artifact))
         judged: tuple[Judgement, ...] = ()
         if graded.judgements is not None:
@@ -154,10 +154,10 @@ class Tryout:
     async def _sample(
         self, spec: GroupSpec
     ) -> tuple[tuple[ArtifactRef, ...], tuple[SampleEntry, ...]]:
-        rollout, ports = spec.template.rollout, self._ports
+        rollout = spec.template.rollout
         if rollout is None or not rollout.makes_attempts:
             effect = GenerateGroup(spec=spec)
-            group = await _settle(lambda: sampling.generate_group(effect, ports))
+            group = await _settle(lambda: sampling.generate_group(effect, self._sampling))
             return (group.artifact,), group.entries
         indices = range(spec.template.num_samples)
         made = await asyncio.gather(
@@ -166,7 +166,7 @@ class Tryout:
         return tuple(one.artifact for one in made), tuple(one.entry for one in made)
 
     async def _attempt(self, effect: GenerateSample) -> SampleFinished:
-        return await _settle(lambda: sampling.generate_sample(effect, self._ports))
+        return await _settle(lambda: sampling.generate_sample(effect, self._sampling))
 
 
 def lost_row(row: int, template: GroupTemplate, error: Exception) -> TriedRow:
@@ -214,29 +214,8 @@ def rollout_ref(
 ) -> RolloutRef:
     """Return the rollout of a config as a run would use it. Raises Refused when the entry point cannot
     be used with this config."""
-    found = next((one for one in discovered if one.entrypoint == entrypoint), None)
-    problem = entry_point_problem(found, entrypoint, config.advanced)
-    if found is None or problem is not None:
-        raise Refused(problem or "no entry point")
-    limits = config.training if isinstance(config, RunConfig) else config.evaluation
-    lengths = config.training if isinstance(config, RunConfig) else config.advanced
-    return RolloutRef(
-        snapshot=snapshot,
-        commit=NO_COMMIT,
-        entrypoint=found.entrypoint,
-        kind=found.kind,
-        workflow=found.workflow,
-        **scoring_of(found, config.advanced),
-        env=config.env,
-        secrets=config.secrets.required,
-        network=config.advanced.network,
-        environment=found.environment,
-        max_turns=config.advanced.max_turns,
-        max_sample_tokens=config.advanced.max_sample_tokens,
-        max_response_tokens=lengths.max_response_length,
-        workspace=OWNER,
-        workflow_timeout_s=limits.agent_workflow_timeout_s,
-        grader_timeout_s=limits.grader_timeout_s,
+    return rollout_of(
+        config, entrypoint, discovered, snapshot=snapshot, commit=NO_COMMIT, workspace=OWNER
     )
 
 
@@ -254,27 +233,17 @@ async def open_tryout(
         gateway = HttpGateway(sampler, group=user_group(), network=settings.network)
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
-        user = SandboxClient(service_of(settings), fetch=artifacts.get, sockets=gateway)
+        user = SandboxClient(service_of(settings), fetch=artifacts.get_artifact, sockets=gateway)
         stack.push_async_callback(user.aclose)
         await user.start()
         judges = ProviderJudges(ProviderClient(None))
         stack.push_async_callback(judges.aclose)
         datasets: Datasets = rows
-        ports = Ports(
-            log=log,
-            blobs=blobs,
-            artifacts=artifacts,
-            datasets=datasets,
-            clock=SystemClock(),
-            settings=settings,
-            sampler=sampler,
-            user=user,
-            gateway=gateway,
-            secrets=secrets,
-            judges=judges,
-            judgements=MemoryJudgements(),
+        yield Tryout(
+            RolloutPorts(sampler, gateway, user, secrets, datasets, artifacts),
+            GradePorts(datasets, secrets, judges, MemoryJudgements(), artifacts, user),
+            rows,
         )
-        yield Tryout(ports, rows)
 
 
 async def _open_sampler(
@@ -288,7 +257,7 @@ async def _open_sampler(
     if with_engine:
         from trainer.engine import Engine
 
-        opened = Engine(fetch=artifacts.get, read=artifacts.read)
+        opened = Engine(fetch=artifacts.get_artifact, read=artifacts.read)
         stack.push_async_callback(opened.aclose)
         engine = opened.sampler
     providers = ProviderClient(None)  # the person who tries a rollout is the operator here

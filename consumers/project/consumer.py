@@ -13,27 +13,29 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from consumers.error_excerpt import excerpt
-from consumers.project.dead_letters import letters
-from consumers.project.deployment_rows import deployment_rows
 from consumers.project.event_rows import rows
-from consumers.project.hub_rows import hub_rows
 from consumers.project.log_lines import narrate
+from consumers.project.model_rows import deployment_rows, hub_rows
 from consumers.project.push_rows import push_rows
-from infra.ports.event_log import Cursor, EventLog, Recorded
-from infra.postgres.errors import UNAVAILABLE_ERRORS
-from infra.postgres.notify import Wakeup
 from infra.readmodel.rows import (
+    ChangeLetter,
     DropSkippedEvent,
     PutEvaluation,
+    PutLetter,
     PutSkippedEvent,
     Write,
 )
 from infra.readmodel.store import PROJECT, RowsRefused
+from infra.spine.ports.event_log import Cursor, EventLog, Recorded
+from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
+from infra.spine.postgres.notify import Wakeup
+from infra.spine.runtime.error_excerpt import excerpt
 from infra.task_cancellation import go_on
 from schemas.envelope import NewerEvent
 from schemas.events import (
     DatasetDeleted,
+    MessageDeadLettered,
+    MessageRedriven,
     RunArchived,
     RunDeleted,
     RunRestored,
@@ -62,7 +64,7 @@ class Tables(Protocol):
 
 
 class Wakeups(Protocol):
-    """Signals that the log has grown (`infra.postgres.notify.Notifier`)."""
+    """Signals that the log has grown (`infra.spine.postgres.notify.Notifier`)."""
 
     def subscribe(self) -> Wakeup: ...
 
@@ -225,8 +227,29 @@ def project(recorded: Recorded) -> tuple[Write, ...]:
     return (
         *rows(recorded.event, recorded.time),
         *push_rows(recorded),
-        *letters(recorded),
+        *_letter_rows(recorded),
         *deployment_rows(recorded),
         *hub_rows(recorded),
         *narrate(recorded),
     )
+
+
+def _letter_rows(recorded: Recorded) -> tuple[Write, ...]:
+    """The row of a new dead letter, or the change to an existing row; nothing for other events."""
+    match recorded.event:
+        case MessageDeadLettered() as event:
+            put = PutLetter(
+                letter=str(recorded.id),
+                version=recorded.version,
+                consumer=event.consumer,
+                message_type=event.message_type,
+                about=event.about,
+                cause=event.cause,
+                pauses=event.pauses,
+                created_at=recorded.time,
+            )
+            return (put,)
+        case MessageRedriven() as event:
+            return (ChangeLetter(str(event.letter), redriven_at=recorded.time),)
+        case _:
+            return ()

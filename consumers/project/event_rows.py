@@ -28,6 +28,7 @@ from infra.readmodel.rows import (
 )
 from schemas.events import (
     CheckpointSaved,
+    CommitRequested,
     DatasetDeleted,
     DatasetRegistered,
     EvaluationCompleted,
@@ -39,7 +40,6 @@ from schemas.events import (
     GroupGraded,
     PackagesChosen,
     PolicyInitialized,
-    RepositoryPushed,
     RunApproved,
     RunArchived,
     RunDeleted,
@@ -76,7 +76,7 @@ def rows(event: Event, at: datetime) -> tuple[Write, ...]:
 
 
 @rows.register
-def repository_pushed(event: RepositoryPushed, at: datetime) -> tuple[Write, ...]:
+def commit_requested(event: CommitRequested, at: datetime) -> tuple[Write, ...]:
     put = PutWorkspace(event.workspace, event.workspace_name, event.commit.url, at)
     if event.requester is None:
         return (put, ChangeWorkspace(event.workspace, at, "syncing"))
@@ -88,7 +88,7 @@ def repository_pushed(event: RepositoryPushed, at: datetime) -> tuple[Write, ...
 @rows.register
 def workspace_synced(event: WorkspaceSynced, at: datetime) -> tuple[Write, ...]:
     """A run's own commit may be old, and only one of its rollouts was examined. So the workspace shows
-    the result of its own pushes (`consumers/sync/consumer.py` makes one when a run finds a new head)."""
+    the result of its own requests. `consumers/sync/consumer.py` makes one when a run sees a new head."""
     if event.requester is not None:
         return ()
     rollouts = json.dumps([rollout.model_dump() for rollout in event.rollouts])
@@ -151,7 +151,7 @@ def run_requested(event: RunRequested, at: datetime) -> tuple[Write, ...]:
 
 
 def _creator(event: RunRequested) -> str | None:
-    """The push that started a run, or the owner of the token that submitted it."""
+    """The push that started a run, or the owner of the API key that submitted it."""
     if event.origin is not None:
         return f"push to {REFS.sub('', event.origin.push.ref)}"
     return event.creator or event.submitter

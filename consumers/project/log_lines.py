@@ -7,8 +7,8 @@ events instead.
 from collections.abc import Iterator
 from functools import singledispatch
 
-from infra.ports.event_log import Recorded
 from infra.readmodel.rows import PutLog
+from infra.spine.ports.event_log import Recorded
 from schemas.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -21,9 +21,9 @@ from schemas.events import (
     Event,
     GroupGraded,
     GroupsSettled,
-    HubPushed,
-    HubPushFailed,
-    HubPushRequested,
+    HubUploaded,
+    HubUploadFailed,
+    HubUploadRequested,
     MessageDeadLettered,
     MessageRedriven,
     ModelDeployed,
@@ -95,8 +95,8 @@ def _about(event: Event) -> str:
         return event.served.run
     if isinstance(event, ModelDeploySkipped):
         return event.run
-    if isinstance(event, HubPushRequested | HubPushed | HubPushFailed):
-        return event.push.run
+    if isinstance(event, HubUploadRequested | HubUploaded | HubUploadFailed):
+        return event.upload.run
     return event.run_id
 
 
@@ -368,18 +368,18 @@ def model_deploy_skipped(event: ModelDeploySkipped) -> Iterator[Line]:
 
 
 @lines.register
-def hub_push_requested(event: HubPushRequested) -> Iterator[Line]:
-    push = event.push
-    yield "info", push.step, f"{push.ref} is to be pushed to {push.repository}"
+def hub_upload_requested(event: HubUploadRequested) -> Iterator[Line]:
+    upload = event.upload
+    yield "info", upload.step, f"{upload.ref} is to be uploaded to {upload.repository}"
 
 
 @lines.register
-def hub_pushed(event: HubPushed) -> Iterator[Line]:
-    push = event.push
-    yield "info", push.step, f"Pushed {push.ref} to {event.url} (revision {event.revision})"
+def hub_uploaded(event: HubUploaded) -> Iterator[Line]:
+    upload = event.upload
+    yield "info", upload.step, f"Uploaded {upload.ref} to {event.url} (revision {event.revision})"
 
 
 @lines.register
-def hub_push_failed(event: HubPushFailed) -> Iterator[Line]:
-    push = event.push
-    yield "error", push.step, f"{push.ref} is not on {push.repository}: {event.message}"
+def hub_upload_failed(event: HubUploadFailed) -> Iterator[Line]:
+    upload = event.upload
+    yield "error", upload.step, f"{upload.ref} is not on {upload.repository}: {event.message}"

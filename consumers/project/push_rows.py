@@ -1,6 +1,5 @@
 """Turns events about pushes into rows: deliveries, moves of refs, and the runs that triggers made."""
 
-from infra.ports.event_log import Recorded
 from infra.readmodel.rows import (
     ChangePush,
     ChangeTriggeredRun,
@@ -10,6 +9,7 @@ from infra.readmodel.rows import (
     PutTriggeredRun,
     Write,
 )
+from infra.spine.ports.event_log import Recorded
 from schemas.events import (
     CommitStatusDecided,
     HookPinged,
@@ -33,9 +33,9 @@ def push_rows(recorded: Recorded) -> tuple[Write, ...]:
     at = recorded.time
     match recorded.event:
         case WorkspaceConnected() as event:
-            return (ChangeWorkspace(event.workspace, at, provider=event.provider),)
+            return (ChangeWorkspace(event.workspace, at, forge=event.forge),)
         case WorkspaceDisconnected() as event:
-            return (ChangeWorkspace(event.workspace, at, provider="", refs_error=""),)
+            return (ChangeWorkspace(event.workspace, at, forge="", refs_error=""),)
         case PushReceived() | HookPinged() | RefsCheckRequested():
             return (_delivery(recorded),)
         case RefsMoved() as event:
@@ -71,7 +71,7 @@ def _delivery(recorded: Recorded) -> PutDelivery:
                 event=identity,
                 kind="push",
                 at=at,
-                provider=event.provider,
+                forge=event.forge,
                 delivery=event.delivery,
                 ref=event.ref,
                 before=event.before,
@@ -80,9 +80,7 @@ def _delivery(recorded: Recorded) -> PutDelivery:
                 pusher=event.pusher,
             )
         case HookPinged():
-            return PutDelivery(
-                event.workspace, identity, "ping", at, event.provider, event.delivery
-            )
+            return PutDelivery(event.workspace, identity, "ping", at, event.forge, event.delivery)
         case RefsCheckRequested():
             return PutDelivery(event.workspace, identity, event.reason, at)
         case _:

@@ -10,10 +10,10 @@ A finished group has exactly `num_samples` entries, and a failed sample has an e
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from consumers.error_excerpt import excerpt
-from consumers.rollout.sampling import alarm_once, generate_group, generate_sample
-from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from consumers.rollout.sampling import RolloutPorts, alarm_once, generate_group, generate_sample
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.error_excerpt import excerpt
+from schemas.artifact_refs import ArtifactRef
 from schemas.effects import (
     Effect,
     Failed,
@@ -24,7 +24,6 @@ from schemas.effects import (
 )
 from schemas.events import GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import ConsumerName, GroupKey, StreamName, group_stream
-from schemas.sampling import ArtifactRef
 from schemas.specs import GroupSpec, SampleEntry
 
 GroupEvent = SampleGenerated | GroupGenerated
@@ -155,7 +154,7 @@ def routes(message: GroupMessage) -> tuple[StreamName, ...]:
 
 
 async def perform(
-    effect: GenerateGroup | GenerateSample, ports: Ports
+    effect: GenerateGroup | GenerateSample, ports: RolloutPorts
 ) -> GroupSampled | SampleFinished:
     """Sample a group, or one sample with the user's workflow. Returns the artifact and its entries. An
     error of the workflow is in the record of its sample, and is not raised."""
@@ -168,7 +167,9 @@ async def perform(
             assert_never(effect)
 
 
-CONSUMER: Consumer[GroupState, GroupEvent, GroupMessage, GenerateGroup | GenerateSample] = Consumer(
+CONSUMER: Consumer[
+    GroupState, GroupEvent, GroupMessage, GenerateGroup | GenerateSample, RolloutPorts
+] = Consumer(
     name=ConsumerName("rollout"),
     category="group",
     reads=(GroupsRequested,),
@@ -179,4 +180,5 @@ CONSUMER: Consumer[GroupState, GroupEvent, GroupMessage, GenerateGroup | Generat
     handle=handle,
     routes=routes,
     perform=perform,
+    ports=RolloutPorts,
 )

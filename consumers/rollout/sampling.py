@@ -10,18 +10,28 @@ server grades its own samples, so it gets the label, and its grade is part of th
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from consumers.error_excerpt import excerpt
-from consumers.user_output import store_output
+from consumers.stored_files import store_output
 from consumers.user_secrets import sandbox_owner
-from infra.ports.ports import Ports
-from infra.ports.services import SandboxOwner, Session, UserCodeRaised, UserOutput
+from infra.ports.secrets import SecretStore
+from infra.ports.services import (
+    Datasets,
+    Gateway,
+    SandboxOwner,
+    Session,
+    UserCode,
+    UserCodeRaised,
+    UserOutput,
+)
+from infra.spine.ports.artifacts import Artifacts
+from infra.spine.runtime.error_excerpt import excerpt
+from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import (
-    ArtifactRef,
     Grade,
     Message,
     SampleBatch,
@@ -41,10 +51,22 @@ NEVER_ASKED = SampleFailure(
 )
 
 
-async def generate_group(effect: GenerateGroup, ports: Ports) -> GroupSampled:
+@dataclass(frozen=True, slots=True)
+class RolloutPorts:
+    """The sampler, the sandbox with the user's workflow and its way to the sampler, and the rows."""
+
+    sampler: Sampler
+    gateway: Gateway
+    user: UserCode
+    secrets: SecretStore
+    datasets: Datasets
+    artifacts: Artifacts
+
+
+async def generate_group(effect: GenerateGroup, ports: RolloutPorts) -> GroupSampled:
     """Sample a group, one turn per sample. All requests are in flight together, so the engine batches
     them. Raises TransientError when the engine is gone."""
-    sampler = ports.require("sampler")
+    sampler = ports.sampler
     spec = effect.spec
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
     requests = [_request(spec, i, row) for i in range(spec.template.num_samples)]
@@ -57,7 +79,7 @@ async def generate_group(effect: GenerateGroup, ports: Ports) -> GroupSampled:
             raise turn
         records.append(_single_turn_record(index, row.prompt, turn))
     batch = SampleBatch(group=spec.group, samples=tuple(records))
-    artifact = await ports.artifacts.put(batch.model_dump_json().encode(), run=spec.owner)
+    artifact = await ports.artifacts.put_artifact(batch.model_dump_json().encode(), run=spec.owner)
     entries = alarm_once(entry_of(record, num_samples=len(records)) for record in records)
     return GroupSampled(effect=effect, artifact=artifact, entries=entries)
 
@@ -91,19 +113,19 @@ def _single_turn_record(
     return record_of(index, (turn,), (*prompt, turn.message), failure=None)
 
 
-async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinished:
+async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> SampleFinished:
     """Run the workflow once against a session of its own. Raises TransientError when the engine or
     the sandbox is gone."""
     rollout = _rollout_of(effect)
     row = (await ports.datasets.rows(effect.spec.template.dataset))[effect.spec.row]
-    await _await_sampler(ports.require("sampler"), _request(effect.spec, effect.index, row))
+    await _await_sampler(ports.sampler, _request(effect.spec, effect.index, row))
     try:
-        owner = await sandbox_owner(effect.spec, rollout, ports)
+        owner = await sandbox_owner(effect.spec, rollout, ports.secrets)
     except UserCodeError as error:
         unset = SampleFailure(category=error.category, message=error.message)
         record = record_of(effect.index, (), row.prompt, failure=unset)
         return await _finish(effect, record, ports)
-    session = ports.require("gateway").open(
+    session = ports.gateway.open(
         effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s, masks=owner.masks
     )
     try:
@@ -147,17 +169,20 @@ def _rollout_of(effect: GenerateSample) -> RolloutRef:
 
 
 async def _finish(
-    effect: GenerateSample, record: SampleRecord, ports: Ports, left: UserOutput | None = None
+    effect: GenerateSample,
+    record: SampleRecord,
+    ports: RolloutPorts,
+    left: UserOutput | None = None,
 ) -> SampleFinished:
     """Store the record of a sample, with what its user code left behind."""
     files: tuple[ArtifactRef, ...] = ()
     if left is not None:
-        output = await store_output(left, ports, run=effect.spec.owner)
+        output = await store_output(left, ports.artifacts, run=effect.spec.owner)
         record = record.model_copy(update={"output": output})
         files = tuple(output.files.values())
     batch = SampleBatch(group=effect.spec.group, samples=(record,))
     data = batch.model_dump_json().encode()
-    artifact = await ports.artifacts.put(data, run=effect.spec.owner)
+    artifact = await ports.artifacts.put_artifact(data, run=effect.spec.owner)
     return SampleFinished(effect=effect, artifact=artifact, entry=entry_of(record), files=files)
 
 
@@ -169,13 +194,17 @@ async def _await_sampler(sampler: Sampler, request: SampleRequest) -> None:
 
 
 async def _run_workflow(
-    effect: GenerateSample, owner: SandboxOwner, row: DatasetRow, ports: Ports, session: Session
+    effect: GenerateSample,
+    owner: SandboxOwner,
+    row: DatasetRow,
+    ports: RolloutPorts,
+    session: Session,
 ) -> tuple[tuple[Message, ...] | SampleFailure | None, UserOutput | None]:
     """Return the messages that the workflow returned (None if it returned none), or how it failed. Also
     return what it left behind."""
     spec, rollout = effect.spec, _rollout_of(effect)
     try:
-        result = await ports.require("user").run_workflow(
+        result = await ports.user.run_workflow(
             rollout,
             owner=owner,
             sample=sample_id(spec.group_key.id, effect.index),
@@ -191,13 +220,17 @@ async def _run_workflow(
 
 
 async def _have_served(
-    effect: GenerateSample, owner: SandboxOwner, row: DatasetRow, ports: Ports, session: Session
+    effect: GenerateSample,
+    owner: SandboxOwner,
+    row: DatasetRow,
+    ports: RolloutPorts,
+    session: Session,
 ) -> tuple[Grade | SampleFailure, UserOutput | None]:
     """Return the grade that the rollout server gave to its attempt, or how the attempt failed. Also
     return what it left behind."""
     spec, rollout = effect.spec, _rollout_of(effect)
     try:
-        result = await ports.require("user").run_served(
+        result = await ports.user.run_served(
             rollout,
             owner=owner,
             sample=sample_id(spec.group_key.id, effect.index),

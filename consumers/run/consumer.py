@@ -17,7 +17,7 @@ from consumers.run.rules import follow
 from consumers.run.settle import settle
 from consumers.run.start import start
 from consumers.run.state import RunEvent, RunState, evolve
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.algorithms import filters_groups
 from schemas.events import (
     BatchAssembled,
@@ -296,7 +296,7 @@ RUN_EVENTS = (
     RunFinished,
 )
 
-CONSUMER: Consumer[RunState, RunEvent, RunMessage, Never] = Consumer(
+CONSUMER: Consumer[RunState, RunEvent, RunMessage, Never, Never] = Consumer(
     name=ConsumerName("run"),
     category="run",
     reads=get_args(RunMessage),

@@ -6,9 +6,10 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FAILED_REWARD, POLICY_FAILURES, FailureCategory
 from schemas.events import GroupGraded, SettledGroup
-from schemas.sampling import ArtifactRef, Grade, JudgeUsage
+from schemas.sampling import Grade, JudgeUsage
 from schemas.specs import BatchGroup
 
 NOTHING = ArtifactRef(uri="row:", sha256="0" * 64, size=0)

@@ -1,15 +1,19 @@
 """How a run starts: from its request and, where user code is needed, from the synced workspace.
 
-RunRequested is appended in the same write as the RepositoryPushed that asks for the workspace, and
+RunRequested is appended in the same write as the CommitRequested that asks for the workspace, and
 before it. So the workspace's answer always finds the request in the stream. A run that waits for
-approval has no RepositoryPushed yet: it is appended with RunApproved.
+approval has no CommitRequested yet: it is appended with RunApproved.
 """
 
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal, TypedDict
 
 from consumers.run.state import RunEvent, RunState
 from schemas.algorithms import failed_rewards
-from schemas.config import Advanced, EvalAdvanced, RunConfig, longest_answer
+from schemas.artifact_refs import ArtifactRef
+from schemas.config import Advanced, EvalAdvanced, EvalConfig, RunConfig, longest_answer
+from schemas.errors import Refused
 from schemas.events import (
     RunApproved,
     RunRejected,
@@ -68,17 +72,55 @@ def _start_with_workspace(
     request: RunRequested, synced: WorkspaceSynced
 ) -> RunStarted | RunRejected:
     config = request.config
-    entrypoint = Entrypoint(
-        rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
-    )
-    found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
-    samples = config.training.n_samples_per_prompt
-    problem = entry_point_problem(found, entrypoint, config.advanced, num_samples=samples)
+    try:
+        rollout = rollout_of(
+            config,
+            entrypoint_of(config),
+            synced.rollouts,
+            snapshot=synced.snapshot,
+            commit=synced.commit,
+            workspace=request.workspace,
+            submitter=request.submitter,
+            pushed=request.origin is not None,
+            failed=failed_rewards(config.advanced),
+            num_samples=config.training.n_samples_per_prompt,
+        )
+    except Refused as error:
+        return RunRejected(run=request.run, message=error.message)
+    return _run_started(request, rollout)
+
+
+def entrypoint_of(config: RunConfig | EvalConfig) -> Entrypoint:
+    """Return the entry point that a config names."""
+    named = config.experiment
+    return Entrypoint(rollout=named.rollout or "", path=named.entrypoint or "")
+
+
+def rollout_of(
+    config: RunConfig | EvalConfig,
+    entrypoint: Entrypoint,
+    discovered: Sequence[DiscoveredRollout],
+    *,
+    snapshot: ArtifactRef,
+    commit: str,
+    workspace: str | None,
+    submitter: str | None = None,
+    pushed: bool = False,
+    failed: Mapping[str, float | Literal["grade"]] = MappingProxyType({}),
+    num_samples: int = 1,
+) -> RolloutRef:
+    """Return the rollout of a config: one of those that were discovered in a commit. `failed` are the
+    rewards of samples that the policy made fail. Raises Refused when the entry point cannot be used with
+    this config."""
+    found = next((one for one in discovered if one.entrypoint == entrypoint), None)
+    problem = entry_point_problem(found, entrypoint, config.advanced, num_samples=num_samples)
     if found is None or problem is not None:
-        return RunRejected(run=request.run, message=problem or "no entry point")
-    rollout = RolloutRef(
-        snapshot=synced.snapshot,
-        commit=synced.commit,
+        raise Refused(problem or "no entry point")
+    limits = config.training if isinstance(config, RunConfig) else config.evaluation
+    lengths = config.training if isinstance(config, RunConfig) else config.advanced
+    return RolloutRef(
+        snapshot=snapshot,
+        commit=commit,
         entrypoint=entrypoint,
         kind=found.kind,
         workflow=found.workflow,
@@ -86,18 +128,17 @@ def _start_with_workspace(
         env=config.env,
         secrets=config.secrets.required,
         network=config.advanced.network,
-        pushed=request.origin is not None,
-        workspace=request.workspace,
-        submitter=request.submitter,
+        pushed=pushed,
+        workspace=workspace,
+        submitter=submitter,
         environment=found.environment,
         max_turns=config.advanced.max_turns,
         max_sample_tokens=config.advanced.max_sample_tokens,
-        max_response_tokens=config.training.max_response_length,
-        failed_rewards=failed_rewards(config.advanced),
-        workflow_timeout_s=config.training.agent_workflow_timeout_s,
-        grader_timeout_s=config.training.grader_timeout_s,
+        max_response_tokens=lengths.max_response_length,
+        failed_rewards=dict(failed),
+        workflow_timeout_s=limits.agent_workflow_timeout_s,
+        grader_timeout_s=limits.grader_timeout_s,
     )
-    return _run_started(request, rollout)
 
 
 def entry_point_problem(

@@ -7,6 +7,7 @@ from uuid import UUID
 from consumers.run.health import is_flat, is_unhealthy
 from consumers.run.settle import is_lost
 from infra.readmodel.estimates import Interval, interval_of
+from schemas.artifact_refs import ArtifactRef
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -36,7 +37,6 @@ from schemas.events import (
     StepSettled,
     StepSkipped,
 )
-from schemas.sampling import ArtifactRef
 from schemas.specs import GroupTemplate, StateRef
 from trainer import schedule
 

@@ -1,18 +1,18 @@
 """Fetches commits of a workspace's repository, and follows its refs.
-Reads: RepositoryPushed, PushReceived, RefsCheckRequested.  Emits: PackagesChosen, WorkspaceSynced,
+Reads: CommitRequested, PushReceived, RefsCheckRequested.  Emits: PackagesChosen, WorkspaceSynced,
 WorkspaceRejected, RefsRequested, RefsMoved, RefsListed.  Stream: workspace.
 Does: fetches, stores a snapshot, discovers entry points, lists refs (lane: control).
 Waits for: nothing.
-Safe to repeat because: one FetchCommit and one DiscoverRollouts per push, one ListRefs per round, and an
-answer counts once.
+Safe to repeat because: one FetchCommit and one DiscoverRollouts per request, one ListRefs per round, and
+an answer counts once.
 
-A push is only a hint. The ref is resolved when the effect runs, so a late delivery never moves a head
+A request is only a hint. The ref is resolved when the effect runs, so a late delivery never moves a head
 back. `refs.py` holds how hints lead to listings, and listings to moves. Repositories are not trusted. No
 commit is checked out, and only its entry points run, in a sandbox.
 
-The push of a run examines only the run's own entry point, so that the run does not wait for other
-rollouts. If the run followed the default branch to a new commit, the workspace makes a push of its own,
-which finds all rollouts there. It does the same when a push moved the default branch.
+The request of a run examines only the run's own entry point, so that the run does not wait for other
+rollouts. If the run followed the default branch to a new commit, the workspace makes a request of its
+own, which finds all rollouts there. It does the same when a push moved the default branch.
 
 If rollouts have packages, their exact versions are recorded before they are installed. So the log shows
 what is being installed, and a sync that is repeated installs the same.
@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 from uuid import UUID
 
-from consumers.error_excerpt import excerpt
 from consumers.sync import snapshot as snapshot_of
 from consumers.sync.discovery import choose_packages, examine_rollouts
 from consumers.sync.refs import (
@@ -34,8 +33,11 @@ from consumers.sync.refs import (
     record_listing,
     request_listing,
 )
-from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.ports.services import Repositories, UserCode
+from infra.spine.ports.artifacts import Artifacts
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.error_excerpt import excerpt
+from schemas.artifact_refs import ArtifactRef
 from schemas.effects import (
     CommitFetched,
     DiscoverRollouts,
@@ -46,31 +48,30 @@ from schemas.effects import (
     RolloutsDiscovered,
 )
 from schemas.events import (
+    CommitRequested,
     PackagesChosen,
     PushReceived,
     RefsCheckRequested,
     RefsListed,
     RefsMoved,
     RefsRequested,
-    RepositoryPushed,
     WorkspaceConnected,
     WorkspaceDisconnected,
     WorkspaceRejected,
     WorkspaceSynced,
 )
 from schemas.ids import HEADRACE, ConsumerName, StreamName, derive_id, workspace_stream
-from schemas.sampling import ArtifactRef
 from schemas.specs import CommitSpec, DiscoveredRollout
 
 ANSWERED_KEPT = 256
-"""How many answered pushes are remembered; older ones lie below the watermark and are consumed."""
+"""How many answered requests are remembered; older ones lie below the watermark and are consumed."""
 
 LONGEST_ERROR = 1500
 """Bytes of the error of one rollout that are recorded. What a resolver says takes several lines."""
 
-WorkspaceEvent = RepositoryPushed | PackagesChosen | WorkspaceSynced | WorkspaceRejected | RefsEvent
+WorkspaceEvent = CommitRequested | PackagesChosen | WorkspaceSynced | WorkspaceRejected | RefsEvent
 WorkspaceMessage = (
-    RepositoryPushed
+    CommitRequested
     | PushReceived
     | RefsCheckRequested
     | CommitFetched
@@ -83,8 +84,8 @@ WorkspaceEffect = FetchCommit | DiscoverRollouts | ListRefs
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceState:
-    """The event ids of the pushes that were answered last. `looked` is the last push that did not come
-    from a run, and `commit` is the commit that this push found. `refs` are the branches and tags."""
+    """The ids of the requests of commits that were answered last. `looked` is the last request that did
+    not come from a run, and `commit` is the commit that it found. `refs` are the branches and tags."""
 
     answered: tuple[UUID, ...] = ()
     looked: UUID | None = None
@@ -95,14 +96,14 @@ class WorkspaceState:
 def evolve(state: WorkspaceState, event: WorkspaceEvent) -> WorkspaceState:
     """Return the state after one event of a workspace stream."""
     match event:
-        case RepositoryPushed():
+        case CommitRequested():
             refs = replace(state.refs, name=event.workspace_name, url=event.commit.url)
             return replace(state, refs=refs)
         case WorkspaceSynced() | WorkspaceRejected():
-            new = replace(state, answered=(*state.answered, event.push)[-ANSWERED_KEPT:])
+            new = replace(state, answered=(*state.answered, event.request)[-ANSWERED_KEPT:])
             if isinstance(event, WorkspaceRejected) or event.requester is not None:
                 return new
-            return replace(new, looked=event.push, commit=event.commit)
+            return replace(new, looked=event.request, commit=event.commit)
         case PackagesChosen():
             return state
         case (
@@ -118,7 +119,7 @@ def evolve(state: WorkspaceState, event: WorkspaceEvent) -> WorkspaceState:
 
 
 def handle(state: WorkspaceState, message: WorkspaceMessage, meta: Meta) -> Decision:
-    """Request the commit of a push, or the refs after a hint, and record the answers."""
+    """Fetch the commit of a request, or list the refs after a hint, and record the answers."""
     match message:
         case PushReceived():
             return request_listing(state.refs, message.workspace, baseline=False)
@@ -128,27 +129,27 @@ def handle(state: WorkspaceState, message: WorkspaceMessage, meta: Meta) -> Deci
             return _record_listing(state, message)
         case Failed(effect=ListRefs() as listing):
             return record_failure(state.refs, listing, excerpt(message.message))
-        case RepositoryPushed() if meta.event_id not in state.answered:
+        case CommitRequested() if meta.event_id not in state.answered:
             fetch = FetchCommit(
                 workspace=message.workspace,
-                push=meta.event_id,
+                request=meta.event_id,
                 commit=message.commit,
                 entrypoints=message.entrypoints,
                 requester=message.requester,
             )
             return Decision(effects=(fetch,))
-        case CommitFetched(effect=effect) if effect.push not in state.answered:
+        case CommitFetched(effect=effect) if effect.request not in state.answered:
             if message.needs_packages:
                 return _install_packages(message)
             return _answer(state, effect, message.commit, message.snapshot, message.rollouts)
-        case RolloutsDiscovered(effect=effect) if effect.push not in state.answered:
+        case RolloutsDiscovered(effect=effect) if effect.request not in state.answered:
             return _answer(state, effect, effect.sha, effect.snapshot, message.rollouts)
         case Failed(effect=FetchCommit() | DiscoverRollouts() as effect) if (
-            effect.push not in state.answered
+            effect.request not in state.answered
         ):
             rejected = WorkspaceRejected(
                 workspace=effect.workspace,
-                push=effect.push,
+                request=effect.request,
                 message=excerpt(message.message),
                 requester=_requester(effect),
             )
@@ -164,9 +165,9 @@ def _record_listing(state: WorkspaceState, listing: RefListing) -> Decision:
     if move is None:
         return decision
     workspace = listing.effect.workspace
-    push = derive_id(HEADRACE, f"moved/{workspace}/{move.number}")
+    request = derive_id(HEADRACE, f"moved/{workspace}/{move.number}")
     spec = CommitSpec(url=listing.effect.url)
-    look = FetchCommit(workspace=workspace, push=push, commit=spec, entrypoints=())
+    look = FetchCommit(workspace=workspace, request=request, commit=spec, entrypoints=())
     return replace(decision, effects=(*decision.effects, look))
 
 
@@ -175,14 +176,14 @@ def _install_packages(fetched: CommitFetched) -> Decision:
     effect = fetched.effect
     chosen = PackagesChosen(
         workspace=effect.workspace,
-        push=effect.push,
+        request=effect.request,
         commit=fetched.commit,
         rollouts=tuple(one for one in fetched.rollouts if one.environment is not None),
         requester=_requester(effect),
     )
     discover = DiscoverRollouts(
         workspace=effect.workspace,
-        push=effect.push,
+        request=effect.request,
         commit=effect.commit,
         requester=effect.requester,
         sha=fetched.commit,
@@ -201,7 +202,7 @@ def _answer(
 ) -> Decision:
     synced = WorkspaceSynced(
         workspace=effect.workspace,
-        push=effect.push,
+        request=effect.request,
         commit=commit,
         snapshot=snapshot,
         rollouts=rollouts,
@@ -219,11 +220,11 @@ def _look(
     followed = effect.requester is not None and spec.sha is None and spec.branch is None
     if not followed or state.looked is None or state.commit == commit:
         return ()
-    push = derive_id(state.looked, f"look/{commit}")
+    request = derive_id(state.looked, f"look/{commit}")
     look = FetchCommit(
-        workspace=effect.workspace, push=push, commit=CommitSpec(url=spec.url), entrypoints=()
+        workspace=effect.workspace, request=request, commit=CommitSpec(url=spec.url), entrypoints=()
     )
-    return () if push in state.answered else (look,)
+    return () if request in state.answered else (look,)
 
 
 def _requester(effect: FetchCommit | DiscoverRollouts) -> StreamName | None:
@@ -233,20 +234,29 @@ def _requester(effect: FetchCommit | DiscoverRollouts) -> StreamName | None:
 def routes(message: WorkspaceMessage) -> tuple[StreamName, ...]:
     """Return the stream of the workspace whose repository the message is about."""
     match message:
-        case RepositoryPushed() | PushReceived() | RefsCheckRequested():
+        case CommitRequested() | PushReceived() | RefsCheckRequested():
             return (workspace_stream(message.workspace),)
         case _:
             return ()
 
 
+@dataclass(frozen=True, slots=True)
+class SyncPorts:
+    """The mirrors of repositories, and the sandbox that looks for rollouts in their commits."""
+
+    repositories: Repositories
+    user: UserCode
+    artifacts: Artifacts
+
+
 async def perform(
-    effect: WorkspaceEffect, ports: Ports
+    effect: WorkspaceEffect, ports: SyncPorts
 ) -> CommitFetched | RolloutsDiscovered | RefListing:
     """List the refs of a repository, fetch one of its commits, or examine its rollouts. Raises Refused
     when the repository or the commit cannot be used."""
     match effect:
         case ListRefs():
-            found = await ports.require("repositories").list_refs(effect.workspace, effect.url)
+            found = await ports.repositories.list_refs(effect.workspace, effect.url)
             return RefListing(
                 effect=effect,
                 refs=found.refs,
@@ -256,23 +266,25 @@ async def perform(
         case FetchCommit():
             return await perform_fetch(effect, ports)
         case DiscoverRollouts():
-            tree = await ports.artifacts.get(effect.snapshot)
-            rollouts = await examine_rollouts(tree, effect.rollouts, user=ports.require("user"))
+            tree = await ports.artifacts.get_artifact(effect.snapshot)
+            rollouts = await examine_rollouts(tree, effect.rollouts, user=ports.user)
             return RolloutsDiscovered(effect=effect, rollouts=_presentable(rollouts))
         case _:
             assert_never(effect)
 
 
-async def perform_fetch(effect: FetchCommit, ports: Ports) -> CommitFetched:
+async def perform_fetch(effect: FetchCommit, ports: SyncPorts) -> CommitFetched:
     """Fetch the commit, store its snapshot, and choose the packages of its rollouts. If they need none,
     discover its entry points too. Raises Refused when the commit or its tree cannot be used."""
-    repositories = ports.require("repositories")
+    repositories = ports.repositories
     sha = await repositories.fetch(effect.workspace, effect.commit)
     tree = await repositories.snapshot(effect.workspace, sha)
     entrypoints = effect.entrypoints or await snapshot_of.find_entrypoints(tree)
     sha256 = await snapshot_of.hash_snapshot(tree)
-    snapshot = await ports.artifacts.put(tree, run=effect.workspace, blob=True, sha256=sha256)
-    user = ports.require("user")
+    snapshot = await ports.artifacts.put_artifact(
+        tree, run=effect.workspace, blob=True, sha256=sha256
+    )
+    user = ports.user
     found = await choose_packages(
         tree, entrypoints, user=user, artifacts=ports.artifacts, owner=effect.workspace
     )
@@ -299,24 +311,27 @@ def _presentable(found: tuple[DiscoveredRollout, ...]) -> tuple[DiscoveredRollou
     )
 
 
-CONSUMER: Consumer[WorkspaceState, WorkspaceEvent, WorkspaceMessage, WorkspaceEffect] = Consumer(
-    name=ConsumerName("sync"),
-    category="workspace",
-    reads=(RepositoryPushed, PushReceived, RefsCheckRequested),
-    emits=(
-        PackagesChosen,
-        WorkspaceSynced,
-        WorkspaceRejected,
-        RefsRequested,
-        RefsMoved,
-        RefsListed,
-    ),
-    effects=(FetchCommit, DiscoverRollouts, ListRefs),
-    initial=WorkspaceState(),
-    evolve=evolve,
-    handle=handle,
-    routes=routes,
-    perform=perform,
-    fold_version=3,
-    snapshots=WorkspaceState,
+CONSUMER: Consumer[WorkspaceState, WorkspaceEvent, WorkspaceMessage, WorkspaceEffect, SyncPorts] = (
+    Consumer(
+        name=ConsumerName("sync"),
+        category="workspace",
+        reads=(CommitRequested, PushReceived, RefsCheckRequested),
+        emits=(
+            PackagesChosen,
+            WorkspaceSynced,
+            WorkspaceRejected,
+            RefsRequested,
+            RefsMoved,
+            RefsListed,
+        ),
+        effects=(FetchCommit, DiscoverRollouts, ListRefs),
+        initial=WorkspaceState(),
+        evolve=evolve,
+        handle=handle,
+        routes=routes,
+        perform=perform,
+        ports=SyncPorts,
+        fold_version=3,
+        snapshots=WorkspaceState,
+    )
 )

@@ -9,10 +9,11 @@ import tarfile
 from collections.abc import Sequence
 
 from infra.ports.packages import DeclaredPackages
-from infra.ports.services import Artifacts, UserCode
+from infra.ports.services import UserCode
 from infra.sandbox.environments.declarations import read_declared
+from infra.spine.ports.artifacts import Artifacts
 from schemas.errors import Refused
-from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef
+from schemas.specs import DiscoveredRollout, Entrypoint, PackageEnvironment
 
 
 async def discover_rollouts(
@@ -40,7 +41,7 @@ async def choose_packages(
     """Return the packages of entry points, or why they cannot have them. Nothing is known about their
     definitions yet."""
     declared, refused = await asyncio.to_thread(declared_in, tree, entrypoints)
-    environments: dict[str, EnvironmentRef] = {}
+    environments: dict[str, PackageEnvironment] = {}
     for rollout, packages in declared.items():
         try:
             environments[rollout] = await lock_packages(
@@ -73,11 +74,11 @@ async def examine_rollouts(
 
 async def lock_packages(
     packages: DeclaredPackages, *, user: UserCode, artifacts: Artifacts, owner: str
-) -> EnvironmentRef:
+) -> PackageEnvironment:
     """Choose the exact versions of packages and store them. Raises Refused."""
     resolved = await user.resolve(packages)
-    lock = await artifacts.put(resolved.pins.encode(), run=owner)
-    return EnvironmentRef(
+    lock = await artifacts.put_artifact(resolved.pins.encode(), run=owner)
+    return PackageEnvironment(
         key=resolved.key,
         lock=lock,
         python=resolved.python,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from infra.runtime.consumer import NOTHING, Decision
+from infra.spine.runtime.consumer import NOTHING, Decision
 from schemas.effects import ListRefs, RefListing
 from schemas.events import (
     RefsListed,

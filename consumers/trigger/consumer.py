@@ -11,12 +11,11 @@ A run is superseded only when its own submission was answered. So there is alway
 
 from collections.abc import Iterator
 
-from consumers.error_excerpt import excerpt
-from consumers.trigger.examine import examine, submit
+from consumers.trigger.examine import TriggerPorts, examine, submit
 from consumers.trigger.refusals import describe_refusal
 from consumers.trigger.state import Scope, TriggerEvent, TriggerState, evolve
-from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.error_excerpt import excerpt
 from schemas.effects import ExaminePush, Failed, PushRead, RunSubmitted, SubmitRun
 from schemas.events import (
     PushExamined,
@@ -212,7 +211,7 @@ def routes(message: TriggerMessage) -> tuple[StreamName, ...]:
             return (trigger_stream(message.origin.push.workspace),) if message.origin else ()
 
 
-async def perform(effect: ExaminePush | SubmitRun, ports: Ports) -> PushRead | RunSubmitted:
+async def perform(effect: ExaminePush | SubmitRun, ports: TriggerPorts) -> PushRead | RunSubmitted:
     """Examine a push, or submit a run. Raises Refused when the run is refused, and RepositoryAway when
     the repository does not answer."""
     if isinstance(effect, ExaminePush):
@@ -220,7 +219,9 @@ async def perform(effect: ExaminePush | SubmitRun, ports: Ports) -> PushRead | R
     return await submit(effect, ports)
 
 
-CONSUMER: Consumer[TriggerState, TriggerEvent, TriggerMessage, ExaminePush | SubmitRun] = Consumer(
+CONSUMER: Consumer[
+    TriggerState, TriggerEvent, TriggerMessage, ExaminePush | SubmitRun, TriggerPorts
+] = Consumer(
     name=ConsumerName("trigger"),
     category="trigger",
     reads=(RefsMoved, RunFinished, RunFailed, RunStopped, RunRejected),
@@ -239,5 +240,6 @@ CONSUMER: Consumer[TriggerState, TriggerEvent, TriggerMessage, ExaminePush | Sub
     handle=handle,
     routes=routes,
     perform=perform,
+    ports=TriggerPorts,
     snapshots=TriggerState,
 )

@@ -8,11 +8,12 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC
 
 from consumers.trigger.refusals import describe_refusal
-from infra.ports.ports import Ports
-from infra.ports.services import Repositories
+from infra.ports.services import Repositories, Submissions
+from infra.spine.ports.event_log import EventStore
 from schemas.effects import ExaminePush, PushRead, RunSubmitted, SubmitRun
 from schemas.errors import NotFound, Refused
 from schemas.specs import CommitSpec, Push, TriggerMatch
@@ -31,12 +32,21 @@ MOST_MATCH_BYTES = 40_000
 """The most bytes that these descriptions may take."""
 
 
-async def examine(effect: ExaminePush, ports: Ports) -> PushRead:
+@dataclass(frozen=True, slots=True)
+class TriggerPorts:
+    """The mirrors of repositories, the door for submissions, and the log's clock."""
+
+    repositories: Repositories
+    submissions: Submissions
+    log: EventStore
+
+
+async def examine(effect: ExaminePush, ports: TriggerPorts) -> PushRead:
     """Return the triggers that a push matches, or why no run follows. Raises RepositoryAway when the
     repository does not answer."""
     day = (await ports.log.clock_time()).astimezone(UTC).date().isoformat()
     try:
-        found = await _find_matches(ports.require("repositories"), effect.push, day=day)
+        found = await _find_matches(ports.repositories, effect.push, day=day)
     except Refused as error:
         return PushRead(effect, day, error=describe_refusal(error.message, error.issues))
     if isinstance(found, str):
@@ -129,11 +139,11 @@ def _check_size(matches: tuple[TriggerMatch, ...]) -> None:
         )
 
 
-async def submit(effect: SubmitRun, ports: Ports) -> RunSubmitted:
+async def submit(effect: SubmitRun, ports: TriggerPorts) -> RunSubmitted:
     """Submit the run of a trigger with the TOML of the pushed commit. Raises Refused when there is no
     such TOML, or when the run is refused."""
     push, match = effect.origin.push, effect.origin.match
-    repositories = ports.require("repositories")
+    repositories = ports.repositories
     sha = await repositories.fetch(push.workspace, _commit(push))
     config = await repositories.read_file(push.workspace, sha, match.config, most=MOST_BYTES)
     if config is None:
@@ -141,7 +151,7 @@ async def submit(effect: SubmitRun, ports: Ports) -> RunSubmitted:
             f"trigger {match.trigger} of {TRIGGER_FILE} names {match.config}, which is not in commit "
             f"{push.after[:12]}; commit it, or correct config"
         )
-    name = await ports.require("submissions").submit(effect.origin, config)
+    name = await ports.submissions.submit(effect.origin, config)
     return RunSubmitted(effect, run_name=name)
 
 

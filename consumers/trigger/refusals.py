@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from consumers.error_excerpt import excerpt
+from infra.spine.runtime.error_excerpt import excerpt
 from schemas.errors import Issue
 
 MOST_ISSUES = 5

@@ -16,10 +16,11 @@ from typing import Literal
 from uuid import UUID
 
 from consumers.checkpoint import manifest_json
-from consumers.learn.replay import build_step_batch, job_of, load_state
+from consumers.learn.replay import HistoryPorts, build_step_batch, job_of, load_state
 from consumers.run.settle import settle
-from infra.ports.event_log import Cursor, Recorded
-from infra.ports.ports import Ports
+from infra.ports.services import Blobs
+from infra.spine.ports.event_log import Cursor, Recorded
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import CorruptData, HeadraceError, NotFound, Refused
 from schemas.events import (
     BatchAssembled,
@@ -34,7 +35,6 @@ from schemas.events import (
 from schemas.events.artifact_refs import collectable, references
 from schemas.ids import StreamName
 from schemas.learner import Learner, LearnerState, StepResult
-from schemas.sampling import ArtifactRef
 from schemas.specs import BatchGroup, Finding, StateRef
 
 PAGE = 256
@@ -85,7 +85,15 @@ class LogContents:
     """Artifacts by uri: whether they are what was recorded."""
 
 
-async def audit(learner: Learner, ports: Ports, run: str, *, alias: str) -> AuditReport:
+@dataclass(frozen=True, slots=True)
+class AuditPorts(HistoryPorts):
+    """The learner, and what a run has recorded and stored."""
+
+    learner: Learner
+    blobs: Blobs
+
+
+async def audit(ports: AuditPorts, run: str, *, alias: str) -> AuditReport:
     """Audit a run and return the report. The learner builds the run's versions under the name `alias`,
     because the run itself may be training in the same learner. Raises TransientError, and Refused when
     the run's model cannot be loaded."""
@@ -95,14 +103,14 @@ async def audit(learner: Learner, ports: Ports, run: str, *, alias: str) -> Audi
         for recorded in page:
             await _check_event(recorded, log, report, ports)
         cursor = page[-1].cursor
-    await _rebuild_versions(learner, ports, log, report, alias=alias)
+    await _rebuild_versions(ports, log, report, alias=alias)
     for saved in log.saved:
         await _check_manifest(saved, log, report, ports)
     return report
 
 
 async def _check_event(
-    recorded: Recorded, log: LogContents, report: AuditReport, ports: Ports
+    recorded: Recorded, log: LogContents, report: AuditReport, ports: AuditPorts
 ) -> None:
     """Check one event of the log: its place, its payload and its artifacts."""
     name = f"{recorded.stream}/{recorded.version}"
@@ -132,14 +140,14 @@ async def _check_event(
 
 
 async def _check_artifacts(
-    event: Event, name: str, log: LogContents, report: AuditReport, ports: Ports
+    event: Event, name: str, log: LogContents, report: AuditReport, ports: AuditPorts
 ) -> None:
     spare = collectable(event)
     for ref in references(event):
         if ref.uri in log.seen:
             continue
         try:
-            await ports.artifacts.get(ref, cached=False)
+            await ports.artifacts.get_artifact(ref, cached=False)
         except NotFound as error:
             if ref.uri not in spare:
                 log.seen[ref.uri] = False
@@ -163,7 +171,7 @@ def _check_batch(event: BatchAssembled, name: str, log: LogContents, report: Aud
 
 
 async def _rebuild_versions(
-    learner: Learner, ports: Ports, log: LogContents, report: AuditReport, *, alias: str
+    ports: AuditPorts, log: LogContents, report: AuditReport, *, alias: str
 ) -> None:
     """Rebuild all versions from the first. When one differs, no later version can match, except from the
     next fork on, which was stored whole. In a run with forks, versions of another machine are not
@@ -175,7 +183,7 @@ async def _rebuild_versions(
         report.add("event", f"policy-{first.run}/1", "the run's version 0 is not in the log")
         return
     job = replace(job_of(first.spec), run=alias)
-    result = await learner.initialize(job)
+    result = await ports.learner.initialize(job)
     has_forks = any(isinstance(update, PolicyUpdated) and update.fork for update in updates)
     matches = await _matches_log(result, first, log, report, ports, has_forks=has_forks)
     for number, update in enumerate(updates, start=1):
@@ -190,7 +198,7 @@ async def _rebuild_versions(
             refs = (update.state.weights, update.state.state)
             matches = all(ref is not None and log.seen.get(ref.uri) for ref in refs)
             if matches:
-                await learner.load(job, await load_state(ports, update.state, number))
+                await ports.learner.load(job, await load_state(ports, update.state, number))
             continue
         if not matches:
             continue
@@ -203,7 +211,7 @@ async def _rebuild_versions(
         assembled = await build_step_batch(
             ports, first.spec, number=number, groups=batch.groups, rows=batch.rows
         )
-        result = await learner.step(job, assembled, export_state=update.state.durable)
+        result = await ports.learner.step(job, assembled, export_state=update.state.durable)
         matches = await _matches_log(result, update, log, report, ports, has_forks=has_forks)
         report.steps += matches
 
@@ -213,7 +221,7 @@ async def _matches_log(
     version: Version,
     log: LogContents,
     report: AuditReport,
-    ports: Ports,
+    ports: AuditPorts,
     *,
     has_forks: bool,
 ) -> bool:
@@ -246,10 +254,12 @@ def _stored_bytes(made: LearnerState, recorded: StateRef) -> Sequence[tuple[Arti
     return [(ref, ours) for ref, ours in pairs if ref is not None and ours is not None]
 
 
-async def _locate_damage(ref: ArtifactRef, ours: bytes, report: AuditReport, ports: Ports) -> None:
+async def _locate_damage(
+    ref: ArtifactRef, ours: bytes, report: AuditReport, ports: AuditPorts
+) -> None:
     """Note which bytes of a damaged blob differ from `ours`, which the rebuild has just made."""
     try:
-        theirs = await ports.blobs.get(ref.uri)
+        theirs = await ports.blobs.get_blob(ref.uri)
     except (NotFound, CorruptData):
         return
     differs = difference(ours, theirs)
@@ -261,7 +271,7 @@ async def _locate_damage(ref: ArtifactRef, ours: bytes, report: AuditReport, por
 
 
 async def _check_manifest(
-    saved: CheckpointSaved, log: LogContents, report: AuditReport, ports: Ports
+    saved: CheckpointSaved, log: LogContents, report: AuditReport, ports: AuditPorts
 ) -> None:
     """Check that a manifest matches its step, and that every byte of it follows from the log."""
     spec, uri = saved.spec, saved.manifest.uri
@@ -273,7 +283,7 @@ async def _check_manifest(
     if spec.parent != (parents[-1] if parents else None):
         report.add("event", uri, f"the checkpoint of step {spec.step} has another parent")
     try:
-        theirs = await ports.blobs.get(uri)
+        theirs = await ports.blobs.get_blob(uri)
     except NotFound:
         return
     ours = manifest_json(spec)

@@ -10,10 +10,9 @@ while its run continues, or long after the run's gate has closed.
 from dataclasses import dataclass
 from typing import assert_never
 
-from consumers.error_excerpt import excerpt
-from consumers.verify.audit import audit
-from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from consumers.verify.audit import AuditPorts, audit
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.error_excerpt import excerpt
 from schemas.effects import Failed, RunAudited, VerifyRun
 from schemas.events import VerificationCompleted, VerificationRequested
 from schemas.ids import ConsumerName, StreamName, verify_stream
@@ -78,10 +77,10 @@ def routes(message: VerifyMessage) -> tuple[StreamName, ...]:
     return ()
 
 
-async def perform(effect: VerifyRun, ports: Ports) -> RunAudited:
+async def perform(effect: VerifyRun, ports: AuditPorts) -> RunAudited:
     """Audit the run and return the report. Raises Refused when its model cannot be loaded any more, and
     TransientError."""
-    report = await audit(ports.require("learner"), ports, effect.run, alias=effect.verification)
+    report = await audit(ports, effect.run, alias=effect.verification)
     return RunAudited(
         effect=effect,
         findings=tuple(report.findings),
@@ -93,7 +92,7 @@ async def perform(effect: VerifyRun, ports: Ports) -> RunAudited:
     )
 
 
-CONSUMER: Consumer[VerifyState, VerifyEvent, VerifyMessage, VerifyRun] = Consumer(
+CONSUMER: Consumer[VerifyState, VerifyEvent, VerifyMessage, VerifyRun, AuditPorts] = Consumer(
     name=ConsumerName("verify"),
     category="verify",
     reads=(VerificationRequested,),
@@ -104,4 +103,5 @@ CONSUMER: Consumer[VerifyState, VerifyEvent, VerifyMessage, VerifyRun] = Consume
     handle=handle,
     routes=routes,
     perform=perform,
+    ports=AuditPorts,
 )

@@ -28,7 +28,7 @@ from headrace.servers.leases import (
     PAUSE_S,
     new_rollout_id,
 )
-from headrace.servers.loopback import LARGEST_ANSWER, MOST_HEADERS, Loopback, ServerAway
+from headrace.servers.loopback import LARGEST_ANSWER, MOST_HEADERS, Loopback, ServerAway, read_head
 
 PREFIX = "/v1/rollouts/"
 REPORTS = ("completion", "grader")
@@ -164,12 +164,8 @@ class ReportingRollouts:
 
     async def _receive(self, reader: asyncio.StreamReader) -> int:
         """Read a report and give it to the attempt that waits for it. Returns the status to answer."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        method, path, *_ = head[0].split(" ")
-        headers = {
-            name.strip().lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in head[1:] if line)
-        }
+        first, headers = await read_head(reader)
+        method, path, *_ = first.split(" ")
         size = int(headers.get("content-length", "0"))
         if not 0 <= size <= LARGEST_ANSWER:
             return 413

@@ -1,6 +1,7 @@
 """The host of a rollout server: the calls of the parent become attempts that the server makes.
 
-It stands where `headrace/host.py` hosts a workflow, and speaks to the parent as that does.
+It stands where `headrace/user_code/user_code_host.py` hosts a workflow, and speaks to the parent as that
+does.
 """
 
 import asyncio

@@ -9,6 +9,16 @@ LARGEST_ANSWER = 16 << 20
 MOST_HEADERS = 64 << 10
 
 
+async def read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
+    """Read the begin of a message: its first line, and its headers by their names in lower case. Raises
+    EOFError and LimitOverrunError."""
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    return first, {
+        name.strip().lower(): value.strip()
+        for name, _, value in (line.partition(":") for line in lines if line)
+    }
+
+
 class ServerAway(ConnectionError):
     """The server does not answer, or answers with something that is not HTTP."""
 
@@ -88,14 +98,10 @@ class Loopback:
 
 async def _read_reply(reader: asyncio.StreamReader) -> Reply:
     """Read an answer. Raises ValueError when it is not HTTP or too large, EOFError when it is cut."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    version, _, rest = head[0].partition(" ")
+    first, headers = await read_head(reader)
+    version, _, rest = first.partition(" ")
     if not version.startswith("HTTP/1."):
-        raise ValueError(f"{head[0][:80]!r} is not HTTP")
-    headers = {
-        name.strip().lower(): value.strip()
-        for name, _, value in (line.partition(":") for line in head[1:] if line)
-    }
+        raise ValueError(f"{first[:80]!r} is not HTTP")
     if headers.get("transfer-encoding", "").lower() == "chunked":
         body = await _read_chunks(reader)
     elif "content-length" in headers:

@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 import headrace
-from headrace.blame import workspace_path
+from headrace.error_location import rollout_folder, workspace_path
 from headrace.servers.loopback import Loopback, ServerAway
-from headrace.servers.recognition import rollout_folder, served_kind
+from headrace.servers.recognition import served_kind
 
 PORTS = ("_OSMOSIS_ROLLOUT_PORT", "ROLLOUT_PORT")
 START_S = 240.0
@@ -156,8 +156,8 @@ def command_of(entrypoint: Path) -> list[str]:
         return [sys.executable, str(entrypoint)]
     # By `-c`, because a script would put its own folder first on the path of imports.
     sdk = str(Path(headrace.__file__).resolve().parents[1])
-    run = f"import sys; sys.path[0] = {sdk!r}; from headrace.servers import environments"
-    return [sys.executable, "-c", f"{run}; environments.main()", str(entrypoint)]
+    run = f"import sys; sys.path[0] = {sdk!r}; from headrace.servers import verifiers_environments"
+    return [sys.executable, "-c", f"{run}; verifiers_environments.main()", str(entrypoint)]
 
 
 def free_port() -> int:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from headrace.error_location import rollout_folder
+
 OURS = frozenset({"AgentWorkflow", "Grader", "reward"})
 MAKER = "create_rollout_server"
 PORTS = frozenset({"_OSMOSIS_ROLLOUT_PORT", "ROLLOUT_PORT"})
@@ -34,11 +36,6 @@ def served_kind(tree: ast.Module, path: Path) -> Served | None:
     if any(_shows_server(node) for node in ast.walk(tree)):
         return "server"
     return "environment" if any(_imports_verifiers(node) for node in ast.walk(tree)) else None
-
-
-def rollout_folder(path: Path) -> Path:
-    """Return the folder of an entry point's rollout."""
-    return next((place for place in path.parents if place.parent.name == "rollouts"), path.parent)
 
 
 def declared_kind(path: Path) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from headrace.servers.attempts import Json
 from headrace.servers.leases import LEASE_HEADER
+from headrace.servers.loopback import read_head
 
 WAIT_S = 30.0
 KEPT = 256
@@ -21,6 +22,16 @@ LARGEST_REQUEST = 32 << 20
 
 Make = Callable[[Json], Awaitable[float]]
 """Makes the rollout of a request and returns its reward."""
+
+
+TASK = "task"
+"""The key of a row's metadata that holds its task, as JSON text."""
+
+
+def task_of(request: Json) -> object:
+    """Return the task in a request: a JSON object, the number of a task, or None."""
+    task = (request.get("metadata") or {}).get(TASK)
+    return json.loads(task) if isinstance(task, str) else task
 
 
 class RolloutFailed(Exception):
@@ -56,20 +67,16 @@ class RolloutServer:
             contextlib.closing(writer),
             contextlib.suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError),
         ):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            method, path, *_ = head[0].split(" ")
-            headers = {
-                name.strip().lower(): value.strip()
-                for name, _, value in (line.partition(":") for line in head[1:] if line)
-            }
+            first, headers = await read_head(reader)
+            method, path, *_ = first.split(" ")
             size = int(headers.get("content-length", "0"))
             if size <= LARGEST_REQUEST:
                 body = await reader.readexactly(size)
                 status, said = await self._answer(f"{method} {path}", headers, body)
                 data = json.dumps(said).encode()
-                first = f"HTTP/1.1 {status} Answer\r\ncontent-type: application/json\r\n"
+                shown = f"HTTP/1.1 {status} Answer\r\ncontent-type: application/json\r\n"
                 length = f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
-                writer.write((first + length).encode() + data)
+                writer.write((shown + length).encode() + data)
                 await writer.drain()
 
     async def _answer(self, asked: str, headers: dict[str, str], body: bytes) -> tuple[int, Json]:

@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 from urllib.parse import urlsplit
 
+from headrace.servers.loopback import read_head
+
 MOST_HEAD = 64 << 10
 PREFIX = "/v1"
 DROPPED = frozenset({"authorization", "x-api-key", "host", "connection"})
@@ -45,17 +47,13 @@ class SessionRouter:
             contextlib.closing(writer),
             contextlib.suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError),
         ):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            headers = {
-                name.strip().lower(): value.strip()
-                for name, _, value in (line.partition(":") for line in head[1:] if line)
-            }
+            first, headers = await read_head(reader)
             body = await reader.readexactly(int(headers.get("content-length", "0")))
             route = self._routes.get(headers.get(self._header, ""))
             if route is None:
                 writer.write(b"HTTP/1.1 404 Unknown\r\ncontent-length: 0\r\n\r\n")
             else:
-                await self._forward(head[0], headers, body, writer, route)
+                await self._forward(first, headers, body, writer, route)
             await writer.drain()
 
     async def _forward(

@@ -5,11 +5,11 @@ import json
 import os
 import types
 import uuid
+from importlib import import_module
 from typing import Any
 
 from headrace.servers.attempts import Json
-from headrace.servers.environments import package, task_of
-from headrace.servers.serving import RolloutFailed
+from headrace.servers.serving import RolloutFailed, task_of
 
 RETRIES = 2
 
@@ -19,15 +19,15 @@ class OlderEnvironment:
     `id`. It gets the table `args` of the settings."""
 
     def __init__(self, module: types.ModuleType, settings: Json) -> None:
-        self._resolve = package("verifiers.clients").resolve_client
-        self._config = package("verifiers.types").ClientConfig
+        self._resolve = import_module("verifiers.clients").resolve_client
+        self._config = import_module("verifiers.types").ClientConfig
         self.capacity: int | None = settings.get("max_concurrent")
         args = settings.get("args", {})
         load = getattr(module, "load_environment", None)
         if load is not None:
             self._env: Any = load(**args)
         elif "id" in settings:
-            self._env = package("verifiers").load_environment(settings["id"], **args)
+            self._env = import_module("verifiers").load_environment(settings["id"], **args)
         else:
             raise RolloutFailed(
                 "the entry point defines no load_environment; define it, or set `id` in "

@@ -9,12 +9,12 @@ import hashlib
 import json
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from headrace.servers.attempts import Json
-from headrace.servers.environments import package, task_of
-from headrace.servers.serving import RolloutFailed
+from headrace.servers.serving import RolloutFailed, task_of
 from headrace.servers.session_router import SessionRouter
 
 SESSION_HEADER = "X-Session-ID"
@@ -34,9 +34,9 @@ class TasksetEnvironment:
     that defines `load_environment()`. `settings` are those of `EnvConfig`."""
 
     def __init__(self, module: types.ModuleType, settings: Json) -> None:
-        subprocess = package("verifiers.v1.runtimes.subprocess")
+        subprocess = import_module("verifiers.v1.runtimes.subprocess")
         subprocess.SubprocessRuntime.prepare_uv_script = _prepare_script
-        self._vf = package("verifiers.v1")
+        self._vf = import_module("verifiers.v1")
         self._router = SessionRouter(SESSION_HEADER)
         self._held = contextlib.AsyncExitStack()
         self._url = ""
@@ -89,14 +89,14 @@ class TasksetEnvironment:
                 "the row has no metadata.task; make the dataset with `python -m headrace.verifiers`"
             )
         task_class = type(self._env.taskset).task_type()
-        concrete_type = package("verifiers.v1.utils.generic").concrete_type
+        concrete_type = import_module("verifiers.v1.utils.generic").concrete_type
         data_class = concrete_type(task_class, self._vf.TaskData) or self._vf.TaskData
         return task_class(data_class.model_validate(found), self._env.config.taskset.task)
 
 
 def _load(module: types.ModuleType, settings: Json) -> Any:
     """Return the environment of a module's taskset, or of the taskset that the settings name."""
-    vf, loaders = package("verifiers.v1"), package("verifiers.v1.utils.loaders")
+    vf, loaders = import_module("verifiers.v1"), import_module("verifiers.v1.utils.loaders")
     name = settings.get("taskset", {}).get("id") or module.__name__
     if name == module.__name__ and not hasattr(module, "__all__"):
         bases = (vf.Taskset, vf.Harness, vf.Env)

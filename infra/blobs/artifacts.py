@@ -9,14 +9,13 @@ import hashlib
 from collections import OrderedDict
 
 from infra.blobs.verified_read import Lead, read_verified
-from infra.ports.event_log import EventStore, SmallArtifact
 from infra.ports.services import Blobs
+from infra.spine.ports.artifacts import ROW, SmallArtifact
+from infra.spine.ports.event_log import EventStore
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import CorruptData, NotFound
-from schemas.sampling import ArtifactRef
 
 SMALL_BYTES = 64 * 1024
-ROW = "row:"
-
 SHARED = "shared/"
 """Keys of content that several runs may name, by its hash."""
 
@@ -47,7 +46,7 @@ class ArtifactStore:
     def stage(self) -> "StagedArtifacts":
         return StagedArtifacts(self)
 
-    async def put(
+    async def put_artifact(
         self,
         data: bytes,
         *,
@@ -60,11 +59,11 @@ class ArtifactStore:
         rows."""
         ref = reference(data, uri="", sha256=sha256)
         folder = SHARED if shared else f"runs/{run}/objects/"
-        uri = await self._blobs.put(f"{folder}{ref.sha256}", data, sha256=ref.sha256)
+        uri = await self._blobs.put_blob(f"{folder}{ref.sha256}", data, sha256=ref.sha256)
         self.remember(ref.sha256, data)
         return ref.model_copy(update={"uri": uri})
 
-    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
+    async def get_artifact(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
         held = self._cache.get(ref.sha256) if cached else None
         if held is not None:
             self._cache.move_to_end(ref.sha256)
@@ -72,7 +71,7 @@ class ArtifactStore:
         if ref.uri.startswith(ROW):
             data = check_content(ref, await self._log.artifact(ref.sha256))
         else:
-            data = check_content(ref, await self._blobs.get(ref.uri))
+            data = check_content(ref, await self._blobs.get_blob(ref.uri))
         self.remember(ref.sha256, data)
         return data
 
@@ -82,7 +81,7 @@ class ArtifactStore:
         held = ref.sha256 in self._cache or ref.uri.startswith(ROW)
         path = None if held else await self._blobs.file(ref.uri)
         if path is None:
-            return await self.get(ref)
+            return await self.get_artifact(ref)
         return await asyncio.to_thread(read_verified, path, ref, lead)
 
     async def discard(self, ref: ArtifactRef) -> None:
@@ -115,7 +114,7 @@ class StagedArtifacts:
     def pending(self) -> tuple[SmallArtifact, ...]:
         return tuple(self._pending.values())
 
-    async def put(
+    async def put_artifact(
         self,
         data: bytes,
         *,
@@ -125,16 +124,20 @@ class StagedArtifacts:
         shared: bool = False,
     ) -> ArtifactRef:
         if blob or len(data) > SMALL_BYTES:
-            return await self._store.put(data, run=run, blob=True, sha256=sha256, shared=shared)
+            return await self._store.put_artifact(
+                data, run=run, blob=True, sha256=sha256, shared=shared
+            )
         ref = reference(data, sha256=sha256)
         self._pending[ref.sha256] = SmallArtifact(ref.sha256, data)
         self._store.remember(ref.sha256, data)
         return ref
 
-    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
+    async def get_artifact(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
         staged = self._pending.get(ref.sha256)
         return (
-            check_content(ref, staged.data) if staged else await self._store.get(ref, cached=cached)
+            check_content(ref, staged.data)
+            if staged
+            else await self._store.get_artifact(ref, cached=cached)
         )
 
     async def discard(self, ref: ArtifactRef) -> None:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from infra.ports.services import Artifacts
+from infra.spine.ports.artifacts import Artifacts
 from schemas.datasets import DatasetRow, parse_rows
 from schemas.specs import DatasetRef
 
@@ -21,7 +21,7 @@ class DatasetCache:
     async def rows(self, ref: DatasetRef) -> Sequence[DatasetRow]:
         key = ref.content.sha256
         if key not in self._parsed:
-            self._parsed[key] = parse_rows(await self._artifacts.get(ref.content))
+            self._parsed[key] = parse_rows(await self._artifacts.get_artifact(ref.content))
         self._parsed.move_to_end(key)
         while len(self._parsed) > KEPT:
             self._parsed.popitem(last=False)

@@ -18,12 +18,13 @@ from datetime import datetime, timedelta
 
 from asyncpg import LockNotAvailableError
 
-from infra.blobs.artifacts import ROW, SHARED
+from infra.blobs.artifacts import SHARED
 from infra.blobs.installed import InstalledBlobs
 from infra.blobs.references import named_uris
-from infra.ports.clock import Clock
-from infra.postgres.advisory_lock import Check, exclusively
-from infra.postgres.pool import Database
+from infra.spine.ports.artifacts import ROW
+from infra.spine.ports.clock import Clock
+from infra.spine.postgres.advisory_lock import Check, exclusively
+from infra.spine.postgres.pool import Database
 from schemas.errors import HeadraceError, TransientError
 from schemas.ids import workspace_stream
 

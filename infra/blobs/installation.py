@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 from infra.ports.services import BlobExists, Blobs
-from infra.postgres.pool import Database
 from infra.settings.settings import Settings
+from infra.spine.postgres.pool import Database
 from schemas.errors import Conflict, CorruptData
 
 KEY = "installation"
@@ -65,7 +65,7 @@ async def adopt(blobs: Blobs, identity_: str) -> None:
     """Give an empty store the id of the installation whose blobs are restored into it. A store that has
     this id already may hold some of them. Raises Conflict when the store is another installation's."""
     with suppress(BlobExists):
-        await blobs.put(KEY, f"{identity_}\n".encode(), create_only=True)
+        await blobs.put_blob(KEY, f"{identity_}\n".encode(), create_only=True)
     if await identity(blobs) != identity_:
         raise Conflict(
             "the blob store belongs to another installation; name an empty one in HEADRACE_BLOBS, and "
@@ -79,7 +79,7 @@ async def identity(blobs: Blobs) -> str:
     uri = await blobs.exists(KEY)
     if uri is None:
         uri = await _name(blobs)
-    text = (await blobs.get(uri)).decode(errors="replace").strip()
+    text = (await blobs.get_blob(uri)).decode(errors="replace").strip()
     if len(text) != 32:
         raise CorruptData(
             f"{uri} does not hold the id of a blob store; check what else writes there"
@@ -89,7 +89,7 @@ async def identity(blobs: Blobs) -> str:
 
 async def _name(blobs: Blobs) -> str:
     try:
-        return await blobs.put(KEY, f"{uuid4().hex}\n".encode(), create_only=True)
+        return await blobs.put_blob(KEY, f"{uuid4().hex}\n".encode(), create_only=True)
     except BlobExists as error:
         uri = await blobs.exists(KEY)
         if uri is None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from infra.blobs.artifacts import SHARED
 from infra.blobs.installation import KEY, identity
 from infra.ports.services import BlobInfo, Blobs
-from infra.postgres.advisory_lock import exclusively
-from infra.postgres.pool import Database
+from infra.spine.postgres.advisory_lock import exclusively
+from infra.spine.postgres.pool import Database
 from schemas.errors import CorruptData
 
 logger = logging.getLogger(__name__)
@@ -62,25 +62,23 @@ class InstalledBlobs:
         self._here = here
         self._former: tuple[str, ...] = ()
 
-    async def put(
+    async def put_blob(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
         if key.startswith(SHARED):
             return await self._put_shared(key, data, sha256)
-        return await self._inner.put(key, data, create_only=create_only, sha256=sha256)
+        return await self._inner.put_blob(key, data, create_only=create_only, sha256=sha256)
 
     async def _put_shared(self, key: str, data: bytes, sha256: str | None) -> str:
         """Store content that may be there already. If it was written FRESH ago or earlier, it is written
-        again, so that it does not count as old before an event names it."""
+        again, so that it does not count as old before an event names it. Content that is younger needs
+        no lock, because the collector lets it be."""
+        if (uri := await self._find_fresh(key, len(data))) is not None:
+            return uri
         async with self._alone(key):
-            found = await self._find_shared(key)
-            if (
-                found is not None
-                and found.size == len(data)
-                and datetime.now(UTC) - found.modified < FRESH
-            ):
-                return found.uri
-            return await self._inner.put(key, data, sha256=sha256)
+            if (uri := await self._find_fresh(key, len(data))) is not None:
+                return uri
+            return await self._inner.put_blob(key, data, sha256=sha256)
 
     async def delete_shared(self, key: str, *, before: datetime) -> bool:
         """Delete shared content that no event names, unless a run has stored it since `before`. Says
@@ -91,6 +89,13 @@ class InstalledBlobs:
                 return False
             await self.delete(found.uri)
         return True
+
+    async def _find_fresh(self, key: str, size: int) -> str | None:
+        """The URI of shared content that need not be written again, or None."""
+        found = await self._find_shared(key)
+        if found is None or found.size != size or datetime.now(UTC) - found.modified >= FRESH:
+            return None
+        return found.uri
 
     async def _find_shared(self, key: str) -> BlobInfo | None:
         return next((blob for blob in await self._inner.keys(key) if blob.key == key), None)
@@ -103,8 +108,8 @@ class InstalledBlobs:
     async def put_file(self, key: str, path: Path) -> str:
         return await self._inner.put_file(key, path)
 
-    async def get(self, uri: str) -> bytes:
-        return await self._inner.get(await self.current_uri(uri))
+    async def get_blob(self, uri: str) -> bytes:
+        return await self._inner.get_blob(await self.current_uri(uri))
 
     async def chunks(self, uri: str) -> AsyncIterator[bytes]:
         async for piece in self._inner.chunks(await self.current_uri(uri)):

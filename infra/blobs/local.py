@@ -47,7 +47,7 @@ class LocalBlobs:
                 "may write in HEADRACE_BLOBS"
             ) from error
 
-    async def put(
+    async def put_blob(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
         path = self._path(key)
@@ -64,7 +64,7 @@ class LocalBlobs:
         await asyncio.to_thread(self._copy, target, path)
         return target.as_uri()
 
-    async def get(self, uri: str) -> bytes:
+    async def get_blob(self, uri: str) -> bytes:
         path = self._path_of(uri)
         try:
             return await asyncio.to_thread(path.read_bytes)

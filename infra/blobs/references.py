@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.blobs.artifacts import ROW
+from infra.spine.ports.artifacts import ROW
+from schemas.artifact_refs import ArtifactRef
 from schemas.envelope import decode_event
 from schemas.errors import HeadraceError
 from schemas.events import Event
 from schemas.events.artifact_refs import collectable, references
-from schemas.sampling import ArtifactRef
 
 PAGE = 1000
 

@@ -9,8 +9,8 @@ import mmap
 from collections.abc import Callable
 from pathlib import Path
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import CorruptData, NotFound
-from schemas.sampling import ArtifactRef
 
 PIECE_BYTES = 1 << 18
 """Small enough that a copied piece is still in the processor's cache when it is hashed."""

@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from infra.http.lingering import LingeringTransport
+from infra.http.graceful_close import GracefulTransport
 
 logger = logging.getLogger(__name__)
 
@@ -146,14 +146,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._barren_bytes = 0
         self._body_by = 0.0
         self._gone = False
-        self._lingering: LingeringTransport | None = None
+        self._lingering: GracefulTransport | None = None
         self._has_lingered = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.max_size = READ_BYTES
         if self._limits.dropped:
-            self._lingering = LingeringTransport(transport, self._most_dropped)
+            self._lingering = GracefulTransport(transport, self._most_dropped)
             self.transport = self._lingering  # type: ignore[assignment]  # it has all its methods
         self._registry.enter(self)
         self._arm(self._limits.head_s, self._head_overdue)

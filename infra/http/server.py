@@ -21,8 +21,8 @@ from typing import Any
 
 import uvicorn
 
+from infra.http.failed_auth_throttle import FailedAuthThrottle
 from infra.http.limits import ConnectionLimits, LimitedProtocol, OpenConnections
-from infra.http.strangers import Strangers
 from infra.http.token_bucket import TokenBucket
 from infra.rate_limited_log import RateLimit
 from schemas.errors import InvalidConfig
@@ -78,9 +78,9 @@ class HttpServer:
         limits: ConnectionLimits,
         keep_alive_s: float = 5,
         graceful_s: int = 3,
-        strangers: Strangers | None = None,
+        throttle: FailedAuthThrottle | None = None,
     ) -> None:
-        """`strangers` says which addresses are turned away."""
+        """`throttle` says which addresses are turned away."""
         self._host, self._port = host, port
         self._config = uvicorn.Config(
             app,
@@ -96,7 +96,7 @@ class HttpServer:
         )
         self._server = _Server(self._config)
         self._limits = limits
-        self._strangers = strangers
+        self._throttle = throttle
         self._sockets: list[socket.socket] = []
         self._unix: dict[Path, _Listener] = {}
         logging.getLogger("uvicorn.error").addFilter(_UVICORN)
@@ -222,7 +222,7 @@ class HttpServer:
     async def _next(self, listener: socket.socket) -> socket.socket:
         """The next connection that is not turned away."""
         loop = asyncio.get_running_loop()
-        if self._strangers is None:
+        if self._throttle is None:
             return (await loop.sock_accept(listener))[0]
         while True:
             for _ in range(TURNED_AWAY_AT_ONCE):
@@ -230,7 +230,7 @@ class HttpServer:
                     accepted, address = listener.accept()
                 except BlockingIOError:
                     accepted, address = await loop.sock_accept(listener)
-                if listener.family == socket.AF_UNIX or not self._strangers.must_leave(address[0]):
+                if listener.family == socket.AF_UNIX or not self._throttle.must_leave(address[0]):
                     return accepted
                 _turn_away(accepted)
             await asyncio.sleep(0)

@@ -1,8 +1,8 @@
 """The actor: on whose behalf a request is served, and what that allows.
 
-The guard of the API makes an actor from the token of a request. While the request is served, `acting`
-returns it. So the log can name the actor on each event that a request appends, and queries can leave
-out what belongs to other workspaces, without every caller passing it on.
+The guard of the API makes an actor from the API key of a request. While the request is served,
+`acting` returns it. So the log can name the actor on each event that a request appends, and queries
+can leave out what belongs to other workspaces, without every caller passing it on.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, get_args
 
-TokenScope = Literal["read", "submit", "control", "admin", "metrics", "inference"]
+from infra.spine.ports.appender import APPENDER
 
-SCOPES: tuple[TokenScope, ...] = get_args(TokenScope)
+ApiKeyScope = Literal["read", "submit", "control", "admin", "metrics", "inference"]
 
-CONTAINED: dict[TokenScope, frozenset[TokenScope]] = {
+SCOPES: tuple[ApiKeyScope, ...] = get_args(ApiKeyScope)
+
+CONTAINED: dict[ApiKeyScope, frozenset[ApiKeyScope]] = {
     "read": frozenset({"read"}),
     "submit": frozenset({"submit", "read"}),
     "control": frozenset({"control", "read"}),
@@ -27,50 +29,51 @@ CONTAINED: dict[TokenScope, frozenset[TokenScope]] = {
 """Each scope, with the scopes that it contains."""
 
 ROOT = "root"
-"""The id of the installation's own token, which comes from its settings and not from the database."""
+"""The id of the installation's own API key, which comes from its settings and not from the
+database."""
 
 ROOT_OWNER = "admin"
 
 
 PUSH = "push"
-"""The id of the actor that submits the run of a push. It is not the id of a token."""
+"""The id of the actor that submits the run of a push. It is not the id of an API key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The sender of a request: the id and the owner of its token, the token's scopes, the workspace (id)
-    that it is bound to (None for all), the network address of the client, and when the secret that it
-    sent expires (None: never)."""
+    """The sender of a request: the id and the owner of its API key, the key's scopes, the workspace
+    (id) that it is bound to (None for all), the network address of the client, and when the secret
+    that it sent expires (None: never)."""
 
-    token: str
+    api_key: str
     owner: str
-    scopes: frozenset[TokenScope]
+    scopes: frozenset[ApiKeyScope]
     workspace: str | None = None
     address: str = ""
     expires_at: datetime | None = None
 
-    def may(self, scope: TokenScope) -> bool:
-        """Whether the token has a scope, itself or as a part of another one."""
+    def may(self, scope: ApiKeyScope) -> bool:
+        """Whether the API key has a scope, itself or as a part of another one."""
         return any(scope in CONTAINED[held] for held in self.scopes)
 
     @property
     def person(self) -> str | None:
-        """The person whose personal secrets this token reaches. None for a token that is bound to a
+        """The person whose personal secrets this API key reaches. None for a key that is bound to a
         workspace, because its holder need not be the person who created it."""
         return self.owner if self.workspace is None else None
 
     @property
     def name(self) -> str:
-        """The owner and the id of the token, as lists show who made something."""
-        return f"{self.owner}/{self.token}"
+        """The owner and the id of the API key, as lists show who made something."""
+        return f"{self.owner}/{self.api_key}"
 
     @property
     def is_recorded(self) -> bool:
         """Whether events name this actor. They do not name a push: the run says which one it is."""
-        return self.token != PUSH
+        return self.api_key != PUSH
 
     def __str__(self) -> str:
-        """The form that an event records: `owner/token@address`."""
+        """The form that an event records: `owner/key@address`."""
         return f"{self.name}@{self.address}"
 
 
@@ -94,7 +97,7 @@ def may_see(workspace: str | None) -> bool:
     actor = _ACTING.get()
     if actor is None or actor.workspace is None:
         return True
-    return workspace == actor.workspace or (workspace is None and actor.token == PUSH)
+    return workspace == actor.workspace or (workspace is None and actor.api_key == PUSH)
 
 
 def may_use_dataset(workspace: str | None) -> bool:
@@ -102,17 +105,13 @@ def may_use_dataset(workspace: str | None) -> bool:
     return workspace is None or may_see(workspace)
 
 
-def actor_text() -> str | None:
-    """The actor of this task as an event records it, or None."""
-    actor = _ACTING.get()
-    return str(actor) if actor is not None and actor.is_recorded else None
-
-
 @contextmanager
 def acting_as(actor: Actor) -> Iterator[None]:
     """Run the block on behalf of an actor."""
     before = _ACTING.set(actor)
+    appender = APPENDER.set(str(actor) if actor.is_recorded else None)
     try:
         yield
     finally:
+        APPENDER.reset(appender)
         _ACTING.reset(before)

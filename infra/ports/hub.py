@@ -8,7 +8,7 @@ from schemas.secrets.secret_value import SecretValue
 
 
 @dataclass(frozen=True, slots=True)
-class HubUpload:
+class PreparedUpload:
     """A directory that becomes one commit of a repository. `id` is written into the commit, so that the
     same upload is not committed twice."""
 
@@ -30,7 +30,7 @@ class HubCommit:
 class ModelHub(Protocol):
     """Uploads models."""
 
-    async def upload(self, wanted: HubUpload, token: SecretValue) -> HubCommit:
+    async def upload(self, wanted: PreparedUpload, token: SecretValue) -> HubCommit:
         """Make the commit, or find the one that was made before. Raises Refused with the hub's words
         when the hub does not accept it, HubAway when the hub does not answer or asks to wait, and
         TransientError when the client fails."""

@@ -33,7 +33,7 @@ class Judges(Protocol):
 class JudgementRecord(Protocol):
     """The judgements and their usage, durable at once, so that nothing is asked and paid for twice."""
 
-    async def find(self, owner: str, keys: Sequence[str]) -> Mapping[str, Judgement]:
+    async def find_judgements(self, owner: str, keys: Sequence[str]) -> Mapping[str, Judgement]:
         """Return the judgements of a run or evaluation that are recorded under these keys."""
         ...
 

@@ -11,7 +11,7 @@ from schemas.secrets.secret_value import SecretValue
 
 @dataclass(frozen=True, slots=True)
 class SecretOwner:
-    """The owner of a secret: a workspace (its id), or a person (the owner of a token)."""
+    """The owner of a secret: a workspace (its id), or a person (the owner of an API key)."""
 
     scope: SecretScope
     id: str
@@ -34,12 +34,14 @@ class StoredSecret:
 class SecretStore(Protocol):
     """Secrets by their owner and name. Values go in, and come out only for runs."""
 
-    async def put(self, owner: SecretOwner, name: str, value: SecretValue, *, by: str) -> bool:
+    async def put_secret(
+        self, owner: SecretOwner, name: str, value: SecretValue, *, by: str
+    ) -> bool:
         """Store a secret, or replace its value. Returns whether it is new. Raises Refused when the name
         or the value is not allowed, or the owner has MOST_SECRETS already."""
         ...
 
-    async def all(self, owners: Sequence[SecretOwner]) -> Sequence[StoredSecret]:
+    async def all_secrets(self, owners: Sequence[SecretOwner]) -> Sequence[StoredSecret]:
         """Return the secrets of these owners, by scope and name."""
         ...
 

@@ -1,8 +1,7 @@
 """The ports to what lies outside of the database: blobs, datasets, git, forges, user code, and the
 gateway to the policy.
 
-Those to the database and the broker are `event_log`, `effects` and `bus` in this folder; `ports.py`
-holds `Ports`, what a `perform` gets of all of them.
+Those to the database and the broker are in `infra/spine/ports`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,15 +14,7 @@ from typing import Protocol
 from infra.ports.packages import DeclaredPackages, ResolvedPackages
 from schemas.datasets import DatasetRow
 from schemas.errors import FailureCategory, UserCodeError
-from schemas.sampling import (
-    ArtifactRef,
-    Grade,
-    Message,
-    SampleFailure,
-    SampleRecord,
-    ToolSpec,
-    Turn,
-)
+from schemas.sampling import Grade, Message, SampleFailure, SampleRecord, ToolSpec, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import (
@@ -32,8 +23,8 @@ from schemas.specs import (
     DatasetRef,
     DiscoveredRollout,
     Entrypoint,
-    EnvironmentRef,
     GroupSpec,
+    PackageEnvironment,
     Push,
     PushOrigin,
     RolloutRef,
@@ -57,7 +48,7 @@ class BlobInfo:
 class Blobs(Protocol):
     """Bytes under keys (`runs/<run>/objects/<sha>`, `datasets/<sha>` ...). Durable on return."""
 
-    async def put(
+    async def put_blob(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
         """Store the data and return its URI. `sha256` is the hash of the content, if the caller has
@@ -68,7 +59,7 @@ class Blobs(Protocol):
         """Store a file's bytes and return their URI."""
         ...
 
-    async def get(self, uri: str) -> bytes:
+    async def get_blob(self, uri: str) -> bytes:
         """Return all bytes. Raises NotFound."""
         ...
 
@@ -92,34 +83,6 @@ class Blobs(Protocol):
     async def keys(self, prefix: str) -> Sequence[BlobInfo]:
         """Return all blobs whose keys begin with `prefix`, in the order of their keys. Foreign files
         whose names are not keys are not listed."""
-        ...
-
-
-class Artifacts(Protocol):
-    """Content-addressed bytes: small ones become rows of the commit, large ones blobs."""
-
-    async def put(
-        self,
-        data: bytes,
-        *,
-        run: str,
-        blob: bool = False,
-        sha256: str | None = None,
-        shared: bool = False,
-    ) -> ArtifactRef:
-        """Store the data under the content's hash and return its reference. `sha256` is the hash, if the
-        caller has computed it. Data of up to 64 KiB is staged and written with the outcome's commit,
-        unless `blob` is set. Other data is durable on return, at `runs/<run>/objects/<sha256>`, or with
-        `shared` at `shared/<sha256>`, once for all runs."""
-        ...
-
-    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
-        """Return the verified bytes. Without `cached` they are read from the store and not from this
-        process's memory. Raises CorruptData when size or hash differ, NotFound when absent."""
-        ...
-
-    async def discard(self, ref: ArtifactRef) -> None:
-        """Delete a blob artifact that nothing needs any more. It may be absent already."""
         ...
 
 
@@ -260,7 +223,7 @@ class UserCode(Protocol):
         snapshot: bytes,
         entrypoints: Sequence[Entrypoint],
         *,
-        environments: Mapping[str, EnvironmentRef] = ...,
+        environments: Mapping[str, PackageEnvironment] = ...,
     ) -> tuple[DiscoveredRollout, ...]:
         """Import each entry point in a process of its own, and return what it defines. The process is
         then thrown away. `environments` are the packages of rollouts, by name."""

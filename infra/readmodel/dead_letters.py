@@ -3,9 +3,9 @@
 from datetime import datetime
 from typing import TypedDict, cast
 
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
 from infra.readmodel.runs import PageRange
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 
 SQL = queries("read_model")
 
@@ -45,7 +45,7 @@ class DeadLetterRows:
         total = await self._pool.fetchval(SQL["count_letters"], all_of_them, about)
         return [cast(LetterJson, dict(row)) for row in rows], int(total)
 
-    async def find(self, ref: str) -> list[LetterJson]:
+    async def find_letters(self, ref: str) -> list[LetterJson]:
         """The letters whose id begins with `ref`. Two are returned when it is ambiguous, and none when
         it is shorter than SHORTEST_REF."""
         if len(ref) < SHORTEST_REF:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict, cast
 
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
 from infra.readmodel.runs import PageRange, escape_like
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 
 SQL = queries("read_model")
 
@@ -19,7 +19,7 @@ class DeliveryRow(TypedDict):
 
     at: datetime
     kind: str
-    provider: str | None
+    forge: str | None
     delivery: str | None
     ref: str | None
     before: str | None

@@ -1,13 +1,13 @@
-"""The queries of the API about deployments. For a token that is bound to a workspace, the deployments of
-others do not exist."""
+"""The queries of the API about deployments. For an API key that is bound to a workspace, the
+deployments of others do not exist."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypedDict, cast
 
 from infra.ports.actor import bound_workspace
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 from schemas.deployments import ServedModel
 
 SQL = queries("serving")
@@ -52,12 +52,12 @@ class Deployment:
         return "failed" if self.error else "inactive"
 
 
-class TokenUsageJson(TypedDict):
-    """The use of a model by one access token. `token_name` and `owner` are None for the token of the
-    installation itself."""
+class ApiKeyUsageJson(TypedDict):
+    """The use of a model by one API key. `api_key_name` and `owner` are None for the root key, of
+    the installation itself."""
 
-    token: str
-    token_name: str | None
+    api_key: str
+    api_key_name: str | None
     owner: str | None
     requests: int
     prompt_tokens: int
@@ -71,12 +71,12 @@ class Deployments:
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
-    async def all(self) -> list[Deployment]:
+    async def all_deployments(self) -> list[Deployment]:
         """All deployments, the active ones first, then the newest."""
         rows = await self._pool.fetch(SQL["deployments"], bound_workspace())
         return [_deployment(row) for row in rows]
 
-    async def get(self, name: str) -> Deployment | None:
+    async def get_deployment(self, name: str) -> Deployment | None:
         """The deployment with this name; None when there never was one."""
         row = await self._pool.fetchrow(SQL["deployment"], bound_workspace(), name)
         return _deployment(row) if row else None
@@ -86,10 +86,10 @@ class Deployments:
         rows = await self._pool.fetch(SQL["active_deployments"])
         return [ServedModel.model_validate_json(row["served"]) for row in rows]
 
-    async def usage(self, model: str) -> list[TokenUsageJson]:
-        """The use of a model by each token, the largest use first; at most 100 tokens."""
+    async def usage(self, model: str) -> list[ApiKeyUsageJson]:
+        """The use of a model by each API key, the largest use first; at most 100 keys."""
         rows = await self._pool.fetch(SQL["usage_of_model"], model)
-        return [cast(TokenUsageJson, dict(row)) for row in rows]
+        return [cast(ApiKeyUsageJson, dict(row)) for row in rows]
 
 
 def _deployment(row: Any) -> Deployment:

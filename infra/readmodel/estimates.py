@@ -15,7 +15,9 @@ the rows' means.
   arXiv:2503.01747). Its number of attempts is the effective one, mean * (1 - mean) / se^2 (Korn and
   Graubard 1998), and the number of rows when all of them are equal.
 - A difference of two evaluations is the mean of the differences of the rows' means, over the rows that
-  both have, with the interval of a mean (paired differences, Miller 2024, section 4.2).
+  both have, with the interval of a mean (paired differences, Miller 2024, section 4.2). Where all rows
+  differ by the same, their spread says nothing about other rows, so there is no interval: 1 to 1 from
+  two rows would claim that every other row gains too.
 """
 
 import math
@@ -27,6 +29,9 @@ Z = 1.959963984540054
 
 SMALL_T = (12.706204736, 4.302652730, 3.182446305, 2.776445105, 2.570581836)
 """The 97.5 % quantiles of Student's t with 1 to 5 degrees of freedom."""
+
+NOISE = 1e-9
+"""Differences of means of attempts that differ by this much or less are the same, but for rounding."""
 
 SE, LOW, HIGH = "/se", "/low", "/high"
 """The ends of the names of a standard error and of the two ends of an interval."""
@@ -80,9 +85,12 @@ def estimate_mean(rows: Rows, *, is_proportion: bool | None = None) -> MeanEstim
 
 def estimate_difference(first: Rows, second: Rows) -> MeanEstimate | None:
     """The mean of the differences of the rows' means, `second` less `first`. The two have the same rows
-    in the same order, and a row without a value on one side is left out. None without any row."""
+    in the same order, and a row without a value on one side is left out. None without any row. Rows that
+    all differ by the same give no interval."""
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a and b]
     differences = [math.fsum(b) / len(b) - math.fsum(a) / len(a) for a, b in pairs]
+    if differences and max(differences) - min(differences) <= NOISE:
+        return MeanEstimate(math.fsum(differences) / len(differences), len(differences))
     return estimate_mean([(value,) for value in differences], is_proportion=False)
 
 

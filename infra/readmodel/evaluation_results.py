@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 
 from infra.readmodel.estimates import estimate_difference
 from infra.readmodel.registry import EvaluationGroup
-from schemas.errors import FAILED_REWARD, POLICY_FAILURES
 from schemas.sampling import Grade
 
 GRADES = TypeAdapter(tuple[Grade, ...])
@@ -40,13 +39,12 @@ class AttemptResult:
     @property
     def is_failed(self) -> bool:
         """Whether it failed because of what the policy wrote."""
-        failure = self.grade.failure if self.grade else None
-        return self.reward is None and failure is not None and failure.category in POLICY_FAILURES
+        return self.grade is not None and self.grade.is_failed
 
     @property
     def counted_reward(self) -> float | None:
         """The reward that counts; None if the attempt is left out."""
-        return FAILED_REWARD if self.is_failed else self.reward
+        return self.grade.counted_reward if self.grade else None
 
     @property
     def failure(self) -> str | None:
@@ -163,6 +161,37 @@ def compare_rows(
             "attempts": [len(result.attempts) if result else None for result in both],
             "reward": [result.mean if result else None for result in both],
         }
+
+
+def find_caveats(
+    names: Sequence[str],
+    results: Sequence[Sequence[RowResult]],
+    *,
+    thresholds: Sequence[float],
+    is_ended: Sequence[bool],
+) -> list[str]:
+    """Sentences about what a reader of a comparison of two evaluations has to know: one has not ended,
+    they have other thresholds, or they have other rows."""
+    a, b = names
+    found = [
+        f"{name} has not ended, so only its rows so far are compared"
+        for name, ended in zip(names, is_ended, strict=True)
+        if not ended
+    ]
+    if thresholds[0] != thresholds[1]:
+        found.append(
+            f"an attempt passes at {thresholds[0]:g} in {a} and at {thresholds[1]:g} in {b}; the paired "
+            f"differences and the rows use {thresholds[0]:g} for both"
+        )
+    rows = [{row.row for row in each if row.counted_rewards} for each in results]
+    if rows[0] != rows[1]:
+        shared = len(rows[0] & rows[1])
+        found.append(
+            f"the figures are of {len(rows[0])} rows in {a} and {len(rows[1])} in {b}, and {shared} of "
+            "these are the same; "
+            + ("compare the paired differences" if shared else "nothing can be compared")
+        )
+    return found
 
 
 def paired_differences(

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TypedDict
 
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 
 SQL = queries("read_model")
 

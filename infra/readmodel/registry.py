@@ -1,6 +1,6 @@
-"""The queries of the API about datasets, uploads, workspaces and evaluations. For a token that is bound
-to a workspace, the things of others do not exist. The notes on runs do not follow from the log, so a
-rebuild leaves them as they are, and they are deleted with their run."""
+"""The queries of the API about datasets, uploads, workspaces and evaluations. For an API key that
+is bound to a workspace, the things of others do not exist. The notes on runs do not follow from the
+log, so a rebuild leaves them as they are, and they are deleted with their run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import TypedDict, cast
 
 from infra.ports.actor import acting, bound_workspace
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
 from infra.readmodel.runs import PageRange
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 from schemas.errors import Conflict
 
 SQL = queries("read_model")
@@ -36,8 +36,8 @@ class DatasetJson(TypedDict):
 
 
 class RejectedUpload(TypedDict):
-    """An upload that is not a dataset, because its file was refused. `issues` is JSON text. `uploader`
-    is the owner of the token that sent it."""
+    """An upload that is not a dataset, because its file was refused. `issues` is JSON text.
+    `uploader` is the owner of the API key that sent it."""
 
     id: str
     name: str
@@ -50,7 +50,7 @@ class RejectedUpload(TypedDict):
 
 
 class WorkspaceJson(TypedDict):
-    """`rollouts` is JSON text. `provider` is the connected forge. `refs_error` says why its refs could
+    """`rollouts` is JSON text. `forge` is the connected forge. `refs_error` says why its refs could
     not be listed, and `push_error` what is wrong with the newest push that was examined."""
 
     id: str
@@ -62,7 +62,7 @@ class WorkspaceJson(TypedDict):
     error: str | None
     created_at: datetime
     updated_at: datetime | None
-    provider: str | None
+    forge: str | None
     default_branch: str | None
     refs_at: datetime | None
     refs_error: str | None
@@ -172,7 +172,7 @@ class Evaluations:
         )
         return [cast(EvaluationJson, dict(row)) for row in rows], int(total)
 
-    async def get(self, ref: str) -> EvaluationJson | None:
+    async def get_evaluation(self, ref: str) -> EvaluationJson | None:
         """An evaluation by id or name."""
         row = await self._pool.fetchrow(
             SQL.variant("evaluation", evaluation_to_show=_reach()),
@@ -224,7 +224,7 @@ class Uploads:
                 f"the name {name} is already used by another dataset; choose another name"
             )
 
-    async def find(self, upload: str) -> tuple[str, str] | None:
+    async def find_upload(self, upload: str) -> tuple[str, str] | None:
         """The name and the file name of an announced upload."""
         row = await self._pool.fetchrow(SQL["upload"], upload, bound_workspace())
         return (row["name"], row["file_name"]) if row else None
@@ -284,7 +284,7 @@ class RunNotes:
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
-    async def get(self, run: str) -> KeptNote | None:
+    async def get_notes(self, run: str) -> KeptNote | None:
         """The note on a run (its id); None when nobody has written one."""
         row = await self._pool.fetchrow(SQL["run_notes"], run)
         if row is None:

@@ -158,7 +158,7 @@ class PutWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class ChangeWorkspace:
-    """An error of "" clears it, and a `provider` of "" means that no forge is connected."""
+    """An error of "" clears it, and a `forge` of "" means that no forge is connected."""
 
     workspace: str
     updated_at: datetime
@@ -166,7 +166,7 @@ class ChangeWorkspace:
     commit_sha: str | None = None
     rollouts: str | None = None
     error: str | None = None
-    provider: str | None = None
+    forge: str | None = None
     refs_digest: str | None = None
     refs_error: str | None = None
     refs_at: datetime | None = None
@@ -182,7 +182,7 @@ class PutDelivery:
     event: str
     kind: str
     at: datetime
-    provider: str | None = None
+    forge: str | None = None
     delivery: str | None = None
     ref: str | None = None
     before: str | None = None
@@ -327,8 +327,8 @@ class ChangeDeployment:
 
 
 @dataclass(frozen=True, slots=True)
-class PutHubPush:
-    push: str
+class PutHubUpload:
+    upload: str
     run: str
     step: int
     repository: str
@@ -339,10 +339,10 @@ class PutHubPush:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeHubPush:
-    """`status` is `pushed` or `failed`, with the commit or the error."""
+class ChangeHubUpload:
+    """`status` is `uploaded` or `failed`, with the commit or the error."""
 
-    push: str
+    upload: str
     updated_at: datetime
     status: str | None = None
     url: str | None = None
@@ -372,8 +372,8 @@ Write = (
     | ChangeLetter
     | PutDeployment
     | ChangeDeployment
-    | PutHubPush
-    | ChangeHubPush
+    | PutHubUpload
+    | ChangeHubUpload
     | DropHistory
     | DropRun
     | DropSkippedEvent

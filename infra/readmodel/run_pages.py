@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, cast
 
 from infra.ports.actor import bound_workspace
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
 from infra.readmodel.runs import PageRange, RunJson, escape_like
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 
 SQL = queries("read_model")
 

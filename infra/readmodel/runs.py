@@ -1,5 +1,5 @@
-"""The queries of the API about a run. For a token that is bound to a workspace, the runs of others do
-not exist."""
+"""The queries of the API about a run. For an API key that is bound to a workspace, the runs of
+others do not exist."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict, cast
 
 from infra.ports.actor import bound_workspace
-from infra.ports.event_log import Cursor
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 from schemas.ids import GroupKey, Purpose
 
 SQL = queries("read_model")
@@ -130,7 +130,7 @@ class Runs:
         )
         return [cast(RunJson, dict(row)) for row in rows]
 
-    async def get(self, ref: str) -> tuple[RunJson, str] | None:
+    async def get_run(self, ref: str) -> tuple[RunJson, str] | None:
         """A run by id or name, and its config as JSON text."""
         row = await self._pool.fetchrow(
             SQL["run"],
@@ -306,7 +306,7 @@ class Runs:
         return found
 
     async def checkpoints(self, run: str) -> list[CheckpointJson]:
-        """The run's checkpoints, in order of step, each with its newest push to a model hub."""
+        """The run's checkpoints, in order of step, each with its newest upload to a model hub."""
         rows = await self._pool.fetch(
             SQL["checkpoints"],
             run,

@@ -3,10 +3,10 @@ because turning them into rows failed, and those that it has not reached yet."""
 
 from typing import TypedDict
 
-from infra.ports.event_log import Cursor
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
 from infra.readmodel.platform import COUNTED
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 from schemas.ids import ConsumerName
 
 SQL = queries("read_model")

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.ports.clock import Clock
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
 from infra.readmodel.wait_reasons import MOST_SILENT_S, describe_stall
+from infra.spine.ports.clock import Clock
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 from schemas.errors import HeadraceError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class StalledEffects:
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
-    async def find(self) -> Sequence[StalledEffect]:
+    async def find_stalled(self) -> Sequence[StalledEffect]:
         """Return up to 100, the longest first."""
         lanes, limits = list(MOST_SILENT_S), list(MOST_SILENT_S.values())
         rows = await self._pool.fetch(SQL["stalled_effects"], lanes, limits)
@@ -54,7 +54,7 @@ class StalledEffects:
 
     async def count(self) -> Mapping[str, int]:
         """Return lane -> effects without progress. Lanes without any are left out."""
-        return Counter(one.lane for one in await self.find())
+        return Counter(one.lane for one in await self.find_stalled())
 
 
 async def watch_stalled_effects(effects: StalledEffects, clock: Clock) -> None:
@@ -62,7 +62,7 @@ async def watch_stalled_effects(effects: StalledEffects, clock: Clock) -> None:
     known: set[tuple[str, int]] = set()
     while True:
         try:
-            found = await effects.find()
+            found = await effects.find_stalled()
         except HeadraceError as error:
             logger.warning("effects without progress cannot be looked for now: %s", error)
         else:

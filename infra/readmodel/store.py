@@ -12,23 +12,17 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from infra.ports.event_log import Cursor
-from infra.postgres.errors import is_data_error
-from infra.postgres.names import PostgresNames
-from infra.postgres.notify import News
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
+from infra.names import PostgresNames
 from infra.readmodel.dead_letters import DeadLetterRows
 from infra.readmodel.deliveries import Deliveries
 from infra.readmodel.deployments import Deployments
-from infra.readmodel.hub_pushes import HubPushRows
-from infra.readmodel.moments import Moments
+from infra.readmodel.hub_uploads import HubUploadRows
 from infra.readmodel.platform import PlatformState
 from infra.readmodel.registry import Evaluations, Registry, RunNotes, Uploads
 from infra.readmodel.rows import (
     ChangeDeployment,
     ChangeEvaluation,
-    ChangeHubPush,
+    ChangeHubUpload,
     ChangeLetter,
     ChangePush,
     ChangeRun,
@@ -44,7 +38,7 @@ from infra.readmodel.rows import (
     PutDeployment,
     PutEvaluation,
     PutGroup,
-    PutHubPush,
+    PutHubUpload,
     PutLetter,
     PutLog,
     PutMetric,
@@ -60,9 +54,15 @@ from infra.readmodel.run_pages import RunPages
 from infra.readmodel.runs import Runs
 from infra.readmodel.skipped_events import SkippedEvents
 from infra.readmodel.stalled_effects import StalledEffects
+from infra.readmodel.state_at_event import StateAtEvent
 from infra.readmodel.timeline import Timelines
 from infra.readmodel.wait_facts import Waits
 from infra.readmodel.worker_chats import WorkerChats
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.errors import is_data_error
+from infra.spine.postgres.notify import News
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 from schemas.errors import Refused
 from schemas.events import EVENT_TYPES
 from schemas.ids import ConsumerName, StreamName
@@ -86,7 +86,7 @@ PUTS: tuple[tuple[type[Write], str], ...] = (
     (PutLog, "log_lines"),
     (PutLetter, "dead_letters"),
     (PutDeployment, "deployments"),
-    (PutHubPush, "hub_pushes"),
+    (PutHubUpload, "hub_uploads"),
     (PutSkippedEvent, "skipped_events"),
 )
 CHANGES: tuple[tuple[type[Write], str, str], ...] = (
@@ -97,7 +97,7 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeEvaluation, "evaluations", "evaluation"),
     (ChangeLetter, "dead_letters", "letter"),
     (ChangeDeployment, "deployments", "deployment"),
-    (ChangeHubPush, "hub_pushes", "push"),
+    (ChangeHubUpload, "hub_uploads", "upload"),
 )
 
 HISTORY = (
@@ -116,7 +116,7 @@ DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
             *HISTORY,
             "drop_log_lines",
             "drop_checkpoints",
-            "drop_pushes",
+            "drop_hub_uploads",
             "drop_run_notes",
             "drop_run_shares",
             "drop_run_alerts",
@@ -184,7 +184,7 @@ class ReadModel:
         self._lazy = database.lazy
         self._moved = asyncio.Event()
         self._at = Cursor()
-        self._turn = 0
+        self._history_epoch = 0
         self.names = PostgresNames(database)
         self.runs = Runs(database)
         self.run_pages = RunPages(database)
@@ -197,9 +197,9 @@ class ReadModel:
         self.platform = PlatformState(database)
         self.letters = DeadLetterRows(database)
         self.deployments = Deployments(database)
-        self.hub_pushes = HubPushRows(database)
+        self.hub_uploads = HubUploadRows(database)
         self.timelines = Timelines(database)
-        self.moments = Moments(database)
+        self.state_at_event = StateAtEvent(database)
         self.skipped_events = SkippedEvents(database, PROJECT)
         self.stalled = StalledEffects(database)
         self.waits = Waits(database)
@@ -228,16 +228,15 @@ class ReadModel:
 
     async def left_for_newer(self) -> Sequence[tuple[StreamName, int]]:
         """The places of the events that a projector of an older release skipped, and this one knows."""
-        known = EVENT_TYPES.values()
-        types, versions = [kind.type for kind in known], [kind.version for kind in known]
-        rows = await self._lazy.fetch(SQL["left_for_newer"], PROJECT, types, versions)
+        versions = [kind.version for kind in EVENT_TYPES.values()]
+        rows = await self._lazy.fetch(SQL["left_for_newer"], PROJECT, list(EVENT_TYPES), versions)
         return [(StreamName(row["stream"]), row["version"]) for row in rows]
 
     async def caught_up(self, cursor: Cursor, *, timeout_s: float = 2.0) -> bool:
         """Wait until everything up to `cursor` is projected, so that a caller can read what it wrote.
         Returns whether it was within `timeout_s`."""
-        if self._turn != self._lazy.history.turns:
-            self._turn, self._at = self._lazy.history.turns, Cursor()
+        if self._history_epoch != self._lazy.history.history_epoch:
+            self._history_epoch, self._at = self._lazy.history.history_epoch, Cursor()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._at < cursor:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from infra.ports.event_log import Cursor
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 from schemas.events import (
     BatchAssembled,
     CheckpointSaved,

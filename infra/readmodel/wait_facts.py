@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
 from infra.readmodel.disks import place_of
 from infra.readmodel.wait_reasons import (
     BrokerFact,
@@ -21,7 +19,9 @@ from infra.readmodel.wait_reasons import (
     StepFact,
     WorkerFact,
 )
-from schemas.events import ALL_EVENTS
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
+from schemas.events import EVENT_TYPES
 from schemas.ids import GroupKey, Purpose, run_stream
 
 FULL_BYTES = 16 << 20
@@ -90,9 +90,10 @@ class Waits:
         if run is None:
             row = await self._pool.fetchrow(SQL["first_newer_event"])
             return NewerEventFact(**dict(row)) if row else None
-        versions = [kind.version for kind in ALL_EVENTS]
-        types = [kind.type for kind in ALL_EVENTS]
-        row = await self._pool.fetchrow(SQL["first_unknown_event"], run, types, versions)
+        versions = [kind.version for kind in EVENT_TYPES.values()]
+        row = await self._pool.fetchrow(
+            SQL["first_unknown_event"], run, list(EVENT_TYPES), versions
+        )
         return NewerEventFact(**dict(row)) if row else None
 
     async def holders(self) -> tuple[HolderFact, ...]:

@@ -8,8 +8,8 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-from infra.postgres.pool import Database
-from infra.postgres.queries import queries
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import queries
 from schemas.ids import WorkerId
 
 SQL = queries("read_model")
@@ -37,7 +37,7 @@ class WorkerChats:
         await self._pool.execute(SQL["announce_worker"], worker, url)
         await self._pool.execute(SQL["forget_old_workers"])
 
-    async def find(self) -> list[WorkerAddress]:
+    async def find_addresses(self) -> list[WorkerAddress]:
         """The endpoints of workers with a live lease, the newest first."""
         rows = await self._pool.fetch(SQL["live_workers"])
         return [WorkerAddress(WorkerId(row["worker"]), row["url"]) for row in rows]

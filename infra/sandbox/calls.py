@@ -1,7 +1,7 @@
 """Calls of user code: a call as its process gets it, and what its answer means.
 
 The process that asks and the process that runs user code may be two. So a call holds its message as the
-JSON that `headrace/host.py` gets, which whatever is in between passes on as it is.
+JSON that `headrace/user_code/user_code_host.py` gets, which whatever is in between passes on as it is.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 process.
 
 User code can reach the pipe, so nothing in it is trusted: types, sizes and counts are checked before a
-message is used. `headrace/host.py` is the other end.
+message is used. `headrace/user_code/user_code_host.py` is the other end.
 """
 
 import base64

@@ -30,7 +30,7 @@ from infra.sandbox.interpreter import Interpreter, find_interpreter
 from infra.sandbox.levels.level import ConfinedCommand, Level, ProcessLimits
 from infra.sandbox.user_process import UserProcess
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.toml.environment import reserved_env
+from schemas.toml.env_vars import reserved_env
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,10 @@ MESSAGE_S = 30.0
 
 READ_AHEAD = 1 << 20
 ENV_PREFIX = "HEADRACE_ENV_"
-"""The prefix of a rollout's own variables, for `headrace/launch.py`."""
+"""The prefix of a rollout's own variables, for `headrace/user_code/launch.py`."""
 
 LIMITS = "HEADRACE_LIMITS"
-"""The variable with the limits that `headrace/launch.py` sets."""
+"""The variable with the limits that `headrace/user_code/launch.py` sets."""
 
 MOST_STRAYS = 64
 STRAYS_PER_S = 8
@@ -68,6 +68,10 @@ LAUNCHED = b"\0"
 """The launcher's first byte. A process that ends before it sent this has run no user code."""
 
 KEPT_OUTPUT = 64 << 10
+SILENT = (
+    "it printed nothing; look for an endless loop or os._exit in the entry point and in the .pth files "
+    "of its packages, which Python runs as it starts"
+)
 
 
 @dataclass(slots=True)
@@ -204,7 +208,7 @@ class ConfinedProcess:
         network = {"HEADRACE_NETWORK": ",".join(self._network)} if self._network else {}
         of = self._limits
         limits = (of.memory_bytes, of.file_bytes, of.processes, of.files)
-        launcher = str(self._sdk / "headrace" / "launch.py")
+        launcher = str(self._sdk / "headrace" / "user_code" / "launch.py")
         ends = (str(inward[0]), str(outward[1]))
         try:
             self._process = await self._level.start(
@@ -243,13 +247,11 @@ class ConfinedProcess:
                     raise TransientError(f"level {self._level.name} started no process: {text}")
                 said = parse_first(self._role, await _receive(reader, self._role))
         except asyncio.IncompleteReadError as error:
-            raise ProcessEnded(
-                f"the entry point's process ended while loading: {await self._end_and_read()}"
-            ) from error
+            text = await self._end_and_read() or SILENT
+            raise ProcessEnded(f"the entry point's process ended while loading: {text}") from error
         except TimeoutError as error:
-            why = (
-                f"the entry point did not load within {within_s:g} s: {await self._end_and_read()}"
-            )
+            text = await self._end_and_read() or SILENT
+            why = f"the entry point did not load within {within_s:g} s: {text}"
             raise UserCodeError(FailureCategory.PROCESS, why) from error
         except ProtocolError as error:
             why = f"the entry point's process wrote into a pipe that is not its own: {error}"

@@ -7,7 +7,7 @@ once may have been killed from outside, so only a call that ends its process eve
 """
 
 import asyncio
-import fcntl
+import compileall
 import os
 import shutil
 import tempfile
@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
+from infra.held_directory import make_held_directory
 from infra.ports.packages import DeclaredPackages, ResolvedPackages
 from infra.ports.services import GatewaySockets, SandboxOwner
 from infra.sandbox.calls import CallingUserCode, UserCall
-from infra.sandbox.environments.environments import Environments
+from infra.sandbox.environments.environments import PackageEnvironments
 from infra.sandbox.host_messages import CallAnswer, FirstMessage
 from infra.sandbox.interpreter import Interpreter
 from infra.sandbox.levels.level import ProcessLimits
@@ -31,22 +32,22 @@ from infra.sandbox.warm_processes import WarmProcesses
 from infra.settings.packages import PackageSettings
 from infra.settings.sandbox_level import REFUSES_PUSHES, TRUSTED
 from infra.settings.sandbox_limits import load_sandbox_limits
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
-from schemas.sampling import ArtifactRef
-from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef, RolloutRef
+from schemas.specs import DiscoveredRollout, Entrypoint, PackageEnvironment, RolloutRef
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
 
 HostKey = tuple[str, str, str, int]
 """Run, role, rollout, and a hash of the values of secrets that only this process can compute."""
 
-PREFIX, HELD = "headrace-code-", "held"
+PREFIX = "headrace-code-"
 """The name prefix of directories with user code, and the file in each that its owner keeps locked."""
 
 BUILDER = "bwrap"
 """The level at which environments are built. Packages are not run while they are installed."""
 
-NO_ENVIRONMENTS: Mapping[str, EnvironmentRef] = {}
+NO_ENVIRONMENTS: Mapping[str, PackageEnvironment] = {}
 
 WARM = 8
 """How many processes are kept warm. An idle one ends when another host needs its place."""
@@ -73,6 +74,13 @@ class _Host:
         return (self.owner.run, self.role, self.rollout.model_dump_json(), values)
 
 
+def _category_of_death(call: UserCall) -> FailureCategory:
+    """The category of a call that ended its process although it ran alone. A sample did so by what the
+    policy wrote, for example where the workflow runs its code, so the attempt counts as one that raised.
+    Otherwise a policy could have its bad answers left out of the figures."""
+    return FailureCategory.PROCESS if call.role == "grader" else FailureCategory.AGENT
+
+
 def _host(call: UserCall) -> _Host:
     return _Host(call.rollout, call.owner, call.role)
 
@@ -94,7 +102,7 @@ class LocalUserCode(CallingUserCode):
         self._limits = ProcessLimits.of_user_code(load_sandbox_limits(os.environ))
         self._builder = choose_level(TRUSTED if level == TRUSTED else BUILDER)
         settings = packages or PackageSettings.load(os.environ)
-        self._environments = Environments(self._builder, settings)
+        self._environments = PackageEnvironments(self._builder, settings)
         self._fetch = fetch
         self._sockets = sockets
         self._root, self._held = code_directory()
@@ -104,6 +112,8 @@ class LocalUserCode(CallingUserCode):
             self._sdk / "headrace",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
+        # Otherwise each process of user code would compile it, because it may not write there.
+        compileall.compile_dir(self._sdk, quiet=2)
         self._warm: WarmProcesses[ConfinedProcess] = WarmProcesses(WARM, end=self._end)
         self._rollouts: dict[ConfinedProcess, RolloutRef] = {}
         self._trees = UnpackedTrees(self._root)
@@ -118,7 +128,7 @@ class LocalUserCode(CallingUserCode):
         snapshot: bytes,
         entrypoints: Sequence[Entrypoint],
         *,
-        environments: Mapping[str, EnvironmentRef] = NO_ENVIRONMENTS,
+        environments: Mapping[str, PackageEnvironment] = NO_ENVIRONMENTS,
     ) -> tuple[DiscoveredRollout, ...]:
         with tempfile.TemporaryDirectory(dir=self._root) as directory:
             tree = Path(directory)
@@ -146,7 +156,8 @@ class LocalUserCode(CallingUserCode):
 
     async def make_call(self, call: UserCall) -> CallAnswer:
         """Make one attempt at a call. Raises TransientError when its process ended during the call. The
-        next attempt starts from the beginning, without the model calls that this one has made."""
+        next attempt starts from the beginning, without the model calls that this one has made. Raises
+        UserCodeError once it has ended its process TRIES times although it ran alone."""
         name = call.name
         deaths = self._deaths.pop(name, 0)
         try:
@@ -160,7 +171,7 @@ class LocalUserCode(CallingUserCode):
                 self._deaths[name] = deaths + 1
                 raise TransientError(f"{error}; {name} runs again, alone") from error
             text = f"its process ended whenever {name} ran alone in it: {error}"
-            raise UserCodeError(FailureCategory.PROCESS, text) from error
+            raise UserCodeError(_category_of_death(call), text) from error
 
     async def _call_alone(self, call: UserCall) -> CallAnswer:
         async with self._alone:
@@ -211,7 +222,7 @@ class LocalUserCode(CallingUserCode):
             self._trees.release(rollout.snapshot.sha256)
         await self._close_socket(process.gateway)
 
-    def _release(self, environment: EnvironmentRef | None) -> None:
+    def _release(self, environment: PackageEnvironment | None) -> None:
         if environment is not None:
             self._environments.release(environment.key)
 
@@ -255,7 +266,7 @@ class LocalUserCode(CallingUserCode):
         """The directory with the unpacked snapshot, which stays until the caller releases it."""
         return await self._trees.hold(snapshot.sha256, lambda: self._fetch(snapshot))
 
-    async def _python(self, environment: EnvironmentRef | None) -> Interpreter | None:
+    async def _python(self, environment: PackageEnvironment | None) -> Interpreter | None:
         """The Python of an environment. Raises UserCodeError when this machine cannot have it."""
         if environment is None:
             return None
@@ -265,7 +276,7 @@ class LocalUserCode(CallingUserCode):
             raise UserCodeError(FailureCategory.VALIDATION, error.message) from error
 
     async def _look(
-        self, tree: Path, entrypoint: Entrypoint, environment: EnvironmentRef | None
+        self, tree: Path, entrypoint: Entrypoint, environment: PackageEnvironment | None
     ) -> DiscoveredRollout:
         path = _entry_file(tree, entrypoint)
         assert path is not None  # noqa: S101 - the caller looked
@@ -287,33 +298,11 @@ def code_directory() -> tuple[Path, int]:
     """Create a directory for user code. Returns it, and a descriptor that keeps it locked until this
     process ends. Only we and the user of user code can enter it. Directories that killed processes left
     behind are removed."""
-    for former in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        _remove_unheld(former)
-    root = Path(tempfile.mkdtemp(prefix=PREFIX))
-    held = os.open(root / HELD, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    root, held = make_held_directory(PREFIX)
     if os.geteuid() == 0:
         os.chown(root, -1, UNPRIVILEGED)
         root.chmod(0o710)
     return root, held
-
-
-def _remove_unheld(former: Path) -> None:
-    """Remove a directory of ours that no process has locked. A directory without the lock file is being
-    created now, or belongs to an earlier version, so it is left alone."""
-    try:
-        if former.is_symlink() or former.stat().st_uid != os.geteuid():
-            return
-        descriptor = os.open(former / HELD, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(former, ignore_errors=True)
-    except BlockingIOError:
-        return
-    finally:
-        os.close(descriptor)
 
 
 def _mains(tree: Path) -> list[Entrypoint]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from infra.settings.vllm import BadValue
+from infra.settings.vllm import BadValue, read_number
 
 MAX, SHARE, URL = "HEADRACE_MAX_DEPLOYMENTS", "HEADRACE_SERVING_SHARE", "HEADRACE_SERVING_URL"
 
@@ -23,8 +23,8 @@ class ServingSettings:
     def load(cls, environ: Mapping[str, str]) -> "ServingSettings":
         """Read the environment. Raises BadValue."""
         return cls(
-            max_deployments=_number(environ, MAX, 5, 0, 64),
-            share_percent=_number(environ, SHARE, 25, 1, 100),
+            max_deployments=read_number(environ, MAX, 5, 0, 64),
+            share_percent=read_number(environ, SHARE, 25, 1, 100),
             url=_url(environ),
         )
 
@@ -35,15 +35,6 @@ class ServingSettings:
     @property
     def port(self) -> int:
         return urlsplit(self.url).port or 0
-
-
-def _number(environ: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    value = environ.get(name)
-    if not value:
-        return default
-    if not value.isascii() or not value.isdigit() or not least <= int(value[:9]) <= most:
-        raise BadValue(name, value, f"a whole number from {least} to {most}")
-    return int(value)
 
 
 def _url(environ: Mapping[str, str]) -> str:

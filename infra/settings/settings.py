@@ -60,20 +60,20 @@ class VllmSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this process runs. Without `database_url` the supervisor runs an embedded Postgres. Without
-    `kafka` the bus tails the event log, and without `vllm` the torch engine samples. Without
-    `retention_days` no run is archived automatically, without `evaluation_days` and `record_days` no
-    record is removed, and without `secret_key` secrets are sealed with
-    the key file of the home. `old_secret_keys` open what they sealed before. `capacity` has the lanes
-    whose capacity the operator sets, `run_capacity` those where one run has a limit, `quotas` the limits
-    of each workspace, and `key_quotas` those of each API key. Without `sandbox_service` each process
-    that needs one starts its own."""
+    """How this process runs. Without `database_url` the supervisor runs an embedded Postgres.
+    Without `kafka` the bus tails the event log, and without `vllm` the torch engine samples.
+    Without `retention_days` no run is archived automatically, without `evaluation_days` and
+    `record_days` no record is removed, and without `secret_key` secrets are sealed with the key
+    file of the home. `old_secret_keys` open what they sealed before. `capacity` has the lanes whose
+    capacity the operator sets, `run_capacity` those where one run has a limit, `quotas` the limits
+    of each workspace, and `key_quotas` those of each API key. Without `sandbox_service` each
+    process that needs one starts its own."""
 
     home: Path
     url: str
     public_url: str
-    token: str | None = field(repr=False)
-    metrics_token: str | None = field(repr=False)
+    api_key: str | None = field(repr=False)
+    metrics_key: str | None = field(repr=False)
     trusted_proxies: tuple[Network, ...]
     audit_days: int
     secret_key: KeySource | None = field(repr=False)
@@ -116,8 +116,8 @@ class Settings:
             home=home,
             url=_url(environ),
             public_url=_public_url(environ),
-            token=environ.get("HEADRACE_TOKEN") or None,
-            metrics_token=environ.get("HEADRACE_METRICS_TOKEN") or None,
+            api_key=_api_key(environ),
+            metrics_key=environ.get("HEADRACE_METRICS_KEY") or None,
             trusted_proxies=_trusted_proxies(environ),
             audit_days=_number(environ, "HEADRACE_AUDIT_DAYS", 90, 1, 36500),
             secret_key=secret_key,
@@ -189,13 +189,26 @@ class Settings:
         blobs = Path(unquote(urlsplit(self.blobs).path)) if local else self.home
         return tuple(dict.fromkeys((self.home, blobs, (self.home / "postgres").resolve())))
 
-    def read_token(self) -> str | None:
-        """Return the API token from the environment or else from the home's token file; None without
+    def read_api_key(self) -> str | None:
+        """Return the API key from the environment or else from the home's key file; None without
         one."""
-        if self.token:
-            return self.token
+        if self.api_key:
+            return self.api_key
         path = self.home / "token"
         return path.read_text().strip() if path.exists() else None
+
+
+def _api_key(environ: Mapping[str, str]) -> str | None:
+    """The API key of HEADRACE_API_KEY, or of its old name HEADRACE_TOKEN. Raises BadSetting for one
+    that no header of a request can hold."""
+    name = "HEADRACE_API_KEY" if environ.get("HEADRACE_API_KEY", "").strip() else "HEADRACE_TOKEN"
+    api_key = environ.get(name, "").strip()
+    if any(not "!" <= character <= "~" for character in api_key):
+        raise BadSetting(
+            f"{name} holds a space, a line break or a character beyond ASCII; set it to the "
+            "text of the API key alone, the first line that `headrace key create` prints"
+        )
+    return api_key or None
 
 
 def sandbox_level(environ: Mapping[str, str]) -> str:

@@ -42,17 +42,17 @@ class VllmLaunch:
                 "the model to serve, a directory or a hub id: HEADRACE_SAMPLER=vllm starts a server"
             )
             raise BadValue("HEADRACE_VLLM_MODEL", model, may)
-        rank = _number(environ, "HEADRACE_VLLM_MAX_LORA_RANK", 16, 1, 512)
+        rank = read_number(environ, "HEADRACE_VLLM_MAX_LORA_RANK", 16, 1, 512)
         if rank not in RANKS:
             may = "one of " + ", ".join(map(str, RANKS))
             raise BadValue("HEADRACE_VLLM_MAX_LORA_RANK", str(rank), may)
         return cls(
             command=_words(environ, "HEADRACE_VLLM_COMMAND") or (sys.executable, *COMMAND.split()),
             model=model,
-            port=_number(environ, "HEADRACE_VLLM_PORT", 8421, 1, 65_535),
-            gpu_percent=_number(environ, "HEADRACE_VLLM_GPU_PERCENT", 45, 5, 90),
+            port=read_number(environ, "HEADRACE_VLLM_PORT", 8421, 1, 65_535),
+            gpu_percent=read_number(environ, "HEADRACE_VLLM_GPU_PERCENT", 45, 5, 90),
             max_lora_rank=rank,
-            max_loras=_number(environ, "HEADRACE_VLLM_MAX_LORAS", 6, 2, 64),
+            max_loras=read_number(environ, "HEADRACE_VLLM_MAX_LORAS", 6, 2, 64),
             arguments=_words(environ, "HEADRACE_VLLM_ARGUMENTS"),
             api_key=environ.get("HEADRACE_VLLM_API_KEY") or None,
         )
@@ -88,7 +88,7 @@ class VllmLaunch:
             *self.arguments,
         )
 
-    def environment(self, shared: Mapping[str, str]) -> dict[str, str]:
+    def env_vars(self, shared: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables of the server: those of all children, and vLLM's own."""
         key = {"VLLM_API_KEY": self.api_key} if self.api_key else {}
         return {**shared, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **key}
@@ -98,7 +98,8 @@ class VllmLaunch:
         return (1 - self.gpu_percent / 100 - RESERVE) / num_engines
 
 
-def _number(environ: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+def read_number(environ: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    """Return the whole number of a variable, or its default. Raises BadValue."""
     value = environ.get(name)
     if not value:
         return default

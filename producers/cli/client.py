@@ -1,8 +1,8 @@
-"""The HTTP client of the command line: the server's address, its token, retries and failures.
+"""The HTTP client of the command line: the server's address, its API key, retries and failures.
 
-Connection errors are retried. A write always carries an Idempotency-Key, and its retries carry the same
-key, so a lost response never makes a second run. When the server cannot be reached, or refuses a
-request, the client raises a Failure with the server's own code and issues.
+Connection errors are retried. A write always carries an Idempotency-Key, and its retries carry the
+same key, so a lost response never makes a second run. When the server cannot be reached, or refuses
+a request, the client raises a Failure with the server's own code and issues.
 """
 
 import hashlib
@@ -35,16 +35,17 @@ Parameters = Mapping[str, str | int | None]
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The URL of the server, and the token that it accepts."""
+    """The URL of the server, and the API key that it accepts."""
 
     url: str
-    token: str | None
+    api_key: str | None
 
     @classmethod
     def from_environment(cls) -> "ServerAddress":
-        """The address from the settings: HEADRACE_URL, and HEADRACE_TOKEN or the local token file."""
+        """The address from the settings: HEADRACE_URL, and HEADRACE_API_KEY or the local API key
+        file."""
         settings = Settings.load(os.environ)
-        return cls(settings.url, settings.read_token())
+        return cls(settings.url, settings.read_api_key())
 
 
 class Client:
@@ -54,10 +55,10 @@ class Client:
         self, address: ServerAddress | None = None, *, transport: httpx.BaseTransport | None = None
     ) -> None:
         self.address = address or ServerAddress.from_environment()
-        token = self.address.token
+        api_key = self.address.api_key
         self._http = httpx.Client(
             base_url=self.address.url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(60, connect=5),
             transport=transport,
             trust_env=not self.address.url.startswith("http://127.0.0.1"),
@@ -226,7 +227,7 @@ def failure_from(answer: httpx.Response) -> Failure:
     problem = _document(answer) or {}
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {answer.status_code}")
     if answer.status_code == 401:
-        message += " (the token is read from HEADRACE_TOKEN, else from $HEADRACE_HOME/token)"
+        message += " (the API key is read from HEADRACE_API_KEY, else from $HEADRACE_HOME/token)"
     issues = tuple(
         Issue(str(i.get("key", "")), str(i.get("message", "")), i.get("did_you_mean"))
         for i in problem.get("issues") or ()

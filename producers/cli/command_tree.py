@@ -1,29 +1,35 @@
 """The building blocks of the command tree: groups that import a command only when it is used, and the
-`command` decorator, which adds `--json` to every command.
+arguments and options that many commands have.
 
 `headrace --help` must be fast, so the help of a group is written where the group is defined, and only
 click is imported to print it.
 """
 
-import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec, TypeVar
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import click
 
-P = ParamSpec("P")
-R = TypeVar("R")
+from producers.cli.errors import Failure
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 RUN = click.argument("run", metavar="RUN")
 LIMIT = click.option("--limit", default=50, show_default=True, help="Show at most this many.")
+FEW = click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(1), help="Show at most this many."
+)
 OFFSET = click.option("--offset", default=0, show_default=True, help="Skip this many first.")
+
+AGE = re.compile(r"(\d{1,6})([smhdw])")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in other modules: name -> ("module:attribute", one line)."""
+    """A group whose commands live in other modules: name -> ("module:attribute", one line). `old_names`
+    are former names of commands, which still work and are in no help."""
 
     def __init__(
         self,
@@ -32,18 +38,21 @@ class LazyGroup(click.Group):
         commands: Mapping[str, tuple[str, str]],
         help: str,
         options: Sequence[click.Option] = (),
+        old_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(name, help=help, params=list(options), context_settings=HELP_OPTIONS)
         self._lazy = dict(commands)
+        self._old_names = old_names
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the command; None when no command has this name."""
-        if cmd_name not in self._lazy:
+        name = self._old_names.get(cmd_name, cmd_name)
+        if name not in self._lazy:
             return None
-        module, _, attribute = self._lazy[cmd_name][0].partition(":")
+        module, _, attribute = self._lazy[name][0].partition(":")
         found: click.Command = getattr(importlib.import_module(module), attribute)
         return found
 
@@ -66,35 +75,31 @@ class LazyGroup(click.Group):
 
 
 class Group(click.Group):
-    """A group defined in one module: it lists its commands in the order of the source."""
+    """A group defined in one module: it lists its commands in the order of the source. `old_names` are
+    as those of a LazyGroup."""
+
+    old_names: Mapping[str, str] = MappingProxyType({})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, self.old_names.get(cmd_name, cmd_name))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
 
-def group(name: str, help: str) -> Group:
+def group(name: str, help: str, *, old_names: Mapping[str, str] = MappingProxyType({})) -> Group:
     """Make a command group that prints its help when it is called without a command."""
-    return Group(name, help=help, context_settings=HELP_OPTIONS)
+    found = Group(name, help=help, context_settings=HELP_OPTIONS)
+    found.old_names = old_names
+    return found
 
 
-def command(
-    parent: click.Group | None, name: str, *, example: str
-) -> Callable[[Callable[P, R]], click.Command]:
-    """Register a function as a command with `--json` (passed as `as_json`) and an example."""
-
-    def register(function: Callable[P, R]) -> click.Command:
-        @functools.wraps(function)
-        def body(*args: P.args, **kwargs: P.kwargs) -> R:
-            return function(*args, **kwargs)
-
-        built = click.command(name, context_settings=HELP_OPTIONS, epilog=f"Example:  {example}")(
-            body
+def parse_age_s(text: str, *, option: str = "--older-than") -> int:
+    """An age such as `30d`, in seconds. Raises Failure when the text is not an age."""
+    parts = AGE.fullmatch(text)
+    if parts is None:
+        raise Failure(
+            "INVALID_OPTION",
+            f"{option} {text!r} is not an age; write a whole number and s, m, h, d or w, like 30d",
         )
-        built.params.append(
-            click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for programs.")
-        )
-        if parent is not None:
-            parent.add_command(built)
-        return built
-
-    return register
+    return int(parts[1]) * SECONDS[parts[2]]

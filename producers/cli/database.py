@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def existing_database(settings: "Settings") -> Iterator[str]:
     """The URL of an existing database. An embedded database that is not running is started, and stopped
     at the end of the block. Raises Failure when there is no database."""
-    from infra.local import embedded_postgres as embedded
-    from infra.local import home
+    from infra.operations.local import embedded_postgres as embedded
+    from infra.operations.local import home
 
     if settings.database_url is not None:
         yield settings.database_url
@@ -42,8 +42,8 @@ def existing_database(settings: "Settings") -> Iterator[str]:
 def new_database(settings: "Settings") -> Iterator[str]:
     """The URL of a database to fill. It is the one that HEADRACE_DATABASE_URL names, or a new one in
     HEADRACE_HOME. Raises Conflict while a server is running there."""
-    from infra.local import embedded_postgres as embedded
-    from infra.local import home
+    from infra.operations.local import embedded_postgres as embedded
+    from infra.operations.local import home
 
     if settings.database_url is not None:
         yield settings.database_url

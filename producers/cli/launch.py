@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from infra.local.death_signal import die_with
-from infra.local.home import ChildState, prepare, read_state
-from infra.local.supervisor import tail
+from infra.operations.local.death_signal import die_with
+from infra.operations.local.home import ChildState, prepare, read_state
+from infra.operations.local.supervisor import tail
 from producers.cli.client import Client
 from producers.cli.errors import Failure
 

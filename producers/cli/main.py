@@ -62,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "models.model:model",
         "Trained models: deploy, undeploy, list, info.",
     ),
-    "token": (CLI + "access.token:token", "Tokens of the API: create, list, rotate, revoke."),
+    "key": (CLI + "access.api_key:api_key", "API keys: create, list, rotate, revoke."),
     "sessions": (
         CLI + "access.sessions:sessions",
         "Open sessions of the dashboard: list, end.",
@@ -74,10 +74,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rebuild": (CLI + "repair.rebuild:rebuild", "Rebuild the read model from the event log."),
     "gc": (CLI + "upkeep.retention:gc", "Archive old runs and delete data that is no longer used."),
     "models": (
-        CLI + "models.base_models:models",
+        CLI + "models.model:models",
         "List base models and scratch: models to train from.",
     ),
 }
+
+OLD_NAMES = {"token": "key"}
+"""Former names of commands, for one release."""
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:  # noqa: FBT001 - click's own shape
@@ -104,6 +107,7 @@ VERSION = click.Option(
 cli = LazyGroup(
     "headrace",
     commands=COMMANDS,
+    old_names=OLD_NAMES,
     options=(VERSION,),
     help="""Post-train language models with reinforcement learning. A git commit and a TOML file
     become a trained model.

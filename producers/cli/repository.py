@@ -81,6 +81,14 @@ def is_local_server(client: Client) -> bool:
     return urlsplit(client.address.url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
+def workspace_of(client: Client, repository: Repository, config: Document) -> str:
+    """The id of the workspace whose code a config runs. Raises Failure when the code is not in the
+    commit, if that can be seen from here."""
+    if is_local_server(client):
+        check_rollout(repository, config)
+    return ensure_workspace(client, repository)
+
+
 def ensure_workspace(client: Client, repository: Repository) -> str:
     """The id of the server's workspace for this repository, which is registered when it is new.
 
@@ -98,7 +106,16 @@ def ensure_workspace(client: Client, repository: Repository) -> str:
             f"the server at {client.address.url} cannot read {repository.root}, which has no remote "
             "`origin`; push it and set `origin`, or name a workspace with --workspace",
         )
-    created: Document = client.post("/workspaces", {"url": url})["workspace"]
+    try:
+        created: Document = client.post("/workspaces", {"url": url})["workspace"]
+    except Failure as error:
+        if error.code != "FORBIDDEN":
+            raise
+        message = (
+            f"no workspace that this API key may see is of {url}, and it may not add one; name a "
+            "workspace with --workspace, or let an administrator add this repository"
+        )
+        raise Failure(error.code, message) from error
     return str(created["id"])
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.panel import Panel
 
 BAR_WIDTH = 30
+LONGEST_WARNING = 1000
+"""Characters of a warning that are shown. What to do is at its end."""
 
 
 def watch_run(client: Client, run: str, name: str, *, as_json: bool) -> None:
@@ -93,7 +95,7 @@ def print_event_line(view: RunView, name: str, event: Document) -> None:
     elif kind == "rl.checkpoint.settled":
         say(f"{name}: checkpoint {name}@{view.checkpoints[-1]}")
     elif kind == "rl.run.warned":
-        say(f"{name}: warning: {one_line(view.warnings[-1], limit=200)}")
+        say(f"{name}: warning: {one_line(view.warnings[-1], limit=LONGEST_WARNING)}")
     elif kind in ("rl.run.started", "rl.run.paused", "rl.run.resumed") or view.has_ended:
         say(f"{name}: {_status_and_phase(view)}" + (f": {view.message}" if view.message else ""))
 
@@ -152,7 +154,7 @@ def draw_panel(view: RunView, name: str) -> "Panel":
     if view.checkpoints:
         rows.append(("checkpoints", ", ".join(f"@{step}" for step in view.checkpoints[-10:])))
     if view.warnings:
-        rows.append(("warning", one_line(view.warnings[-1], limit=100)))
+        rows.append(("warning", one_line(view.warnings[-1], limit=LONGEST_WARNING)))
     if view.message:
         rows.append(("error", one_line(view.message, limit=200)))
     for label, value in rows:

@@ -1,10 +1,10 @@
 """Approval: a run whose trigger has `require_approval` waits until a person approves it.
 
-The approval is appended in the same write as the push that fetches the run's commit, and before it. So
+The approval is appended in the same write as the request of the run's commit, and before it. So
 no code of the commit runs before the approval.
 """
 
-from infra.ports.event_log import Cursor, EventStore
+from infra.spine.ports.event_log import Cursor, EventStore
 from producers.core.control import Control
 from producers.core.lookup import Lookup
 from producers.core.submit import commit_request
@@ -38,7 +38,7 @@ class Approvals:
             raise Conflict(f"run {name} is {ending}, so it cannot be approved; push again")
         events: list[Event] = [RunApproved(run=run)]
         if request.workspace is not None:
-            workspace = await self._workspaces.find(request.workspace)
+            workspace = await self._workspaces.find_workspace(request.workspace)
             events.append(commit_request(request, workspace))
         recorded = await self._log.append(events, cause=derive_id(HEADRACE, f"approve/{run}"))
         return run, recorded[-1].cursor

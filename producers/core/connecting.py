@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from infra.git.credentials import AppCredential, Credential, GitCredential
-from infra.git.forges.address import guess_provider, is_local
-from infra.git.forges.api import ForgeApis
-from infra.git.forges.forge import PushHook
-from infra.ports.clock import Clock
-from infra.ports.event_log import Cursor, EventStore
-from infra.postgres.connections import Connection, Connections
+from infra.repositories.forge_connections import ForgeConnection, ForgeConnections
+from infra.repositories.forges.address import guess_forge, is_local
+from infra.repositories.forges.api import ForgeApis
+from infra.repositories.forges.forge import PushHook
+from infra.repositories.git.credentials import AppCredential, Credential, GitCredential
+from infra.spine.ports.clock import Clock
+from infra.spine.ports.event_log import Cursor, EventStore
 from producers.core.workspaces import NAME, Workspace, Workspaces
 from schemas.errors import ForgeAway, InvalidConfig, Issue, NotFound, Refused
 from schemas.events import (
-    Provider,
+    ForgeKind,
     RefsCheckRequested,
     RefsListed,
     WorkspaceConnected,
@@ -45,7 +45,7 @@ class ConnectRequest:
 
     url: str
     name: str | None = None
-    provider: Provider | None = None
+    forge: ForgeKind | None = None
     credential: Credential | None = field(default=None, repr=False)
 
 
@@ -66,7 +66,7 @@ class Connecting:
 
     log: EventStore
     workspaces: Workspaces
-    connections: Connections
+    connections: ForgeConnections
     forges: ForgeApis
     check: CheckRepository
     public_url: str
@@ -74,41 +74,41 @@ class Connecting:
 
     async def connect(
         self, request: ConnectRequest, *, cause: UUID
-    ) -> tuple[Workspace, Provider, HookState]:
+    ) -> tuple[Workspace, ForgeKind, HookState]:
         """Connect a workspace, which is added if it is new, or change its connection. Raises Refused
         when the repository cannot be opened with the credential, and ForgeAway when its forge does not
         answer."""
         known = await self._find_known(request)
         url = known.url if known else request.url
-        provider = _provider(request.provider, url)
+        forge = _forge_kind(request.forge, url)
         before = await self._readable(known.id) if known else None
-        if before is not None and (before.url, before.provider) != (url, provider):
+        if before is not None and (before.url, before.forge) != (url, forge):
             before = None
         is_new = known is None or before is None or not await self._is_complete(known)
         credential = request.credential or (before.credential if before else None)
-        await self._try(Connection("", provider, url, credential=credential))
-        workspace = known or await self._add(request, credential, provider)
-        connection = await self.connections.put(
-            workspace.id, provider=provider, url=workspace.url, credential=request.credential
+        await self._try(ForgeConnection("", forge, url, credential=credential))
+        workspace = known or await self._add(request, credential, forge)
+        connection = await self.connections.put_connection(
+            workspace.id, forge=forge, url=workspace.url, credential=request.credential
         )
         if is_new:
             await self._remember_refs(workspace, cause)
         hook = await self._make_hook(workspace, connection)
         connected = WorkspaceConnected(
             workspace=workspace.id,
-            provider=provider,
+            forge=forge,
             hook=hook.id,
             can_post=self.forges.open(connection) is not None,
         )
         is_repeat = await self._append_once(connected, cause)
         secret = connection.secrets[0] if is_new or is_repeat else None
-        return workspace, provider, self._state(workspace, secret, hook)
+        return workspace, forge, self._state(workspace, secret, hook)
 
     async def disconnect(self, ref: str, *, cause: UUID) -> tuple[Workspace, bool, str | None]:
         """Delete the webhook and the connection of a workspace, with its secrets. Returns
         whether the forge had a webhook that was deleted, and why it could not be asked, or None. Raises
         NotFound when it is not connected."""
-        workspace = await self.workspaces.find(ref)
+        workspace = await self.workspaces.find_workspace(ref)
         connection = await self._known_connection(workspace)
         deleted, problem = False, None
         try:
@@ -120,20 +120,20 @@ class Connecting:
         await self.log.append([WorkspaceDisconnected(workspace=workspace.id)], cause=cause)
         return workspace, deleted, problem
 
-    async def rotate(self, ref: str, *, now: bool) -> tuple[Workspace, Provider, HookState]:
+    async def rotate(self, ref: str, *, now: bool) -> tuple[Workspace, ForgeKind, HookState]:
         """Give the webhook a new secret. The one before stays valid for a day, or with `now` not at
         all. Raises NotFound when the workspace is not connected."""
-        workspace = await self.workspaces.find(ref)
+        workspace = await self.workspaces.find_workspace(ref)
         connection = await self.connections.rotate(workspace.id, now=now)
         if connection is None:
             raise NotFound(_not_connected(workspace))
         hook = await self._make_hook(workspace, connection)
-        return workspace, connection.provider, self._state(workspace, connection.secrets[0], hook)
+        return workspace, connection.forge, self._state(workspace, connection.secrets[0], hook)
 
     async def _find_known(self, request: ConnectRequest) -> Workspace | None:
         """The workspace of a URL, or the one whose name the request holds in place of a URL."""
         if NAME.fullmatch(request.url) and request.name is None:
-            return await self.workspaces.find(request.url)
+            return await self.workspaces.find_workspace(request.url)
         return await self.workspaces.find_url(request.url, request.name)
 
     async def _is_complete(self, workspace: Workspace) -> bool:
@@ -153,42 +153,42 @@ class Connecting:
         [recorded] = await self.log.append([event], cause=cause)
         return recorded.version <= version
 
-    async def _try(self, connection: Connection) -> None:
+    async def _try(self, connection: ForgeConnection) -> None:
         """Ask the forge and the repository with the credential, before anything is stored."""
         forge = self.forges.open(connection)
         if forge is None and isinstance(connection.credential, AppCredential):
-            raise InvalidConfig("a GitHub App needs a repository on GitHub; use --provider github")
+            raise InvalidConfig("a GitHub App needs a repository on GitHub; use --forge github")
         if forge is not None:
             await forge.check()
         await self.check(connection.url, await self.forges.git_credential(connection))
 
     async def _add(
-        self, request: ConnectRequest, credential: Credential | None, provider: Provider
+        self, request: ConnectRequest, credential: Credential | None, forge: ForgeKind
     ) -> Workspace:
-        connection = Connection("", provider, request.url, credential=credential)
+        connection = ForgeConnection("", forge, request.url, credential=credential)
         opened = await self.forges.git_credential(connection)
 
         async def check(url: str) -> str:
             return await self.check(url, opened)
 
         recorded = await self.workspaces.add(request.url, request.name, check=check)
-        return await self.workspaces.find(recorded.event.run_id)
+        return await self.workspaces.find_workspace(recorded.event.run_id)
 
-    async def _readable(self, workspace: str) -> Connection | None:
+    async def _readable(self, workspace: str) -> ForgeConnection | None:
         """The connection of a workspace. One that does not open with this process's key is dropped,
         because connecting again is what its error advises."""
         try:
-            return await self.connections.get(workspace)
+            return await self.connections.get_connection(workspace)
         except InvalidConfig as error:
             logger.warning("the connection of %s is made again: %s", workspace, error)
             await self.connections.drop(workspace)
             return None
 
-    async def _known_connection(self, workspace: Workspace) -> Connection | None:
+    async def _known_connection(self, workspace: Workspace) -> ForgeConnection | None:
         """The connection, or None for one that this process's key does not open. Raises NotFound when
         there is none."""
         try:
-            found = await self.connections.get(workspace.id)
+            found = await self.connections.get_connection(workspace.id)
         except InvalidConfig:
             return None
         if found is None:
@@ -212,7 +212,7 @@ class Connecting:
             await self.log.read(workspace.id, after=after, limit=1, types=[RefsListed.type])
         )
 
-    async def _make_hook(self, workspace: Workspace, connection: Connection) -> "MadeHook":
+    async def _make_hook(self, workspace: Workspace, connection: ForgeConnection) -> "MadeHook":
         """Make the webhook, or give it the newest secret, if there is an API to ask."""
         forge = self.forges.open(connection)
         if forge is None:
@@ -241,14 +241,14 @@ class MadeHook:
     problem: str | None = None
 
 
-def _provider(given: Provider | None, url: str) -> Provider:
-    provider = given or guess_provider(url)
-    if provider is None:
+def _forge_kind(given: ForgeKind | None, url: str) -> ForgeKind:
+    forge = given or guess_forge(url)
+    if forge is None:
         message = "cannot be told from this address; name it: github, gitea or gitlab"
         raise InvalidConfig(
-            f"the kind of forge {message} (--provider)", issues=(Issue("provider", message),)
+            f"the kind of forge {message} (--forge)", issues=(Issue("forge", message),)
         )
-    return "none" if is_local(url) and given is None else provider
+    return "none" if is_local(url) and given is None else forge
 
 
 def _not_connected(workspace: Workspace) -> str:

@@ -7,8 +7,8 @@ boundary what a command leads to.
 from collections.abc import Callable
 from uuid import UUID
 
-from infra.ports.event_log import Cursor, EventStore
-from producers.core.history.standing import TELLING, Standing, standing_after
+from infra.spine.ports.event_log import Cursor, EventStore
+from producers.core.history.run_status import TELLING, RunStatus, status_after
 from producers.core.lookup import Lookup
 from schemas.errors import Conflict
 from schemas.events import (
@@ -44,18 +44,18 @@ class Control:
         command. A command that is already being carried out appends nothing. Raises NotFound,
         Conflict."""
         request = await self._lookup.run(ref)
-        standing = await self._standing(request.run)
-        if verb == "resume" and not standing.paused:
+        status = await self._status(request.run)
+        if verb == "resume" and not status.paused:
             await self._refuse_held(request.run, request.run_name)
-        if not _changes_anything(verb, request.run_name, standing):
+        if not _changes_anything(verb, request.run_name, status):
             return request.run, Cursor()
         [recorded] = await self._log.append([COMMANDS[verb](request.run)], cause=cause)
         return request.run, recorded.cursor
 
     async def ending(self, run: str) -> str | None:
         """How a run (its id) ended, or that it is stopping; None while neither is so."""
-        standing = await self._standing(run)
-        return standing.ended or ("stopping" if standing.stopping else None)
+        status = await self._status(run)
+        return status.ended or ("stopping" if status.stopping else None)
 
     async def stop_evaluation(self, ref: str, *, cause: UUID) -> tuple[str, Cursor]:
         """Ask an evaluation to stop. Raises NotFound, Conflict."""
@@ -109,32 +109,32 @@ class Control:
                 f"`headrace dlq redrive {letter}`"
             )
 
-    async def _standing(self, run: str) -> Standing:
+    async def _status(self, run: str) -> RunStatus:
         types = [kind.type for kind in TELLING]
-        standing, after = Standing(), Cursor()
+        status, after = RunStatus(), Cursor()
         while found := await self._log.read(run, after=after, limit=500, types=types):
             for recorded in found:
-                standing = standing_after(standing, recorded.event)
+                status = status_after(status, recorded.event)
             after = found[-1].cursor
-        return standing
+        return status
 
 
-def _changes_anything(verb: str, name: str, standing: Standing) -> bool:
+def _changes_anything(verb: str, name: str, status: RunStatus) -> bool:
     """Whether the command changes anything. Raises Conflict when it is impossible."""
-    if standing.ended is not None:
-        raise Conflict(f"run {name} is already {standing.ended}")
+    if status.ended is not None:
+        raise Conflict(f"run {name} is already {status.ended}")
     if verb == "stop":
-        return not standing.stopping
-    if standing.stopping:
+        return not status.stopping
+    if status.stopping:
         raise Conflict(f"run {name} is stopping, so it cannot {verb}; wait until it has stopped")
     if verb == "pause":
-        if standing.paused and not standing.resuming:
+        if status.paused and not status.resuming:
             raise Conflict(
                 f"run {name} is already paused; `headrace train resume {name}` resumes it"
             )
-        return not standing.pausing
-    if standing.resuming:
-        return standing.pausing
-    if not standing.paused and not standing.pausing:
+        return not status.pausing
+    if status.resuming:
+        return status.pausing
+    if not status.paused and not status.pausing:
         raise Conflict(f"run {name} is not paused; `headrace train pause {name}` pauses it")
     return True

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from infra.ports.event_log import EventStore, Recorded
-from infra.ports.services import Artifacts
 from infra.readmodel.dead_letters import SHORTEST_REF, LetterJson
+from infra.spine.ports.artifacts import Artifacts
+from infra.spine.ports.event_log import EventStore, Recorded
 from schemas.errors import Conflict, InvalidConfig, NotFound
 from schemas.events import MessageDeadLettered, MessageRedriven
 from schemas.ids import dead_letter_stream, derive_id
@@ -16,7 +16,7 @@ from schemas.ids import dead_letter_stream, derive_id
 class LetterFinder(Protocol):
     """Finds dead letters in the read model (`infra.readmodel.dead_letters.DeadLetterRows`)."""
 
-    async def find(self, ref: str) -> list[LetterJson]: ...
+    async def find_letters(self, ref: str) -> list[LetterJson]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class DeadLetters:
         """The letter with this id, with the bytes of its message."""
         row, recorded, event = await self._find(ref)
         content = event.content
-        data = await self._artifacts.get(content) if content else event.payload.encode()
+        data = await self._artifacts.get_artifact(content) if content else event.payload.encode()
         return Letter(recorded.id, event, recorded.time, data, row["redriven_at"])
 
     async def redrive(self, ref: str) -> Recorded:
@@ -82,7 +82,7 @@ class DeadLetters:
         return appended
 
     async def _find(self, ref: str) -> tuple[LetterJson, Recorded, MessageDeadLettered]:
-        found = await self._letters.find(ref)
+        found = await self._letters.find_letters(ref)
         if len(found) > 1:
             raise InvalidConfig(
                 f"more than one dead letter begins with {ref!r}; give more characters of its id"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from infra.ports.event_log import EventStore, Recorded
 from infra.readmodel.deliveries import EVERY, Deliveries, DeliveryFilter, DeliveryRow
 from infra.readmodel.runs import PageRange
+from infra.spine.ports.event_log import EventStore, Recorded
 from schemas.events import RefsCheckRequested
 from schemas.ids import WorkspaceId
 

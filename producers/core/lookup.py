@@ -1,6 +1,6 @@
-"""Finds runs, evaluations and checkpoints by name or id. It reads the log itself, so it never waits for
-the read model, except for the metrics that choose a best checkpoint. For a token that is bound to a
-workspace, the things of others do not exist."""
+"""Finds runs, evaluations and checkpoints by name or id. It reads the log itself, so it never waits
+for the read model, except for the metrics that choose a best checkpoint. For an API key that is
+bound to a workspace, the things of others do not exist."""
 
 import difflib
 import math
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from infra.names import Kind, Names
 from infra.ports.actor import bound_workspace, may_see
-from infra.ports.event_log import Cursor, EventStore
-from infra.postgres.names import Kind, Names
+from infra.spine.ports.event_log import Cursor, EventStore
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Conflict, NotFound
 from schemas.events import (
     CheckpointSaved,
@@ -22,7 +23,7 @@ from schemas.events import (
     RunRequested,
 )
 from schemas.ids import StreamName, checkpoint_stream, eval_stream, is_id, run_stream
-from schemas.sampling import ArtifactRef, ModelRef
+from schemas.sampling import ModelRef
 from schemas.specs import CheckpointSpec
 
 CHECKPOINT = re.compile(
@@ -170,7 +171,7 @@ class Lookup:
     async def _identity(self, kind: Kind, ref: str) -> str:
         """The id that a name or an id refers to. A text with the form of an id is one, even if another
         thing has it as its name."""
-        return ref if is_id(ref) else await self._names.find(kind, ref) or ref
+        return ref if is_id(ref) else await self._names.find_id(kind, ref) or ref
 
     async def _first(self, stream: StreamName, identity: str, kind: str) -> Event | None:
         """The event that opened a stream. A new event is not below the horizon yet, so the stream
@@ -187,7 +188,7 @@ class Lookup:
         return may_see((await self.run(evaluation.run)).owner_workspace)
 
     async def _unknown(self, kind: Kind, ref: str, hint: str) -> NotFound:
-        known = await self._names.all(kind) if bound_workspace() is None else ()
+        known = await self._names.all_names(kind) if bound_workspace() is None else ()
         close = difflib.get_close_matches(ref, known, n=1)
         meant = f"did you mean {close[0]}? " if close else ""
         return NotFound(f"there is no {kind} {ref!r}; {meant}{hint}")

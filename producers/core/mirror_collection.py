@@ -6,9 +6,9 @@ Mirrors are copies, so nothing is lost when one is removed that is needed later.
 import logging
 from collections.abc import Awaitable, Callable, Container
 
-from infra.ports.clock import Clock
-from infra.postgres.names import workspace_ids
-from infra.postgres.pool import Database
+from infra.names import workspace_ids
+from infra.spine.ports.clock import Clock
+from infra.spine.postgres.pool import Database
 from schemas.errors import HeadraceError
 
 logger = logging.getLogger(__name__)

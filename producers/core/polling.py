@@ -16,12 +16,12 @@ from typing import Protocol
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from infra.ports.clock import Clock
-from infra.ports.event_log import EventStore
 from infra.ports.services import RefList
-from infra.postgres.advisory_lock import lead
 from infra.rate_limited_log import RateLimit
 from infra.readmodel.deliveries import KnownRefs
+from infra.spine.ports.clock import Clock
+from infra.spine.ports.event_log import EventStore
+from infra.spine.postgres.advisory_lock import lead
 from infra.task_cancellation import TaskGroup
 from schemas.errors import HeadraceError, Refused, RepositoryAway, TransientError
 from schemas.events import RefsCheckRequested
@@ -45,7 +45,7 @@ UNKNOWN = KnownRefs(digest=None, error=None)
 
 
 class Connected(Protocol):
-    """A connected repository (`infra.postgres.connections.Connection`)."""
+    """A connected repository (`infra.repositories.forge_connections.ForgeConnection`)."""
 
     @property
     def workspace(self) -> str: ...

@@ -10,16 +10,17 @@ import logging
 from datetime import timedelta
 from uuid import UUID
 
-from infra.maintenance.archive import Archives, Moved
-from infra.maintenance.records import EVALUATIONS, OTHERS, Records
-from infra.ports.actor import actor_text, may_see
-from infra.ports.clock import Clock
-from infra.ports.event_log import Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
-from infra.postgres.codec import edge_ids
-from infra.postgres.dependents import Holders
-from infra.postgres.names import Names
+from infra.names import Names
+from infra.operations.maintenance.archive import Archives, Moved
+from infra.operations.maintenance.dependents import Holders
+from infra.operations.maintenance.records import EVALUATIONS, OTHERS, Records
+from infra.ports.actor import may_see
 from infra.readmodel.runs import RunJson
 from infra.readmodel.store import ReadModel
+from infra.spine.ports.appender import APPENDER
+from infra.spine.ports.clock import Clock
+from infra.spine.ports.event_log import Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
+from infra.spine.postgres.codec import edge_ids
 from producers.core.datasets.registration import registration
 from producers.core.lookup import Lookup
 from producers.core.submit import NAME
@@ -168,7 +169,8 @@ class Retention:
             return upload["id"], Cursor()
         if not may_see(event.workspace):
             raise Conflict(
-                f"dataset {event.dataset.name} is shared; only a token of all workspaces may delete it"
+                f"dataset {event.dataset.name} is shared; only an API key of all workspaces may "
+                "delete it"
             )
         dataset, what = event.dataset.dataset, f"dataset {event.dataset.name}"
         if runs := await self._holders.runs_on(dataset):
@@ -192,7 +194,7 @@ class Retention:
         asked = await self._lookup.evaluation(ref)
         if asked.run is not None:
             raise Conflict(f"evaluation {ref} validates run {asked.run}, and is deleted with it")
-        found = await self._tables.evaluations.get(asked.evaluation)
+        found = await self._tables.evaluations.get_evaluation(asked.evaluation)
         if found is None:
             raise TransientError(f"evaluation {ref} is not in the read model yet; try again")
         if found["status"] not in ENDED:
@@ -242,7 +244,7 @@ class Retention:
                 event=event,
                 causation=cause,
                 correlation=cause,
-                actor=actor_text(),
+                actor=APPENDER.get(),
             )
             try:
                 [recorded] = await self._log.commit(
@@ -253,7 +255,7 @@ class Retention:
             return recorded
 
     async def _refuse_unless_ended(self, run: str, name: str) -> RunJson:
-        found = await self._tables.runs.get(run)
+        found = await self._tables.runs.get_run(run)
         if found is None or found[0]["id"] != run:
             raise TransientError(f"run {name} is not in the read model yet; try again")
         row, _ = found

@@ -6,29 +6,29 @@ A secret belongs to a workspace, or to the person who sets it. No function here 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.access.issuing import BeyondRights
-from infra.maintenance.alert_targets import AlertTargets
+from infra.identity.issuing import BeyondRights
+from infra.identity.secrets.sealed import Sealer
+from infra.identity.secrets.store import PostgresSecrets
+from infra.operations.maintenance.alert_targets import AlertTargets
 from infra.ports.actor import bound_workspace
 from infra.ports.secrets import SecretOwner, StoredSecret
-from infra.postgres.connections import Connections
-from infra.postgres.keys.sealed import Sealer
-from infra.postgres.secrets import PostgresSecrets
+from infra.repositories.forge_connections import ForgeConnections
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.secrets.rules import SCOPES, SecretScope, check_secret_name, check_secret_value
 from schemas.secrets.secret_value import SecretValue
 
 NO_PERSON = (
-    "your token is bound to a workspace, so it has no personal secrets; set scope workspace, or use a "
-    "token of your own that is not bound"
+    "your API key is bound to a workspace, so it has no personal secrets; set scope workspace, or use "
+    "one of your own that is not bound"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedBy:
-    """The owner that a request names: the person who sends it (None for a token that reaches no personal
-    secrets), or a workspace (`workspace` is its name or id; without one there must be only one
-    workspace)."""
+    """The owner that a request names: the person who sends it (None for an API key that reaches no
+    personal secrets), or a workspace (`workspace` is its name or id; without one there must be only
+    one workspace)."""
 
     person: str | None
     scope: SecretScope = "workspace"
@@ -52,7 +52,7 @@ class SecretKeeping:
         store: PostgresSecrets,
         workspaces: Workspaces,
         *,
-        connections: Connections,
+        connections: ForgeConnections,
         targets: AlertTargets,
         sealer: Sealer,
     ) -> None:
@@ -62,17 +62,18 @@ class SecretKeeping:
         self._targets = targets
         self._sealer = sealer
 
-    async def put(
+    async def put_secret(
         self, by: OwnedBy, name: str, value: SecretValue, *, author: str
     ) -> tuple[StoredSecret, bool]:
-        """Store a secret, and return it without its value, and whether it is new. `author` is the owner
-        and the token that lists show. Raises InvalidConfig and NotFound, also when the name, the value
-        or the workspace is not allowed, and BeyondRights for a personal secret of nobody."""
+        """Store a secret, and return it without its value, and whether it is new. `author` is the
+        owner and the API key that lists show. Raises InvalidConfig and NotFound, also when the
+        name, the value or the workspace is not allowed, and BeyondRights for a personal secret of
+        nobody."""
         check_secret_name(name)
         check_secret_value(value.reveal())
         owner = await self._owner(by)
-        is_new = await self._store.put(owner, name, value, by=author)
-        found = next(one for one in await self._store.all([owner]) if one.name == name)
+        is_new = await self._store.put_secret(owner, name, value, by=author)
+        found = next(one for one in await self._store.all_secrets([owner]) if one.name == name)
         return found, is_new
 
     async def delete(self, by: OwnedBy, name: str) -> SecretOwner:
@@ -85,7 +86,7 @@ class SecretKeeping:
             )
         return owner
 
-    async def all(
+    async def all_secrets(
         self, person: str | None, workspace: str | None
     ) -> tuple[Sequence[StoredSecret], Mapping[str, str]]:
         """Return the personal secrets of a person (none without one) and those of a workspace (of all
@@ -93,7 +94,7 @@ class SecretKeeping:
         workspaces = await self._workspaces_of(workspace)
         owners = [SecretOwner("personal", person)] if person is not None else []
         owners += [SecretOwner("workspace", one.id) for one in workspaces]
-        return await self._store.all(owners), {str(one.id): one.name for one in workspaces}
+        return await self._store.all_secrets(owners), {str(one.id): one.name for one in workspaces}
 
     async def rewrap(self) -> Rewrapped:
         """Wrap the data keys of all sealed values with the current key. Raises InvalidConfig when one
@@ -105,16 +106,16 @@ class SecretKeeping:
     async def _workspaces_of(self, ref: str | None) -> Sequence[Workspace]:
         bound = bound_workspace()
         if ref is None and bound is None:
-            return await self._workspaces.all()
+            return await self._workspaces.all_workspaces()
         return [await self._choose(ref)]
 
     async def _choose(self, ref: str | None) -> Workspace:
-        """The workspace that is named, or the only one that the token may see. Raises NotFound for any
-        other one."""
+        """The workspace that is named, or the only one that the API key may see. Raises NotFound
+        for any other one."""
         bound = bound_workspace()
         found = await self._workspaces.choose(ref or bound)
         if bound is not None and found.id != bound:
-            raise NotFound(f"there is no workspace {ref!r:.80} that this token may see")
+            raise NotFound(f"there is no workspace {ref!r:.80} that this API key may see")
         return found
 
     async def _owner(self, by: OwnedBy) -> SecretOwner:

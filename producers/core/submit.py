@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from datetime import UTC
 
 from infra import telemetry
-from infra.access.quotas import Quotas
 from infra.failpoints import hit
+from infra.identity.quotas import Quotas
+from infra.names import Kind, Names
 from infra.ports.actor import bound_workspace
-from infra.ports.event_log import EventStore, Recorded
 from infra.ports.secrets import SecretStore
-from infra.postgres.names import Kind, Names
 from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
+from infra.spine.ports.event_log import EventStore, Recorded
 from producers.core.datasets.evaluated_rows import evaluated_rows
 from producers.core.lookup import Lookup
 from producers.core.models.provider_model import owned_model
@@ -36,7 +36,7 @@ from producers.core.validation.validate import Valid, require_valid
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, Experiment, RunConfig, longest_answer
 from schemas.errors import Conflict, InvalidConfig, Issue, Refused
-from schemas.events import EvaluationRequested, Event, RepositoryPushed, RunDeleted, RunRequested
+from schemas.events import CommitRequested, EvaluationRequested, Event, RunDeleted, RunRequested
 from schemas.events.decider_version import DECIDER_VERSION
 from schemas.ids import (
     HEADRACE,
@@ -65,8 +65,9 @@ KEY_USED = (
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
     """A request to run or evaluate a TOML. `start`, if set, replaces the TOML's
-    `experiment.model_path`. `origin` is the push that submits, or None. `submitter` is the person whose
-    personal secrets the run may use, or None. `creator` is the owner of the token, for lists."""
+    `experiment.model_path`. `origin` is the push that submits, or None. `submitter` is the person
+    whose personal secrets the run may use, or None. `creator` is the owner of the API key, for
+    lists."""
 
     config: Mapping[str, object]
     workspace: str | None = None
@@ -141,11 +142,11 @@ class Submitter:
             experiment = config.experiment.model_copy(update={"model_path": request.start})
             config = config.model_copy(update={"experiment": experiment})
         config = _pin_commit(config, request.origin)
-        references = await self._references.find(config, request.requester)
+        references = await self._references.find_references(config, request.requester)
         return Resolved(config, require_valid(config, references))
 
     async def submit_run(self, request: SubmitRequest, *, key: str) -> Recorded:
-        """Append RunRequested, and with it the push that fetches its commit, unless the run waits for
+        """Append RunRequested, and with it the request that fetches its commit, unless the run waits for
         approval. Returns the request as recorded. Raises InvalidConfig, NotFound, Conflict."""
         run = RunId(short_id("run", key))
         digest = request.digest("run")
@@ -176,7 +177,7 @@ class Submitter:
         return await self._append(events, reserved, key=key, digest=digest)
 
     async def submit_eval(self, request: SubmitRequest, *, key: str) -> Recorded:
-        """Append EvaluationRequested and the push that fetches its commit. Raises InvalidConfig,
+        """Append EvaluationRequested and the request that fetches its commit. Raises InvalidConfig,
         NotFound, Conflict."""
         evaluation = EvalId(short_id("evaluation", key))
         stream = eval_stream(evaluation)
@@ -184,7 +185,9 @@ class Submitter:
         if recorded := await self._find_recorded(digest, key=key, stream=stream):
             return recorded
         config = parse_eval(request.config)
-        valid = require_valid(config, await self._references.find(config, request.requester))
+        valid = require_valid(
+            config, await self._references.find_references(config, request.requester)
+        )
         if valid.workspace is None:
             raise AssertionError("an evaluation without a rollout is refused by config_issues")
         submitter = request.requester.submitter
@@ -205,9 +208,9 @@ class Submitter:
             submitter=submitter,
             decider=DECIDER_VERSION,
         )
-        push = _push(valid.workspace, config.experiment, stream)
+        fetching = _request_commit(valid.workspace, config.experiment, stream)
         reserved = ReservedName("evaluation", requested.eval_name, evaluation)
-        return await self._append([requested, push], reserved, key=key, digest=digest)
+        return await self._append([requested, fetching], reserved, key=key, digest=digest)
 
     async def _append(
         self, events: list[Event], reserved: ReservedName, *, key: str, digest: str
@@ -226,7 +229,7 @@ class Submitter:
                     traceparent=telemetry.traceparent(),
                 )
             if recorded[0].stream != events[0].stream:
-                # Only its push was appended earlier: the evaluation itself was deleted.
+                # Only its request was appended earlier: the evaluation itself was deleted.
                 raise _deletion_error("evaluation", key)
         except Refused:
             await self._names.release(reserved.kind, reserved.name, reserved.identity)
@@ -251,7 +254,7 @@ class Submitter:
     async def _find_recorded(self, digest: str, *, key: str, stream: StreamName) -> Recorded | None:
         """The event that an earlier request with this key appended. Raises Conflict when that request
         was another one, or when its run was deleted."""
-        holder = await self._names.find("request", key)
+        holder = await self._names.find_id("request", key)
         if holder is not None and holder != digest:
             raise Conflict(KEY_USED)
         found = (await self._log.load({stream: 0}))[stream]
@@ -299,10 +302,10 @@ class Submitter:
         return (await self._log.clock_time()).astimezone(UTC).date().isoformat()
 
 
-def commit_request(requested: RunRequested, workspace: Workspace) -> RepositoryPushed:
+def commit_request(requested: RunRequested, workspace: Workspace) -> CommitRequested:
     """The event that makes sync fetch the commit of a run."""
     ref = requested.origin.push.ref if requested.origin else None
-    return _push(workspace, requested.config.experiment, requested.stream, ref=ref)
+    return _request_commit(workspace, requested.config.experiment, requested.stream, ref=ref)
 
 
 def _pin_commit(config: RunConfig, origin: PushOrigin | None) -> RunConfig:
@@ -320,10 +323,10 @@ def _deletion_error(kind: str, key: str) -> Conflict:
     )
 
 
-def _push(
+def _request_commit(
     workspace: Workspace, experiment: Experiment, stream: StreamName, *, ref: str | None = None
-) -> RepositoryPushed:
-    return RepositoryPushed(
+) -> CommitRequested:
+    return CommitRequested(
         workspace=workspace.id,
         workspace_name=workspace.name,
         commit=CommitSpec(

@@ -7,7 +7,7 @@ from typing import Literal
 from uuid import UUID
 
 from infra.ports.actor import bound_workspace
-from infra.ports.event_log import EventStore
+from infra.spine.ports.event_log import EventStore
 from producers.core.lookup import Lookup
 from schemas.errors import NotFound
 from schemas.events import Event, VerificationCompleted, VerificationRequested
@@ -47,9 +47,9 @@ class Verifications:
         identity = short_id("verification", str(cause))
         requested = VerificationRequested(verification=identity, run=run)
         await self._log.append([requested], cause=cause)
-        return await self.find(identity)
+        return await self.find_verification(identity)
 
-    async def find(self, identity: str) -> Verification:
+    async def find_verification(self, identity: str) -> Verification:
         """The verification with this id. Raises NotFound."""
         stream = verify_stream(identity)
         events = [r.event for r in (await self._log.load({stream: 0}))[stream]]

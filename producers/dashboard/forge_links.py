@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from infra.git.forges.address import RepositoryAddress, guess_provider
+from infra.repositories.forges.address import RepositoryAddress, guess_forge
 from schemas.errors import InvalidConfig
 
 SHA = re.compile(r"[0-9a-fA-F]{7,64}")
@@ -15,14 +15,14 @@ COMMITS: Mapping[str | None, str] = {"github": "commit", "gitea": "commit", "git
 """The folder of a repository's commits on each forge that has pages."""
 
 
-def commit_address(repository: str, sha: str | None, *, provider: str | None = None) -> str | None:
+def commit_address(repository: str, sha: str | None, *, forge: str | None = None) -> str | None:
     """Return the web address of a commit, which begins with `https://` and holds no credentials. None
     when there is no such page: the forge is not known, it is not reached over https, or `sha` is not
-    the hexadecimal name of a commit. `provider` is the forge that the repository is connected to;
+    the hexadecimal name of a commit. `forge` is the forge that the repository is connected to;
     without one the host says which forge it is."""
     if sha is None or SHA.fullmatch(sha) is None or not sha.strip("0"):
         return None
-    folder = COMMITS.get(provider) or COMMITS.get(guess_provider(repository))
+    folder = COMMITS.get(forge) or COMMITS.get(guess_forge(repository))
     if folder is None:
         return None
     try:

@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from infra.access.sessions import is_form_key
+from infra.identity.sessions import is_form_key
 from producers.http.browsers import bearer_of
 from schemas.errors import InvalidConfig, Refused
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.ports.event_log import EventStore
+from infra.spine.ports.event_log import EventStore
 from schemas.events import GroupGraded
 from schemas.ids import grade_stream
 

@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from infra.ports.actor import Actor, acting_as
-from infra.ports.clock import Clock
-from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.rate_limited_log import RateLimit
 from infra.readmodel.runs import RunJson, Runs
+from infra.spine.ports.clock import Clock
+from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
 from producers.dashboard.charts import finite_points, thin
 from producers.dashboard.pages.run import ENDED, TITLES, VALIDATION, figures_of, state_of
 from producers.dashboard.pages.runs import progress, progress_text, times_left
@@ -42,7 +42,7 @@ FIGURES_EVERY_S = 5.0
 
 COMMENT_EVERY_S = 15.0
 SESSION_CHECKED_S = 15.0
-"""How long a stream may go on after its session has ended. A revoked token ends it at once."""
+"""How long a stream may go on after its session has ended. A revoked API key ends it at once."""
 
 MOST_WAITING = 32
 """How many messages may wait for a viewer."""
@@ -173,7 +173,7 @@ class LiveRuns:
             feed.last = await self._runs.last_steps(feed.run, keys)
             feed.has_begun.set()
             while True:
-                found = await self._runs.get(feed.run)
+                found = await self._runs.get_run(feed.run)
                 if found is None:
                     break
                 points = await self._runs.new_points(feed.run, feed.last)
@@ -259,12 +259,12 @@ async def follow(request: Request) -> Response:
 
 
 async def _has_session(request: Request) -> bool:
-    """Whether the session of a request still lasts. A request with a token needs none."""
+    """Whether the session of a request still lasts. A request with an API key needs none."""
     if bearer_of(request.scope.get("state") or {}) is None:
         return True
     core = services(request)
     cookie = cookie_of(request.headers, name=cookie_name(core.settings.public_url))
-    return await core.sessions.find(cookie) is not None
+    return await core.sessions.find_bearer(cookie) is not None
 
 
 def _live_runs(request: Request) -> LiveRuns:

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from infra.access.sessions import form_key
+from infra.identity.sessions import form_key
 from producers.dashboard import formats
 from producers.dashboard.assets import asset_url
 from producers.http.browsers import REPORTS, bearer_of

@@ -2,6 +2,7 @@
 
 from producers.dashboard import assets, live, reports
 from producers.dashboard.pages import (
+    api_keys,
     compare,
     datasets,
     deployments,
@@ -20,7 +21,6 @@ from producers.dashboard.pages import (
     shares,
     sign_in,
     timeline,
-    tokens,
     workspaces,
 )
 from producers.dashboard.routing import MissingPage
@@ -29,7 +29,7 @@ PAGES = (
     assets,
     reports,
     sign_in,
-    tokens,
+    api_keys,
     runs,
     run,
     live,

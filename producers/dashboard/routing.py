@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from infra.postgres.errors import UNAVAILABLE_ERRORS
+from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
 from producers.dashboard.rendering import HEADERS, html
 from producers.http.browsers import is_for_browsers
 from producers.http.routing import Endpoint, Reach, RouteScope, ScopedRoute

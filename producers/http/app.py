@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from infra.postgres.errors import UNAVAILABLE_ERRORS, DiskFull
+from infra.spine.postgres.errors import UNAVAILABLE_ERRORS, DiskFull
 from producers.http.auth import Guard
 from producers.http.openai_errors import in_form_of
 from producers.http.responses import problem, refusal_response, unavailable_response
 from producers.http.routes import (
+    api_keys,
     audit,
     checkpoints,
     connections,
@@ -33,7 +34,6 @@ from producers.http.routes import (
     secrets,
     sessions,
     shares,
-    tokens,
     verifications,
     webhooks,
     workspaces,
@@ -62,7 +62,7 @@ RESOURCES = (
     verifications,
     dead_letters,
     retention,
-    tokens,
+    api_keys,
     sessions,
     shares,
     audit,

@@ -1,8 +1,9 @@
-"""Access to the API: a request needs a known Host header (against DNS rebinding), and then a token.
+"""Access to the API: a request needs a known Host header (against DNS rebinding), and then an API
+key.
 
-A web page in a browser on this machine can reach 127.0.0.1 under a host name of its own, but it cannot
-choose the Host header, so such a request is refused. A refused request is answered before its body is
-read, and its connection is closed. Only HTTP passes: a websocket is closed.
+A web page in a browser on this machine can reach 127.0.0.1 under a host name of its own, but it
+cannot choose the Host header, so such a request is refused. A refused request is answered before
+its body is read, and its connection is closed. Only HTTP passes: a websocket is closed.
 """
 
 import hmac
@@ -14,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from infra.access.audit_buffer import AuditEntry
-from infra.access.sessions import Bearer
-from infra.access.token_format import digest
-from infra.access.tokens import ApiToken
+from infra.identity.api_key_format import digest
+from infra.identity.api_keys import ApiKey
+from infra.identity.audit_buffer import AuditEntry
+from infra.identity.sessions import Bearer
 from infra.ports.actor import ROOT, ROOT_OWNER, Actor, acting_as
-from infra.postgres.errors import UNAVAILABLE_ERRORS
+from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
 from producers.http.browsers import (
     FOREIGN_ORIGIN,
     bearer_of,
@@ -38,7 +39,7 @@ from schemas.errors import QuotaExceeded, TransientError
 
 OPEN_PATHS = ("/healthz", "/readyz")
 SIGNED_PATHS = "/webhooks/"
-"""Requests below this path carry a signature instead of a token."""
+"""Requests below this path carry a signature instead of an API key."""
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 ROOT_KEPT_S = 1.0
@@ -46,8 +47,8 @@ METRICS = "metrics"
 VISITOR = "visitor"
 """The actor of a page that needs no session."""
 
-SETTING_TOKENS = (ROOT, METRICS)
-"""The ids of tokens that are settings and not rows."""
+SETTING_KEYS = (ROOT, METRICS)
+"""The ids of API keys that are settings and not rows."""
 
 LONGEST_SUBJECT = 200
 
@@ -63,8 +64,8 @@ UNKNOWN_HOST = problem(
 UNAUTHORIZED = problem(
     401,
     "UNAUTHORIZED",
-    "send `Authorization: Bearer TOKEN`; the token is in $HEADRACE_HOME/token, or one that "
-    "`headrace token create` made and that is still valid",
+    "send `Authorization: Bearer API_KEY`; the API key is in $HEADRACE_HOME/token, or is one that "
+    "`headrace key create` made and that is still valid",
     headers=CHALLENGE,
 )
 NUL_IN_ADDRESS = problem(
@@ -73,25 +74,25 @@ NUL_IN_ADDRESS = problem(
 
 
 def actor_of(request: Request) -> Actor:
-    """The sender of a request: owner, workspace and scopes of its token, and its address."""
+    """The sender of a request: owner, workspace and scopes of its API key, and its address."""
     actor: Actor = request.state.actor
     return actor
 
 
 async def is_still_valid(request: Request) -> bool:
-    """Whether the token of a request is still valid, for answers that last long. Raises
-    TransientError while the tokens cannot be read."""
+    """Whether the API key of a request is still valid, for answers that last long. Raises
+    TransientError while the keys cannot be read."""
     core, actor = request.app.state.services, actor_of(request)
-    if actor.token in SETTING_TOKENS:
+    if actor.api_key in SETTING_KEYS:
         return True
     bearer = bearer_of(request.scope["state"])
-    sha256 = digest(_token_in(request.headers)) if bearer is None else bearer.sha256
-    return bool(await core.recent_tokens.is_valid(actor.token, sha256))
+    sha256 = digest(_api_key_in(request.headers)) if bearer is None else bearer.sha256
+    return bool(await core.recent_api_keys.is_valid(actor.api_key, sha256))
 
 
 class Guard:
-    """ASGI middleware that authenticates the sender before anything else runs, and adds every request
-    with a token, and every refused one, to the audit list."""
+    """ASGI middleware that authenticates the sender before anything else runs, and adds every
+    request with an API key, and every refused one, to the audit list."""
 
     def __init__(self, app: ASGIApp, *, services: Services) -> None:
         self._app = app
@@ -121,11 +122,11 @@ class Guard:
             return
         else:
             found = await self._find_actor(scope, headers, address)
-        has_token = not scope["path"].startswith(SIGNED_PATHS) and not is_open_page(scope["path"])
+        has_api_key = not scope["path"].startswith(SIGNED_PATHS) and not is_open_page(scope["path"])
         self._count(
             scope,
             is_refused=isinstance(found, Response) and found.status_code in (401, 421),
-            is_known=isinstance(found, Actor) and has_token,
+            is_known=isinstance(found, Actor) and has_api_key,
         )
         if isinstance(found, Response):
             self._record(scope, scope["path"], found.status_code, None, address)
@@ -151,15 +152,15 @@ class Guard:
         return None
 
     def _count(self, scope: Scope, *, is_refused: bool, is_known: bool) -> None:
-        """Count a refused request, or one with a valid token, for the address of its connection. The
-        addresses of trusted proxies are not counted, because behind them is everybody."""
+        """Count a refused request, or one with a valid API key, for the address of its connection.
+        The addresses of trusted proxies are not counted, because behind them is everybody."""
         client = scope.get("client")
         if client is None or self._addresses.is_proxy(client[0]):
             return
         if is_refused:
-            self._services.strangers.refuse(client[0])
+            self._services.throttle.refuse(client[0])
         elif is_known:
-            self._services.strangers.welcome(client[0])
+            self._services.throttle.welcome(client[0])
 
     async def _serve_actor(self, actor: Actor, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application answer on behalf of an actor, and record its status."""
@@ -171,7 +172,7 @@ class Guard:
             nonlocal is_recorded
             if message["type"] == "http.response.start":
                 is_recorded = True
-                is_wrong = actor.token == VISITOR and message["status"] == 401
+                is_wrong = actor.api_key == VISITOR and message["status"] == 401
                 self._count(scope, is_refused=is_wrong, is_known=False)
                 self._record(scope, path, message["status"], actor, actor.address)
             await send(message)
@@ -193,7 +194,7 @@ class Guard:
         elif "authorization" not in headers and is_for_browsers(scope["path"]):
             found = await self._actor_of_session(scope, headers, address)
         else:
-            text = _token_in(headers)
+            text = _api_key_in(headers)
             found = await self._actor_with(text, address) if text else UNAUTHORIZED
         if isinstance(found, Actor) and (
             "\0" in scope["path"] or b"%00" in scope.get("query_string", b"")
@@ -202,31 +203,33 @@ class Guard:
         return found
 
     async def _actor_with(self, text: str, address: str) -> Actor | Response:
-        """The owner of a token, or the response that refuses it. Tokens of the settings are compared in
-        constant time."""
+        """The owner of an API key, or the response that refuses it. Keys of the settings are
+        compared in constant time."""
         given = text.encode()
-        root, metrics = self._root_token(), self._services.settings.metrics_token
+        root, metrics = self._root_key(), self._services.settings.metrics_key
         if root and hmac.compare_digest(given, root.encode()):
             return _root_actor(address)
         if metrics and hmac.compare_digest(given, metrics.encode()):
             return Actor(METRICS, "operator", frozenset({"metrics"}), address=address)
         try:
-            token = await self._services.recent_tokens.find(text)
+            api_key = await self._services.recent_api_keys.find(text)
         except TransientError as error:
             return unavailable_response(str(error))
-        if token is None:
+        if api_key is None:
             return UNAUTHORIZED
-        if not token.is_valid(self._services.clock.now()):
-            return _invalid(token)
-        return _actor_of(token, address)
+        if not api_key.is_valid(self._services.clock.now()):
+            return _invalid(api_key)
+        return _actor_of(api_key, address)
 
     async def _actor_of_session(
         self, scope: Scope, headers: Headers, address: str
     ) -> Actor | Response:
-        """The owner of the token that opened a browser's session, or the response that refuses the
+        """The owner of the API key that opened a browser's session, or the response that refuses the
         request."""
         try:
-            bearer = await self._services.sessions.find(cookie_of(headers, name=self._cookie))
+            bearer = await self._services.sessions.find_bearer(
+                cookie_of(headers, name=self._cookie)
+            )
             found = await self._actor_of_bearer(bearer, address) if bearer else None
         except TransientError as error:
             return unavailable_response(str(error))
@@ -240,19 +243,19 @@ class Guard:
         return found
 
     async def _actor_of_bearer(self, bearer: Bearer, address: str) -> Actor | None:
-        root = self._root_token()
-        if bearer.token == ROOT:
+        root = self._root_key()
+        if bearer.api_key == ROOT:
             is_root = root and hmac.compare_digest(bearer.sha256, digest(root))
             return _root_actor(address) if is_root else None
-        token = await self._services.recent_tokens.find_digest(bearer.token, bearer.sha256)
-        if token is None or not token.is_valid(self._services.clock.now()):
+        api_key = await self._services.recent_api_keys.find_digest(bearer.api_key, bearer.sha256)
+        if api_key is None or not api_key.is_valid(self._services.clock.now()):
             return None
-        return _actor_of(token, address)
+        return _actor_of(api_key, address)
 
-    def _root_token(self) -> str | None:
+    def _root_key(self) -> str | None:
         now = self._services.clock.elapsed_s()
         if now >= self._root_until:
-            self._root = self._services.settings.read_token()
+            self._root = self._services.settings.read_api_key()
             self._root_until = now + ROOT_KEPT_S
         return self._root
 
@@ -267,8 +270,8 @@ class Guard:
         it, nor is a page that everybody may read."""
         refusals = (303, 400, 401, 403, 421) if actor is None else (401, 403, 429)
         is_refused = status in refusals
-        has_no_token = path.startswith(SIGNED_PATHS) or is_open_page(path)
-        if has_no_token and not is_refused:
+        has_no_api_key = path.startswith(SIGNED_PATHS) or is_open_page(path)
+        if has_no_api_key and not is_refused:
             return
         state: Mapping[str, Any] = scope.get("state") or {}
         now = self._services.clock.now()
@@ -277,7 +280,7 @@ class Guard:
                 at=now,
                 last_at=now,
                 allowed=not is_refused,
-                token=actor.token if actor is not None else None,
+                api_key=actor.api_key if actor is not None else None,
                 owner=actor.owner if actor is not None else None,
                 workspace=actor.workspace if actor is not None else None,
                 address=address,
@@ -314,30 +317,35 @@ def _root_actor(address: str) -> Actor:
     return Actor(ROOT, ROOT_OWNER, frozenset({"admin"}), address=address)
 
 
-def _actor_of(token: ApiToken, address: str) -> Actor:
+def _actor_of(api_key: ApiKey, address: str) -> Actor:
     return Actor(
-        token.id, token.owner, token.scopes, token.workspace, address, expires_at=token.expires_at
+        api_key.id,
+        api_key.owner,
+        api_key.scopes,
+        api_key.workspace,
+        address,
+        expires_at=api_key.expires_at,
     )
 
 
-def _invalid(token: ApiToken) -> Response:
-    """The refusal of a token that is known but not valid. It says why, and what to do."""
-    until = f"{token.expires_at:%Y-%m-%d %H:%M} UTC" if token.expires_at is not None else ""
-    if token.revoked_at is not None:
-        reason = "was revoked; make another one with `headrace token create`"
-    elif token.has_old_secret:
+def _invalid(api_key: ApiKey) -> Response:
+    """The refusal of an API key that is known but not valid. It says why, and what to do."""
+    until = f"{api_key.expires_at:%Y-%m-%d %H:%M} UTC" if api_key.expires_at is not None else ""
+    if api_key.revoked_at is not None:
+        reason = "was revoked; make another one with `headrace key create`"
+    elif api_key.has_old_secret:
         reason = f"was rotated, and this secret of it was valid until {until}; use the new secret"
     else:
         reason = (
             f"expired at {until}; an administrator makes a new secret for it with "
-            f"`headrace token rotate {token.name}`"
+            f"`headrace key rotate {api_key.name}`"
         )
-    detail = f"the token {token.prefix} {reason}"
+    detail = f"the API key {api_key.prefix} {reason}"
     return problem(401, "UNAUTHORIZED", detail, headers=CHALLENGE)
 
 
-def _token_in(headers: Headers) -> str:
-    """The token in the Authorization header of a request; empty without one."""
+def _api_key_in(headers: Headers) -> str:
+    """The API key in the Authorization header of a request; empty without one."""
     scheme, _, text = headers.get("authorization", "").partition(" ")
     return text.strip() if scheme.lower() == "bearer" else ""
 

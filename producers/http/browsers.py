@@ -1,8 +1,8 @@
-"""Requests of browsers. They carry the cookie of a session in place of a token.
+"""Requests of browsers. They carry the cookie of a session in place of an API key.
 
-A page of another site can make a browser send a request with the cookie. So the cookie counts only for
-pages, never for the API, and a request that changes something must come from a page of this server: its
-Origin is checked here, and the key of its form where the form is read.
+A page of another site can make a browser send a request with the cookie. So the cookie counts only
+for pages, never for the API, and a request that changes something must come from a page of this
+server: its Origin is checked here, and the key of its form where the form is read.
 """
 
 from urllib.parse import quote
@@ -11,14 +11,14 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import Scope
 
-from infra.access.sessions import Bearer
+from infra.identity.sessions import Bearer
 
 COOKIE = "headrace_session"
 HOST_COOKIE = f"__Host-{COOKIE}"
 """The name over https. A browser takes a cookie with this prefix only from this very host, so no other
 host of the domain can set one. Plain http cannot set it, so the other name stays in use there."""
 
-TOKEN_ONLY = ("/api/", "/v1/", "/metrics", "/webhooks/")
+API_KEY_ONLY = ("/api/", "/v1/", "/metrics", "/webhooks/")
 """Paths below these are not for browsers."""
 
 REPORTS = "/reports"
@@ -51,7 +51,7 @@ class PageReports:
 
 def is_for_browsers(path: str) -> bool:
     """Whether a path is a page and not a part of the API."""
-    return not path.startswith(TOKEN_ONLY)
+    return not path.startswith(API_KEY_ONLY)
 
 
 def is_open_page(path: str) -> bool:
@@ -107,6 +107,6 @@ def local_path(text: str) -> str:
 
 
 def bearer_of(state: dict[str, object]) -> Bearer | None:
-    """The token of the session of a request; None when the request has no session."""
+    """The API key of the session of a request; None when the request has no session."""
     found = state.get("bearer")
     return found if isinstance(found, Bearer) else None

@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from producers.core.datasets.recent_statistics import open_stored
 from producers.http.routes.runs import services
-from schemas.sampling import ArtifactRef
+from schemas.artifact_refs import ArtifactRef
 
 WHOLE_BYTES = 4 << 20
 """Files up to this size are read, verified and sent. Larger files are streamed unverified, and the
@@ -32,7 +32,7 @@ async def download(request: Request, ref: ArtifactRef, file_name: str) -> Respon
         stream = await first_chunk_checked(services(request).blobs.chunks(ref.uri))
         headers["Content-Length"] = str(ref.size)
         return StreamingResponse(stream, media_type=kind, headers=headers)
-    data = await services(request).artifacts.get(ref)
+    data = await services(request).artifacts.get_artifact(ref)
     return Response(data, media_type=kind, headers=headers)
 
 
@@ -84,7 +84,7 @@ async def _read_lines(request: Request, ref: ArtifactRef) -> AsyncIterator[bytes
     """The lines of a file, without line endings. A small file is verified."""
     core = services(request)
     if ref.size <= WHOLE_BYTES:
-        for line in (await core.artifacts.get(ref)).splitlines():
+        for line in (await core.artifacts.get_artifact(ref)).splitlines():
             yield line
         return
     begin: list[bytes] = []

@@ -4,8 +4,8 @@ import json
 
 from starlette.responses import Response
 
-from infra.gateway.errors import GatewayError
-from infra.gateway.wire.chat_completions import failure
+from infra.model_api.wire.chat_completions import failure
+from infra.model_api.wire.errors import GatewayError
 from producers.http.responses import RETRY_AFTER_S
 
 PREFIX = "/v1/"

@@ -102,8 +102,8 @@ async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
 
 def idempotency_key(request: Request) -> str:
     """The idempotency key that the client sent, or a new one, so that a request without a key never
-    repeats another. The keys of a token that is bound to a workspace are that workspace's own. Raises
-    InvalidConfig when the key is malformed."""
+    repeats another. The keys of an API key that is bound to a workspace are that workspace's own.
+    Raises InvalidConfig when the key is malformed."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return uuid4().hex

@@ -1,8 +1,8 @@
-"""Routes of the API. Each names the scope that a token needs for it, and whether a token that is bound
-to a workspace may use it.
+"""Routes of the API. Each names the scope that an API key needs for it, and whether a key that is
+bound to a workspace may use it.
 
-The guard has authenticated the sender before a route is found. The route checks its rights before the
-request's body is read.
+The guard has authenticated the sender before a route is found. The route checks its rights before
+the request's body is read.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -13,14 +13,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from infra.ports.actor import Actor, TokenScope
+from infra.ports.actor import Actor, ApiKeyScope
 from producers.http.responses import problem
 
-RouteScope = TokenScope | Literal["open"]
-"""The scope of a route. An open one needs no token."""
+RouteScope = ApiKeyScope | Literal["open"]
+"""The scope of a route. An open one needs no API key."""
 
 Reach = Literal["workspace", "installation"]
-"""The things that a route is about. A token that is bound to a workspace may use a route about
+"""The things that a route is about. An API key that is bound to a workspace may use a route about
 workspaces, which leaves out everything else, and no route about the installation as a whole."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -64,11 +64,11 @@ class ScopedRoute(Route):
         what = f"{scope['method']} {self.path}"
         if not actor.may(self.scope):
             return (
-                f"{what} needs a token with the scope {self.scope}; this one has "
+                f"{what} needs an API key with the scope {self.scope}; this one has "
                 f"{', '.join(sorted(actor.scopes)) or 'none'}"
             )
         if self.reach == "installation" and actor.workspace is not None:
-            return f"{what} is about all workspaces; this token is bound to one of them"
+            return f"{what} is about all workspaces; this API key is bound to one of them"
         return None
 
 

@@ -3,35 +3,36 @@
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from infra.access.audit import AuditList
-from infra.access.issuing import AccessTokens
-from infra.access.quotas import Quotas
-from infra.access.recent_tokens import RecentTokens
-from infra.access.serving.client import ServingClient
-from infra.access.serving.directory import ModelDirectory
-from infra.access.serving.grants import ServingDoors
-from infra.access.sessions import Sessions
-from infra.access.shares import Shares
-from infra.access.tokens import Tokens
 from infra.blobs.installed import InstalledBlobs
-from infra.gateway.bytes_in_flight import BytesInFlight
-from infra.git.forges.api import ForgeApis
 from infra.http.checked_addresses import CheckedDialling
-from infra.http.strangers import Strangers
-from infra.maintenance.alert_targets import ADVICE, AlertTargets
-from infra.maintenance.archive import Archives
-from infra.maintenance.records import Records
-from infra.ports.clock import Clock
-from infra.ports.effects import Effects
-from infra.ports.event_log import EventLog
-from infra.ports.services import Artifacts, Repositories
-from infra.postgres.connections import Connections
-from infra.postgres.dependents import Holders
-from infra.postgres.keys.sealed import Sealer
-from infra.postgres.pool import Database
-from infra.postgres.secrets import PostgresSecrets
+from infra.http.failed_auth_throttle import FailedAuthThrottle
+from infra.identity.api_keys import ApiKeys
+from infra.identity.audit import AuditList
+from infra.identity.issuing import ApiKeyIssuer
+from infra.identity.quotas import Quotas
+from infra.identity.recent_api_keys import RecentApiKeys
+from infra.identity.secrets.sealed import Sealer
+from infra.identity.secrets.store import PostgresSecrets
+from infra.identity.sessions import Sessions
+from infra.identity.shares import Shares
+from infra.model_api.gateway.bytes_in_flight import BytesInFlight
+from infra.model_api.serving.client import ServingClient
+from infra.model_api.serving.directory import ModelDirectory
+from infra.model_api.serving.grants import ServingDoors
+from infra.operations.maintenance.alert_targets import ADVICE, AlertTargets
+from infra.operations.maintenance.archive import Archives
+from infra.operations.maintenance.dependents import Holders
+from infra.operations.maintenance.records import Records
+from infra.ports.services import Repositories
 from infra.readmodel.store import ReadModel
+from infra.repositories.forge_connections import ForgeConnections
+from infra.repositories.forges.api import ForgeApis
 from infra.settings.settings import Settings
+from infra.spine.ports.artifacts import Artifacts
+from infra.spine.ports.clock import Clock
+from infra.spine.ports.effects import Effects
+from infra.spine.ports.event_log import EventLog
+from infra.spine.postgres.pool import Database
 from producers.core.approval import Approvals
 from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
@@ -40,7 +41,7 @@ from producers.core.dead_letters import DeadLetters
 from producers.core.history.notes import Notes
 from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
-from producers.core.models.hub_push import HubPushes
+from producers.core.models.hub_upload import HubUploadRequests
 from producers.core.models.vocabularies import Vocabularies
 from producers.core.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
@@ -71,15 +72,15 @@ class Services:
     settings: Settings
     clock: Clock
     slow_poll_s: float = field(default=0.25)
-    strangers: Strangers = field(default_factory=Strangers)
+    throttle: FailedAuthThrottle = field(default_factory=FailedAuthThrottle)
 
     @cached_property
-    def tokens(self) -> Tokens:
-        return Tokens(self.database)
+    def api_keys(self) -> ApiKeys:
+        return ApiKeys(self.database)
 
     @cached_property
-    def recent_tokens(self) -> RecentTokens:
-        return RecentTokens(self.tokens, self.clock)
+    def recent_api_keys(self) -> RecentApiKeys:
+        return RecentApiKeys(self.api_keys, self.clock)
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -107,8 +108,8 @@ class Services:
         return AuditList(self.database, self.clock, days=self.settings.audit_days)
 
     @cached_property
-    def access_tokens(self) -> AccessTokens:
-        return AccessTokens(self.tokens, self.recent_tokens, self.clock)
+    def api_key_issuer(self) -> ApiKeyIssuer:
+        return ApiKeyIssuer(self.api_keys, self.recent_api_keys, self.clock)
 
     @cached_property
     def lookup(self) -> Lookup:
@@ -172,8 +173,8 @@ class Services:
         )
 
     @cached_property
-    def connections(self) -> Connections:
-        return Connections(self.database, self.sealer)
+    def connections(self) -> ForgeConnections:
+        return ForgeConnections(self.database, self.sealer)
 
     @cached_property
     def connecting(self) -> Connecting:
@@ -249,8 +250,8 @@ class Services:
         return DeploymentRequests(self.log, self.lookup, self.readmodel.deployments, most=most)
 
     @cached_property
-    def hub_pushes(self) -> HubPushes:
-        return HubPushes(
+    def hub_uploads(self) -> HubUploadRequests:
+        return HubUploadRequests(
             self.log,
             self.lookup,
             self.readmodel.runs,

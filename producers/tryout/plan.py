@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.process.tryout import Tryout
-from infra.http.providers.endpoints import provider_ref
-from infra.memory.secrets import MemorySecrets
+from infra.identity.secrets.memory import MemorySecrets
+from infra.model_api.providers.endpoints import provider_ref
 from infra.ports.secrets import SecretOwner
 from producers.core.datasets.readers import FORMATS
 from producers.core.datasets.rules import FileReport, check_file
@@ -214,7 +214,9 @@ async def secrets_of(config: Config) -> MemorySecrets:
         if value is None:
             missing.append(name)
             continue
-        await secrets.put(SecretOwner("workspace", OWNER), name, SecretValue(value), by="tryout")
+        await secrets.put_secret(
+            SecretOwner("workspace", OWNER), name, SecretValue(value), by="tryout"
+        )
     if missing:
         raise InvalidConfig(
             f"the rollout requires the secrets {', '.join(missing)}; set environment variables of "
@@ -232,7 +234,7 @@ async def add_judge_keys(secrets: MemorySecrets, rollout: RolloutRef) -> None:
         value = os.environ.get(ref.secret) if ref.secret is not None else None
         if value is not None and ref.secret is not None:
             owner = SecretOwner("workspace", OWNER)
-            await secrets.put(owner, ref.secret, SecretValue(value), by="tryout")
+            await secrets.put_secret(owner, ref.secret, SecretValue(value), by="tryout")
         elif ref.secret is not None:
             missing.append(ref.secret)
     if missing:

@@ -24,13 +24,15 @@ def _judgements(tried: TriedRow, index: int) -> list[Json]:
 
 def _document(number: int, record: SampleRecord, grade: Grade | None, row: DatasetRow) -> Json:
     failure = record.failure or (grade.failure if grade else None)
+    counted = Grade(index=record.index, reward=grade.reward if grade else None, failure=failure)
     output = record.output or SampleOutput()
     messages = [openai_message(message) for message in record.messages]
     prompt = len(row.prompt) if record.messages[: len(row.prompt)] == row.prompt else 0
     return {
         "row": number,
         "sample": record.index,
-        "reward": grade.reward if grade else None,
+        "reward": counted.reward,
+        "counted_reward": counted.counted_reward,
         "parts": dict(grade.parts) if grade else {},
         "error": f"{failure.category}: {failure.message}" if failure else None,
         "stdout": output.stdout,

@@ -14,23 +14,23 @@ from typing import Literal
 from starlette.types import Receive
 
 from infra import telemetry
-from infra.ports.actor import actor_text
-from infra.ports.event_log import EdgeAppend
+from infra.spine.ports.appender import APPENDER
+from infra.spine.ports.event_log import EdgeAppend
 from producers.webhook.body import BodyReader, BodyRefused, SenderGone
 from producers.webhook.github import GitHubFormat
 from producers.webhook.gitlab import GitLabFormat
 from producers.webhook.headers import RequestHeaders
-from producers.webhook.hint import Hint, MalformedDelivery, WebhookFormat
 from producers.webhook.hooks import Hook, HookSource
 from producers.webhook.journal import DeliveryJournal
 from producers.webhook.payload import document_in
+from producers.webhook.push_hint import MalformedDelivery, PushHint, WebhookFormat
 from producers.webhook.signature import WebhookKeys
 from schemas.errors import Refused
-from schemas.events import Event, HookPinged, Provider, PushReceived
+from schemas.events import Event, ForgeKind, HookPinged, PushReceived
 from schemas.ids import HEADRACE, derive_id
 
 GITHUB = GitHubFormat()
-FORMATS: dict[Provider, WebhookFormat] = {
+FORMATS: dict[ForgeKind, WebhookFormat] = {
     "github": GITHUB,
     "gitea": GITHUB,
     "gitlab": GitLabFormat(),
@@ -64,7 +64,7 @@ UNSIGNED = WebhookAnswer(401, "the signature is missing or wrong", "BAD_SIGNATUR
 
 
 class WebhookEndpoint:
-    """Takes deliveries. `counts` has how many there were, by provider and result."""
+    """Takes deliveries. `counts` has how many there were, by forge and result."""
 
     def __init__(
         self, hooks: HookSource, journal: DeliveryJournal, reader: BodyReader | None = None
@@ -80,7 +80,7 @@ class WebhookEndpoint:
         try:
             async with self._reader.read(headers, receive) as body:
                 # Only now, because a slow body may last longer than its secret is valid.
-                hook = await self._hooks.find(ref)
+                hook = await self._hooks.find_hook(ref)
                 result, answer = await self._take_body(hook, headers, body)
         except BodyRefused as error:
             result = "too_large" if error.status == 413 else "slow"
@@ -90,16 +90,16 @@ class WebhookEndpoint:
             answer = WebhookAnswer(400, "the body ended before it was complete", "BODY")
         except MalformedDelivery as error:
             result, answer = "malformed", WebhookAnswer(400, str(error), "MALFORMED")
-        hook = await self._hooks.find(ref)
-        provider = hook.provider if hook is not None else "unknown"
-        self.counts[provider, result] += 1
+        hook = await self._hooks.find_hook(ref)
+        forge = hook.forge if hook is not None else "unknown"
+        self.counts[forge, result] += 1
         return answer
 
     async def _take_body(
         self, hook: Hook | None, headers: RequestHeaders, body: bytearray
     ) -> tuple[Result, WebhookAnswer]:
         """Check the signature, and record what the delivery says. Raises MalformedDelivery."""
-        form = FORMATS[hook.provider] if hook is not None else GITHUB
+        form = FORMATS[hook.forge] if hook is not None else GITHUB
         keys = WebhookKeys.of(hook.secrets if hook is not None else (), body)
         if len(body) > LARGE:
             await asyncio.to_thread(lambda: keys.digests)
@@ -110,7 +110,7 @@ class WebhookEndpoint:
         if kind == "other":
             return "ignored", IGNORED
         if kind == "ping":
-            ping = HookPinged(workspace=hook.workspace, provider=hook.provider, delivery=delivery)
+            ping = HookPinged(workspace=hook.workspace, forge=hook.forge, delivery=delivery)
             await self._record(ping, delivery, body)
             return "pinged", PINGED
         if len(body) > LARGE:
@@ -129,17 +129,17 @@ class WebhookEndpoint:
         cannot hold the event."""
         digest = hashlib.sha256(body).hexdigest()
         cause = derive_id(HEADRACE, f"delivery/{event.run_id}/{delivery}/{digest}")
-        entry = EdgeAppend(event, cause, telemetry.traceparent(), actor_text())
+        entry = EdgeAppend(event, cause, telemetry.traceparent(), APPENDER.get())
         try:
             return (await self._journal.record(entry)).is_new
         except Refused as error:
             raise MalformedDelivery(f"the delivery cannot be recorded; {error.message}") from error
 
 
-def _push(hook: Hook, delivery: str, hint: Hint) -> PushReceived:
+def _push(hook: Hook, delivery: str, hint: PushHint) -> PushReceived:
     return PushReceived(
         workspace=hook.workspace,
-        provider=hook.provider,
+        forge=hook.forge,
         delivery=delivery,
         ref=hint.ref,
         before=hint.before,

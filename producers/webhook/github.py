@@ -6,16 +6,16 @@ A signature with SHA-1 only is refused. A `create` event is skipped, because a `
 from typing import Any
 
 from producers.webhook.headers import RequestHeaders
-from producers.webhook.hint import (
-    Hint,
+from producers.webhook.identity import delivery_id, event_name
+from producers.webhook.payload import Payload, read_payload
+from producers.webhook.push_hint import (
     Kind,
     MalformedDelivery,
+    PushHint,
     check_ref,
     check_sha,
     clean_pusher,
 )
-from producers.webhook.identity import delivery_id, event_name
-from producers.webhook.payload import Payload, read_payload
 from producers.webhook.signature import WebhookKeys
 
 KINDS: dict[bytes, Kind] = {b"push": "push", b"delete": "delete", b"ping": "ping"}
@@ -52,12 +52,12 @@ class GitHubFormat:
         event = event_name(headers, b"x-github-event")
         return KINDS.get(event, "other"), delivery_id(headers, b"x-github-delivery")
 
-    def hint(self, kind: Kind, body: bytes | bytearray) -> Hint:
+    def hint(self, kind: Kind, body: bytes | bytearray) -> PushHint:
         if kind == "delete":
             return self._deletion(read_payload(GitHubDeletion, body))
         push = read_payload(GitHubPush, body)
         after = check_sha(push.after, "after")
-        return Hint(
+        return PushHint(
             ref=check_ref(push.ref),
             before=check_sha(push.before, "before"),
             after=None if push.deleted else after,
@@ -65,12 +65,12 @@ class GitHubFormat:
             pusher=_pusher(push.pusher),
         )
 
-    def _deletion(self, gone: GitHubDeletion) -> Hint:
+    def _deletion(self, gone: GitHubDeletion) -> PushHint:
         folder = FOLDERS.get(gone.ref_type)
         if folder is None:
             raise MalformedDelivery("ref_type is not branch or tag; send the forge's own payload")
         name = gone.ref if gone.ref.startswith(folder) else folder + gone.ref
-        return Hint(ref=check_ref(name), before=None, after=None, pusher=_pusher(gone.sender))
+        return PushHint(ref=check_ref(name), before=None, after=None, pusher=_pusher(gone.sender))
 
 
 def _pusher(value: Any) -> str | None:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from producers.webhook.headers import RequestHeaders
-from producers.webhook.hint import Hint, Kind, check_ref, check_sha, clean_pusher
 from producers.webhook.identity import delivery_id, event_name
 from producers.webhook.payload import Payload, read_payload
+from producers.webhook.push_hint import Kind, PushHint, check_ref, check_sha, clean_pusher
 from producers.webhook.signature import WebhookKeys
 
 KINDS: dict[bytes, Kind] = {b"Push Hook": "push", b"Tag Push Hook": "push"}
@@ -32,9 +32,9 @@ class GitLabFormat:
         event = event_name(headers, b"x-gitlab-event")
         return KINDS.get(event, "other"), delivery_id(headers, b"x-gitlab-event-uuid")
 
-    def hint(self, kind: Kind, body: bytes | bytearray) -> Hint:
+    def hint(self, kind: Kind, body: bytes | bytearray) -> PushHint:
         push = read_payload(GitLabPush, body)
-        return Hint(
+        return PushHint(
             ref=check_ref(push.ref),
             before=check_sha(push.before, "before"),
             after=check_sha(push.after, "after"),

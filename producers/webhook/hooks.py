@@ -1,4 +1,4 @@
-"""The webhooks that exist: the provider and the valid secrets of each connected workspace.
+"""The webhooks that exist: the forge and the valid secrets of each connected workspace.
 
 A lookup is remembered for at most a second, so a burst of deliveries costs few queries, and a rotated
 or withdrawn secret takes effect within that second. Unknown names are remembered like known ones.
@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from infra.postgres.connections import Connections
-from infra.postgres.names import Names
+from infra.names import Names
 from infra.rate_limited_log import RateLimit
+from infra.repositories.forge_connections import ForgeConnections
 from schemas.errors import Refused
-from schemas.events import Provider
+from schemas.events import ForgeKind
 from schemas.ids import WorkspaceId
 
 logger = logging.getLogger(__name__)
@@ -34,12 +34,12 @@ class Hook:
     """The webhook of a workspace. `secrets` are those that are valid now."""
 
     workspace: WorkspaceId
-    provider: Provider
+    forge: ForgeKind
     secrets: tuple[str, ...] = field(repr=False)
 
 
 class HookSource(Protocol):
-    async def find(self, ref: str) -> Hook | None:
+    async def find_hook(self, ref: str) -> Hook | None:
         """Return the webhook of a workspace (name or id), or None."""
         ...
 
@@ -47,20 +47,20 @@ class HookSource(Protocol):
 class ConnectedHooks:
     """`HookSource` from the connections in the database."""
 
-    def __init__(self, names: Names, connections: Connections) -> None:
+    def __init__(self, names: Names, connections: ForgeConnections) -> None:
         self._names = names
         self._connections = connections
 
-    async def find(self, ref: str) -> Hook | None:
-        identity = await self._names.find("workspace", ref) or ref
+    async def find_hook(self, ref: str) -> Hook | None:
+        identity = await self._names.find_id("workspace", ref) or ref
         try:
-            found = await self._connections.get(identity)
+            found = await self._connections.get_connection(identity)
         except Refused as error:  # a secret that does not open: the sender learns nothing of it
             logger.error("the webhook of workspace %s is off: %s", identity, error.message)
             return None
         if found is None or not found.secrets:
             return None
-        return Hook(WorkspaceId(found.workspace), found.provider, found.secrets)
+        return Hook(WorkspaceId(found.workspace), found.forge, found.secrets)
 
 
 class RecentHooks:
@@ -73,7 +73,7 @@ class RecentHooks:
         self._asked: dict[str, asyncio.Task[Hook | None]] = {}
         self._free = asyncio.Semaphore(AT_ONCE)
 
-    async def find(self, ref: str) -> Hook | None:
+    async def find_hook(self, ref: str) -> Hook | None:
         if not REF.fullmatch(ref):
             return None
         loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class RecentHooks:
         try:
             async with self._free:
                 asked_at = loop.time()
-                hook = await self._source.find(ref)
+                hook = await self._source.find_hook(ref)
             self._found.pop(ref, None)
             while len(self._found) >= MOST_KEPT:
                 del self._found[next(iter(self._found))]

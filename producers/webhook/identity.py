@@ -7,7 +7,7 @@ are the same.
 import re
 
 from producers.webhook.headers import RequestHeaders
-from producers.webhook.hint import MalformedDelivery
+from producers.webhook.push_hint import MalformedDelivery
 
 DELIVERY = re.compile(rb"[\x21-\x7e]{1,128}")
 EVENT = re.compile(rb"[\x20-\x7e]{1,64}")

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 from infra.failpoints import hit
-from infra.ports.event_log import EdgeAppend, EdgeAppended, EventStore
+from infra.spine.ports.event_log import EdgeAppend, EdgeAppended, EventStore
 from schemas.errors import Refused
 
 MOST_AT_ONCE = 500

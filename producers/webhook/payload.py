@@ -1,6 +1,6 @@
 """Reads the few fields of a payload that make a hint, and skips the others.
 
-docs/decisions/0015-webhook-payloads-are-read-by-six-fields.md has the reasons.
+docs/decisions/0012-read-six-fields-of-a-webhook.md has the reasons.
 """
 
 from typing import TypeVar
@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from producers.webhook.headers import RequestHeaders
-from producers.webhook.hint import MalformedDelivery
+from producers.webhook.push_hint import MalformedDelivery
 
 MOST_FORM_FIELDS = 16
 FORM = "application/x-www-form-urlencoded"

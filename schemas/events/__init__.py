@@ -34,11 +34,11 @@ from schemas.events.groups import (
     SampleGenerated,
     SettledGroup,
 )
-from schemas.events.hub_pushes import (
-    HubPushCancelRequested,
-    HubPushed,
-    HubPushFailed,
-    HubPushRequested,
+from schemas.events.hub_uploads import (
+    HubUploadCancelRequested,
+    HubUploaded,
+    HubUploadFailed,
+    HubUploadRequested,
 )
 from schemas.events.models import (
     ModelDeployed,
@@ -96,9 +96,9 @@ from schemas.events.triggers import (
 )
 from schemas.events.verifications import VerificationCompleted, VerificationRequested
 from schemas.events.workspaces import (
+    CommitRequested,
+    ForgeKind,
     PackagesChosen,
-    Provider,
-    RepositoryPushed,
     WorkspaceConnected,
     WorkspaceDisconnected,
     WorkspaceRejected,
@@ -106,7 +106,7 @@ from schemas.events.workspaces import (
 )
 
 ALL_EVENTS: tuple[type[Event], ...] = (
-    RepositoryPushed,
+    CommitRequested,
     PackagesChosen,
     WorkspaceSynced,
     WorkspaceRejected,
@@ -175,15 +175,18 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     ModelDeploySkipped,
     ModelUndeployRequested,
     ModelUndeployed,
-    HubPushRequested,
-    HubPushCancelRequested,
-    HubPushed,
-    HubPushFailed,
+    HubUploadRequested,
+    HubUploadCancelRequested,
+    HubUploaded,
+    HubUploadFailed,
     MessageDeadLettered,
     MessageRedriven,
 )
 
-EVENT_TYPES: dict[str, type[Event]] = {event.type: event for event in ALL_EVENTS}
+EVENT_TYPES: dict[str, type[Event]] = {event.type: event for event in ALL_EVENTS} | {
+    event.old_type: event for event in ALL_EVENTS if event.old_type is not None
+}
+"""The events by the types under which they are stored, those of earlier releases among them."""
 
 __all__ = [
     "ALL_EVENTS",
@@ -198,6 +201,7 @@ __all__ = [
     "CheckpointRequested",
     "CheckpointSaved",
     "CheckpointSettled",
+    "CommitRequested",
     "CommitStatusDecided",
     "CommitStatusPosted",
     "DatasetDeleted",
@@ -209,6 +213,7 @@ __all__ = [
     "EvaluationStarted",
     "EvaluationStopRequested",
     "Event",
+    "ForgeKind",
     "Gate",
     "GroupGenerated",
     "GroupGraded",
@@ -216,10 +221,10 @@ __all__ = [
     "GroupsSettled",
     "Hold",
     "HookPinged",
-    "HubPushCancelRequested",
-    "HubPushFailed",
-    "HubPushRequested",
-    "HubPushed",
+    "HubUploadCancelRequested",
+    "HubUploadFailed",
+    "HubUploadRequested",
+    "HubUploaded",
     "MessageDeadLettered",
     "MessageRedriven",
     "ModelDeployFailed",
@@ -232,14 +237,12 @@ __all__ = [
     "PolicyFailed",
     "PolicyInitialized",
     "PolicyUpdated",
-    "Provider",
     "PushExamined",
     "PushReceived",
     "RefsCheckRequested",
     "RefsListed",
     "RefsMoved",
     "RefsRequested",
-    "RepositoryPushed",
     "RunApproved",
     "RunArchived",
     "RunDeleted",

@@ -5,8 +5,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.events import Event, PolicyUpdated, StepSettled
-from schemas.sampling import ArtifactRef, PolicyRef
+from schemas.sampling import PolicyRef
 
 T = TypeVar("T")
 

@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
+from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.events.event import RUN_TOPIC, Event
 from schemas.events.runs import BaseRunEvent, BaseStepEvent
 from schemas.ids import StreamName, checkpoint_stream
-from schemas.sampling import ArtifactRef, Sha256
 from schemas.specs import CheckpointSpec
 
 

@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.events.event import WORKSPACE_TOPIC, Event
 from schemas.ids import StreamName, dataset_stream
-from schemas.sampling import ArtifactRef
 from schemas.specs import DatasetRef
 
 

@@ -3,9 +3,9 @@
 from typing import ClassVar
 from uuid import UUID
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.events.event import DEAD_LETTER_TOPIC, Event, Hold
 from schemas.ids import StreamName, dead_letter_stream
-from schemas.sampling import ArtifactRef
 
 
 class MessageDeadLettered(Event):

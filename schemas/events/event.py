@@ -4,7 +4,7 @@ Events are facts in the past tense. They are frozen and at most 64 KiB large. To
 weights are referenced by an ArtifactRef. Each class states its wire type, its version, its Kafka topic,
 and (`gate`) whether it opens, pauses or closes the run that it belongs to. A change that adds a field
 with a default keeps the version. Any other change raises it and adds a function to
-`schemas/events/upcasts.py`.
+`schemas/events/upcasts.py`. An event that gets another type keeps the one before as `old_type`.
 """
 
 from abc import abstractmethod
@@ -33,11 +33,13 @@ class Event(BaseModel):
     `stream` is the stream that the event belongs to. The stream's owner, or an edge, appends it
     there. `key` is the Kafka message key. `run_id` names the run, evaluation or workspace that the
     event is about. `name` distinguishes the events that one cause leads to. The cause and the name
-    together give the event its id.
+    together give the event its id. `old_type` is the type under which earlier releases wrote the event.
+    It is still read, and it stays the event's name, so that a repeated request still has the same ids.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     type: ClassVar[str]
+    old_type: ClassVar[str | None] = None
     version: ClassVar[int] = 1
     topic: ClassVar[str]
     gate: ClassVar[Gate | None] = None
@@ -74,4 +76,4 @@ class Event(BaseModel):
 
     @property
     def name(self) -> str:
-        return self.type
+        return self.old_type or self.type

@@ -4,9 +4,10 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.events.event import GROUP_TOPIC, RUN_TOPIC, Event
 from schemas.ids import Purpose, StreamName, eval_stream, grade_stream, group_stream, run_stream
-from schemas.sampling import ArtifactRef, Grade, JudgeUsage
+from schemas.sampling import Grade, JudgeUsage
 from schemas.specs import BatchGroup, GroupSpec, GroupTemplate, SampleEntry, Slot
 
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from schemas.events.workspaces import BaseWorkspaceEvent, Provider
+from schemas.events.workspaces import BaseWorkspaceEvent, ForgeKind
 from schemas.ids import StreamName, delivery_stream
 from schemas.specs import Push, RefMove
 
@@ -19,7 +19,8 @@ class PushReceived(_DeliveryEvent):
     None for a new ref, and `after` for a deleted one."""
 
     type: ClassVar[str] = "rl.workspace.push-received"
-    provider: Provider
+    version: ClassVar[int] = 2
+    forge: ForgeKind
     delivery: str
     ref: str
     before: str | None
@@ -32,7 +33,8 @@ class HookPinged(_DeliveryEvent):
     """The forge tried its webhook for the first time, and the signature was right."""
 
     type: ClassVar[str] = "rl.workspace.hook-pinged"
-    provider: Provider
+    version: ClassVar[int] = 2
+    forge: ForgeKind
     delivery: str
 
 

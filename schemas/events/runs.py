@@ -3,10 +3,11 @@
 from datetime import datetime
 from typing import ClassVar, Literal
 
+from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import RunConfig
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.ids import StreamName, run_stream
-from schemas.sampling import ArtifactRef, ModelRef, Sha256
+from schemas.sampling import ModelRef
 from schemas.specs import DatasetRef, GroupTemplate, Plan, PushOrigin, StateRef, TrainSpec
 
 
@@ -39,10 +40,10 @@ class RunRequested(BaseRunEvent):
     """A validated request for a run. `workspace` is None when the run needs no user code. `date` is
     the day of the request. Chat templates that ask for the current date get it, unless the config
     names another day. `warnings` lists what is allowed and probably not intended. `origin` is the
-    push that started the run, or None. `submitter` owns the personal secrets that the run may use; a
-    run that a push or a token of a workspace started has none. `creator` is the owner of the token that
-    submitted the run, whom lists show. `belongs_to` is the workspace of the token that submitted a run
-    without user code. `decider` is the version of the rules by which it is decided
+    push that started the run, or None. `submitter` owns the personal secrets that the run may use;
+    a run that a push or an API key of a workspace started has none. `creator` is the owner of the
+    key that submitted the run, whom lists show. `belongs_to` is the workspace of the key that
+    submitted a run without user code. `decider` is the version of the rules by which it is decided
     (`schemas/events/decider_version.py`)."""
 
     type: ClassVar[str] = "rl.run.requested"
@@ -63,7 +64,7 @@ class RunRequested(BaseRunEvent):
 
     @property
     def owner_workspace(self) -> str | None:
-        """The workspace whose tokens may see the run; None when only tokens of all workspaces may."""
+        """The workspace whose API keys may see the run; None when only keys of all workspaces may."""
         return self.workspace or self.belongs_to
 
     @property

@@ -5,10 +5,10 @@ from uuid import UUID
 
 from pydantic import Field
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.events.event import RUN_TOPIC, Event
 from schemas.events.runs import BaseStepEvent
 from schemas.ids import StreamName, policy_stream
-from schemas.sampling import ArtifactRef
 from schemas.specs import BatchGroup, StateRef, TrainSpec
 
 

@@ -3,12 +3,12 @@
 from typing import ClassVar, Literal
 from uuid import UUID
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.events.event import WORKSPACE_TOPIC, Event
 from schemas.ids import StreamName, workspace_stream
-from schemas.sampling import ArtifactRef
 from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint
 
-Provider = Literal["github", "gitea", "gitlab", "none"]
+ForgeKind = Literal["github", "gitea", "gitlab", "none"]
 """The kind of forge that holds a repository. `none`: a repository without a forge, which posts signed
 webhooks in GitHub's form, or is only polled."""
 
@@ -28,12 +28,13 @@ class BaseWorkspaceEvent(Event):
         return self.workspace
 
 
-class RepositoryPushed(BaseWorkspaceEvent):
-    """A repository may have new commits, or a run needs one of its commits. The event is only a hint:
-    sync resolves the branch or commit when it runs. `requester` is the stream that waits for the
-    result, if there is one."""
+class CommitRequested(BaseWorkspaceEvent):
+    """A commit of a repository should be fetched, because a workspace was added, or a run needs it. The
+    event is only a hint: sync resolves the branch or commit when it runs. `requester` is the stream that
+    waits for the result, if there is one."""
 
-    type: ClassVar[str] = "rl.workspace.pushed"
+    type: ClassVar[str] = "rl.workspace.commit-requested"
+    old_type: ClassVar[str | None] = "rl.workspace.pushed"
     workspace_name: str
     commit: CommitSpec
     entrypoints: tuple[Entrypoint, ...] = ()
@@ -45,7 +46,8 @@ class PackagesChosen(BaseWorkspaceEvent):
     those that have packages."""
 
     type: ClassVar[str] = "rl.workspace.packages-chosen"
-    push: UUID
+    version: ClassVar[int] = 2
+    request: UUID
     commit: str
     rollouts: tuple[DiscoveredRollout, ...]
     requester: StreamName | None = None
@@ -55,7 +57,8 @@ class WorkspaceSynced(BaseWorkspaceEvent):
     """A commit was fetched, its snapshot was stored, and its entry points were examined."""
 
     type: ClassVar[str] = "rl.workspace.synced"
-    push: UUID
+    version: ClassVar[int] = 2
+    request: UUID
     commit: str
     snapshot: ArtifactRef
     rollouts: tuple[DiscoveredRollout, ...]
@@ -66,7 +69,8 @@ class WorkspaceRejected(BaseWorkspaceEvent):
     """A commit could not be fetched, or its files cannot be used. `message` says what to do."""
 
     type: ClassVar[str] = "rl.workspace.rejected"
-    push: UUID
+    version: ClassVar[int] = 2
+    request: UUID
     message: str
     requester: StreamName | None = None
 
@@ -77,7 +81,8 @@ class WorkspaceConnected(BaseWorkspaceEvent):
     through the forge's API. `can_post` says whether commit statuses can be posted."""
 
     type: ClassVar[str] = "rl.workspace.connected"
-    provider: Provider
+    version: ClassVar[int] = 2
+    forge: ForgeKind
     hook: str | None = None
     can_post: bool = False
 

@@ -1,4 +1,4 @@
-"""Passwords and API tokens in text that is shown or logged are replaced by ***."""
+"""Passwords and API keys in text that is shown or logged are replaced by ***."""
 
 import re
 
@@ -13,14 +13,14 @@ IN_PARAMETER = re.compile(
 """`password=...`, of a query or of a connection string."""
 
 
-IN_TOKEN = re.compile(r"\b(?P<begin>hr_[0-9a-z]{10}_)[0-9A-Za-z]{49}\b")
-"""A token of the API. Its id may be shown."""
+IN_API_KEY = re.compile(r"\b(?P<begin>hr_[0-9a-z]{10}_)[0-9A-Za-z]{49}\b")
+"""An API key of Headrace. Its id may be shown."""
 
 
 def redact(text: str) -> str:
-    """`text` without the passwords of URLs and connection strings, and without tokens of the API."""
+    """`text` without the passwords of URLs and connection strings, and without API keys."""
     if "hr_" in text:
-        text = IN_TOKEN.sub(rf"\g<begin>{HIDDEN}", text)
+        text = IN_API_KEY.sub(rf"\g<begin>{HIDDEN}", text)
     if "@" not in text and "pass" not in text.lower():
         return text
     text = IN_URL.sub(rf"\g<begin>:{HIDDEN}@", text)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from schemas.errors import InvalidConfig, Issue
-from schemas.toml.environment import reserved_env
+from schemas.toml.env_vars import reserved_env
 
 SecretScope = Literal["workspace", "personal"]
 SCOPES: tuple[SecretScope, ...] = get_args(SecretScope)

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from schemas.config import EvalConfig, Experiment, RunConfig, longest_answer
+from schemas.deployments import NAME_RULE, is_deployment_name
 from schemas.errors import Issue
 from schemas.limits import MOST_SFT_ROWS, most_groups, most_samples
 from schemas.network import NetworkAddress, parse_address
 from schemas.specs import rubric_specs
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
-from schemas.toml.deploy_keys import deploy_issues
-from schemas.toml.environment import reserved_env
+from schemas.toml.env_vars import reserved_env
 from schemas.toml.provider_keys import provider_issues
 from schemas.toml.rubric_keys import rubric_issues
 from schemas.toml.unread_keys import unread_issues
@@ -35,7 +35,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     yield from _temperature_issues(config)
     yield from _cross_key_issues(config)
     yield from _entrypoint_issues(config.experiment)
-    yield from _environment_issues(config)
+    yield from _env_var_issues(config)
     yield from _network_issues(config)
     yield from rubric_issues(config.advanced)
     yield from provider_issues(config)
@@ -45,7 +45,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     yield from algorithm_issues(config)
     yield from mode_issues(config.advanced)
     yield from unread_issues(config)
-    yield from deploy_issues(config)
+    yield from _deploy_issues(config)
     yield from _validation_key_issues(config)
     yield from _step_size_issues(config)
 
@@ -140,7 +140,7 @@ def _bad_entrypoint(entrypoint: str) -> str | None:
     return None
 
 
-def _environment_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+def _env_var_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     for name in config.env:
         if reason := reserved_env(name):
             yield Issue(f"env.{name}", reason)
@@ -213,3 +213,20 @@ def _too_many_samples(key: str, config: RunConfig | EvalConfig) -> Iterator[Issu
         num = len(rewards) + len(rubrics)
         parts = f" with {num} reward functions" if num else ""
         yield Issue(key, f"must be at most {most}{parts}, got {samples}")
+
+
+def _deploy_issues(config: RunConfig) -> Iterator[Issue]:
+    """Issues with `advanced.deploy`, which would only show when the run has ended."""
+    advanced, name = config.advanced, config.deploy_as
+    if advanced.deploy is None:
+        if advanced.deploy_name is not None:
+            yield Issue("advanced.deploy_name", 'needs advanced.deploy = "best"; set it too')
+        return
+    if advanced.tuning != "lora":
+        yield Issue("advanced.deploy", 'needs advanced.tuning = "lora", got "full"')
+    if advanced.validation_dataset is None:
+        yield Issue("advanced.deploy", "compares held-out rewards; set advanced.validation_dataset")
+    elif advanced.algorithm == "sft" and not config.experiment.rollout:
+        yield Issue("advanced.deploy", "compares held-out rewards; set experiment.rollout")
+    if name is not None and not is_deployment_name(name):
+        yield Issue("advanced.deploy_name", f"is {name!r} by default; set a name with {NAME_RULE}")

@@ -19,9 +19,10 @@ from infra.blobs.artifacts import reference
 from infra.ports.packages import DeclaredPackages
 from infra.ports.services import SandboxOwner, WorkflowResult
 from infra.sandbox.sandbox import LocalUserCode
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import UserCodeError
-from schemas.sampling import ArtifactRef, Message
-from schemas.specs import Entrypoint, EnvironmentRef, RolloutRef
+from schemas.sampling import Message
+from schemas.specs import Entrypoint, PackageEnvironment, RolloutRef
 from tests.agents.mcp_workspace import MAIN as MCP_MAIN
 from tests.agents.mcp_workspace import SERVER
 from tests.contracts.user_code_suite import make_snapshot
@@ -197,7 +198,7 @@ async def opened(level: str) -> AsyncIterator[Bench]:
     try:
         resolved = await user.resolve(PACKAGE)
         bench = Bench(user, None, blobs)  # type: ignore[arg-type]  # it is made in the next lines
-        environment = EnvironmentRef(
+        environment = PackageEnvironment(
             key=resolved.key,
             lock=bench.add(resolved.pins.encode()),
             python=resolved.python,
@@ -279,6 +280,7 @@ async def test_a_server_that_dies_or_hangs_is_data_and_seen_in_the_record(bench:
     assert "[headrace] MCP server main was started again" in printed
     text, printed = await bench.call("die_always")
     assert text.startswith("error: die_always: MCP server main ended during the call")
+    assert (await bench.call("add", left=1, right=2))[0] == "3", "it runs when it is made to hang"
     text, _ = await bench.call("hang")
     assert text == "error: hang did not return within 1 s"
     text, printed = await bench.call("add", left=2, right=2)

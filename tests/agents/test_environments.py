@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from infra.ports.packages import DeclaredPackages
-from infra.sandbox.environments.environments import Environments
+from infra.sandbox.environments.environments import PackageEnvironments
 from infra.sandbox.levels.probe import choose_level
 from infra.settings.packages import PackageSettings
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Refused
-from schemas.sampling import ArtifactRef
-from schemas.specs import EnvironmentRef
+from schemas.specs import PackageEnvironment
 
 pytestmark = [pytest.mark.agents, pytest.mark.processes]
 
@@ -23,22 +23,24 @@ PATH = "rollouts/agent/pyproject.toml"
 
 
 @pytest.fixture
-def environments() -> Iterator[Environments]:
+def environments() -> Iterator[PackageEnvironments]:
     root = Path(tempfile.mkdtemp(prefix="headrace-test-"))
     root.chmod(0o755)
-    made = Environments(choose_level("bwrap"), PackageSettings(directory=root / "environments"))
+    made = PackageEnvironments(
+        choose_level("bwrap"), PackageSettings(directory=root / "environments")
+    )
     yield made
     made.close()
     shutil.rmtree(root)
 
 
-async def test_an_agent_sdk_is_installed_and_imported(environments: Environments) -> None:
+async def test_an_agent_sdk_is_installed_and_imported(environments: PackageEnvironments) -> None:
     declared = DeclaredPackages(path=PATH, dependencies=("openai>=3.52",))
     resolved = await environments.resolve(declared)
     assert resolved.count > 5
     pins = resolved.pins.encode()
     lock = ArtifactRef(uri="m:", sha256=hashlib.sha256(pins).hexdigest(), size=len(pins))
-    ref = EnvironmentRef(
+    ref = PackageEnvironment(
         key=resolved.key, lock=lock, python=resolved.python, platform=resolved.platform
     )
     python = (await environments.get(ref, pins)).path
@@ -49,7 +51,9 @@ async def test_an_agent_sdk_is_installed_and_imported(environments: Environments
     assert said.stdout.startswith(str(python.parents[1]))
 
 
-async def test_versions_that_do_not_fit_together_are_said_by_uv(environments: Environments) -> None:
+async def test_versions_that_do_not_fit_together_are_said_by_uv(
+    environments: PackageEnvironments,
+) -> None:
     declared = DeclaredPackages(path=PATH, dependencies=("openai>=3.52", "openai<1"))
     with pytest.raises(Refused, match=r"(?s)rollouts/agent/pyproject\.toml.*openai"):
         await environments.resolve(declared)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.free_port import free_port
+from infra.operations.local.free_port import free_port
 from tests.agents.mcp_workspace import PROGRAM, write_workspace
 from tests.kit.package_environment import shared_environment
 

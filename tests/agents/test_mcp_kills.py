@@ -73,7 +73,7 @@ FILES = {
     ),
     "mcp/main.py": SERVER,
 }
-PROGRAM, HOST = "mcp_program.py", "headrace/host.py workflow"
+PROGRAM, HOST = "mcp_program.py", "headrace/user_code/user_code_host.py workflow"
 KILLS = {1: PROGRAM, 2: HOST, 3: "worker", 4: PROGRAM}
 """What dies after which step. The calls of the next step are being made."""
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from infra.gateway.server import HttpGateway
-from infra.local.free_port import free_port
+from infra.model_api.gateway.server import HttpGateway
+from infra.operations.local.free_port import free_port
 from schemas.sampling import Message, SampleRequest, Turn, sequences_of
 from tests.agents import rollout_programs as programs
 from tests.agents.newer_python import packaged

@@ -179,7 +179,7 @@ async def records_of(platform: InMemory, run: str) -> list[tuple[DrawKey, Sample
     found = []
     for event in platform.events_of(SampleGenerated):
         if event.spec.owner == run and event.artifact is not None:
-            data = await platform.artifacts.get(event.artifact)
+            data = await platform.artifacts.get_artifact(event.artifact)
             [record] = SampleBatch.model_validate_json(data).samples
             found.append((event.spec.draw_key(record.index), record))
     return found

@@ -75,12 +75,12 @@ def test_the_rows_of_a_root_are_its_layers_in_their_order(root: str) -> None:
     assert [height[row] for row in rows] == sorted(height[row] for row in rows)
 
 
-def test_the_row_of_a_consumer_names_events_that_it_reads_and_emits() -> None:
+def test_the_row_of_a_consumer_names_all_events_that_it_reads_and_emits_or_none() -> None:
     for name, module in REGISTRY.items():
         path = module.replace(".", "/") + ".py"
         found = re.search(rf"^\| `{re.escape(path)}` \| (.+) -> (.+) \| .+ \|$", PAGE, re.M)
         assert found is not None, name
         consumer = load(name)
         reads, emits = (set(re.findall(r"\b[A-Z]\w+", side)) for side in found.groups())
-        assert reads <= {event.__name__ for event in consumer.reads}, name
-        assert emits <= {event.__name__ for event in consumer.emits}, name
+        assert reads in ({event.__name__ for event in consumer.reads}, set()), name
+        assert emits in ({event.__name__ for event in consumer.emits}, set()), name

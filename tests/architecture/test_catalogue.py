@@ -20,7 +20,7 @@ TEMPLATE = re.compile(
 )
 
 EDGE_EVENTS = {
-    "RepositoryPushed",
+    "CommitRequested",
     "DatasetRegistered",
     "RunRequested",
     "EvaluationRequested",
@@ -32,8 +32,8 @@ EDGE_EVENTS = {
     "MessageRedriven",
     "VerificationRequested",
     "ModelUndeployRequested",
-    "HubPushRequested",
-    "HubPushCancelRequested",
+    "HubUploadRequested",
+    "HubUploadCancelRequested",
     "DatasetDeleted",
     "RunRenamed",
     "RunArchived",
@@ -95,7 +95,7 @@ def test_every_consumer_is_in_the_documentation() -> None:
 
 
 def test_the_supervisor_and_the_control_process_run_every_consumer() -> None:
-    from infra.local.supervisor import DEVICE_CONSUMERS, HOSTED, SERVING
+    from infra.operations.local.supervisor import DEVICE_CONSUMERS, HOSTED, SERVING
 
     assert {*DEVICE_CONSUMERS, *CONTROL_CONSUMERS, *SERVING} == set(REGISTRY)
     for workers in HOSTED.values():

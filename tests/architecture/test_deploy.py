@@ -20,10 +20,10 @@ from consumers.process.accounts import consumed_types
 from consumers.process.command import HOSTABLE, RELAY
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.blobs.s3.accounts import access_key_of
-from infra.bus.kafka.accounts import user_of
-from infra.local.supervisor import SPIN
+from infra.operations.local.supervisor import SPIN
 from infra.settings.accounts import DATABASE_ACCOUNTS, S3_ACCOUNTS, load_accounts
 from infra.settings.settings import Settings
+from infra.spine.bus.kafka.accounts import user_of
 from producers.http.auth import OPEN_PATHS
 from producers.http.routes.platform import ROOT_ROUTES
 from schemas.effects import Lane
@@ -399,7 +399,7 @@ def test_what_runs_in_control_images_starts_without_what_they_lack() -> None:
     program = (
         "import sys\n"
         f"for name in {LACKED!r}: sys.modules[name] = None\n"
-        "import infra.postgres.migrate, producers.serve, consumers.process.worker\n"
+        "import infra.spine.postgres.migrate, producers.serve, consumers.process.worker\n"
         "from consumers.registry import load\n"
         f"for name in {consumers!r}: load(name)\n"
     )
@@ -491,15 +491,15 @@ def test_prometheus_asks_where_the_api_answers_by_a_name_that_its_guard_knows() 
     ]
 
 
-def test_prometheus_has_a_token_that_only_reads_metrics() -> None:
+def test_prometheus_has_a_key_that_only_reads_metrics() -> None:
     assert scrape()["metrics_path"] not in OPEN_PATHS
     file = Path(scrape()["authorization"]["credentials_file"])
     assert scrape()["authorization"]["type"] == "Bearer"
     assert file.parent == Path("/run/secrets")
     assert file.name in services()["prometheus"]["secrets"]
     source = compose()["secrets"][file.name]["environment"]
-    assert source == "HEADRACE_METRICS_TOKEN"
-    assert f"${{{source}:?" in ours()["api"]["environment"]["HEADRACE_METRICS_TOKEN"]
+    assert source == "HEADRACE_METRICS_KEY"
+    assert f"${{{source}:?" in ours()["api"]["environment"]["HEADRACE_METRICS_KEY"]
 
 
 def test_traces_go_to_the_port_on_which_the_collector_listens() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from consumers.process.worker import needs_user_code
+from consumers.process.ports import port_names
 from consumers.registry import CONTROL_CONSUMERS, lanes_of, load
-from infra.runtime.hosting import Hosting
 from infra.settings.sandbox_service import SandboxAddress, listen_address
+from infra.spine.runtime.hosting import Hosting
 from schemas.ids import WorkerId
 from tests.architecture.test_deploy import SANDBOX, compose, hosted, ours, services
 
@@ -38,7 +38,7 @@ def names_of_processes_with_user_code() -> set[str]:
     found = set()
     for name, of in hosts.items():
         consumers = tuple(map(load, of))
-        if needs_user_code(Hosting(WorkerId(name), consumers, lanes_of(consumers))):
+        if "user" in port_names(Hosting(WorkerId(name), consumers, lanes_of(consumers))):
             found.add(name)
     return found
 

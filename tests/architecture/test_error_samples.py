@@ -23,7 +23,7 @@ from producers.http.responses import number
 from producers.http.routes.events import parse_cursor
 from schemas.errors import Issue, Refused
 from schemas.events import DatasetRegistered
-from schemas.scratch_models import scratch_shape
+from schemas.models.scratch import scratch_shape
 from schemas.specs import DatasetRef
 from schemas.toml.parser import parse_run
 from tests.kit.specs import MODEL, ref

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace import discovery
+from headrace.user_code import discovery
 from schemas.config import EvalConfig, RunConfig
 from schemas.toml.overrides import apply_overrides
 from schemas.toml.parser import parse_run

@@ -65,6 +65,11 @@ def test_clients_of_databases_and_buses_cryptography_and_forges_stay_in_infra() 
     assert importers("asyncpg", "aiokafka", "boto3", "cryptography", "jwt", outside="infra") == []
 
 
+def test_the_process_that_renews_a_lease_stays_small() -> None:
+    program = "import sys, infra.spine.postgres.lease_renewer; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
 def test_the_telemetry_sdk_stays_in_infra() -> None:
     assert importers("opentelemetry.sdk", outside="infra") == []
 

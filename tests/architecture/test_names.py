@@ -1,6 +1,7 @@
 """Names: one word per idea, functions are verbs, and a folder is small enough to be read at a glance."""
 
 import ast
+import re
 from collections import defaultdict
 
 from tests.kit.source import ROOT, ROOTS, modules, nodes, parse, relative
@@ -17,6 +18,16 @@ spent spoken stood taught thought torn thrown understood woken won
 
 NOT_PARTICIPLES = {"need", "feed", "seed", "embed", "speed"}
 """A word that begins with un- (`unconsumed`, `unsupported`) is an adjective and may be a name too."""
+
+
+ACCESS = (
+    *("infra/identity/*.py", "producers/cli/commands/access/*.py"),
+    *("producers/http/auth.py", "producers/http/browsers.py", "producers/http/routing.py"),
+)
+"""What decides who may do what."""
+
+TOKEN = re.compile(r"(?<![\w/.\"-])tokens?\b", re.I)
+"""The word as a word of its own, and not the file of that name, a former name or a standard function."""
 
 
 def is_bare_participle(name: str) -> bool:
@@ -51,6 +62,23 @@ def test_no_function_is_named_by_a_bare_participle() -> None:
 def test_twin_a_participle_is_recognised() -> None:
     assert all(map(is_bare_participle, ("sent", "_listed", "told", "shaped")))
     assert not any(map(is_bare_participle, ("send", "seed", "is_listed", "listed_runs", "red")))
+
+
+def test_the_credential_of_the_api_is_called_an_api_key() -> None:
+    files = [path for pattern in ACCESS for path in sorted(ROOT.glob(pattern))]
+    assert len(files) > 10
+    found = [
+        f"{relative(path)}:{number} {line.strip()}"
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if TOKEN.search(line)
+    ]
+    assert not found, "a token is a unit of text; call the credential an API key"
+
+
+def test_twin_a_credential_that_is_called_a_token_is_seen() -> None:
+    assert all(map(TOKEN.search, ("the token expired", "tokens: list[str]", "Tokens of the API")))
+    assert not any(map(TOKEN.search, ("$HEADRACE_HOME/token", "secrets.token_hex(4)")))
 
 
 def test_no_folder_has_more_than_20_rooms() -> None:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import click
+import pytest
 
 from producers.cli.main import cli
 from tests.kit.source import ROOT, modules, nodes, relative
@@ -18,6 +19,15 @@ PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
+)
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+SECTIONS = (
+    "Question",
+    "Decision",
+    "Reasons",
+    "Alternatives",
+    "Consequences",
+    "What would change it",
 )
 SAID_BY = ("infra", "consumers", "producers", "schemas", "trainer")
 SHORTEST = 8
@@ -71,6 +81,22 @@ def test_the_index_leads_to_every_page_and_nowhere_else() -> None:
     assert [link for link in links if not link.exists()] == []
     pages = {path.resolve() for path in (ROOT / "docs").rglob("*.md")} - {index.resolve()}
     assert pages - set(links) == set()
+
+
+def test_decisions_are_numbered_without_holes_and_have_short_names() -> None:
+    titles = [re.match(r"# (\d+)\. [A-Z]", path.read_text()) for path in DECISIONS]
+    numbers = [int(title.group(1)) for title in titles if title]
+    assert numbers == [int(path.name[:4]) for path in DECISIONS] == list(range(1, len(titles) + 1))
+    assert [path.name for path in DECISIONS if path.stem.count("-") > 6] == []
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.name[:4])
+def test_a_decision_has_the_sections_of_all_others_in_their_order(path: Path) -> None:
+    text = path.read_text()
+    found = re.findall(r"^## (.+)$", text, re.M)
+    assert re.match(r"# .+\n\n\*\*Status:\*\* \w+\.\n\n## ", text)
+    assert found == [name for name in SECTIONS if name in found]
+    assert set(SECTIONS) - set(found) <= {"Reasons", "Consequences"}
 
 
 @cache

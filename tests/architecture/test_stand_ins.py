@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from infra.memory.blobs import MemoryBlobs
-from infra.memory.bus import MemoryBus
-from infra.memory.event_log import MemoryEffects, MemoryLog
-from infra.ports.bus import Bus
-from infra.ports.clock import Clock, ManualClock
-from infra.ports.effects import Effects
-from infra.ports.event_log import EventLog
+from infra.blobs.memory import MemoryBlobs
 from infra.ports.services import Blobs, Gateway, Repositories, Session, UserCode
+from infra.spine.memory.bus import MemoryBus
+from infra.spine.memory.event_log import MemoryEffects, MemoryLog
+from infra.spine.ports.bus import Bus
+from infra.spine.ports.clock import Clock, ManualClock
+from infra.spine.ports.effects import Effects
+from infra.spine.ports.event_log import EventLog
 from schemas.learner import Learner
 from schemas.sampling import Sampler
 from tests.kit.fakes import (

@@ -15,10 +15,12 @@ PLACES = {
     "attacks": "ATTACK_TESTS",
     "gvisor": "ATTACK_TESTS",
     "gitea": "GITEA_TESTS",
+    "kafka": "STACK_TESTS KILL_TESTS",
+    "s3": "STACK_TESTS KILL_TESTS",
     "kills": "KILL_TESTS",
     "timed": "TIMED_TESTS",
 }
-"""Mark -> the Makefile's variable with the paths of its tests."""
+"""Mark -> the Makefile's variables with the paths of its tests."""
 
 FOLDERS = {"agents": "tests/agents", "browser": "tests/browser", "vllm": "tests/vllm"}
 """Mark -> the folder that holds all its tests, which `make test` ignores."""
@@ -42,7 +44,8 @@ def marked(mark: str) -> list[str]:
 
 @pytest.mark.parametrize("mark", PLACES)
 def test_the_paths_of_a_target_hold_every_file_with_its_mark(mark: str) -> None:
-    places, files = paths(PLACES[mark]), marked(mark)
+    places = [path for variable in PLACES[mark].split() for path in paths(variable)]
+    files = marked(mark)
     assert files
     assert [place for place in places if not (ROOT / place).exists()] == []
     assert [f for f in files if not any(Path(f).is_relative_to(p) for p in places)] == []
@@ -55,6 +58,10 @@ def test_a_folder_that_make_test_ignores_holds_only_tests_of_its_mark(mark: str)
     assert f"{folder} $(ARGS)" in MAKEFILE
     inside = [relative(path) for path in sorted((ROOT / folder).rglob("test_*.py"))]
     assert marked(mark) == inside
+
+
+def test_make_bench_runs_benchmarks_that_exist() -> None:
+    assert [name for name in paths("BENCHES") if not (ROOT / "bench" / f"{name}.py").exists()] == []
 
 
 def test_the_paths_for_another_python_exist() -> None:

@@ -15,13 +15,13 @@ ROOTS = ("infra", "consumers", "producers", "trainer", "schemas", "headrace")
 
 WRITERS = {
     "infra/sandbox/environments/uv_process.py",
-    "infra/git/confinement.py",
+    "infra/repositories/git/confinement.py",
     "infra/sandbox/levels/bubblewrap_options.py",
 }
 """The modules that give a confined process a place of this machine to write to. The last one mounts it
 for the others."""
 
-HANDLERS = ("infra/sandbox/environments", "infra/git")
+HANDLERS = ("infra/sandbox/environments", "infra/repositories/git", "infra/repositories/forges")
 """The folders that handle what was written. A module that is added to them is checked too."""
 
 INNER = {"run_confined", "prepared_folder", "run_git", "GitFiles", "trees_of", "fetch_alone"}
@@ -29,8 +29,8 @@ INNER = {"run_confined", "prepared_folder", "run_git", "GitFiles", "trees_of", "
 
 EXEMPT = {
     "infra/sandbox/environments/interpreters.py": "the operator's Pythons, and our copies of them",
-    "infra/git/login.py": "keys of ssh, which only we write",
-    "infra/git/pipes.py": "directories that the operator allows, which git reads as they are",
+    "infra/repositories/git/login.py": "keys of ssh, which only we write",
+    "infra/repositories/git/pipes.py": "directories that the operator allows, read as they are",
 }
 """Modules of these folders that handle nothing that was written. They import none that does."""
 
@@ -45,7 +45,7 @@ FOLLOWING = {
 """Calls that open or change what a path leads to, that say what is there after links were followed, and
 those of programs that could do so."""
 
-ENVIRONMENTS, GIT = HANDLERS
+ENVIRONMENTS, GIT, FORGES = HANDLERS
 ALLOWED = {
     (f"{ENVIRONMENTS}/environments.py", "_open_locked", "open"): "a lock file beside them",
     (f"{ENVIRONMENTS}/environments.py", "_prepare", "is_dir"): "the directory of all environments",
@@ -75,8 +75,8 @@ ALLOWED = {
     (f"{GIT}/confinement.py", "_certificates", "read_bytes"): "the operator's file",
     (f"{GIT}/confinement.py", "wrap", "exists"): "files that the command reads",
     (f"{GIT}/confinement.py", "_own_ssh", "is_dir"): "the operator's directory",
-    (f"{GIT}/forges/api.py", "post", "open"): "the client of a forge",
-    (f"{GIT}/forges/github.py", "_send", "getattr"): "an answer over HTTP",
+    (f"{FORGES}/api.py", "post", "open"): "the client of a forge",
+    (f"{FORGES}/github.py", "_send", "getattr"): "an answer over HTTP",
     (f"{GIT}/mirrors.py", "_config", "exists"): "our own file beside the workspaces",
     (f"{GIT}/mirrors.py", "_config", "write_text"): "the same",
     (f"{GIT}/process.py", "_start", "create_subprocess_exec"): "git, in its sandbox",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.local.home import read_state
+from infra.operations.local.home import read_state
 from producers.cli.client import Client, ServerAddress
 from producers.cli.demo.platform import DemoPlatform
 from producers.cli.demo.story import GRPO, SFT

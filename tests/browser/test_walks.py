@@ -1,7 +1,6 @@
 """The ways of people through the dashboard, in Chromium and on a real platform with real runs."""
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -16,8 +15,8 @@ import asyncpg
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from infra.local import embedded_postgres
-from infra.local.home import read_state
+from infra.operations.local import embedded_postgres
+from infra.operations.local.home import read_state
 from schemas.events import RunPauseRequested
 from tests.kit.chromium import WITHIN_MS, Watch, open_link, visiting
 from tests.kit.platform import (
@@ -29,6 +28,7 @@ from tests.kit.platform import (
     platform,
     run_config,
 )
+from tests.kit.pushed_workspace import toml_of
 
 pytestmark = [
     pytest.mark.browser,
@@ -51,15 +51,6 @@ REWARD = "[data-line='rollout/raw_reward'] b"
 expect.set_options(timeout=WITHIN_MS)
 
 
-def toml(**changes: Any) -> str:
-    """The TOML of a run: JSON values are TOML values here."""
-    return "".join(
-        f"[{section}]\n"
-        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-        for section, values in run_config(**changes).items()
-    )
-
-
 @dataclass(frozen=True)
 class Installation:
     """A platform that follows a repository, and a working copy of it."""
@@ -68,7 +59,7 @@ class Installation:
     copy: Path
 
     @property
-    def token(self) -> str:
+    def api_key(self) -> str:
         return (self.platform.home / "token").read_text().strip()
 
     def submit(self, **changes: Any) -> str:
@@ -78,13 +69,13 @@ class Installation:
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     root = tmp_path_factory.mktemp("walks")
-    files = {"headrace.toml": TRIGGER, "configs/short.toml": toml(**SHORT)}
+    files = {"headrace.toml": TRIGGER, "configs/short.toml": toml_of(**SHORT)}
     copy, bare = make_workspace(root / "copy", files), root / "math.git"
     git(root, "clone", "-q", "--bare", str(copy), str(bare))
     git(copy, "remote", "add", "origin", str(bare))
     with platform(root / "home", environment={"HEADRACE_POLL_S": "1"}) as running:
         running.upload("numbers")
-        request = {"url": str(bare), "name": "math", "provider": "none"}
+        request = {"url": str(bare), "name": "math", "forge": "none"}
         answer = running.post("/workspaces/connect", request)
         assert answer.status_code in (200, 201), answer.text
         eventually(_worker_of(running), within_s=60, what="a worker that can train")
@@ -120,7 +111,7 @@ def visit(browser: Browser, installation: Installation) -> Iterator[tuple[Page, 
         watch.assert_nothing()
 
 
-def test_a_link_opens_once_and_a_token_signs_in(
+def test_a_link_opens_once_and_an_api_key_signs_in(
     browser: Browser, installation: Installation
 ) -> None:
     url = installation.platform.url
@@ -134,10 +125,10 @@ def test_a_link_opens_once_and_a_token_signs_in(
         page.goto(link)
         expect(page.get_by_role("alert")).to_contain_text("has been used")
         page.goto(f"{url}/platform")
-        page.get_by_label("Token").fill("wrong")
+        page.get_by_label("API key").fill("wrong")
         page.get_by_role("button", name="Sign in").click()
-        expect(page.get_by_role("alert")).to_contain_text("not a valid token")
-        page.get_by_label("Token").fill(installation.token)
+        expect(page.get_by_role("alert")).to_contain_text("not a valid API key")
+        page.get_by_label("API key").fill(installation.api_key)
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("heading", name="Platform")).to_be_visible()
         assert page.evaluate("document.cookie") == ""
@@ -151,10 +142,10 @@ def test_a_run_is_submitted_from_the_form_watched_paused_resumed_and_stopped(
     page.get_by_role("link", name="New run").click()
     page.get_by_label("Name", exact=True).fill("from-the-form")
     page.get_by_label("Workspace", exact=True).fill("math")
-    page.get_by_label("Config", exact=True).fill(toml(**LONG).replace("lr =", "learning ="))
+    page.get_by_label("Config", exact=True).fill(toml_of(**LONG).replace("lr =", "learning ="))
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("alert")).to_contain_text("training.learning")
-    page.get_by_label("Config", exact=True).fill(toml(**LONG))
+    page.get_by_label("Config", exact=True).fill(toml_of(**LONG))
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("status")).to_contain_text("5000 steps")
     page.get_by_role("button", name="Submit").click()
@@ -243,7 +234,7 @@ def test_a_checkpoint_is_deployed_and_chatted_with(
     assert all(answers)
     assert not [answer for answer in answers if answer.startswith("No answer")]
     page.goto(f"{installation.platform.url}/deployments/sums")
-    expect(page.get_by_role("region", name="Table of tokens")).to_contain_text("root")
+    expect(page.get_by_role("region", name="Table of API keys")).to_contain_text("root")
     page.get_by_role("link", name="Deployments").click()
     watch.says_yes = True
     row.get_by_role("button", name="Undeploy").click()

@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import httpx
 
-from infra.local.home import read_state
+from infra.operations.local.home import read_state
 from tests.chaos.victims import Processes, pids, signalled
 from tests.kit.platform import Platform
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from infra.local.embedded_postgres import place_of
+from infra.operations.local.embedded_postgres import place_of
 from schemas.errors import TransientError
 from tests.chaos.victims import Processes
 from tests.kit.platform import Platform, eventually, platform, serving

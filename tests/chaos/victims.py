@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from infra.local.embedded_postgres import place_of
-from infra.local.home import read_state
+from infra.operations.local.embedded_postgres import place_of
+from infra.operations.local.home import read_state
 from tests.kit.platform import Platform
 from tests.stack.components import Components
 

@@ -14,21 +14,21 @@ class BlobsSuite:
     """The contract."""
 
     async def test_what_is_put_is_got(self, blobs: Blobs, tmp_path: Path) -> None:
-        uri = await blobs.put("runs/r/objects/a", b"\0one")
-        assert await blobs.get(uri) == b"\0one"
-        await blobs.put("runs/r/objects/a", b"two")
-        assert await blobs.get(uri) == b"two"
+        uri = await blobs.put_blob("runs/r/objects/a", b"\0one")
+        assert await blobs.get_blob(uri) == b"\0one"
+        await blobs.put_blob("runs/r/objects/a", b"two")
+        assert await blobs.get_blob(uri) == b"two"
         source = tmp_path / "source"
         source.write_bytes(b"three")
-        assert await blobs.get(await blobs.put_file("runs/r/file", source)) == b"three"
+        assert await blobs.get_blob(await blobs.put_file("runs/r/file", source)) == b"three"
 
     async def test_large_content_comes_in_pieces(self, blobs: Blobs) -> None:
         data = bytes(range(256)) * (70 << 10)
-        pieces = [piece async for piece in blobs.chunks(await blobs.put("large", data))]
+        pieces = [piece async for piece in blobs.chunks(await blobs.put_blob("large", data))]
         assert b"".join(pieces) == data
         assert 1 < len(pieces) < 100
-        assert [p async for p in blobs.chunks(await blobs.put("empty", b""))] == []
-        gone = await blobs.put("gone", b"x")
+        assert [p async for p in blobs.chunks(await blobs.put_blob("empty", b""))] == []
+        gone = await blobs.put_blob("gone", b"x")
         await blobs.delete(gone)
         with pytest.raises(NotFound):
             await anext(blobs.chunks(gone))
@@ -36,7 +36,7 @@ class BlobsSuite:
     async def test_create_only_has_one_winner(self, blobs: Blobs) -> None:
         async def write(n: int) -> bool:
             try:
-                await blobs.put("runs/r/ckpt/1/MANIFEST.json", b"%d" % n, create_only=True)
+                await blobs.put_blob("runs/r/ckpt/1/MANIFEST.json", b"%d" % n, create_only=True)
             except BlobExists:
                 return False
             return True
@@ -45,26 +45,26 @@ class BlobsSuite:
         assert sum(won) == 1
         uri = await blobs.exists("runs/r/ckpt/1/MANIFEST.json")
         assert uri is not None
-        assert await blobs.get(uri) == b"%d" % won.index(True)
+        assert await blobs.get_blob(uri) == b"%d" % won.index(True)
 
-    async def test_what_is_gone_is_not_found(self, blobs: Blobs) -> None:
-        uri = await blobs.put("runs/r/x", b"x")
+    async def test_a_blob_that_is_gone_is_not_found(self, blobs: Blobs) -> None:
+        uri = await blobs.put_blob("runs/r/x", b"x")
         await blobs.delete(uri)
         await blobs.delete(uri)
         assert await blobs.exists("runs/r/x") is None
         with pytest.raises(NotFound):
-            await blobs.get(uri)
+            await blobs.get_blob(uri)
 
     async def test_keys_are_listed_with_size_and_age(self, blobs: Blobs) -> None:
         names = ["datasets/d", "runs/r/objects/b", "runs/r/objects/a", "runs/rest/x"]
-        uris = {name: await blobs.put(name, name.encode()) for name in names}
+        uris = {name: await blobs.put_blob(name, name.encode()) for name in names}
         every = await blobs.keys("")
         assert [blob.key for blob in every] == sorted(names)
         for blob in every:
             assert blob.uri == uris[blob.key]
             assert blob.size == len(blob.key)
             assert abs(datetime.now(UTC) - blob.modified) < timedelta(minutes=5)
-            assert await blobs.get(blob.uri) == blob.key.encode()
+            assert await blobs.get_blob(blob.uri) == blob.key.encode()
         for prefix, num_keys in {
             "runs/": 3,
             "runs/r/": 2,
@@ -79,11 +79,11 @@ class BlobsSuite:
     @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/../b", "", "a b", "a\n", "a/"])
     async def test_keys_stay_inside(self, blobs: Blobs, key: str) -> None:
         with pytest.raises(ValueError, match="not a blob key"):
-            await blobs.put(key, b"x")
+            await blobs.put_blob(key, b"x")
         with pytest.raises(ValueError, match="not a blob key"):
-            await blobs.put(key, b"x", create_only=True)
+            await blobs.put_blob(key, b"x", create_only=True)
 
     async def test_uris_stay_inside(self, blobs: Blobs) -> None:
         for uri in ("https://example.org/x", "s3://another-bucket/x", "file:///etc/passwd", "x"):
             with pytest.raises(NotFound):
-                await blobs.get(uri)
+                await blobs.get_blob(uri)

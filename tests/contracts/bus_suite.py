@@ -6,9 +6,9 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from uuid import uuid4
 
-from infra.bus.reconciler import Delivered
-from infra.ports.bus import Bus
-from infra.ports.event_log import Commit, EventLog
+from infra.spine.bus.reconciler import Delivered
+from infra.spine.ports.bus import Bus
+from infra.spine.ports.event_log import Commit, EventLog
 from schemas.ids import ConsumerName, EventId
 from tests.contracts.event_log_suite import warning
 from tests.kit.commits import commit_of

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.effects import Claimed, Effects, NewEffect, StaleGeneration
-from infra.ports.event_log import Commit, CommitMiss, EventLog
+from infra.spine.ports.effects import Claimed, Effects, NewEffect, StaleGeneration
+from infra.spine.ports.event_log import Commit, CommitMiss, EventLog
 from schemas.effects import FetchCommit, Lane
 from schemas.events import (
     EvaluationCompleted,
@@ -67,7 +67,7 @@ def effect(run: str, *, claimed: bool = False, size: int = 1) -> NewEffect:
     kind = FetchCommit if size == 1 else LargeFetch
     asked = kind(
         workspace=uuid4().hex,
-        push=uuid4(),
+        request=uuid4(),
         commit=CommitSpec(url="/nowhere"),
         entrypoints=(),
         requester=f"run-{run}",

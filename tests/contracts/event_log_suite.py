@@ -8,8 +8,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from infra.ports.actor import Actor, acting_as
-from infra.ports.effects import NewEffect
-from infra.ports.event_log import (
+from infra.spine.ports.artifacts import SmallArtifact
+from infra.spine.ports.effects import NewEffect
+from infra.spine.ports.event_log import (
     Commit,
     CommitMiss,
     CommitRefused,
@@ -17,7 +18,6 @@ from infra.ports.event_log import (
     EdgeAppend,
     EdgeAppended,
     EventLog,
-    SmallArtifact,
     Snapshot,
 )
 from schemas.effects import FetchCommit
@@ -39,7 +39,7 @@ def warning(run: str, step: int) -> RunWarned:
 def new_effect(workspace: str) -> NewEffect:
     fetch = FetchCommit(
         workspace=workspace,
-        push=UUID(int=7),
+        request=UUID(int=7),
         commit=CommitSpec(url="/nowhere"),
         entrypoints=(),
         requester=f"run-{workspace}",

@@ -1,27 +1,27 @@
-"""The contract of every `infra.git.forges.forge.Forge`."""
+"""The contract of every `infra.repositories.forges.forge.Forge`."""
 
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
-from infra.git.credentials import TokenCredential
-from infra.git.forges.api import ForgeApis
-from infra.git.forges.forge import Forge, PushHook, ShownStatus
-from infra.git.forges.transport import MOST_BYTES
-from infra.postgres.connections import Connection
+from infra.repositories.forge_connections import ForgeConnection
+from infra.repositories.forges.api import ForgeApis
+from infra.repositories.forges.forge import Forge, PushHook, ShownStatus
+from infra.repositories.forges.transport import MOST_BYTES
+from infra.repositories.git.credentials import TokenCredential
 from infra.settings.git import LAPTOP
 from schemas.errors import ForgeAway, Refused
-from schemas.events import Provider
+from schemas.events import ForgeKind
 from tests.kit.forge_server import COMMIT, OTHER_COMMIT, TOKEN, FakeForge, Reply
 
 HOOK = PushHook("https://headrace.example/webhooks/w", "first-secret")
 PENDING = ShownStatus("headrace/sums", "pending", "run x is pending", "https://h.example/runs/x")
 
 
-def connection_to(server: FakeForge, token: str = TOKEN) -> Connection:
-    provider: Provider = server.provider  # type: ignore[assignment]  # a class of a test says which
-    return Connection("w", provider, server.url, credential=TokenCredential("git", token))
+def connection_to(server: FakeForge, token: str = TOKEN) -> ForgeConnection:
+    forge: ForgeKind = server.forge  # type: ignore[assignment]  # a class of a test says which
+    return ForgeConnection("w", forge, server.url, credential=TokenCredential("git", token))
 
 
 class ForgesSuite:
@@ -33,7 +33,7 @@ class ForgesSuite:
 
     @pytest.fixture
     async def apis(self, server: FakeForge) -> AsyncIterator[ForgeApis]:
-        async def find(_: str) -> Connection:
+        async def find(_: str) -> ForgeConnection:
             return connection_to(server)
 
         async with ForgeApis(
@@ -88,7 +88,7 @@ class ForgesSuite:
         await forge.post_status(COMMIT, PENDING)
         assert await forge.post_status(COMMIT, end) is True
         shown = server.shown_statuses()[-1][2]
-        failed = {"failure": "failed", "error": "failed"} if server.provider == "gitlab" else {}
+        failed = {"failure": "failed", "error": "failed"} if server.forge == "gitlab" else {}
         assert shown == failed.get(state, state)
 
     async def test_posting_twice_is_posting_once(self, forge: Forge, server: FakeForge) -> None:
@@ -161,7 +161,7 @@ class ForgesSuite:
     async def test_a_slow_answer_has_a_deadline(
         self, forge: Forge, server: FakeForge, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("infra.git.forges.transport.DEADLINE_S", 0.1)
+        monkeypatch.setattr("infra.repositories.forges.transport.DEADLINE_S", 0.1)
         server.planned.append(Reply(200, {}, after_s=0.5))
         with pytest.raises(ForgeAway, match="does not answer"):
             await forge.check()
@@ -207,7 +207,7 @@ class ForgesSuite:
         def refuse(request: httpx.Request) -> httpx.Response:
             raise httpx.ConnectError("connection refused", request=request)
 
-        async def find(_: str) -> Connection:
+        async def find(_: str) -> ForgeConnection:
             return connection_to(server)
 
         client = httpx.AsyncClient(transport=httpx.MockTransport(refuse))

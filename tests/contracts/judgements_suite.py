@@ -23,17 +23,17 @@ class JudgementsSuite(ABC):
     def record(self) -> JudgementRecord: ...
 
     async def test_a_judgement_is_found_by_its_key(self, record: JudgementRecord) -> None:
-        assert await record.find("r1", ["k1"]) == {}
+        assert await record.find_judgements("r1", ["k1"]) == {}
         assert await record.record("r1", "k1", GOOD) == GOOD
-        assert await record.find("r1", ["k1", "k2"]) == {"k1": GOOD}
-        assert await record.find("r2", ["k1"]) == {}
-        assert await record.find("r1", []) == {}
+        assert await record.find_judgements("r1", ["k1", "k2"]) == {"k1": GOOD}
+        assert await record.find_judgements("r2", ["k1"]) == {}
+        assert await record.find_judgements("r1", []) == {}
 
     async def test_the_first_judgement_stays(self, record: JudgementRecord) -> None:
         await record.record("r1", "k1", GOOD)
         other = GOOD.model_copy(update={"score": 0.9})
         assert await record.record("r1", "k1", other) == GOOD
-        assert (await record.find("r1", ["k1"]))["k1"].score == 0.5
+        assert (await record.find_judgements("r1", ["k1"]))["k1"].score == 0.5
 
     async def test_usage_adds_up_by_owner(self, record: JudgementRecord) -> None:
         assert await record.usage("r1") == JudgeUsage()

@@ -1,9 +1,9 @@
-"""The contract of every `infra.postgres.names.Names`: a name has one holder, and taking it again
+"""The contract of every `infra.names.Names`: a name has one holder, and taking it again
 changes nothing."""
 
 import pytest
 
-from infra.postgres.names import Names
+from infra.names import Names
 
 
 class NamesSuite:
@@ -17,18 +17,18 @@ class NamesSuite:
         assert await names.take("run", "a", "1") == "1"
         assert await names.take("run", "a", "2") == "1"
         assert await names.take("run", "a", "1") == "1"
-        assert await names.find("run", "a") == "1"
-        assert await names.find("run", "b") is None
+        assert await names.find_id("run", "a") == "1"
+        assert await names.find_id("run", "b") is None
 
     async def test_kinds_do_not_meet(self, names: Names) -> None:
         await names.take("run", "a", "1")
         assert await names.take("dataset", "a", "2") == "2"
-        assert await names.all("run") == {"a": "1"}
-        assert await names.all("workspace") == {}
+        assert await names.all_names("run") == {"a": "1"}
+        assert await names.all_names("workspace") == {}
 
     async def test_only_the_holder_gives_a_name_back(self, names: Names) -> None:
         await names.take("run", "a", "1")
         await names.release("run", "a", "2")
-        assert await names.find("run", "a") == "1"
+        assert await names.find_id("run", "a") == "1"
         await names.release("run", "a", "1")
         assert await names.take("run", "a", "2") == "2"

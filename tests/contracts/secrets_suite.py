@@ -22,9 +22,9 @@ class SecretsSuite(ABC):
     def store(self) -> SecretStore: ...
 
     async def test_a_secret_is_listed_without_its_value(self, store: SecretStore) -> None:
-        assert await store.put(WORKSPACE, "KEY", VALUE, by="ann")
-        assert not await store.put(WORKSPACE, "KEY", SecretValue("another-value"), by="bob")
-        [found] = await store.all([WORKSPACE, ANN])
+        assert await store.put_secret(WORKSPACE, "KEY", VALUE, by="ann")
+        assert not await store.put_secret(WORKSPACE, "KEY", SecretValue("another-value"), by="bob")
+        [found] = await store.all_secrets([WORKSPACE, ANN])
         assert (found.owner, found.name, found.created_by, found.updated_by) == (
             WORKSPACE,
             "KEY",
@@ -34,14 +34,14 @@ class SecretsSuite(ABC):
         assert found.created_at <= found.updated_at
         assert found.used_at is None
         assert "another-value" not in repr(found)
-        assert await store.all([ANN]) == []
+        assert await store.all_secrets([ANN]) == []
 
     async def test_a_run_gets_its_submitters_before_its_workspaces(
         self, store: SecretStore
     ) -> None:
-        await store.put(WORKSPACE, "KEY", VALUE, by="a")
-        await store.put(WORKSPACE, "OTHER", SecretValue("of-the-workspace"), by="a")
-        await store.put(ANN, "KEY", SecretValue("of-ann-alone"), by="a")
+        await store.put_secret(WORKSPACE, "KEY", VALUE, by="a")
+        await store.put_secret(WORKSPACE, "OTHER", SecretValue("of-the-workspace"), by="a")
+        await store.put_secret(ANN, "KEY", SecretValue("of-ann-alone"), by="a")
         names = ("KEY", "OTHER", "NONE")
         found = await store.resolve(names, workspace="w1", submitter="ann")
         assert {name: value.reveal() for name, value in found.items()} == {
@@ -55,14 +55,14 @@ class SecretsSuite(ABC):
         assert await store.resolve(names, workspace=None, submitter=None) == {}
 
     async def test_a_use_is_noted(self, store: SecretStore) -> None:
-        await store.put(WORKSPACE, "KEY", VALUE, by="a")
+        await store.put_secret(WORKSPACE, "KEY", VALUE, by="a")
         await store.missing(["KEY"], workspace="w1", submitter=None)
-        assert (await store.all([WORKSPACE]))[0].used_at is None
+        assert (await store.all_secrets([WORKSPACE]))[0].used_at is None
         await store.resolve(["KEY"], workspace="w1", submitter=None)
-        assert (await store.all([WORKSPACE]))[0].used_at is not None
+        assert (await store.all_secrets([WORKSPACE]))[0].used_at is not None
 
     async def test_a_deleted_secret_is_gone(self, store: SecretStore) -> None:
-        await store.put(ANN, "KEY", VALUE, by="a")
+        await store.put_secret(ANN, "KEY", VALUE, by="a")
         assert not await store.delete(WORKSPACE, "KEY")
         assert await store.delete(ANN, "KEY")
         assert not await store.delete(ANN, "KEY")
@@ -71,7 +71,7 @@ class SecretsSuite(ABC):
     async def test_a_bad_name_or_value_is_refused_and_not_shown(self, store: SecretStore) -> None:
         for name in ("key", "1KEY", "KEY\n", "K-Y", "", "K" * 65, "LD_PRELOAD", "PATH"):
             with pytest.raises(InvalidConfig):
-                await store.put(ANN, name, VALUE, by="a")
+                await store.put_secret(ANN, name, VALUE, by="a")
         for value in (
             "b1!",
             "with\0nul-inside",
@@ -81,20 +81,20 @@ class SecretsSuite(ABC):
             "\ud800abcdefg",
         ):
             with pytest.raises(InvalidConfig) as refused:
-                await store.put(ANN, "KEY", SecretValue(value), by="a")
+                await store.put_secret(ANN, "KEY", SecretValue(value), by="a")
             assert value not in str(refused.value)
-        assert await store.all([ANN]) == []
-        await store.put(ANN, "KEY", SecretValue("ab1!" * 8192), by="a")
+        assert await store.all_secrets([ANN]) == []
+        await store.put_secret(ANN, "KEY", SecretValue("ab1!" * 8192), by="a")
 
     async def test_an_owner_has_so_many_and_no_more(
         self, store: SecretStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in ("infra.postgres.secrets", "infra.memory.secrets"):
+        for module in ("infra.identity.secrets.store", "infra.identity.secrets.memory"):
             monkeypatch.setattr(f"{module}.MOST_SECRETS", 3)
         assert rules.MOST_SECRETS == 100
         for number in range(3):
-            await store.put(ANN, f"KEY_{number}", VALUE, by="a")
+            await store.put_secret(ANN, f"KEY_{number}", VALUE, by="a")
         with pytest.raises(Conflict, match="headrace secret delete"):
-            await store.put(ANN, "KEY_3", VALUE, by="a")
-        await store.put(ANN, "KEY_0", VALUE, by="a")
-        await store.put(WORKSPACE, "KEY_3", VALUE, by="a")
+            await store.put_secret(ANN, "KEY_3", VALUE, by="a")
+        await store.put_secret(ANN, "KEY_0", VALUE, by="a")
+        await store.put_secret(WORKSPACE, "KEY_3", VALUE, by="a")

@@ -7,10 +7,10 @@ import pytest
 
 from bench import working_tables
 from bench.working_tables import measure_growth
-from infra.bus.reconciler import BATCH
-from infra.ports.event_log import Cursor
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.pool import Database
+from infra.spine.bus.reconciler import BATCH
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.pool import Database
 from schemas.ids import ConsumerName
 
 pytestmark = pytest.mark.postgres

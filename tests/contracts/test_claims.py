@@ -10,12 +10,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from infra.ports.effects import Claimed, NewEffect
-from infra.ports.event_log import Commit, NewEvent
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
+from infra.spine.ports.effects import Claimed, NewEffect
+from infra.spine.ports.event_log import Commit, NewEvent
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
 from schemas.effects import FetchCommit, Lane
 from schemas.events import CheckpointFailed, Event, RunPaused, RunResumed
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, checkpoint_stream
@@ -50,7 +50,7 @@ def rows(lane: str, consumer: str, worker: str, due: str, run: str = "'r' || n %
     """Effects of one kind, of a hundred runs."""
     effect = FetchCommit(
         workspace="w",
-        push=UUID(int=0),
+        request=UUID(int=0),
         commit=CommitSpec(url="/nowhere"),
         entrypoints=(),
         requester="run-r",

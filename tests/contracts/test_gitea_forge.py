@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from infra.git.credentials import TokenCredential
-from infra.git.forges.api import ForgeApis
-from infra.git.forges.forge import Forge, PushHook, ShownStatus
-from infra.postgres.connections import Connection
+from infra.repositories.forge_connections import ForgeConnection
+from infra.repositories.forges.api import ForgeApis
+from infra.repositories.forges.forge import Forge, PushHook, ShownStatus
+from infra.repositories.git.credentials import TokenCredential
 from infra.settings.git import LAPTOP
 from schemas.errors import Refused
 from tests.kit.gitea import Gitea, GiteaRepository
@@ -44,7 +44,7 @@ def forge(apis: ForgeApis, repository: GiteaRepository) -> Forge:
 
 def open_forge(apis: ForgeApis, repository: GiteaRepository, token: str) -> Forge:
     credential = TokenCredential("git", token)
-    found = apis.open(Connection("w", "gitea", repository.url, credential=credential))
+    found = apis.open(ForgeConnection("w", "gitea", repository.url, credential=credential))
     assert found is not None
     return found
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from infra.memory.judgements import MemoryJudgements
+from infra.model_api.judgements import MemoryJudgements, PostgresJudgements
 from infra.ports.judges import JudgementRecord
-from infra.postgres.pool import Database
-from infra.runtime.judgements import PostgresJudgements
+from infra.spine.postgres.pool import Database
 from tests.contracts.judgements_suite import GOOD, NOTHING, JudgementsSuite
 
 
@@ -28,7 +27,7 @@ class TestPostgres(JudgementsSuite):
             await record.record(owner, "k1", GOOD)
             await record.reserve(owner, NOTHING)
         await database.durable.execute("insert into removals (owner) values ('r1')")
-        assert await record.find("r1", ["k1"]) == {}
+        assert await record.find_judgements("r1", ["k1"]) == {}
         assert (await record.usage("r1")).calls == 0
-        assert await record.find("r2", ["k1"]) == {"k1": GOOD}
+        assert await record.find_judgements("r2", ["k1"]) == {"k1": GOOD}
         assert (await record.usage("r2")).calls == 1

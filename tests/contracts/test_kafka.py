@@ -8,11 +8,11 @@ from contextlib import aclosing
 
 import pytest
 
-from infra.bus.kafka.publisher import open_publisher
-from infra.bus.reconciler import Delivered
-from infra.bus.relay import Position, acquire_leadership
-from infra.ports.bus import Bus
 from infra.settings.kafka import KafkaSettings
+from infra.spine.bus.kafka.publisher import open_publisher
+from infra.spine.bus.reconciler import Delivered
+from infra.spine.bus.relay import Position, acquire_leadership
+from infra.spine.ports.bus import Bus
 from tests.contracts.bus_suite import BoundBus, BusSuite, listening
 from tests.kit.broker_fixture import BrokerFixture, consume, open_broker_fixture, reader
 from tests.kit.kafka import settings

@@ -15,11 +15,11 @@ from aiokafka.errors import (
 )
 
 from consumers.process.accounts import consumed_types
-from infra.bus.kafka.accounts import grant_rights, user_of
-from infra.bus.kafka.bus import group_prefix
-from infra.bus.kafka.connect import client_options
-from infra.bus.kafka.topics import all_topics, topics_for_types
 from infra.settings.kafka import KafkaSettings
+from infra.spine.bus.kafka.accounts import grant_rights, user_of
+from infra.spine.bus.kafka.bus import group_prefix
+from infra.spine.bus.kafka.connect import client_options
+from infra.spine.bus.kafka.topics import all_topics, topics_for_types
 from schemas.errors import InvalidConfig
 from tests.kit.kafka import need_kafka
 from tests.stack.kafka import ADMIN, KafkaServer, kafka_server

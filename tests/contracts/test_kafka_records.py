@@ -9,12 +9,12 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from infra.bus.kafka.connect import client_options
-from infra.bus.kafka.intake import DAMAGED, FOREIGN_TYPE, NOT_IN_THE_LOG, UNREADABLE
-from infra.bus.kafka.records import to_record
-from infra.bus.kafka.unusable_records import CONSUMER
-from infra.ports.event_log import Cursor, Recorded
 from infra.settings.kafka import KafkaSettings
+from infra.spine.bus.kafka.connect import client_options
+from infra.spine.bus.kafka.intake import DAMAGED, FOREIGN_TYPE, NOT_IN_THE_LOG, UNREADABLE
+from infra.spine.bus.kafka.records import to_record
+from infra.spine.bus.kafka.unusable_records import CONSUMER
+from infra.spine.ports.event_log import Cursor, Recorded
 from schemas.events import MessageDeadLettered
 from schemas.ids import dead_letter_stream
 from tests.contracts.bus_suite import listening

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from infra.identity.secrets.kms import KmsWrapper
+from infra.identity.secrets.local import LocalKey
+from infra.identity.secrets.sealed import Sealer
 from infra.ports.secrets import KeyWrapper
-from infra.postgres.keys.kms import KmsWrapper
-from infra.postgres.keys.local import LocalKey
-from infra.postgres.keys.sealed import Sealer
 from schemas.errors import InvalidConfig, TransientError
 from tests.contracts.key_wrapper_suite import DATA_KEY, KeyWrapperSuite
 from tests.kit.kms import FakeKms, fake_kms

@@ -24,12 +24,12 @@ class TestLocalBlobs(BlobsSuite):
         secret = tmp_path / "secret"
         secret.write_text("x")
         with pytest.raises(NotFound):
-            await blobs.get(secret.as_uri())
+            await blobs.get_blob(secret.as_uri())
 
 
 async def test_files_of_others_are_not_listed(tmp_path: Path) -> None:
     blobs = LocalBlobs(tmp_path)
-    await blobs.put("a", b"x")
+    await blobs.put_blob("a", b"x")
     (tmp_path / "of others").touch()
     assert [blob.key for blob in await blobs.keys("")] == ["a"]
 
@@ -43,7 +43,7 @@ def path_of(uri: str) -> Path:
 
 
 async def put(blobs: LocalBlobs, run: str, data: bytes = WEIGHTS, sha256: str = SHA) -> Path:
-    return path_of(await blobs.put(f"runs/{run}/objects/{sha256}", data, sha256=sha256))
+    return path_of(await blobs.put_blob(f"runs/{run}/objects/{sha256}", data, sha256=sha256))
 
 
 def num_files(root: Path) -> int:
@@ -61,7 +61,7 @@ async def test_equal_content_of_several_runs_is_stored_once(tmp_path: Path) -> N
         f"runs/b/objects/{SHA}",
     ]
     await blobs.delete(first.as_uri())
-    assert await blobs.get(second.as_uri()) == WEIGHTS
+    assert await blobs.get_blob(second.as_uri()) == WEIGHTS
     await put(blobs, "c")
     assert num_files(tmp_path) == 1
     for run in "bc":
@@ -110,7 +110,7 @@ async def test_runs_that_come_and_go_at_once_never_lose_their_bytes(tmp_path: Pa
         for _ in range(50):
             path = await put(blobs, run)
             await asyncio.sleep(0)
-            assert await blobs.get(path.as_uri()) == WEIGHTS
+            assert await blobs.get_blob(path.as_uri()) == WEIGHTS
             await blobs.delete(path.as_uri())
 
     await asyncio.gather(*(come_and_go(one, f"r{n}") for n, one in enumerate(stores)))
@@ -132,9 +132,9 @@ async def test_a_full_disk_is_named_and_leaves_no_half_blob(tmp_path: Path) -> N
 
 async def _fill(small_disk: Path) -> None:
     blobs = LocalBlobs(small_disk / "blobs")
-    kept = await blobs.put("runs/r/small", b"kept")
+    kept = await blobs.put_blob("runs/r/small", b"kept")
     with pytest.raises(StoreAway, match=r"full.*free space"):
-        await blobs.put("runs/r/large", b"x" * (2 << 20))
+        await blobs.put_blob("runs/r/large", b"x" * (2 << 20))
     assert await blobs.exists("runs/r/large") is None
-    assert await blobs.get(kept) == b"kept"
-    assert await blobs.get(await blobs.put("runs/r/next", b"fits")) == b"fits"
+    assert await blobs.get_blob(kept) == b"kept"
+    assert await blobs.get_blob(await blobs.put_blob("runs/r/next", b"fits")) == b"fits"

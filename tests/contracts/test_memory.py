@@ -2,9 +2,9 @@
 
 import pytest
 
-from infra.memory.blobs import MemoryBlobs
-from infra.memory.bus import MemoryBus
-from infra.memory.event_log import MemoryEffects, MemoryLog, World
+from infra.blobs.memory import MemoryBlobs
+from infra.spine.memory.bus import MemoryBus
+from infra.spine.memory.event_log import MemoryEffects, MemoryLog, World
 from schemas.ids import WorkerId
 from tests.contracts.blobs_suite import BlobsSuite
 from tests.contracts.bus_suite import BoundBus, BusSuite

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.blobs.references import NAMED, named_by, named_uris
-from infra.postgres.pool import Database
+from infra.spine.postgres.pool import Database
 from schemas.envelope import decode_event
 from tests.kit.examples import GOLDEN
 from tests.kit.postgres import execute

@@ -2,8 +2,8 @@
 
 import pytest
 
-from infra.postgres.names import MemoryNames, Names, PostgresNames
-from infra.postgres.pool import Database
+from infra.names import MemoryNames, Names, PostgresNames
+from infra.spine.postgres.pool import Database
 from tests.contracts.names_suite import NamesSuite
 
 

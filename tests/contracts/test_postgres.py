@@ -5,12 +5,12 @@ from uuid import uuid4
 
 import pytest
 
-from infra.bus.embedded import EmbeddedBus
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
-from infra.postgres.queries import DIRECTORY, Queries
+from infra.spine.bus.embedded import EmbeddedBus
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import DIRECTORY, Queries
 from schemas.ids import WorkerId
 from tests.contracts.bus_suite import BoundBus, BusSuite
 from tests.contracts.effects_suite import Bound, EffectsSuite
@@ -48,7 +48,7 @@ class TestLog(EventLogSuite):
             "id = any ($1) and causation = correlation", "id = any ($1) and false"
         )
         assert forgetful != QUERIES
-        monkeypatch.setattr("infra.postgres.event_log.SQL", Queries("event_log", forgetful))
+        monkeypatch.setattr("infra.spine.postgres.event_log.SQL", Queries("event_log", forgetful))
         event, cause = warning("twice", 1), uuid4()
         for _ in range(2):
             await log.append([event], cause=cause)

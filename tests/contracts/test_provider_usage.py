@@ -2,10 +2,9 @@
 
 import pytest
 
-from infra.memory.provider_usage import MemoryProviderUsage
+from infra.model_api.provider_usage import MemoryProviderUsage, PostgresProviderUsage
 from infra.ports.provider_usage import ProviderUsage
-from infra.postgres.pool import Database
-from infra.runtime.provider_usage import PostgresProviderUsage
+from infra.spine.postgres.pool import Database
 from tests.contracts.provider_usage_suite import ProviderUsageSuite, provider_of
 
 

@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.event_log import Commit, CommitMiss
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
+from infra.spine.ports.event_log import Commit, CommitMiss
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
 from schemas.ids import StreamName
 from tests.contracts.event_log_suite import stream_of, warning
 from tests.contracts.test_claims import until_it_waits

@@ -34,9 +34,9 @@ async def test_what_others_put_is_read_but_not_listed_under_names_that_are_no_ke
         bucket.client.put_object(Bucket=bucket.name, Key=key, Body=b"theirs")
     blobs = bucket.blobs("p")
     assert [blob.key for blob in await blobs.keys("")] == ["plain"]
-    assert await blobs.get(f"s3://{bucket.name}/p/plain") == b"theirs"
+    assert await blobs.get_blob(f"s3://{bucket.name}/p/plain") == b"theirs"
     with pytest.raises(NotFound):
-        await blobs.get(f"s3://{bucket.name}/outside")
+        await blobs.get_blob(f"s3://{bucket.name}/outside")
 
 
 async def test_more_keys_than_one_page_are_all_listed(
@@ -46,7 +46,7 @@ async def test_more_keys_than_one_page_are_all_listed(
     monkeypatch.setattr(blobs._client, "list_objects_v2", lambda **keys: page(**keys, MaxKeys=3))
     names = [f"k/{n}" for n in range(10)]
     for name in names:
-        await blobs.put(name, b"x")
+        await blobs.put_blob(name, b"x")
     assert [blob.key for blob in await blobs.keys("k/")] == names
 
 

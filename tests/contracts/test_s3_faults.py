@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,6 @@ from consumers.checkpoint import Manifest, manifest_json, perform
 from infra.blobs.artifacts import ArtifactStore, check_content
 from infra.blobs.s3.multipart import PART_BYTES, WHOLE_BYTES
 from infra.blobs.s3.store import S3Blobs
-from infra.ports.ports import Ports
 from infra.ports.services import BlobExists
 from schemas.effects import ManifestPut, SaveCheckpoint
 from schemas.errors import CorruptData, NotFound, TransientError
@@ -50,9 +50,9 @@ async def test_every_call_survives_a_fault_that_passes(
 ) -> None:
     twice = (fault, fault) if fault not in LATE else (fault,)
     proxy.plan = first(*twice)
-    uri = await blobs.put("runs/r/x", b"content" * 1000)
+    uri = await blobs.put_blob("runs/r/x", b"content" * 1000)
     proxy.plan = first(*twice)
-    assert await blobs.get(uri) == b"content" * 1000
+    assert await blobs.get_blob(uri) == b"content" * 1000
     proxy.plan = first(*twice)
     assert await blobs.exists("runs/r/x") == uri
     proxy.plan = first(*twice)
@@ -68,12 +68,12 @@ async def test_a_create_only_put_wins_once_whatever_becomes_of_its_answer(
     blobs: S3Blobs, bucket: Bucket, proxy: FaultyProxy, fault: Fault
 ) -> None:
     proxy.plan = first(fault, fault, method="PUT")
-    uri = await blobs.put(KEY, b"mine", create_only=True)
-    assert await blobs.get(uri) == b"mine"
+    uri = await blobs.put_blob(KEY, b"mine", create_only=True)
+    assert await blobs.get_blob(uri) == b"mine"
     proxy.plan = first(fault, fault, method="PUT")
     for same in (b"mine", b"theirs"):
         with pytest.raises(BlobExists):
-            await blobs.put(KEY, same, create_only=True)
+            await blobs.put_blob(KEY, same, create_only=True)
     assert bucket.contents() == {KEY: b"mine"}
 
 
@@ -90,7 +90,7 @@ async def test_twin_without_the_put_s_id_a_winner_believes_it_lost(
     blobs = Forgetful(bucket.store(endpoint=proxy.endpoint))
     proxy.plan = first(Fault.LOST, method="PUT")
     with pytest.raises(BlobExists):
-        await blobs.put(KEY, b"mine", create_only=True)
+        await blobs.put_blob(KEY, b"mine", create_only=True)
     assert bucket.contents() == {KEY: b"mine"}
 
 
@@ -109,7 +109,7 @@ async def test_races_through_faults_have_one_winner_each(
 
     async def write(blobs: S3Blobs, key: str, data: bytes) -> bytes | None:
         try:
-            await blobs.put(key, data, create_only=True)
+            await blobs.put_blob(key, data, create_only=True)
         except BlobExists:
             return None
         return data
@@ -123,15 +123,15 @@ async def test_races_through_faults_have_one_winner_each(
     assert min(proxy.seen[fault] for fault in faults) > 0
 
 
-def on_s3(ports: Ports, blobs: S3Blobs) -> Ports:
+def on_s3(ports: Any, blobs: S3Blobs) -> Any:
     """The same ports over a bucket."""
     artifacts = ArtifactStore(ports.log, blobs, cache_bytes=0)
     return replace(ports, blobs=blobs, artifacts=artifacts)
 
 
-async def saved(ports: Ports, step: int) -> ManifestPut:
+async def saved(ports: Any, step: int) -> ManifestPut:
     """Save a step as the checkpoint consumer does: first the shards, then the manifest."""
-    put = ports.artifacts.put
+    put = ports.artifacts.put_artifact
     weights = await put(b"weights of %d" % step * 500, run="r1")
     state = await put(b"state of %d" % step, run="r1")
     whole = version(step).model_copy(update={"weights": weights, "state": state})
@@ -140,13 +140,13 @@ async def saved(ports: Ports, step: int) -> ManifestPut:
     return await perform(SaveCheckpoint(spec=spec, reward=0.5), ports)
 
 
-async def readable(ports: Ports, outcome: ManifestPut) -> None:
+async def readable(ports: Any, outcome: ManifestPut) -> None:
     """Check that the manifest is the step's, and that every byte that it names is stored."""
-    data = check_content(outcome.manifest, await ports.blobs.get(outcome.manifest.uri))
+    data = check_content(outcome.manifest, await ports.blobs.get_blob(outcome.manifest.uri))
     assert data == manifest_json(outcome.effect.spec)
     manifest = Manifest.model_validate_json(data)
     for ref in (*manifest.files.values(), *([manifest.state] if manifest.state else [])):
-        check_content(ref, await ports.blobs.get(ref.uri))
+        check_content(ref, await ports.blobs.get_blob(ref.uri))
 
 
 @pytest.mark.slow
@@ -195,8 +195,8 @@ async def test_what_never_arrives_is_said_and_leaves_nothing(
     proxy.plan = lambda request: fault
     blobs = S3Blobs(bucket.store(endpoint=proxy.endpoint, patience_s=0.5))
     for put in (
-        lambda: blobs.put(KEY, b"x", create_only=True),
-        lambda: blobs.put("large", b"x" * (WHOLE_BYTES + 1)),
+        lambda: blobs.put_blob(KEY, b"x", create_only=True),
+        lambda: blobs.put_blob("large", b"x" * (WHOLE_BYTES + 1)),
     ):
         with pytest.raises(TransientError, match=proxy.endpoint):
             await put()
@@ -216,7 +216,7 @@ async def test_large_content_survives_lost_parts_and_lost_joins(
     source.write_bytes(BIG)
     proxy.plan = parts_of(method, fault)
     uri = await blobs.put_file("datasets/big", source)
-    assert await blobs.get(uri) == BIG
+    assert await blobs.get_blob(uri) == BIG
     assert proxy.seen[fault] == 2
     listed = await blobs.keys("datasets/")
     assert [(blob.key, blob.size) for blob in listed] == [("datasets/big", len(BIG))]
@@ -235,7 +235,7 @@ async def test_an_upload_that_fails_is_given_up_at_the_store_too(
     proxy.plan = lambda r: Fault.BUSY if r.method == "PUT" and "partNumber=3" in r.target else None
     blobs = S3Blobs(bucket.store(endpoint=proxy.endpoint, patience_s=0.5))
     with pytest.raises(TransientError, match="has failed every request"):
-        await blobs.put("large", BIG)
+        await blobs.put_blob("large", BIG)
     assert not bucket.contents()
     assert not bucket.client.list_multipart_uploads(Bucket=bucket.name).get("Uploads")
 
@@ -243,12 +243,12 @@ async def test_an_upload_that_fails_is_given_up_at_the_store_too(
 async def test_bytes_that_changed_in_the_store_are_never_given_out(
     blobs: S3Blobs, bucket: Bucket
 ) -> None:
-    uri = await blobs.put("runs/r/x", b"content")
+    uri = await blobs.put_blob("runs/r/x", b"content")
     metadata = bucket.client.head_object(Bucket=bucket.name, Key="runs/r/x")["Metadata"]
     bucket.client.put_object(Bucket=bucket.name, Key="runs/r/x", Body=b"c0ntent", Metadata=metadata)
     with pytest.raises(CorruptData, match="does not have the sha256 of what was written"):
-        await blobs.get(uri)
+        await blobs.get_blob(uri)
     bucket.client.put_object(Bucket=bucket.name, Key="runs/r/x", Body=b"foreign")
-    assert await blobs.get(uri) == b"foreign"
+    assert await blobs.get_blob(uri) == b"foreign"
     with pytest.raises(NotFound):
-        await blobs.get(uri + "x")
+        await blobs.get_blob(uri + "x")

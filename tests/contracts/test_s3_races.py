@@ -23,10 +23,10 @@ SIZE = 20_000
 class Overwriting(S3Blobs):
     """A store without create-only writes."""
 
-    async def put(
+    async def put_blob(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
-        return await super().put(key, data, sha256=sha256)
+        return await super().put_blob(key, data, sha256=sha256)
 
 
 @dataclass
@@ -51,7 +51,7 @@ async def race(writers: Sequence[S3Blobs], key: str) -> Race:
 
     async def write(number: int, blobs: S3Blobs) -> None:
         try:
-            await blobs.put(key, content(number), create_only=True)
+            await blobs.put_blob(key, content(number), create_only=True)
         except BlobExists:
             return
         found.winners.append(number)
@@ -61,7 +61,7 @@ async def race(writers: Sequence[S3Blobs], key: str) -> Race:
         while not last:
             last = over.is_set()
             try:
-                data = await reader.get(uri)
+                data = await reader.get_blob(uri)
             except NotFound:
                 continue
             found.seen.add(hashlib.sha256(data).hexdigest())

@@ -16,7 +16,7 @@ import pytest
 from infra.adapters import open_blobs
 from infra.blobs.s3.client import Keys, S3Store
 from infra.blobs.s3.store import S3Blobs
-from infra.local.free_port import free_port
+from infra.operations.local.free_port import free_port
 from infra.ports.services import BlobExists
 from infra.settings.s3 import S3Place
 from infra.settings.settings import Settings
@@ -97,7 +97,7 @@ async def test_the_settings_open_a_store(bucket: Bucket, monkeypatch: pytest.Mon
         {**bucket.server.environment, "HEADRACE_BLOBS": f"s3://{bucket.name}/a/b/"}
     )
     async with open_blobs(settings) as blobs:
-        assert await blobs.put("x", b"x") == f"s3://{bucket.name}/a/b/x"
+        assert await blobs.put_blob("x", b"x") == f"s3://{bucket.name}/a/b/x"
     assert bucket.contents() == {"a/b/x": b"x"}
 
 
@@ -227,14 +227,14 @@ async def test_rights_that_are_lost_in_mid_run_are_waited_for(bucket: Bucket) ->
     server = replace(bucket.server, secret_key="rotated")
     late = replace(bucket, server=server, opened=bucket.opened).blobs()
     with pytest.raises(TransientError, match="set AWS_SECRET_ACCESS_KEY"):
-        await late.put("x", b"x")
+        await late.put_blob("x", b"x")
     with pytest.raises(TransientError):
-        await late.put("x", b"x", create_only=True)
-    uri = await bucket.blobs().put("x", b"x", create_only=True)
+        await late.put_blob("x", b"x", create_only=True)
+    uri = await bucket.blobs().put_blob("x", b"x", create_only=True)
     with pytest.raises(BlobExists):
-        await bucket.blobs().put("x", b"y", create_only=True)
+        await bucket.blobs().put_blob("x", b"y", create_only=True)
     with pytest.raises(TransientError):
-        await late.get(uri)
+        await late.get_blob(uri)
 
 
 def test_the_built_store_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.effects import Claimed, NewEffect
-from infra.ports.event_log import Commit
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
-from infra.runtime.hosting import Hosting
+from infra.spine.ports.effects import Claimed, NewEffect
+from infra.spine.ports.event_log import Commit
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
+from infra.spine.runtime.hosting import Hosting
 from schemas.effects import GenerateGroup, GenerateSample, Lane
 from schemas.events import EvaluationRequested, RunRequested
 from schemas.ids import ConsumerName, GroupKey, Purpose, WorkerId, group_stream

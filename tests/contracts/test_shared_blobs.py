@@ -15,11 +15,11 @@ from infra.blobs.artifacts import SHARED, ArtifactStore
 from infra.blobs.garbage import GRACE, collect
 from infra.blobs.installed import InstalledBlobs, install
 from infra.blobs.local import LocalBlobs
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
+from schemas.artifact_refs import ArtifactRef
 from schemas.events import PolicyUpdated
-from schemas.sampling import ArtifactRef
 from tests.kit.specs import version
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3]
@@ -48,7 +48,7 @@ def artifacts(blobs: InstalledBlobs, log: PostgresLog) -> ArtifactStore:
 
 
 async def put(artifacts: ArtifactStore, run: str) -> ArtifactRef:
-    return await artifacts.put(WEIGHTS, run=run, blob=True, shared=True)
+    return await artifacts.put_artifact(WEIGHTS, run=run, blob=True, shared=True)
 
 
 async def name(log: PostgresLog, run: str, weights: ArtifactRef) -> None:
@@ -71,14 +71,14 @@ async def test_runs_that_begin_alike_store_their_weights_once(
     [blob] = await blobs.keys("")
     assert (blob.key, blob.size) == (f"{SHARED}{refs[0].sha256}", len(WEIGHTS))
     await artifacts.discard(refs[0])
-    assert await artifacts.get(refs[1], cached=False) == WEIGHTS
+    assert await artifacts.get_artifact(refs[1], cached=False) == WEIGHTS
 
 
 async def test_what_an_event_names_stays_and_the_rest_goes_when_it_is_old(
     artifacts: ArtifactStore, blobs: InstalledBlobs, log: PostgresLog, database: Database
 ) -> None:
     named = await put(artifacts, "r")
-    await artifacts.put(b"other" * 20_000, run="r", blob=True, shared=True)
+    await artifacts.put_artifact(b"other" * 20_000, run="r", blob=True, shared=True)
     await name(log, "r", named)
     assert await collected(database, blobs, GRACE / 2) == 0
     assert await collected(database, blobs, GRACE + timedelta(minutes=1)) == 1
@@ -115,16 +115,34 @@ async def test_content_that_is_old_is_written_again(
 ) -> None:
     written: list[str] = []
     inner: Any = blobs._inner
-    write = inner.put
+    write = inner.put_blob
 
     async def count(key: str, data: bytes, **options: Any) -> str:
         written.append(key)
         return str(await write(key, data, **options))
 
-    monkeypatch.setattr(inner, "put", count)
+    monkeypatch.setattr(inner, "put_blob", count)
     for _ in range(3):
         await put(artifacts, "r")
     assert len(written) == 1
     monkeypatch.setattr(installed, "FRESH", timedelta())
     await put(artifacts, "r")
     assert len(written) == 2
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+async def test_only_content_that_is_not_fresh_waits_for_others_that_store_it(
+    artifacts: ArtifactStore,
+    blobs: InstalledBlobs,
+    monkeypatch: pytest.MonkeyPatch,
+    is_fresh: bool,
+) -> None:
+    """Each lock is a database connection of its own, so a run that begins like others takes none."""
+    first = await put(artifacts, "r")
+    if not is_fresh:
+        monkeypatch.setattr(installed, "FRESH", timedelta())
+    async with blobs._alone(f"{SHARED}{first.sha256}"):
+        storing = asyncio.ensure_future(put(artifacts, "other"))
+        done, _ = await asyncio.wait({storing}, timeout=5 if is_fresh else 1)
+        assert bool(done) is is_fresh
+    assert (await storing).uri == first.uri

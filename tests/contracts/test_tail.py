@@ -19,13 +19,13 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.ports.event_log import Cursor
-from infra.postgres import event_log
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.horizon import Horizon
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
-from infra.postgres.queries import DIRECTORY, Queries
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres import event_log
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.horizon import Horizon
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
+from infra.spine.postgres.queries import DIRECTORY, Queries
 from tests.kit.postgres import database_of, execute
 
 pytestmark = pytest.mark.postgres

@@ -9,8 +9,9 @@ import pytest
 
 from infra.blobs.artifacts import reference
 from infra.ports.services import SandboxOwner, UserCode, UserCodeRaised, UserOutput
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.sampling import ArtifactRef, Message, SampleRecord
+from schemas.sampling import Message, SampleRecord
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import Entrypoint, RewardSpec, RolloutRef, RubricSpec
 
@@ -208,7 +209,7 @@ class UserCodeSuite:
             ("raise", FailureCategory.AGENT),
             ("sleep", FailureCategory.TIMEOUT),
             ("block", FailureCategory.TIMEOUT),
-            ("die", FailureCategory.PROCESS),
+            ("die", FailureCategory.AGENT),
         ],
     )
     async def test_a_sample_fails_alone(

@@ -9,9 +9,9 @@ from functools import partial
 
 from infra import failpoints
 from infra.adapters import open_backend
-from infra.bus.kafka.publisher import Publisher, open_publisher
-from infra.bus.relay import Leadership, Position, PublishedPage, Relay
 from infra.settings.settings import Settings
+from infra.spine.bus.kafka.publisher import Publisher, open_publisher
+from infra.spine.bus.relay import Leadership, Position, PublishedPage, Relay
 
 
 class EarlyAckRelay(Relay):

@@ -15,20 +15,19 @@ from pathlib import Path
 from uuid import UUID
 
 from infra import failpoints
-from infra.ports.ports import Ports
-from infra.postgres.lease import LeaseKeeper
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import connect
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
-from infra.runtime.hosting import Hosting
 from infra.settings.settings import Settings
+from infra.spine.postgres.lease import LeaseKeeper
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import connect
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.hosting import Hosting
 from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
 from schemas.specs import CommitSpec
 from tests.kit.runtimes import runtime_on
 
-PUSH = UUID(int=7)
+REQUEST = UUID(int=7)
 EFFECTS_ONLY = os.environ.get("STATELESS_EFFECTS_ONLY") == "1"
 
 
@@ -55,7 +54,7 @@ def handle(state: Nothing, message: RunWarned | Done, meta: Meta) -> Decision:
     counted = CheckpointFailed(run=message.run, step=1, message="a message")
     asked = FetchCommit(
         workspace=message.run,
-        push=PUSH,
+        request=REQUEST,
         commit=CommitSpec(url="/nowhere"),
         entrypoints=(),
         requester=f"run-{message.run}",
@@ -67,7 +66,7 @@ def routes(message: RunWarned | Done) -> tuple[StreamName, ...]:
     return (checkpoint_stream(message.run),) if isinstance(message, RunWarned) else ()
 
 
-async def perform(effect: FetchCommit, ports: Ports) -> Done:
+async def perform(effect: FetchCommit, ports: object) -> Done:
     go = Path(sys.argv[3])
     while not await asyncio.to_thread(go.exists):
         await asyncio.sleep(0.02)
@@ -77,7 +76,7 @@ async def perform(effect: FetchCommit, ports: Ports) -> Done:
     return Done(effect)
 
 
-CONSUMER: Consumer[Nothing, CheckpointFailed, RunWarned | Done, FetchCommit] = Consumer(
+CONSUMER: Consumer[Nothing, CheckpointFailed, RunWarned | Done, FetchCommit, object] = Consumer(
     name=ConsumerName("stateless"),
     category="checkpoint",
     reads=(RunWarned,),

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from infra.bus.kafka.connect import REQUEST_MS
-from infra.local.free_port import free_port
+from infra.operations.local.free_port import free_port
 from infra.settings.kafka import KafkaSettings
+from infra.spine.bus.kafka.connect import REQUEST_MS
 from tests.kit.duplicator import duplicator
 from tests.kit.kafka import environment, need_kafka
 from tests.kit.ledger import check

@@ -11,7 +11,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from infra.postgres.lease import LEASE_S
+from infra.spine.postgres.lease import LEASE_S
 from tests.kit.ledger import check
 from tests.kit.platform import (
     Platform,

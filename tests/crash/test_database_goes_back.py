@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.postgres.history import Turned, as_of
-from infra.postgres.migrate import migrate
-from infra.postgres.pool import connect
+from infra.spine.postgres.history import HistoryChanged, as_of
+from infra.spine.postgres.migrate import migrate
+from infra.spine.postgres.pool import connect
 from tests.crash.test_database_restarts import _workers_started
 from tests.kit.ledger import check
 from tests.kit.platform import (
@@ -106,13 +106,13 @@ async def test_what_was_read_before_moves_nothing_after(own_server: PostgresServ
     """Each connection to a server that was started again is asked who it is, before it is used."""
     await migrate(own_server.url)
     async with connect(own_server.url) as database:
-        turn = database.history.turns
-        with as_of(turn):
+        epoch = database.history.history_epoch
+        with as_of(epoch):
             assert await database.lazy.fetchval("select 1") == 1
         await asyncio.to_thread(own_server.stop, "fast")
         await asyncio.to_thread(own_server.start)
         for pool in (database.lazy, database.durable):
-            with as_of(turn), pytest.raises(Turned):
+            with as_of(epoch), pytest.raises(HistoryChanged):
                 await pool.fetchval("select 1")
             assert await pool.fetchval("select 1") == 1
-        assert database.history.turns == turn + 1
+        assert database.history.history_epoch == epoch + 1

@@ -24,11 +24,11 @@ CONFIG = run_config(
 
 
 def answers(running: Platform, model: str) -> bool | None:
-    token = (running.home / "token").read_text().strip()
+    api_key = (running.home / "token").read_text().strip()
     answer = httpx.post(
         f"{running.url}/v1/chat/completions",
         json={"model": model, "messages": [{"role": "user", "content": "Say 3"}], "max_tokens": 2},
-        headers={"Authorization": f"Bearer {token}"},
+        headers={"Authorization": f"Bearer {api_key}"},
         timeout=60,
     )
     return answer.status_code == 200 or None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.home import read_state
+from infra.operations.local.home import read_state
 from tests.chaos.victims import Processes
 from tests.kit.ledger import check
 from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config

@@ -1,5 +1,5 @@
-"""kill -9 of the worker at every step of a push to a model hub: each push is one commit on the hub, and
-no log holds the token."""
+"""kill -9 of the worker at every step of an upload to a model hub: each upload is one commit on the
+hub, and no log holds the token."""
 
 from pathlib import Path
 
@@ -15,21 +15,21 @@ POINTS = (*runtime_points("publish", CONSUMERS["publish"]), "hub.prepared", "hub
 CONFIG = run_config(advanced={"max_steps": 2})
 
 
-def push(running: Platform, ref: str, repository: str) -> None:
-    answer = running.post(f"/checkpoints/{ref}/pushes", {"repository": repository})
+def upload(running: Platform, ref: str, repository: str) -> None:
+    answer = running.post(f"/checkpoints/{ref}/uploads", {"repository": repository})
     assert answer.status_code == 202, answer.text
-    push_id = answer.json()["push"]["id"]
+    upload_id = answer.json()["upload"]["id"]
 
     def is_there() -> bool | None:
-        rows = running.get(f"/checkpoints/{ref}/pushes")["pushes"]
-        [row] = [row for row in rows if row["id"] == push_id]
+        rows = running.get(f"/checkpoints/{ref}/uploads")["uploads"]
+        [row] = [row for row in rows if row["id"] == upload_id]
         assert row["status"] != "failed", row["error"]
-        return row["status"] == "pushed" or None
+        return row["status"] == "uploaded" or None
 
     eventually(is_there, within_s=180, what=f"{ref} is on {repository}")
 
 
-def test_a_push_survives_kills_at_each_of_its_steps(tmp_path: Path) -> None:
+def test_an_upload_survives_kills_at_each_of_its_steps(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "workspace")
     armed = ",".join(f"{point}:1" for point in POINTS)
     with model_hub() as hub:
@@ -43,7 +43,7 @@ def test_a_push_survives_kills_at_each_of_its_steps(tmp_path: Path) -> None:
             set_token(running)
             hub.faults.append(HubFault("PUT", "/storage/", 500, "try again"))
             for number in range(2):
-                push(running, f"{run}@last", f"org/sums-{number}")
+                upload(running, f"{run}@last", f"org/sums-{number}")
         check(hub, tmp_path / "home")
     fired = {path.name for path in (tmp_path / "home" / "failpoints").iterdir()}
     missed = {point for point in POINTS if not any(name.startswith(point) for name in fired)}
@@ -57,7 +57,7 @@ def set_token(running: Platform) -> None:
 
 
 def check(hub: Hub, home: Path) -> None:
-    """One commit for each push, and the token in no file of the platform's logs."""
+    """One commit for each upload, and the token in no file of the platform's logs."""
     assert hub.problems == []
     for number in range(2):
         assert len(hub.commits_of(f"org/sums-{number}")) == 1

@@ -12,14 +12,14 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.effects import Claimed
-from infra.ports.event_log import Commit
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database, connect
-from infra.runtime import claims, performer
 from infra.settings.settings import DatabaseLimits
+from infra.spine.ports.effects import Claimed
+from infra.spine.ports.event_log import Commit
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database, connect
+from infra.spine.runtime import claims, performer
 from schemas.effects import Lane
 from schemas.ids import WorkerId
 from tests.contracts.effects_suite import SYNC, effect

@@ -8,7 +8,8 @@ import pytest
 from infra.failpoints import CONSUMERS, runtime_points
 from tests.kit.ledger import check
 from tests.kit.platform import final_adapter
-from tests.kit.team import team_of, toml_of
+from tests.kit.pushed_workspace import toml_of
+from tests.kit.team import team_of
 
 pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 

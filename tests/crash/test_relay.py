@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from aiokafka.structs import ConsumerRecord
 
-from infra.ports.event_log import Recorded
 from infra.settings.kafka import KafkaSettings
+from infra.spine.ports.event_log import Recorded
 from tests.kit.broker_fixture import BrokerFixture, open_broker_fixture
 from tests.kit.kafka import settings, variables
 from tests.kit.platform import ROOT
@@ -94,6 +94,7 @@ def in_order(records: Iterable[ConsumerRecord], run: str) -> bool:
     return seen == sorted(seen)
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_relay_that_is_killed_loses_nothing_and_keeps_the_order(
     here: BrokerFixture, tmp_path: Path, point: str

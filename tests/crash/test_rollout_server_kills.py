@@ -1,5 +1,5 @@
 """kill -9 of a rollout server, of our side of it, and of the worker, while the server makes rollouts:
-same bits, nothing lost, nothing twice. Rollouts are made again, and never attached to (decision 30)."""
+same bits, nothing lost, nothing twice. Rollouts are made again, and never attached to (decision 29)."""
 
 import json
 import time
@@ -28,7 +28,7 @@ ROWS = "".join(
     json.dumps({"user_prompt": "wait", "ground_truth": "e", "metadata": {"more": n}}) + "\n"
     for n in range(8)
 )
-PROGRAM, HOST = "rollouts/say/main.py", "headrace/host.py server"
+PROGRAM, HOST = "rollouts/say/main.py", "headrace/user_code/user_code_host.py server"
 KILLS = {1: PROGRAM, 2: HOST, 3: "worker", 4: PROGRAM}
 """What dies after which step. The rollouts of the next step are being made."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.local.embedded_postgres import place_of
+from infra.operations.local.embedded_postgres import place_of
 from tests.kit.ledger import check
 from tests.kit.platform import (
     PATIENCE,

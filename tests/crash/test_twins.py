@@ -20,10 +20,10 @@ import pytest
 
 from consumers.checkpoint import perform
 from infra.blobs.local import LocalBlobs
-from infra.ports.event_log import Cursor
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import connect
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import connect
 from schemas.effects import SaveCheckpoint
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import ConsumerName
@@ -249,10 +249,10 @@ async def test_twin_without_the_watermark_in_the_commit_an_effect_comes_back(
 class Overwriting(LocalBlobs):
     """A store without create-only writes."""
 
-    async def put(
+    async def put_blob(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
-        return await super().put(key, data, sha256=sha256)
+        return await super().put_blob(key, data, sha256=sha256)
 
 
 async def manifests_of_two_that_differ(directory: Path, blobs: LocalBlobs) -> tuple[str, str]:
@@ -260,7 +260,7 @@ async def manifests_of_two_that_differ(directory: Path, blobs: LocalBlobs) -> tu
     another machine): what a reader sees must not change."""
     world = bench(directory)
     ports = replace(world.ports, blobs=blobs)
-    put = ports.artifacts.put
+    put = ports.artifacts.put_artifact
     weights, state = await put(b"weights", run="r1"), await put(b"state", run="r1")
     whole = version(4).model_copy(update={"weights": weights, "state": state})
     files = {"adapter_config.json": await put(b"{}", run="r1")}
@@ -270,7 +270,7 @@ async def manifests_of_two_that_differ(directory: Path, blobs: LocalBlobs) -> tu
         await perform(SaveCheckpoint(spec=spec), ports)
         uri = await blobs.exists("runs/r1/ckpt/4/MANIFEST.json")
         assert uri is not None
-        seen.append((await blobs.get(uri)).decode())
+        seen.append((await blobs.get_blob(uri)).decode())
     return seen[0], seen[1]
 
 

@@ -21,8 +21,8 @@ import asyncpg
 import pytest
 
 from infra.failpoints import CONSUMERS, NAMED, runtime_points
-from infra.local.home import ChildState, read_state
-from infra.postgres.lease import LEASE_LOST, LEASE_S
+from infra.operations.local.home import ChildState, read_state
+from infra.spine.postgres.lease import LEASE_LOST, LEASE_S
 from tests.chaos.trials import verified
 from tests.crash.zombie import forkserver, learn
 from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config

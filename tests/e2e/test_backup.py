@@ -58,6 +58,7 @@ def frozen(started: Platform) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("stack", on_every_stack)
 def test_a_run_goes_on_from_a_backup_to_the_same_bits(
     request: pytest.FixtureRequest, tmp_path: Path, stack: str

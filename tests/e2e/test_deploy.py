@@ -17,8 +17,8 @@ import httpx
 import openai
 import pytest
 
-from infra.local.free_port import free_port
-from infra.local.home import read_state
+from infra.operations.local.free_port import free_port
+from infra.operations.local.home import read_state
 from tests.kit.platform import (
     TINY,
     Platform,
@@ -32,10 +32,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 REQUESTS = 240
 ASKED: Any = [{"role": "user", "content": "Say 3"}]
+SUMS = f"{TINY}:sums"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+def trained_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of a platform that was stopped after a run, one of whose checkpoints is deployed."""
     root = tmp_path_factory.mktemp("deploy")
     workspace = make_workspace(root / "workspace")
     with platform(root / "home") as started:
@@ -44,43 +46,50 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         started.upload("numbers")
         run = started.submit(run_config(), workspace="w", name="first")
         started.wait(run, "finished")
-        yield started
+        assert deploy(started, "first@2", "sums")["model"] == SUMS
+    return root / "home"
 
 
 @pytest.mark.slow
-def test_deployments_come_back_with_the_platform_and_wait_for_vllm(tmp_path: Path) -> None:
-    workspace, home = make_workspace(tmp_path / "workspace"), tmp_path / "home"
-    with platform(home) as started:
-        assert started.post("/workspaces", {"url": str(workspace), "name": "w"}).status_code == 201
-        started.upload("numbers")
-        run = started.submit(run_config(advanced={"max_steps": 2}), workspace="w", name="first")
-        started.wait(run, "finished")
-        model = str(deploy(started, "first@2", "sums")["model"])
-    with platform(home) as started, client_of(started) as client:
-
-        def answered() -> bool | None:
-            try:
-                client.chat.completions.create(model=model, messages=ASKED, max_tokens=1)
-            except openai.InternalServerError:
-                return None
-            return True
-
-        eventually(answered, within_s=60, what="the deployment answers after a restart")
+def test_a_deployment_waits_for_vllm(trained_home: Path) -> None:
+    """It comes first: the platform of the tests below is on the same home."""
     away = {"HEADRACE_SAMPLER": f"vllm=http://127.0.0.1:{free_port()}"}
-    with platform(home, environment=away) as started, client_of(started, max_retries=0) as client:
+    with (
+        platform(trained_home, environment=away) as started,
+        client_of(started, max_retries=0) as client,
+    ):
         with pytest.raises(openai.InternalServerError) as refused:
-            client.chat.completions.create(model=model, messages=ASKED, max_tokens=1)
+            _ask_once(client, SUMS)
         assert refused.value.status_code == 503
         assert refused.value.response.headers["retry-after"]
 
         def says_why() -> bool | None:
             try:
-                client.chat.completions.create(model=model, messages=ASKED, max_tokens=1)
+                _ask_once(client, SUMS)
             except openai.InternalServerError as error:
                 return "no sampler answers" in str(error) or None
             return None
 
         eventually(says_why, within_s=60, what="the error names the servers")
+
+
+@pytest.fixture(scope="module")
+def running(trained_home: Path) -> Iterator[Platform]:
+    with platform(trained_home) as started:
+        yield started
+
+
+def test_deployments_come_back_with_the_platform(running: Platform) -> None:
+    with client_of(running) as client:
+
+        def answered() -> bool | None:
+            try:
+                _ask_once(client, SUMS)
+            except openai.InternalServerError:
+                return None
+            return True
+
+        eventually(answered, within_s=60, what="the deployment answers after a restart")
 
 
 def deploy(running: Platform, ref: str, name: str) -> dict[str, Any]:
@@ -96,10 +105,10 @@ def deploy(running: Platform, ref: str, name: str) -> dict[str, Any]:
 
 
 def client_of(running: Platform, **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{running.url}/v1", api_key=token_of(running), **options)
+    return openai.OpenAI(base_url=f"{running.url}/v1", api_key=api_key_of(running), **options)
 
 
-def token_of(running: Platform) -> str:
+def api_key_of(running: Platform) -> str:
     return (running.home / "token").read_text().strip()
 
 
@@ -119,7 +128,7 @@ def deployed(running: Platform) -> str:
 
 
 def test_the_client_chats_with_a_deployed_checkpoint(client: openai.OpenAI, deployed: str) -> None:
-    assert deployed == f"{TINY}:sums"
+    assert deployed == SUMS
     assert [model.id for model in client.models.list()] == [TINY, deployed]
     answer = client.chat.completions.create(
         model=deployed, messages=ASKED, max_tokens=6, temperature=0
@@ -144,7 +153,7 @@ def test_one_key_does_not_fill_the_memory(
     body = json.dumps(
         {"model": deployed, "messages": [{"role": "user", "content": "a " * (size // 2)}]}
     ).encode()
-    made = running.post("/tokens", {"name": "large", "scopes": ["inference"]})
+    made = running.post("/api-keys", {"name": "large", "scopes": ["inference"]})
     assert made.status_code == 201, made.text
     headers = {"Authorization": f"Bearer {made.json()['secret']}"}
     state = read_state(running.home)
@@ -272,15 +281,15 @@ def test_a_version_is_swapped_under_load_without_a_failed_request(
     assert failed == []
 
 
-def test_use_is_counted_for_each_token(running: Platform, deployed: str) -> None:
-    made = running.post("/tokens", {"name": "app", "scopes": ["inference"]}).json()
+def test_use_is_counted_for_each_api_key(running: Platform, deployed: str) -> None:
+    made = running.post("/api-keys", {"name": "app", "scopes": ["inference"]}).json()
     with client_of(running).with_options(api_key=made["secret"]) as app:
         answer = app.chat.completions.create(model=deployed, messages=ASKED, max_tokens=4)
     assert answer.usage is not None
 
     def counted() -> dict[str, Any] | None:
-        tokens = running.get("/deployments/sums")["deployment"]["usage_by_token"]
-        return next((used for used in tokens if used["token_name"] == "app"), None)
+        keys = running.get("/deployments/sums")["deployment"]["usage_by_api_key"]
+        return next((used for used in keys if used["api_key_name"] == "app"), None)
 
     used = eventually(counted, within_s=30, what="the use is counted")
     assert used["requests"] == 1
@@ -302,7 +311,7 @@ def test_deployments_come_back_after_the_process_was_killed(
         answer = httpx.post(
             f"{running.url}/v1/chat/completions",
             json={"model": deployed, "messages": ASKED, "max_tokens": 2},
-            headers={"Authorization": f"Bearer {token_of(running)}"},
+            headers={"Authorization": f"Bearer {api_key_of(running)}"},
             timeout=60,
         )
         statuses.add(answer.status_code)

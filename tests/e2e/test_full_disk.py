@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from infra.local import embedded_postgres
-from infra.local.home import prepare as prepared
+from infra.operations.local import embedded_postgres
+from infra.operations.local.home import prepare as prepared
 from tests.kit.disk import full, small_disk
 from tests.kit.ledger import check
 from tests.kit.platform import (

@@ -7,8 +7,8 @@ import pytest
 
 from tests.kit.platform import Platform, platform, run_config
 from tests.kit.raw_repository import RawRepository
-from tests.unit.infra.git.hostile.test_hostile_repositories import KINDS
-from tests.unit.infra.git.hostile.test_hostile_server import WORST_S, probing
+from tests.unit.infra.repositories.git.hostile.test_hostile_repositories import KINDS
+from tests.unit.infra.repositories.git.hostile.test_hostile_server import WORST_S, probing
 
 pytestmark = [pytest.mark.attacks, pytest.mark.processes, pytest.mark.torch]
 
@@ -48,10 +48,9 @@ def test_a_hostile_repository_keeps_nobody_waiting(tmp_path: Path) -> None:
         for number, name in enumerate(HEAVIEST):
             waits = []
             for attempt in range(TRIES):
-                found: list[float] = []
-                with probing(port, found):
+                with probing(port) as longest_waits:
                     sync(running, sources[name], f"w-{number}-{attempt}")
-                ours, idle = found
+                    ours, idle = longest_waits()
                 waits.append(f"{ours:.3f} s, an idle process {idle:.3f} s")
                 if ours < WORST_S + idle:
                     break

@@ -32,6 +32,7 @@ def test_a_cell_has_learned_when_it_ends_better_than_it_began() -> None:
     assert not Result(cell, "over time").learned
 
 
+@pytest.mark.kills
 @pytest.mark.processes
 @pytest.mark.torch
 @pytest.mark.postgres

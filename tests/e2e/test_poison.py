@@ -11,12 +11,12 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.event_log import Cursor, Recorded
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
-from infra.runtime.hosting import Hosting
+from infra.spine.ports.event_log import Cursor, Recorded
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
+from infra.spine.runtime.hosting import Hosting
 from schemas.effects import Lane
 from schemas.events import CheckpointFailed, MessageDeadLettered, MessageRedriven, RunWarned
 from schemas.ids import EventId, StreamName, WorkerId

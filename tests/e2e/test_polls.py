@@ -1,17 +1,16 @@
 """Without any webhook a push still trains: a poll finds it, also when the server was away meanwhile."""
 
 import asyncio
-import json
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
 
-from infra.local import embedded_postgres
+from infra.operations.local import embedded_postgres
 from schemas.events import RefsMoved
-from tests.kit.platform import Platform, eventually, git, make_workspace, platform, run_config
+from tests.kit.platform import Platform, eventually, git, make_workspace, platform
 from tests.kit.prometheus import samples
+from tests.kit.pushed_workspace import toml_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.torch]
 
@@ -20,15 +19,6 @@ TRIGGER = (
 )
 SHORT = {"training": {"rollout_batch_size": 1}, "advanced": {"max_steps": 1}}
 POLLING = {"HEADRACE_POLL_S": "1"}
-
-
-def config(**changes: Any) -> str:
-    """The TOML of a run: JSON values are TOML values here."""
-    return "".join(
-        f"[{section}]\n"
-        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-        for section, values in run_config(**changes).items()
-    )
 
 
 def push(copy: Path) -> None:
@@ -66,13 +56,13 @@ def finished(running: Platform, *names: str) -> None:
 
 
 def test_a_push_that_nobody_told_of_trains(tmp_path: Path) -> None:
-    files = {"headrace.toml": TRIGGER, "configs/short.toml": config(**SHORT)}
+    files = {"headrace.toml": TRIGGER, "configs/short.toml": toml_of(**SHORT)}
     copy, bare = make_workspace(tmp_path / "copy", files), tmp_path / "math.git"
     git(tmp_path, "clone", "-q", "--bare", str(copy), str(bare))
     git(copy, "remote", "add", "origin", str(bare))
     with platform(tmp_path / "home", environment=POLLING) as running:
         running.upload("numbers")
-        request = {"url": str(bare), "name": "math", "provider": "none"}
+        request = {"url": str(bare), "name": "math", "forge": "none"}
         answer = running.post("/workspaces/connect", request)
         assert answer.status_code in (200, 201), answer.text
         workspace = answer.json()["workspace"]["id"]

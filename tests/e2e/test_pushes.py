@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.team import Team, team_of, toml_of
+from tests.kit.pushed_workspace import toml_of
+from tests.kit.team import Team, team_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.torch]
 

@@ -82,6 +82,7 @@ def headrace(environment: Mapping[str, str], *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.kills
 def test_kills_at_every_step_of_archiving_and_restoring_lose_nothing(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "workspace", {"rollouts/say/main.py": GRADER_ONLY})
     points = ",".join(f"{point}:1" for point in POINTS)

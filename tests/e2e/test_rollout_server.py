@@ -41,7 +41,7 @@ def test_a_rollout_server_trains(tmp_path: Path) -> None:
             assert len(generated) == STEPS * GROUPS
             for group in generated:
                 batch = SampleBatch.model_validate_json(
-                    await started.artifacts.get(graded[group.spec.group].artifact)
+                    await started.artifacts.get_artifact(graded[group.spec.group].artifact)
                 )
                 for record, grade in zip(
                     batch.samples, graded[group.spec.group].grades, strict=True

@@ -169,6 +169,7 @@ def test_a_large_dataset_comes_back_as_it_went(setup: Setup) -> None:
     assert answer.headers["content-length"] == str(len(rows))
 
 
+@pytest.mark.kills
 def test_the_same_run_through_a_bad_network_ends_in_the_same_bits(
     setup: Setup, finished: str
 ) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from infra.local import data_directory
-from infra.postgres.pool import administering
+from infra.operations.local import data_directory
+from infra.spine.postgres.pool import administering
 from tests.kit.kafka import need_kafka
 from tests.kit.ledger import check
 from tests.kit.platform import ROOT, RunningServer, final_adapter, make_workspace, run_config

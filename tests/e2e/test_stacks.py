@@ -54,7 +54,7 @@ def test_the_embedded_default(workspace: Path, in_memory_adapter: str, tmp_path:
 
 @pytest.mark.kafka
 @pytest.mark.s3
-@pytest.mark.parametrize("workers", ["one", "each"])
+@pytest.mark.parametrize("workers", [pytest.param("one", marks=pytest.mark.kills), "each"])
 def test_real_components(
     workspace: Path, in_memory_adapter: str, real_stack: RealStack, tmp_path: Path, workers: str
 ) -> None:

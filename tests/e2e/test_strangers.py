@@ -14,7 +14,7 @@ from tests.kit.strangers import (
     control_process,
     half_open,
     observing,
-    send_bad_tokens,
+    send_bad_keys,
     send_bodies,
 )
 
@@ -30,8 +30,8 @@ MOST_CLIENT_S = 5.0
 async def _load(control: ControlProcess) -> Counter[int]:
     loads: list[Coroutine[None, None, Counter[int]]] = [
         send_bodies(control, 20, 8 * MIB),
-        send_bad_tokens(control, seconds=SECONDS, at_once=8, well_formed=False),
-        send_bad_tokens(control, seconds=SECONDS, at_once=8, well_formed=True),
+        send_bad_keys(control, seconds=SECONDS, at_once=8, well_formed=False),
+        send_bad_keys(control, seconds=SECONDS, at_once=8, well_formed=True),
     ]
     async with half_open(control, 200):
         return sum(await asyncio.gather(*loads), Counter())

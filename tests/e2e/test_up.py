@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.free_port import free_port
+from infra.operations.local.free_port import free_port
 from tests.kit.platform import eventually, platform_environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres]

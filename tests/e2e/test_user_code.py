@@ -157,7 +157,7 @@ def test_bad_samples_are_data_and_the_run_goes_on(running: Platform) -> None:
     failures = {sample["row"]: (sample["failure"] or {}).get("category") for sample in samples}
     assert failures[0] == "agent_error"
     assert failures[1] == "timeout"
-    assert failures[2] == "process_died"
+    assert failures[2] == "agent_error"
     by_row = {sample["row"]: sample["reward"] for sample in samples}
     assert by_row[5] is None
     assert by_row[6] is None

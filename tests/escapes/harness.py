@@ -23,15 +23,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.gateway.server import HttpGateway
+from infra.model_api.gateway.server import HttpGateway
 from infra.ports.packages import DeclaredPackages
 from infra.ports.services import SandboxOwner
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import user_group
 from infra.settings.packages import PackageSettings
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import TransientError, UserCodeError
-from schemas.sampling import ArtifactRef, Message, SampleRecord
-from schemas.specs import Entrypoint, EnvironmentRef, RolloutRef
+from schemas.sampling import Message, SampleRecord
+from schemas.specs import Entrypoint, PackageEnvironment, RolloutRef
 from tests.escapes.attacks.attack import ATTACKS, Attack
 from tests.escapes.outside import ENVIRONMENTS, Outside
 from tests.kit.http_victim import Quick
@@ -193,7 +194,7 @@ class Corpus:
         resolved = await self._user.resolve(declared)
         self._pins = resolved.pins.encode()
         digest = hashlib.sha256(self._pins).hexdigest()
-        environment = EnvironmentRef(
+        environment = PackageEnvironment(
             key=resolved.key,
             lock=ArtifactRef(sha256=digest, size=len(self._pins), uri="test:pins"),
             python=resolved.python,
@@ -314,7 +315,7 @@ async def attack_all(level: str, families: Sequence[str]) -> dict[str, object]:
         for a in ATTACKS.values()
         if (a.is_safe or level != TRUSTED) and (not families or a.family in families)
     ]
-    outside = Outside(os.environ["TOKEN"], os.environ["HEADRACE_TOKEN"])
+    outside = Outside(os.environ["TOKEN"], os.environ["HEADRACE_API_KEY"])
     started = time.monotonic()
     try:
         corpus = Corpus(level, outside)

@@ -54,7 +54,7 @@ def run_corpus(
                 "PYTHONPATH": os.pathsep.join(p for p in sys.path if p and Path(p).is_dir()),
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "TOKEN": token,
-                "HEADRACE_TOKEN": f"mark-{token}-{secrets.token_hex(8)}",
+                "HEADRACE_API_KEY": f"mark-{token}-{secrets.token_hex(8)}",
                 **({} if runsc is None else {"HEADRACE_RUNSC": str(_copy(runsc, directory))}),
             },
             user=user,

@@ -30,7 +30,9 @@ async def attack_for_ever(platform: InMemory, outside: Outside, made: list[str])
     """Make all attacks that may be made here, again and again, in the platform's own sandboxes."""
     load_attacks()
     tree = snapshot(json.dumps(dataclasses.asdict(outside.targets())))
-    rollout = attacking_rollout(await platform.artifacts.put(tree, run="attacker", blob=True))
+    rollout = attacking_rollout(
+        await platform.artifacts.put_artifact(tree, run="attacker", blob=True)
+    )
     chosen = [a.name for a in ATTACKS.values() if a.is_safe and a.family != "floods"]
     for name in itertools.cycle(chosen):
         with contextlib.suppress(UserCodeError, TransientError):

@@ -21,8 +21,8 @@ async def connect_workspace(served: Application) -> None:
     """Connect the workspace that is fuzzed."""
     services = served.services
     await services.readmodel.names.take("workspace", WORKSPACE, "w-fuzzed")
-    await services.connections.put(
-        "w-fuzzed", provider="github", url="/srv/fuzzed.git", secret=SECRET
+    await services.connections.put_connection(
+        "w-fuzzed", forge="github", url="/srv/fuzzed.git", secret=SECRET
     )
 
 

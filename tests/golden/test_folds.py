@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from consumers.registry import REGISTRY, load
-from infra.runtime.consumer import AnyConsumer
+from infra.spine.runtime.consumer import AnyConsumer
 from tests.kit.folds import fingerprints, read_fingerprints, streams
 
 

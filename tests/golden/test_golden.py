@@ -1,6 +1,7 @@
 """Every payload that was ever released can still be decoded, and its fields keep their values."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,20 @@ from schemas.events.upcasts import UPCASTS
 from tests.kit.examples import GOLDEN, golden_name
 
 PAYLOADS = sorted(GOLDEN.glob("*.json"))
+
+NEW_FIELDS = {
+    ("rl.hub-push.cancel-requested", 1): {"push": "upload"},
+    ("rl.hub-push.failed", 1): {"push": "upload"},
+    ("rl.hub-push.pushed", 1): {"push": "upload"},
+    ("rl.hub-push.requested", 1): {"push": "upload"},
+    ("rl.workspace.connected", 1): {"provider": "forge"},
+    ("rl.workspace.hook-pinged", 1): {"provider": "forge"},
+    ("rl.workspace.packages-chosen", 1): {"push": "request"},
+    ("rl.workspace.push-received", 1): {"provider": "forge"},
+    ("rl.workspace.rejected", 1): {"push": "request"},
+    ("rl.workspace.synced", 1): {"push": "request"},
+}
+"""Type and version of an event -> its fields that have another name today."""
 
 
 def test_every_event_has_a_golden_payload() -> None:
@@ -23,7 +38,8 @@ def test_golden_payloads_decode(path: Path) -> None:
     event_type, _, version = path.stem.rpartition(".v")
     payload = json.loads(path.read_text())
     event = decode_event(event_type, int(version), path.read_text())
-    assert_says(json.loads(event.model_dump_json()), payload)
+    new = NEW_FIELDS.get((event_type, int(version)), {})
+    assert_says(json.loads(event.model_dump_json()), renamed(payload, new))
 
 
 @pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)
@@ -33,9 +49,16 @@ def test_golden_payloads_decode_in_a_release_that_raises_their_version(
     event_type, _, version = path.stem.rpartition(".v")
     event = decode_event(event_type, int(version), path.read_text())
     kind = EVENT_TYPES[event_type]
-    monkeypatch.setitem(UPCASTS, (event_type, kind.version), lambda payload: payload)
+    monkeypatch.setitem(UPCASTS, (kind.type, kind.version), lambda payload: payload)
     monkeypatch.setattr(kind, "version", kind.version + 1)
     assert decode_event(event_type, int(version), path.read_text()) == event
+
+
+def renamed(value: object, new: Mapping[str, str]) -> object:
+    """A payload with the new names of its fields, also inside of others."""
+    if not isinstance(value, dict):
+        return value
+    return {new.get(name, name): renamed(each, new) for name, each in value.items()}
 
 
 def assert_says(now: object, then: object) -> None:

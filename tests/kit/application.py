@@ -16,26 +16,26 @@ from consumers.project.consumer import Projector
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.installed import install
 from infra.blobs.local import LocalBlobs
-from infra.git.credentials import GitCredential
-from infra.git.forges.api import ForgeApis
-from infra.maintenance.archive import Archives
-from infra.ports.clock import SystemClock
+from infra.identity.secrets.sealed import Sealer
+from infra.operations.maintenance.archive import Archives
 from infra.ports.services import RefList
-from infra.postgres.connections import Connections
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.keys.sealed import Sealer
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database, connect
 from infra.readmodel.store import ReadModel
+from infra.repositories.forge_connections import ForgeConnections
+from infra.repositories.forges.api import ForgeApis
+from infra.repositories.git.credentials import GitCredential
 from infra.settings.settings import Settings
+from infra.spine.ports.clock import SystemClock
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database, connect
 from producers.dashboard import routes as dashboard
 from producers.http.app import create_app
 from producers.http.services import Services
 from schemas.errors import InvalidConfig
 from schemas.events import Event
 
-TOKEN = "a-token-for-tests"
+API_KEY = "an-api-key-for-tests"
 
 
 class KnownRepositories:
@@ -131,16 +131,18 @@ async def application(
 ) -> AsyncIterator[Application]:
     """The application over the database at `url`."""
     settings = Settings.load(
-        {"HEADRACE_HOME": str(home), "HEADRACE_TOKEN": TOKEN, "HEADRACE_DATABASE_URL": url}
+        {"HEADRACE_HOME": str(home), "HEADRACE_API_KEY": API_KEY, "HEADRACE_DATABASE_URL": url}
     )
     async with connect(url) as database, Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
         blobs = await install(LocalBlobs(home / "blobs"), database)
         readmodel = ReadModel(database)
         known = KnownRepositories(*repositories)
-        connections = Connections(database, Sealer.of(settings))
+        connections = ForgeConnections(database, Sealer.of(settings))
         forges = ForgeApis(
-            connections.get, public_url=settings.public_url, allowed=settings.git.addresses
+            connections.get_connection,
+            public_url=settings.public_url,
+            allowed=settings.git.addresses,
         )
         services = Services(
             log=log,
@@ -161,7 +163,7 @@ async def application(
         task = asyncio.ensure_future(projector.run())
         app = create_app(services, pages=dashboard.ROUTES)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        headers = {"Authorization": f"Bearer {TOKEN}"}
+        headers = {"Authorization": f"Bearer {API_KEY}"}
         base = "http://127.0.0.1:8420"
         async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as api:
             yield Application(api, app, services, projector, database)

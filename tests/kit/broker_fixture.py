@@ -11,19 +11,19 @@ from uuid import uuid4
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from infra.bus.embedded import Reconciled
-from infra.bus.kafka.bus import KafkaBus
-from infra.bus.kafka.connect import client_options
-from infra.bus.kafka.publisher import open_publisher
-from infra.bus.reconciler import Delivered, Reconciler
-from infra.bus.relay import Relay
-from infra.ports.bus import Bus
-from infra.ports.event_log import Commit, CommitMiss, Recorded
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database, connect
-from infra.postgres.skipped_records import Skips
 from infra.settings.kafka import KafkaSettings
+from infra.spine.bus.embedded import Reconciled
+from infra.spine.bus.kafka.bus import KafkaBus
+from infra.spine.bus.kafka.connect import client_options
+from infra.spine.bus.kafka.publisher import open_publisher
+from infra.spine.bus.reconciler import Delivered, Reconciler
+from infra.spine.bus.relay import Relay
+from infra.spine.ports.bus import Bus
+from infra.spine.ports.event_log import Commit, CommitMiss, Recorded
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database, connect
+from infra.spine.postgres.skipped_records import Skips
 from schemas.ids import ConsumerName, EventId
 from tests.contracts.event_log_suite import warning
 from tests.kit.commits import commit_of, new_event

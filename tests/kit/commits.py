@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import uuid4
 
-from infra.ports.event_log import Commit, NewEvent
+from infra.spine.ports.event_log import Commit, NewEvent
 from schemas.events import Event
 from schemas.ids import EventId
 

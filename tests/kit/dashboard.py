@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.access.sessions import Bearer
-from infra.access.token_format import digest
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
+from infra.identity.api_key_format import digest
+from infra.identity.sessions import Bearer
 from infra.ports.actor import ROOT
-from tests.kit.application import TOKEN, Application, application
+from tests.kit.application import API_KEY, Application, application
 from tests.kit.postgres import fresh_database
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class ServedDashboard:
 
     def sign_in_link(self) -> str:
         """An address with a button that opens a session with all rights once."""
-        code = self.run(self.app.services.sessions.issue_code(Bearer(ROOT, digest(TOKEN))))
+        code = self.run(self.app.services.sessions.issue_code(Bearer(ROOT, digest(API_KEY))))
         return f"{self.url}/login?code={code}"
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid5
 
-from infra.runtime.consumer import AnyConsumer, Decision, Incoming, Meta
+from infra.spine.runtime.consumer import AnyConsumer, Decision, Incoming, Meta
 from schemas.effects import Effect, Outcome
 from schemas.events import MAX_EVENT_BYTES, Event
 from schemas.ids import HEADRACE, StreamName

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, contextmanager
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import ConsumerRecord
 
-from infra.bus.kafka.connect import client_options
-from infra.bus.kafka.topics import all_topics
 from infra.settings.kafka import KafkaSettings
+from infra.spine.bus.kafka.connect import client_options
+from infra.spine.bus.kafka.topics import all_topics
 
 MARK = "x-again"
 POLL_MS = 50

@@ -9,15 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from uuid import UUID, uuid5
 
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
 from infra.blobs.local import LocalBlobs
-from infra.memory.event_log import MemoryLog, World
-from infra.ports.clock import ManualClock
 from infra.ports.packages import DeclaredPackages, ResolvedPackages
-from infra.ports.ports import Ports
 from infra.ports.services import (
     GraderResult,
     RefList,
@@ -28,6 +26,8 @@ from infra.ports.services import (
     WorkflowResult,
 )
 from infra.settings.settings import Settings
+from infra.spine.memory.event_log import MemoryLog, World
+from infra.spine.ports.clock import ManualClock
 from schemas.datasets import DatasetRow
 from schemas.errors import Refused, TransientError
 from schemas.events import Event
@@ -48,11 +48,12 @@ from schemas.specs import (
     DatasetRef,
     DiscoveredRollout,
     Entrypoint,
-    EnvironmentRef,
     GroupSpec,
+    PackageEnvironment,
     Push,
     RolloutRef,
 )
+from tests.kit.ports import AllPorts
 
 
 def turn(text: str, *, prompt: tuple[int, ...] = (1, 2), cut: bool = False) -> Turn:
@@ -157,7 +158,7 @@ class FakeUserCode:
         snapshot: bytes,
         entrypoints: Sequence[Entrypoint],
         *,
-        environments: Mapping[str, EnvironmentRef] = MappingProxyType({}),
+        environments: Mapping[str, PackageEnvironment] = MappingProxyType({}),
     ) -> tuple[DiscoveredRollout, ...]:
         self.discovered.append(tuple(entrypoints))
         return tuple(
@@ -338,7 +339,7 @@ def _version(step: int, content: bytes) -> LearnerState:
 class Bench:
     """Ports over a temporary directory, for tests that perform effects one after another."""
 
-    ports: Ports
+    ports: Any
     world: World
     blobs: LocalBlobs
     clock: ManualClock
@@ -352,7 +353,7 @@ class Bench:
     async def dataset(self, *rows: DatasetRow) -> DatasetRef:
         """Store a dataset with these rows and return its reference."""
         content = b"".join(row.to_line() for row in rows)
-        artifact = await self.ports.artifacts.put(content, run="d1", blob=True)
+        artifact = await self.ports.artifacts.put_artifact(content, run="d1", blob=True)
         return DatasetRef(dataset="d1", name="sums", content=artifact, num_rows=len(rows))
 
 
@@ -370,7 +371,7 @@ def bench(
     world, blobs, clock = World(), LocalBlobs(directory), ManualClock()
     log = MemoryLog(world)
     artifacts = ArtifactStore(log, blobs, cache_bytes=0)
-    ports = Ports(
+    ports = AllPorts(
         log=log,
         blobs=blobs,
         artifacts=artifacts,

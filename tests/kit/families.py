@@ -19,7 +19,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from schemas.scratch_models import scratch_shape
+from schemas.models.scratch import scratch_shape
 from trainer.model.char_tokenizer import character_tokenizer
 
 SHAPE: dict[str, Any] = {

@@ -13,9 +13,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from consumers.registry import REGISTRY, load
-from infra.runtime.consumer import AnyConsumer
+from infra.spine.runtime.consumer import AnyConsumer
 from schemas.envelope import decode_event
-from schemas.events import EVENT_TYPES, Event, RepositoryPushed, RunRequested
+from schemas.events import EVENT_TYPES, CommitRequested, Event, RunRequested
 from tests.kit import virtual
 from tests.kit.examples import GOLDEN
 
@@ -111,7 +111,7 @@ def _write_history(file: Path) -> None:
             config = event.config.model_copy(update={"advanced": shorter})
             asked.append(event.model_copy(update={"config": config}))
         else:
-            assert isinstance(event, RepositoryPushed)
+            assert isinstance(event, CommitRequested)
             asked.append(event)
     world = virtual.run(world_of(ALONE, asked))
     lines = [

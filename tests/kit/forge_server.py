@@ -25,10 +25,6 @@ COMMIT = "c0ffee" + "0" * 34
 OTHER_COMMIT = "beef" + "1" * 36
 APP_ID = "4711"
 INSTALLATION = "99"
-APP_PATHS = (
-    f"/repos/{OWNER}/{NAME}/installation",
-    f"/app/installations/{INSTALLATION}/access_tokens",
-)
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class NotAccepted(Exception):
 class FakeForge:
     """One forge with one repository. `planned` are replies to the next requests instead of its own."""
 
-    provider: ClassVar[str]
+    forge: ClassVar[str]
     origin: str = ""
     commits: set[str] = field(default_factory=lambda: {COMMIT, OTHER_COMMIT})
     hooks: list[dict[str, Any]] = field(default_factory=list)
@@ -115,7 +111,7 @@ class FakeForge:
 class FakeGitHub(FakeForge):
     """GitHub Enterprise, because its API is on the same host as its repositories."""
 
-    provider = "github"
+    forge = "github"
     base = "/api/v3"
     public_key: str | None = None
     """The public key of the App, in PEM; None when no App is installed."""
@@ -249,7 +245,7 @@ class FakeGitHub(FakeForge):
 class FakeGitea(FakeGitHub):
     """Gitea names the state `status`, and changes no secret of a webhook that exists."""
 
-    provider = "gitea"
+    forge = "gitea"
     base = "/api/v1"
 
     def check_hook(self, body: Any) -> None:
@@ -268,7 +264,7 @@ class FakeGitea(FakeGitHub):
 
 
 class FakeGitLab(FakeForge):
-    provider = "gitlab"
+    forge = "gitlab"
     STATES: ClassVar = {"pending", "running", "success", "failed", "canceled"}
 
     def route(self, request: Request) -> Reply:

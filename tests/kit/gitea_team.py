@@ -48,7 +48,7 @@ def connect_gitea(running: Platform, repository: GiteaRepository) -> PushedWorks
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "producers.cli.main", "workspace", "connect"),
-                *(repository.url, "--provider", "gitea", "--token-env", "FORGE_TOKEN", "--json"),
+                *(repository.url, "--forge", "gitea", "--token-env", "FORGE_TOKEN", "--json"),
             ],
             env={**running.environment, "FORGE_TOKEN": repository.owner.token},
             capture_output=True,

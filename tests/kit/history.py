@@ -5,6 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 from infra.blobs.artifacts import reference
+from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.events import (
     EvaluationCompleted,
@@ -19,7 +20,7 @@ from schemas.events import (
     RunRequested,
 )
 from schemas.ids import GroupKey, Purpose
-from schemas.sampling import ArtifactRef, Grade, Message
+from schemas.sampling import Grade, Message
 from schemas.specs import GroupSpec, GroupTemplate, SampleEntry
 from tests.kit.application import Application
 from tests.kit.specs import DATASET, ref
@@ -41,9 +42,11 @@ async def ended_run(
         DatasetRow(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n))
         for n in range(8)
     ]
-    content = await artifacts.put(b"".join(row.to_line() for row in rows), run="d", blob=True)
-    manifest = await artifacts.put(f'"manifest of {run}"'.encode(), run=run, blob=True)
-    weights = await artifacts.put(f"weights of {run}".encode(), run=run, blob=True)
+    content = await artifacts.put_artifact(
+        b"".join(row.to_line() for row in rows), run="d", blob=True
+    )
+    manifest = await artifacts.put_artifact(f'"manifest of {run}"'.encode(), run=run, blob=True)
+    weights = await artifacts.put_artifact(f"weights of {run}".encode(), run=run, blob=True)
     await app.services.readmodel.names.take("run", name, run)
     for text in TEXTS:
         await keep(app, text.encode())

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 FLUSH, DELIMITER = b"0000", b"0001"
 COMMIT, TREE, BLOB, TAG, OFS_DELTA, REF_DELTA = 1, 2, 3, 4, 6, 7
-ZERO_MB = zlib.compress(bytes(1 << 20), 9)
 
 
 def packet(data: bytes | str) -> bytes:

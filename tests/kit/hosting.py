@@ -10,23 +10,23 @@ from uuid import UUID, uuid4
 
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
-from infra.memory.blobs import MemoryBlobs
-from infra.memory.bus import MemoryBus
-from infra.memory.event_log import MemoryEffects, MemoryLog, World
-from infra.ports.clock import SystemClock
-from infra.ports.event_log import Encoded, Recorded
-from infra.ports.ports import Ports
-from infra.postgres.errors import DatabaseUnavailable
-from infra.postgres.notify import Wakeup
-from infra.runtime.consumer import AnyConsumer, Consumer, Decision, Meta
-from infra.runtime.hosting import Hosting
-from infra.runtime.runtime import Runtime
+from infra.blobs.memory import MemoryBlobs
 from infra.settings.settings import Settings
+from infra.spine.memory.bus import MemoryBus
+from infra.spine.memory.event_log import MemoryEffects, MemoryLog, World
+from infra.spine.ports.clock import SystemClock
+from infra.spine.ports.event_log import Encoded, Recorded
+from infra.spine.postgres.errors import DatabaseUnavailable
+from infra.spine.postgres.notify import Wakeup
+from infra.spine.runtime.consumer import AnyConsumer, Consumer, Decision, Meta
+from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.runtime import Runtime
 from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, MessageDeadLettered, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
 from schemas.specs import CommitSpec
 from tests.kit.commits import commit_of
+from tests.kit.ports import AllPorts
 
 WORKER = WorkerId("w")
 
@@ -75,7 +75,7 @@ def consumer(script: Script, *, name: str = "bench") -> AnyConsumer:
         script.on_route(message)
         return (checkpoint_stream(message.run),)
 
-    async def perform(asked: FetchCommit, ports: Ports) -> Fetched:
+    async def perform(asked: FetchCommit, ports: object) -> Fetched:
         script.performed.append(asked.run_id)
         return Fetched(asked)
 
@@ -96,7 +96,7 @@ def consumer(script: Script, *, name: str = "bench") -> AnyConsumer:
 def effect(run: str, step: int) -> FetchCommit:
     return FetchCommit(
         workspace=f"{run}/{step}",
-        push=UUID(int=7),
+        request=UUID(int=7),
         commit=CommitSpec(url="/nowhere"),
         entrypoints=(),
         requester=f"run-{run}",
@@ -172,7 +172,7 @@ class Bench:
         self.world.workers[self.worker] = self.world.now.replace(year=2100)
         blobs = MemoryBlobs()
         artifacts = ArtifactStore(MemoryLog(self.world), blobs)
-        ports = Ports(
+        ports = AllPorts(
             log=MemoryLog(self.world),
             blobs=blobs,
             artifacts=artifacts,
@@ -191,8 +191,9 @@ class Bench:
             log=cast("Any", self.log),
             effects=cast("Any", self.effects),
             bus=MemoryBus(self.world),
-            ports=ports,
+            ports=ports.build,
             artifacts=artifacts,
+            clock=ports.clock,
             wakeup=Wakeup(),
         )
 

@@ -14,7 +14,7 @@ import sys
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from infra.gateway.server import HttpGateway
+from infra.model_api.gateway.server import HttpGateway
 from schemas.sampling import SampleRequest, Turn
 from tests.kit.specs import group_spec, template
 

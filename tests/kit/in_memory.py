@@ -11,24 +11,23 @@ from typing import Any, TypeVar
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
-from infra.gateway.server import HttpGateway
-from infra.git.mirrors import GitRepositories
-from infra.memory.blobs import MemoryBlobs
-from infra.memory.bus import MemoryBus
-from infra.memory.event_log import MemoryEffects, MemoryLog, World
-from infra.memory.secrets import MemorySecrets
-from infra.ports.clock import SystemClock
-from infra.ports.ports import Ports
+from infra.blobs.memory import MemoryBlobs
+from infra.identity.secrets.memory import MemorySecrets
+from infra.model_api.gateway.server import HttpGateway
+from infra.names import MemoryNames
 from infra.ports.services import UserCode
-from infra.postgres.names import MemoryNames
-from infra.postgres.notify import Wakeup
-from infra.runtime.hosting import Hosting
-from infra.runtime.runtime import Runtime
+from infra.repositories.git.mirrors import GitRepositories
 from infra.sandbox.service.client import SandboxClient
-from infra.sandbox.service.ways import service_of
+from infra.sandbox.service.connect import service_of
 from infra.sandbox.user_process import user_group
 from infra.settings.git import LAPTOP
 from infra.settings.settings import Settings
+from infra.spine.memory.bus import MemoryBus
+from infra.spine.memory.event_log import MemoryEffects, MemoryLog, World
+from infra.spine.ports.clock import SystemClock
+from infra.spine.postgres.notify import Wakeup
+from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.runtime import Runtime
 from producers.core.datasets import registration
 from producers.core.lookup import Lookup
 from producers.core.submit import SubmitRequest, Submitter
@@ -37,6 +36,7 @@ from schemas.events import CheckpointSaved, Event, RunFailed, RunFinished, RunRe
 from schemas.ids import WorkerId
 from schemas.learner import Learner
 from schemas.sampling import Sampler
+from tests.kit.ports import AllPorts
 from tests.kit.random_latency import RandomLatencyLearner, RandomLatencySampler
 
 E = TypeVar("E", bound=Event)
@@ -121,7 +121,7 @@ async def in_memory(
     repositories = GitRepositories(home / "git", settings=LAPTOP)
     async with AsyncExitStack() as stack:
         servers = VllmServers(vllm, home / "adapters") if vllm else None
-        engine = Engine(fetch=artifacts.get, vllm=servers)
+        engine = Engine(fetch=artifacts.get_artifact, vllm=servers)
         stack.push_async_callback(engine.aclose)
         sampler: Sampler = engine.sampler
         learner: Learner = engine.learner
@@ -131,7 +131,7 @@ async def in_memory(
         gateway = HttpGateway(sampler, group=user_group())
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
-        user = SandboxClient(service_of(settings), fetch=artifacts.get, sockets=gateway)
+        user = SandboxClient(service_of(settings), fetch=artifacts.get_artifact, sockets=gateway)
         await user.start()
         stack.push_async_callback(user.aclose)
         consumers = tuple(load(name) for name in REGISTRY)
@@ -140,7 +140,7 @@ async def in_memory(
             log=log,
             effects=MemoryEffects(world),
             bus=MemoryBus(world),
-            ports=Ports(
+            ports=AllPorts(
                 log=log,
                 blobs=blobs,
                 artifacts=artifacts,
@@ -153,8 +153,9 @@ async def in_memory(
                 user=user,
                 gateway=gateway,
                 secrets=secrets,
-            ),
+            ).build,
             artifacts=artifacts,
+            clock=SystemClock(),
             wakeup=Wakeup(),
         )
         task = asyncio.ensure_future(runtime.run())

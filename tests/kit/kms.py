@@ -106,7 +106,7 @@ def fake_kms(**aliases: str) -> Iterator[FakeKms]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     kms = FakeKms(f"http://127.0.0.1:{server.server_port}", keys)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield kms

@@ -1,7 +1,9 @@
 """A small run beside a large one: how long its first sample and its end take."""
 
 import json
+import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -43,6 +45,15 @@ def time_small_run(running: Platform) -> Took:
         for type_ in ("rl.sample.generated", "rl.run.finished")
     )
     return Took(first, end)
+
+
+def median(runs: Iterable[Took]) -> Took:
+    """Return the middle one of an odd number of runs, by their first samples and by their ends. One run
+    alone says too much about the moment at which it ran."""
+    took = list(runs)
+    return Took(
+        statistics.median(run.first_s for run in took), statistics.median(run.end_s for run in took)
+    )
 
 
 def begin_large_run(

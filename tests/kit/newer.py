@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from schemas.events import EVENT_TYPES, CheckpointFailed, RepositoryPushed, RunWarned
+from schemas.events import EVENT_TYPES, CheckpointFailed, CommitRequested, RunWarned
 from schemas.events.upcasts import UPCASTS
 
 
@@ -27,7 +27,7 @@ class NewerCheckpointFailed(CheckpointFailed):
     version: ClassVar[int] = 2
 
 
-class NewerRepositoryPushed(RepositoryPushed):
+class NewerCommitRequested(CommitRequested):
     """An event of a workspace in a version that this release does not know."""
 
     version: ClassVar[int] = 2
@@ -36,6 +36,6 @@ class NewerRepositoryPushed(RepositoryPushed):
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process one of the release that wrote these events."""
     monkeypatch.setitem(EVENT_TYPES, RunForeseen.type, RunForeseen)
-    for kind in (RunWarned, CheckpointFailed, RepositoryPushed):
+    for kind in (RunWarned, CheckpointFailed, CommitRequested):
         monkeypatch.setattr(kind, "version", 2)
         monkeypatch.setitem(UPCASTS, (kind.type, 1), lambda payload: payload)

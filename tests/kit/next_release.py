@@ -25,9 +25,9 @@ PATCH: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "schemas/events/upcasts.py",
-        "UPCASTS: dict[tuple[str, int], Upcast] = {}",
+        "UPCASTS: dict[tuple[str, int], Upcast] = {\n",
         "UPCASTS: dict[tuple[str, int], Upcast] = {\n"
-        '    ("rl.run.requested", 1): lambda payload: {**payload, "place": "before"}\n}',
+        '    ("rl.run.requested", 1): lambda payload: {**payload, "place": "before"},\n',
     ),
     ("schemas/events/__init__.py", "    RunPaused,\n", "    RunNoted,\n    RunPaused,\n"),
     (

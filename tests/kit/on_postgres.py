@@ -9,21 +9,21 @@ from typing import Any
 
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
-from infra.bus.embedded import EmbeddedBus
-from infra.memory.blobs import MemoryBlobs
-from infra.ports.clock import SystemClock
-from infra.ports.effects import Effects
-from infra.ports.ports import Ports
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import News, Notifier
-from infra.postgres.pool import Database
-from infra.runtime.consumer import AnyConsumer
-from infra.runtime.hosting import Hosting
-from infra.runtime.runtime import Runtime
+from infra.blobs.memory import MemoryBlobs
 from infra.settings.settings import Settings
+from infra.spine.bus.embedded import EmbeddedBus
+from infra.spine.ports.clock import SystemClock
+from infra.spine.ports.effects import Effects
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import News, Notifier
+from infra.spine.postgres.pool import Database
+from infra.spine.runtime.consumer import AnyConsumer
+from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.runtime import Runtime
 from schemas.effects import Lane
 from schemas.ids import WorkerId
+from tests.kit.ports import AllPorts
 
 WORKER = WorkerId("w")
 
@@ -40,7 +40,7 @@ def runtime_on(
     `services` are further ports."""
     log = PostgresLog(database, notifier)
     artifacts = ArtifactStore(log, MemoryBlobs())
-    ports = Ports(
+    ports = AllPorts(
         log=log,
         blobs=MemoryBlobs(),
         artifacts=artifacts,
@@ -53,8 +53,9 @@ def runtime_on(
         log=log,
         effects=effects or PostgresEffects(database),
         bus=EmbeddedBus(log, notifier),
-        ports=replace(ports, **services),
+        ports=replace(ports, **services).build,
         artifacts=artifacts,
+        clock=ports.clock,
         wakeup=notifier.subscribe(News.WORK),
     )
     return log, runtime

@@ -102,7 +102,7 @@ def serve_index(root: Path) -> Iterator[LocalIndex]:
     handler = partial(_Handler, index=index, directory=str(root))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     index.url = f"http://127.0.0.1:{server.server_port}/simple"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield index

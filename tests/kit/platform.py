@@ -19,9 +19,9 @@ from uuid import uuid4
 
 import httpx
 
-from infra.local import embedded_postgres
-from infra.local.free_port import free_port
-from infra.local.supervisor import tail
+from infra.operations.local import embedded_postgres
+from infra.operations.local.free_port import free_port
+from infra.operations.local.supervisor import tail
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,17 +136,17 @@ ROWS = "".join(
 
 @dataclass
 class RunningServer:
-    """A platform that runs, whoever started it. `api` speaks to it with its token."""
+    """A platform that runs, whoever started it. `api` speaks to it with its API key."""
 
     home: Path
     url: str
     api: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        token = (self.home / "token").read_text().strip()
+        api_key = (self.home / "token").read_text().strip()
         self.api = httpx.Client(
             base_url=f"{self.url}/api/v1",
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {api_key}"},
             timeout=30,
             transport=httpx.HTTPTransport(retries=3),
         )
@@ -201,7 +201,7 @@ class RunningServer:
     def info(self, run: str) -> Any:
         return self.get(f"/runs/{run}")
 
-    def wait(self, run: str, *statuses: str, within_s: float = 120, every_s: float = 0.05) -> Any:
+    def wait(self, run: str, *statuses: str, within_s: float = 120, every_s: float = 0.1) -> Any:
         """Wait until the run has one of these statuses (default: any final one), and return its info.
         Each request costs the platform CPU time, so measurements ask rarely (`every_s`). Raises
         AssertionError with the run's error as soon as it has ended in another status."""
@@ -285,19 +285,22 @@ def serving(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
     def ready() -> bool | None:
         assert process.poll() is None, f"headrace up ended with {process.returncode}: {tail(said)}"
-        return is_ready(environment["HEADRACE_URL"])
+        return is_ready(asker)
 
     try:
-        eventually(ready, within_s=60, what=f"headrace up on {home} is ready")
+        with httpx.Client(base_url=environment["HEADRACE_URL"], timeout=2) as asker:
+            eventually(ready, within_s=60, what=f"headrace up on {home} is ready")
     except BaseException:
         process.kill()
         raise
     return process
 
 
-def is_ready(url: str) -> bool | None:
+def is_ready(asker: httpx.Client) -> bool | None:
+    """Whether the control process answers. The client is kept, because to make one reads all
+    certificates of the machine."""
     try:
-        answer = httpx.get(f"{url}/readyz", timeout=2)
+        answer = asker.get("/readyz")
     except httpx.TransportError:
         return None
     return True if answer.status_code == 200 else None

@@ -5,10 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-
-from infra.local import embedded_postgres
-from schemas.ids import EventId
 from tests.kit.platform import Platform, eventually, git, make_workspace, run_config
 
 SHORT = {"training": {"rollout_batch_size": 1}, "advanced": {"max_steps": 2}}
@@ -112,17 +108,3 @@ class PushedWorkspace:
     def all_runs(self) -> list[str]:
         """The names of all runs of the platform."""
         return sorted(run["name"] for run in self.platform.get("/runs", limit=200)["runs"])
-
-
-async def read_events(home: Path, *kinds: str) -> list[tuple[EventId, str, Any]]:
-    """Id, type and content of all events of these types on a platform's embedded database, in the order
-    of the log."""
-    connection = await asyncpg.connect(embedded_postgres.place_for(home).url)
-    try:
-        rows = await connection.fetch(
-            "select id, type, data from events where type = any($1) order by xid, position",
-            list(kinds),
-        )
-    finally:
-        await connection.close()
-    return [(row["id"], row["type"], json.loads(row["data"])) for row in rows]

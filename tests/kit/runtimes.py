@@ -9,16 +9,16 @@ from pathlib import Path
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
 from infra.blobs.local import LocalBlobs
-from infra.bus.embedded import EmbeddedBus
-from infra.ports.clock import SystemClock
-from infra.ports.ports import Ports
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import News, Notifier
-from infra.postgres.pool import Database
-from infra.runtime.hosting import Hosting
-from infra.runtime.runtime import Runtime
 from infra.settings.settings import Settings
+from infra.spine.bus.embedded import EmbeddedBus
+from infra.spine.ports.clock import SystemClock
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import News, Notifier
+from infra.spine.postgres.pool import Database
+from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.runtime import Runtime
+from tests.kit.ports import AllPorts
 
 
 def runtime_on(
@@ -35,7 +35,7 @@ def runtime_on(
     log = log or PostgresLog(database, notifier)
     blobs = LocalBlobs(home / "blobs")
     artifacts = ArtifactStore(log, blobs)
-    ports = Ports(
+    ports = AllPorts(
         log=log,
         blobs=blobs,
         artifacts=artifacts,
@@ -48,7 +48,8 @@ def runtime_on(
         log=log,
         effects=PostgresEffects(database),
         bus=EmbeddedBus(log, notifier),
-        ports=ports,
+        ports=ports.build,
         artifacts=artifacts,
+        clock=ports.clock,
         wakeup=notifier.subscribe(News.WORK),
     )

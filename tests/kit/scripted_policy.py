@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from infra.gateway.server import HttpGateway
-from infra.gateway.sessions import GatewaySession
+from infra.model_api.gateway.server import HttpGateway
+from infra.model_api.gateway.sessions import GatewaySession
 from schemas.sampling import Message, SampleRequest, ToolCall, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec

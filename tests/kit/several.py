@@ -11,23 +11,23 @@ from dataclasses import dataclass, replace
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
-from infra.memory.blobs import MemoryBlobs
-from infra.memory.bus import MemoryBus
-from infra.memory.event_log import MemoryEffects, MemoryLog, World
-from infra.ports.clock import ManualClock
-from infra.ports.event_log import Commit, Recorded
-from infra.ports.ports import Ports
-from infra.postgres.notify import Wakeup
-from infra.runtime.cascade import Delivery
-from infra.runtime.committer import Committer
-from infra.runtime.consumer import AnyConsumer
-from infra.runtime.hosting import Hosting
-from infra.runtime.quarantine import DeliveryBatch
-from infra.runtime.runtime import Runtime
+from infra.blobs.memory import MemoryBlobs
 from infra.settings.settings import Settings
+from infra.spine.memory.bus import MemoryBus
+from infra.spine.memory.event_log import MemoryEffects, MemoryLog, World
+from infra.spine.ports.clock import ManualClock
+from infra.spine.ports.event_log import Commit, Recorded
+from infra.spine.postgres.notify import Wakeup
+from infra.spine.runtime.cascade import Delivery
+from infra.spine.runtime.committer import Committer
+from infra.spine.runtime.consumer import AnyConsumer
+from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.quarantine import DeliveryBatch
+from infra.spine.runtime.runtime import Runtime
 from schemas.effects import Effect, Outcome
 from schemas.events import Event
 from schemas.ids import ConsumerName, StreamName, WorkerId
+from tests.kit.ports import AllPorts
 from tests.kit.simulate import CAUSE, outcome_of, stream_texts
 
 LOOK_S = 0.01
@@ -159,13 +159,13 @@ def _is_at_rest(world: World) -> bool:
     )
 
 
-async def _perform(effect: Effect, ports: Ports) -> Outcome:
+async def _perform(effect: Effect, ports: object) -> Outcome:
     return outcome_of(effect)
 
 
 def _load(name: str) -> AnyConsumer:
     consumer = load(name)
-    return replace(consumer, perform=_perform if consumer.perform else None)
+    return replace(consumer, perform=_perform if consumer.perform else None, ports=None)
 
 
 @asynccontextmanager
@@ -191,15 +191,16 @@ def _runtime(world: World, crowd: Crowd, draw: random.Random, number: int) -> Ru
         log=log,
         effects=MemoryEffects(world),
         bus=SharedBus(world, crowd, number, batch=draw.choice([1, 3, 100])),
-        ports=Ports(
+        ports=AllPorts(
             log=log,
             blobs=MemoryBlobs(),
             artifacts=artifacts,
             datasets=DatasetCache(artifacts),
             clock=ManualClock(),
             settings=Settings.load({"HEADRACE_HOME": "/nowhere"}),
-        ),
+        ).build,
         artifacts=artifacts,
+        clock=ManualClock(),
         wakeup=Wakeup(),
     )
     make_forgetful(runtime._committer, draw, crowd.forgets)

@@ -12,15 +12,16 @@ from typing import Any
 from uuid import uuid4
 
 from infra.ports.actor import Actor, acting_as
-from infra.ports.event_log import Cursor
 from infra.readmodel.registry import RunNote
-from infra.runtime.dead_letters import dead_letter_message
+from infra.spine.ports.event_log import Cursor
+from infra.spine.runtime.dead_letters import dead_letter_message
 from producers.core.datasets.row_issues import RowIssue, line_issue, to_text
 from schemas.datasets import DatasetRow
 from schemas.deployments import ServedModel
 from schemas.events import (
     BatchAssembled,
     CheckpointSaved,
+    CommitRequested,
     CommitStatusDecided,
     DatasetRegistered,
     EvaluationCompleted,
@@ -40,7 +41,6 @@ from schemas.events import (
     PushReceived,
     RefsListed,
     RefsMoved,
-    RepositoryPushed,
     RunFailed,
     RunFinished,
     RunPaused,
@@ -157,7 +157,7 @@ def _pages(key: str) -> dict[str, str]:
         "shares": f"/runs/{FIRST}/shares",
         "sessions": "/sessions",
         "workspace-alerts": f"/workspaces/{WORKSPACE}/alerts",
-        "tokens": "/tokens?revoked=true",
+        "api_keys": "/api-keys?revoked=true",
         "shared": f"/shared?key={key}",
         "timeline": f"/runs/{FIRST}/timeline?step=1",
         "events": f"/runs/{PAUSED}/events",
@@ -191,7 +191,7 @@ async def _dataset(app: Application, text: Texts) -> DatasetRef:
         DatasetRow(prompt=(Message(role="user", content=text(question)),), label=text(str(7 * n)))
         for n, question in enumerate(QUESTIONS * 2)
     ]
-    content = await app.services.artifacts.put(
+    content = await app.services.artifacts.put_artifact(
         b"".join(row.to_line() for row in rows), run="d", blob=True
     )
     dataset = DatasetRef(dataset=DATASET, name=text("gsm8k-train"), content=content, num_rows=8)
@@ -233,23 +233,22 @@ async def _workspace(app: Application, text: Texts) -> None:
     broken = DiscoveredRollout(
         entrypoint=Entrypoint(rollout="tools"), error=text("main.py:3: no module named 'sympy'")
     )
-    push = derive_id(HEADRACE, "push")
     events: list[Event] = [
-        RepositoryPushed(
+        CommitRequested(
             workspace=WORKSPACE, workspace_name=text("sums"), commit=CommitSpec(url=url)
         ),
-        WorkspaceConnected(workspace=WORKSPACE, provider="gitea", can_post=True),
+        WorkspaceConnected(workspace=WORKSPACE, forge="gitea", can_post=True),
         WorkspaceSynced(
             workspace=WORKSPACE,
-            push=push,
+            request=derive_id(HEADRACE, "request"),
             commit="c" * 40,
             snapshot=ref("tree"),
             rollouts=(found, broken),
         ),
-        HookPinged(workspace=WORKSPACE, provider="gitea", delivery="d0"),
+        HookPinged(workspace=WORKSPACE, forge="gitea", delivery="d0"),
         PushReceived(
             workspace=WORKSPACE,
-            provider="gitea",
+            forge="gitea",
             delivery="d1",
             ref=text("refs/heads/main"),
             before="a" * 40,
@@ -258,7 +257,9 @@ async def _workspace(app: Application, text: Texts) -> None:
         ),
         RefsListed(workspace=WORKSPACE, round=1, digest=None, error=text("the forge is away")),
         *_triggers(url, text),
-        WorkspaceRejected(workspace=WORKSPACE, push=uuid4(), message=text("no rollouts/ folder")),
+        WorkspaceRejected(
+            workspace=WORKSPACE, request=uuid4(), message=text("no rollouts/ folder")
+        ),
     ]
     for event in events:
         await app.append([event])
@@ -477,7 +478,7 @@ async def _deployments(app: Application, text: Texts) -> None:
     for event in events:
         await app.append([event])
     await app.database.durable.execute(
-        "insert into inference_usage (token, model, requests, prompt_tokens, completion_tokens)"
+        "insert into inference_usage (api_key, model, requests, prompt_tokens, completion_tokens)"
         " values ('root', $1, 12, 480, 960)",
         served.model_name,
     )

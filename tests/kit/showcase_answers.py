@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from infra.blobs.artifacts import reference
+from schemas.models.scratch import CHARACTERS, SPECIAL_TOKENS
 from schemas.sampling import (
     Grade,
     Judgement,
@@ -15,7 +16,6 @@ from schemas.sampling import (
     Sequence,
     ToolCall,
 )
-from schemas.scratch_models import CHARACTERS, SPECIAL_TOKENS
 
 Texts = Callable[[str], str]
 """Takes a text and returns the one to show in its place."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from consumers.registry import REGISTRY, load
-from infra.memory.event_log import MemoryEffects, MemoryLog, World
-from infra.ports.effects import Claimed
-from infra.ports.event_log import CommitMiss, Recorded
-from infra.runtime.cascade import Delivery, Drafter
-from infra.runtime.consumer import AnyConsumer
-from infra.runtime.folded_states import StateCache
-from infra.runtime.newer_runs import NewerRuns
+from infra.spine.memory.event_log import MemoryEffects, MemoryLog, World
+from infra.spine.ports.effects import Claimed
+from infra.spine.ports.event_log import CommitMiss, Recorded
+from infra.spine.runtime.cascade import Delivery, Drafter
+from infra.spine.runtime.consumer import AnyConsumer
+from infra.spine.runtime.folded_states import StateCache
+from infra.spine.runtime.newer_runs import NewerRuns
 from schemas.effects import (
     CommitFetched,
     Effect,

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 
 from headrace import relay
-from infra.gateway.sessions import GatewaySession
 from infra.http.socket_directory import SocketDirectory
+from infra.model_api.gateway.sessions import GatewaySession
 from infra.sandbox.user_process import user_group
 
 HOST = "http://gateway"

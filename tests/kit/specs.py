@@ -3,9 +3,10 @@
 import hashlib
 from typing import Any
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.config import RunConfig
 from schemas.ids import GroupKey, Purpose
-from schemas.sampling import ArtifactRef, ModelRef, PolicyRef, SamplingParams
+from schemas.sampling import ModelRef, PolicyRef, SamplingParams
 from schemas.specs import (
     CheckpointSpec,
     DatasetRef,

@@ -4,16 +4,17 @@ finished."""
 from collections.abc import Iterator
 
 from infra.blobs.artifacts import reference
+from schemas.artifact_refs import ArtifactRef
 from schemas.events import (
     BatchAssembled,
     CheckpointSaved,
+    CommitRequested,
     Event,
     GroupGenerated,
     GroupGraded,
     GroupsRequested,
     PolicyInitialized,
     PolicyUpdated,
-    RepositoryPushed,
     RunFinished,
     RunRequested,
     RunStarted,
@@ -21,15 +22,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import HEADRACE, GroupKey, Purpose, derive_id, run_stream
-from schemas.sampling import (
-    ArtifactRef,
-    Grade,
-    Message,
-    SampleBatch,
-    SampleFailure,
-    SampleOutput,
-    SampleRecord,
-)
+from schemas.sampling import Grade, Message, SampleBatch, SampleFailure, SampleOutput, SampleRecord
 from schemas.specs import (
     BatchGroup,
     CommitSpec,
@@ -80,7 +73,7 @@ def beginning(run: str, name: str, *, steps: int) -> Iterator[Event]:
         dataset=DATASET,
         workspace=WORKSPACE,
     )
-    push = RepositoryPushed(
+    push = CommitRequested(
         workspace=WORKSPACE,
         workspace_name="w",
         commit=CommitSpec(url="/repo"),
@@ -90,7 +83,7 @@ def beginning(run: str, name: str, *, steps: int) -> Iterator[Event]:
     yield push
     yield WorkspaceSynced(
         workspace=WORKSPACE,
-        push=derive_id(HEADRACE, run),
+        request=derive_id(HEADRACE, run),
         commit="c" * 40,
         snapshot=ref("tree"),
         rollouts=(DiscoveredRollout(entrypoint=Entrypoint(rollout="say"), grader="Count"),),

@@ -1,4 +1,4 @@
-"""Senders without a token that load a control process, and what a valid client sees meanwhile."""
+"""Senders without an API key that load a control process, and what a valid client sees meanwhile."""
 
 import asyncio
 import os
@@ -15,13 +15,14 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import psutil
 
-from infra.access.token_format import issue_token
-from infra.local.free_port import free_port
+from infra.identity.api_key_format import issue_api_key
+from infra.operations.local.free_port import free_port
 from tests.kit.platform import ROOT, eventually, is_ready
 
-TOKEN = "the-operators-token"
+API_KEY = "the-operators-api-key"
 MIB = 1 << 20
 
 
@@ -59,7 +60,7 @@ def control_process(
         "HEADRACE_HOME": str(directory / "home"),
         "HEADRACE_URL": f"http://127.0.0.1:{port}",
         "HEADRACE_DATABASE_URL": database_url,
-        "HEADRACE_TOKEN": TOKEN,
+        "HEADRACE_API_KEY": API_KEY,
         "PYTHONPATH": str(ROOT),
         **settings,
     }
@@ -74,7 +75,8 @@ def control_process(
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        eventually(lambda: is_ready(url), within_s=60, what="the control process is ready")
+        with httpx.Client(base_url=url, timeout=2) as asker:
+            eventually(lambda: is_ready(asker), within_s=60, what="the control process is ready")
         yield ControlProcess(port, process, log)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -132,20 +134,20 @@ async def half_open(control: ControlProcess, count: int) -> AsyncIterator[None]:
 
 
 async def send_bodies(control: ControlProcess, count: int, size: int) -> Counter[int]:
-    """Send bodies without a token, all at once. Returns how often each status came; 0 stands for a
-    connection that was reset."""
+    """Send bodies without an API key, all at once. Returns how often each status came; 0 stands for
+    a connection that was reset."""
     statuses = await asyncio.gather(*(_send_body(control.port, size) for _ in range(count)))
     return Counter(statuses)
 
 
-async def send_bad_tokens(
+async def send_bad_keys(
     control: ControlProcess, *, seconds: float, at_once: int, well_formed: bool
 ) -> Counter[int]:
-    """Send requests with bad tokens as fast as possible. Returns how often each status came."""
+    """Send requests with bad API keys as fast as possible. Returns how often each status came."""
     found: Counter[int] = Counter()
     until = time.monotonic() + seconds
     await asyncio.gather(
-        *(_send_tokens(control.port, until, found, well_formed) for _ in range(at_once))
+        *(_send_api_keys(control.port, until, found, well_formed) for _ in range(at_once))
     )
     return found
 
@@ -160,7 +162,7 @@ async def _ask_as_client(control: ControlProcess, found: Observed) -> None:
     async with _connection(control.port) as (reader, writer):
         while True:
             began = time.perf_counter()
-            writer.write(_request("GET", "/api/v1/runs", TOKEN))
+            writer.write(_request("GET", "/api/v1/runs", API_KEY))
             found.statuses[await _read_answer(reader)] += 1
             found.client_s.append(time.perf_counter() - began)
             found.most_memory = max(found.most_memory, control.memory)
@@ -202,11 +204,11 @@ async def _send_body(port: int, size: int) -> int:
         return 0
 
 
-async def _send_tokens(port: int, until: float, found: Counter[int], well_formed: bool) -> None:
+async def _send_api_keys(port: int, until: float, found: Counter[int], well_formed: bool) -> None:
     while time.monotonic() < until:
-        token = issue_token().text if well_formed else f"hr_{secrets.token_hex(5)}_{'x' * 49}"
+        api_key = issue_api_key().text if well_formed else f"hr_{secrets.token_hex(5)}_{'x' * 49}"
         try:
-            found[await _ask_once(port, _request("GET", "/api/v1/runs", token))] += 1
+            found[await _ask_once(port, _request("GET", "/api/v1/runs", api_key))] += 1
         except (OSError, asyncio.IncompleteReadError):
             found[0] += 1
 
@@ -230,8 +232,8 @@ async def _connection(
             await writer.wait_closed()
 
 
-def _request(method: str, path: str, token: str) -> bytes:
-    sent = f"Authorization: Bearer {token}\r\n" if token else ""
+def _request(method: str, path: str, api_key: str) -> bytes:
+    sent = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
     return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{sent}\r\n".encode()
 
 

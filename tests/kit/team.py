@@ -10,8 +10,8 @@ from typing import Any
 
 import asyncpg
 
-from infra.local import embedded_postgres
-from tests.kit.platform import Platform, eventually, git, make_workspace, platform, run_config
+from infra.operations.local import embedded_postgres
+from tests.kit.platform import Platform, eventually, git, make_workspace, platform
 
 
 @dataclass
@@ -89,15 +89,6 @@ class Team:
             return None
 
         return eventually(look, within_s=60, what=f"{kind} of {sha}", every_s=0.2)
-
-
-def toml_of(**changes: Any) -> str:
-    """The TOML of a run: JSON values are TOML values here."""
-    lines = []
-    for section, values in run_config(**changes).items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    return "\n".join(lines) + "\n"
 
 
 @contextmanager

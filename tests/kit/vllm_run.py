@@ -59,10 +59,10 @@ async def train_run(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Train
         found = await asked.request(run, cause=uuid4())
         while found.status == "running":
             await asyncio.sleep(0.02)
-            found = await asked.find(found.id)
+            found = await asked.find_verification(found.id)
         events = [recorded.event for recorded in started.world.events]
         parts = [part for e in events if isinstance(e, GroupGenerated) for part in e.parts]
-        texts = [await started.artifacts.get(part) for part in parts]
+        texts = [await started.artifacts.get_artifact(part) for part in parts]
         samples = [SampleBatch.model_validate_json(text) for text in texts]
         return Trained(events, samples, found)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.property_examples import examples
 from tests.oracles import theirs_liger, theirs_trl, theirs_verl
 from tests.oracles.cases import Case, cases, our_answer, same, times
 from tests.oracles.comparisons import (
@@ -26,7 +27,7 @@ PLAIN = Case(2, (0.0, 1.0, 0.3, 0.1), ONE, -ONE, -1.1 * ONE, -1.05 * ONE, -ONE, 
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-@settings(max_examples=30)
+@examples(30)
 @given(case=cases())
 def test_value_and_gradient(name: str, case: Case) -> None:
     mine, theirs = COMPARISONS[name](case)
@@ -55,7 +56,7 @@ def test_against_the_sampler_the_weight_would_count_twice(case: Case) -> None:
     assert (mine.gradient - twice.gradient).abs().max() > 0.01
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(case=cases())
 def test_grpo_from_the_reward_on_is_trl_s_but_for_its_eps(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +65,7 @@ def test_grpo_from_the_reward_on_is_trl_s_but_for_its_eps(case: Case) -> None:
     same(mine, times(theirs_trl.loss(case), case.row_factor))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(case=cases())
 def test_importance_sampling_has_the_gradient_of_weighted_log_probabilities(case: Case) -> None:
     """verl's form is a constant weight times log pi. Its value differs; its gradient is the
@@ -102,7 +103,7 @@ def test_rows_without_actions_do_not_count_where_trl_and_liger_count_them() -> N
         same(mine, times(theirs, 2.0))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(case=cases(), data=st.data())
 def test_cut_off_samples_are_masked_as_trl_masks_them(case: Case, data: st.DataObject) -> None:
     """TRL zeroes the mask of a truncated completion before its loss, and counts its row. Twin: without
@@ -146,7 +147,7 @@ def test_with_one_update_the_ratio_to_the_proximal_policy_is_one() -> None:
     torch.testing.assert_close(found.gradient[:, 0], expected)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(case=cases())
 def test_liger_fused_from_hidden_states(case: Case) -> None:
     """The same numbers as logits. Liger rounds them to fp32, whose last digit at a log-probability

@@ -6,16 +6,17 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import RepositoryPushed, RunRequested
+from schemas.events import CommitRequested, RunRequested
 from schemas.ids import run_stream
 from schemas.specs import CommitSpec, Entrypoint
+from tests.kit.property_examples import examples
 from tests.kit.simulate import Simulation
 from tests.kit.specs import DATASET, MODEL, config
 
-PUSHED = RepositoryPushed(
+PUSHED = CommitRequested(
     workspace="w1",
     workspace_name="w",
     commit=CommitSpec(url="/nowhere"),
@@ -36,7 +37,7 @@ MODES: dict[str, dict[str, Any]] = {
 MODE = st.sampled_from(sorted(MODES))
 
 
-def events(mode: str) -> tuple[RunRequested, RepositoryPushed]:
+def events(mode: str) -> tuple[RunRequested, CommitRequested]:
     """The events that request a run in this mode, as a producer appends them."""
     requested = RunRequested(
         run="r1",
@@ -74,7 +75,7 @@ def test_the_reference_is_a_whole_run(mode: str) -> None:
     assert sum("rl.evaluation.completed" in line for line in told) == 4
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(MODE, st.integers(0, 2**32), st.booleans())
 def test_any_order_of_delivery_ends_in_the_same_streams(mode: str, seed: int, apart: bool) -> None:
     draw = random.Random(seed)
@@ -90,7 +91,7 @@ def test_any_order_of_delivery_ends_in_the_same_streams(mode: str, seed: int, ap
 COPIES = 10
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(MODE, st.integers(0, 2**32), st.booleans())
 def test_ten_copies_of_each_record_in_any_order_end_in_the_same_streams(
     mode: str, seed: int, apart: bool
@@ -107,7 +108,7 @@ def test_ten_copies_of_each_record_in_any_order_end_in_the_same_streams(
     assert simulation.stream_texts() == reference(mode)
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(MODE, st.integers(0, 2**32))
 def test_delivering_everything_again_changes_nothing(mode: str, seed: int) -> None:
     draw = random.Random(seed)

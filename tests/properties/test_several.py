@@ -5,12 +5,13 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.memory.event_log import MemoryLog
-from infra.ports.event_log import Commit
+from infra.spine.memory.event_log import MemoryLog
+from infra.spine.ports.event_log import Commit
 from tests.kit import virtual
+from tests.kit.property_examples import examples
 from tests.kit.several import ALONE, Crowd, stream_texts_of
 from tests.properties.test_cascade import MODE, events
 
@@ -20,7 +21,7 @@ def reference(mode: str) -> list[str]:
     return virtual.run(stream_texts_of(ALONE, events(mode)))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(MODE, st.integers(0, 2**32))
 def test_several_runtimes_end_in_the_streams_of_one(mode: str, seed: int) -> None:
     assert sum("rl.run.finished" in line for line in reference(mode)) == 1

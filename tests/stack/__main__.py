@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from infra.local import home
-from infra.local.free_port import free_port
-from infra.local.supervisor import supervise
+from infra.operations.local import home
+from infra.operations.local.free_port import free_port
+from infra.operations.local.supervisor import supervise
 from infra.settings.settings import BadSetting, Settings
 from schemas.errors import HeadraceError
 from tests.stack.accounts import Passwords, make_service_accounts

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from consumers.process.accounts import STORES, consumed_types, make_accounts
 from infra.blobs.s3.accounts import access_key_of
-from infra.bus.kafka.accounts import user_of
-from infra.local.supervisor import DEVICE_CONSUMERS
-from infra.postgres.migrate import migrate
-from infra.postgres.pool import service_role
+from infra.operations.local.supervisor import DEVICE_CONSUMERS
 from infra.settings.accounts import DATABASE_ACCOUNTS, S3_ACCOUNTS
+from infra.spine.bus.kafka.accounts import user_of
+from infra.spine.postgres.migrate import migrate
+from infra.spine.postgres.pool import service_role
 
 SERVICES = {"control": "api", "serving": "deploy", **{name: name for name in DEVICE_CONSUMERS}}
 """Child process of `headrace up` -> the service that it is in docker-compose.yml."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local.data_directory import ensure_directory
+from infra.operations.local.data_directory import ensure_directory
 from tests.stack.kafka import KafkaServer, kafka_server
 from tests.stack.postgres import PostgresServer
 from tests.stack.s3 import S3Server, s3_server

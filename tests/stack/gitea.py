@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.local.death_signal import die_with
-from infra.local.embedded_postgres import SYSTEM_USER, ensure_user
-from infra.local.free_port import free_port
+from infra.operations.local.death_signal import die_with
+from infra.operations.local.embedded_postgres import SYSTEM_USER, ensure_user
+from infra.operations.local.free_port import free_port
 from schemas.errors import InvalidConfig, TransientError
 from tests.stack.certificate import make_certificate
 from tests.stack.go_builds import build_once, cache

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from infra.local.death_signal import die_with
-from infra.local.free_port import free_port
+from infra.operations.local.death_signal import die_with
+from infra.operations.local.free_port import free_port
 from schemas.errors import InvalidConfig, TransientError
 
 VERSION = "4.3.1"

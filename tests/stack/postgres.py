@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from infra.local.embedded_postgres import SYSTEM_USER, ensure_user
-from infra.local.free_port import free_port
+from infra.operations.local.embedded_postgres import SYSTEM_USER, ensure_user
+from infra.operations.local.free_port import free_port
 from schemas.errors import InvalidConfig, TransientError
 
 StopMode = Literal["smart", "fast", "immediate"]

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local.death_signal import die_with
-from infra.local.free_port import free_port
+from infra.operations.local.death_signal import die_with
+from infra.operations.local.free_port import free_port
 from schemas.errors import InvalidConfig, TransientError
 from tests.stack.go_builds import build_once, cache
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 import torch
 
-from infra.local.free_port import free_port
+from infra.operations.local.free_port import free_port
 from schemas.sampling import ModelRef
 from tests.e2e.test_deploy import client_of, deploy
 from tests.kit.platform import eventually, make_workspace, platform, run_config

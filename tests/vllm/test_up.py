@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infra.local.free_port import free_port
+from infra.operations.local.free_port import free_port
 from schemas.sampling import ModelRef
 from tests.kit.platform import make_workspace, platform, run_config
 from tests.kit.real_vllm import ENVIRONMENT, UP_WITHIN_S, python

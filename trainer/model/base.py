@@ -29,8 +29,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from schemas.errors import Refused, UserCodeError
+from schemas.models.scratch import scratch_shape
 from schemas.sampling import Message, ModelRef, Precision
-from schemas.scratch_models import scratch_shape
 from trainer.model.architectures import advice, check_causal, check_known
 from trainer.model.char_tokenizer import character_tokenizer
 from trainer.model.chat_template import Chat

@@ -10,7 +10,7 @@ begins with a turn of the system that names them with their parameters, such as 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from schemas.scratch_models import CHARACTERS, SPECIAL_TOKENS, ScratchShape
+from schemas.models.scratch import CHARACTERS, SPECIAL_TOKENS, ScratchShape
 
 FIRST_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] "

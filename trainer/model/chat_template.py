@@ -23,7 +23,7 @@ from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import UNDATED, Day, Message, SampleRequest, ToolSpec, Turn
 from trainer.model.char_tokenizer import CHAT_TEMPLATE, OUR_TEMPLATES
 from trainer.model.family_renderer import LONG_CHARS, FamilyRenderer, find_renderer
-from trainer.model.settled_text import (
+from trainer.model.stable_prefix import (
     after_reasoning,
     before_marks,
     before_tagged_call,
@@ -185,7 +185,7 @@ class Chat:
             return None
         return as_message(content, calls, reasoning=reasoning)
 
-    def settled_text(
+    def stable_prefix(
         self,
         ids: Sequence[int],
         *,
@@ -194,7 +194,7 @@ class Chat:
         stop: Sequence[str],
     ) -> str:
         """The beginning of the content of an answer that has these ids so far, as far as its next ids
-        cannot change it (`trainer/model/settled_text.py`)."""
+        cannot change it (`trainer/model/stable_prefix.py`)."""
         if self._family is not None:
             content = self._family.settled_content(ids, prompt_ids=prompt_ids, tools=tools)
             return before_marks(whole_characters(content), stop)

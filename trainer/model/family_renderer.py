@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import Message, SampleRequest, ToolSpec, Turn
 from schemas.text import well_formed
-from trainer.model.settled_text import before_marks, whole_characters
+from trainer.model.stable_prefix import before_marks, whole_characters
 from trainer.model.tool_calls import (
     TAG,
     THINK,

@@ -95,11 +95,11 @@ class Completion:
         self.text = self.stops.cut(self.completion_ids)
         return self.text is not None
 
-    def settled_text(self) -> str:
+    def stable_prefix(self) -> str:
         """The beginning of the answer's content that its next tokens cannot change."""
         if self.is_plain:
             return self.chat.settled_plain_text(self.completion_ids, stop=self.params.stop)
-        return self.chat.settled_text(
+        return self.chat.stable_prefix(
             self.completion_ids,
             prompt_ids=self.prompt_ids,
             tools=self.tools,

@@ -21,10 +21,10 @@ from trainer.model.lora_names import Tensors
 from trainer.policy import LoadedModel
 from trainer.sampler.batcher import KEPT_MODELS, Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
-from trainer.sampler.likeliest import with_likeliest
 from trainer.sampler.memory_limits import memory_limits_of
+from trainer.sampler.partial_text import PartialText
 from trainer.sampler.prompt_length import count_tokens, tokenise_apart
-from trainer.sampler.told_text import ToldText
+from trainer.sampler.top_logprobs import with_top_logprobs
 from trainer.weight_cache import WeightCache
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class TorchSampler:
     def __init__(self, cache: WeightCache) -> None:
         self._cache = cache
         self._batcher = self._new_batcher()
-        self._listening: dict[int, tuple[Completion, ToldText]] = {}
+        self._listening: dict[int, tuple[Completion, PartialText]] = {}
         self._arrivals: deque[tuple[Completion, asyncio.Future[None]]] = deque()
         self._pump: asyncio.Task[None] | None = None
         self._chats: LruCache[Chat] = LruCache(4)
@@ -64,19 +64,19 @@ class TorchSampler:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not
         fit, Refused for what training must not do, TransientError when the engine has closed."""
         row = await self._new_row(request)
-        return await with_likeliest(
+        return await with_top_logprobs(
             await self._wait_for_turn(row), row, request, self._cache.device
         )
 
     async def stream(self, request: SampleRequest, tell: Tell) -> Turn:
         """Sample one completion, and tell its text after each step. Raises what `sample` raises."""
         row = await self._new_row(request)
-        self._listening[id(row)] = (row, ToldText(tell))
+        self._listening[id(row)] = (row, PartialText(tell))
         try:
             turn = await self._wait_for_turn(row)
         finally:
             del self._listening[id(row)]
-        return await with_likeliest(turn, row, request, self._cache.device)
+        return await with_top_logprobs(turn, row, request, self._cache.device)
 
     async def _new_row(self, request: SampleRequest) -> Completion:
         if request.params.top_p < 1 and request.key.purpose == "train":

@@ -37,7 +37,7 @@ def longest_prompt(request: SampleRequest, *, context: int) -> int:
 def too_long(request: SampleRequest, what: str, *, context: int) -> UserCodeError:
     """The error for a prompt with `what` tokens."""
     longest = longest_prompt(request, context=context)
-    advice = ", or raise training.max_prompt_length" if longest < context - 1 else ""
+    advice = ", or raise max_prompt_length" if longest < context - 1 else ""
     return UserCodeError(
         FailureCategory.PROMPT_TOO_LONG,
         f"the prompt has {what} tokens; at most {longest} fit. Shorten it{advice}",

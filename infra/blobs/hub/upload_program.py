@@ -22,12 +22,15 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from infra.settings.git import PRIVATE, AllowedAddresses
 
-MARK = "Headrace-Push: "
+MARK = "Headrace-Upload: "
+OLD_MARK = "Headrace-Push: "
+"""The mark that earlier releases wrote. An upload that one of them began may go on in this one."""
+
 RECORD = "headrace.json"
 OWN = (".gitattributes",)
 """The files that the hub itself puts into a new repository."""
 REPLACED = (".safetensors", ".safetensors.index.json", "adapter_config.json", "config.json")
-"""How the files end that a push deletes if it does not replace them, because loaders look for them."""
+"""How the files end that an upload deletes if it does not replace them: loaders look for them."""
 THREADS = 2
 NO_ROOM = 507
 """The status of a hub whose storage for an account is full. Asking again does not help."""
@@ -108,7 +111,7 @@ def _upload(request: Mapping[str, Any]) -> Mapping[str, object]:
     if bool(head.private) != private:
         is_now = "private" if head.private else "public"
         raise UploadRefused(
-            f"{repository} exists and is {is_now}; push with --{is_now}, or choose another name "
+            f"{repository} exists and is {is_now}; upload with --{is_now}, or choose another name "
             f"for a {wanted} repository"
         )
     if made := _commit_of(api, repository, str(request["id"])):
@@ -161,7 +164,8 @@ def _commit(
 def _commit_of(api: HfApi, repository: str, upload: str) -> str | None:
     """The commit that an earlier attempt at this upload made, if there is one."""
     for commit in api.list_repo_commits(repository):
-        if f"{MARK}{upload}" in (commit.message or "").split("\n"):
+        lines = (commit.message or "").split("\n")
+        if f"{MARK}{upload}" in lines or f"{OLD_MARK}{upload}" in lines:
             return str(commit.commit_id)
     return None
 
@@ -222,7 +226,7 @@ def _advice(status: int) -> str:
         case 413:
             return "the files are too large for this hub"
         case _:
-            return "correct that and push again"
+            return "correct that and upload again"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from infra.ports.hub import HubCommit, HubUpload
+from infra.ports.hub import HubCommit, PreparedUpload
 from schemas.errors import HubAway, InvalidConfig, Refused, TransientError
 from schemas.secrets.secret_value import SecretValue
 from schemas.text import plain
@@ -34,7 +34,7 @@ class HubUploads:
         self._endpoint = endpoint
         self._away_s = away_s
 
-    async def upload(self, wanted: HubUpload, token: SecretValue) -> HubCommit:
+    async def upload(self, wanted: PreparedUpload, token: SecretValue) -> HubCommit:
         """Make the commit, or find the one that was made before. Raises Refused with the hub's words
         when the hub does not accept it, HubAway when the hub does not answer or asks to wait, and
         TransientError when the client fails."""
@@ -89,7 +89,7 @@ def check_endpoint(endpoint: str) -> None:
 
 async def _run(request: Mapping[str, object], home: str) -> bytes:
     """Run the program, and return what it printed. The program ends when its input does."""
-    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    env_vars = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",
@@ -99,7 +99,7 @@ async def _run(request: Mapping[str, object], home: str) -> bytes:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env={
-            **environment,
+            **env_vars,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "HF_HOME": home,
             "HF_ENDPOINT": str(request["endpoint"]),

@@ -38,7 +38,7 @@ class S3Blobs:
         self._client = store.client
         self._place = store.place
 
-    async def put(
+    async def put_blob(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
         if sha256 is None:
@@ -55,11 +55,11 @@ class S3Blobs:
 
     async def put_file(self, key: str, path: Path) -> str:
         if (await asyncio.to_thread(path.stat)).st_size <= WHOLE_BYTES:
-            return await self.put(key, await asyncio.to_thread(path.read_bytes))
+            return await self.put_blob(key, await asyncio.to_thread(path.read_bytes))
         await self._put_parts(key, await asyncio.to_thread(UploadSource.of_file, path))
         return self._place.uri(key)
 
-    async def get(self, uri: str) -> bytes:
+    async def get_blob(self, uri: str) -> bytes:
         """Raises NotFound, and CorruptData when the store returns other bytes than were written."""
         where = {"Bucket": self._place.bucket, "Key": self._place.object_key_of(uri)}
         for _ in range(2):
@@ -120,7 +120,7 @@ class S3Blobs:
 
     async def _prove(self) -> None:
         key = f".probe/{uuid4().hex}"
-        uri = await self.put(key, b"first", create_only=True)
+        uri = await self.put_blob(key, b"first", create_only=True)
         try:
             await self._prove_on(key, uri)
         finally:
@@ -129,8 +129,8 @@ class S3Blobs:
     async def _prove_on(self, key: str, uri: str) -> None:
         """`key` was just created."""
         with suppress(BlobExists):
-            await self.put(key, b"second", create_only=True)
-        if await self.get(uri) != b"first":
+            await self.put_blob(key, b"second", create_only=True)
+        if await self.get_blob(uri) != b"first":
             raise StoreRefuses(
                 f"the S3 store at {self._store.address} overwrites what it must only create "
                 "(PutObject with If-None-Match: *); use one with conditional writes"

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from infra.ports.packages import DeclaredPackages, ResolvedPackages, environment_key
+from infra.sandbox.environments.advice import advise, is_away, shorten
 from infra.sandbox.environments.index_relay import IndexRelay
 from infra.sandbox.environments.interpreters import choose_python, python_of, reachable_python
 from infra.sandbox.environments.removal import EnvironmentUse, make_room, remove_partials
@@ -50,37 +51,15 @@ from infra.sandbox.written_trees import (
 )
 from infra.settings.packages import INDEX, PackageSettings
 from schemas.errors import Refused, TransientError
-from schemas.specs import EnvironmentRef
+from schemas.specs import PackageEnvironment
 
 logger = logging.getLogger(__name__)
-
-LONGEST_SAID = 1200
-"""Characters of what uv says that are shown."""
-
-AWAY = (
-    *("error sending request", "dns error", "connection refused", "operation timed out"),
-    *("request failed after", "failed to fetch", "could not connect", "network connectivity"),
-)
-LEAVE_OUT = (
-    "name a version that has a wheel for this platform, or leave the package out by "
-    "tool.uv.override-dependencies if it is not needed"
-)
-ADVICE = {
-    "no usable wheels": LEAVE_OUT,
-    "no wheels with": LEAVE_OUT,
-    "was not found in the package registry": "correct the name, or use an index that has it",
-    "No solution found": "change the versions that do not fit together",
-}
-"""The advice about packages that cannot be chosen, by what uv says."""
-
-ADVICE_LOCKED = "run `uv lock` for this platform and Python too, or remove uv.lock"
-"""The advice about chosen packages that do not fit: only a lock of the author chooses such."""
 
 LOCK_S = 0.1
 RESOLVE_BYTES, RESOLVE_S = 1 << 30, 300.0
 
 
-class Environments:
+class PackageEnvironments:
     """Resolves packages and builds environments below the directory of `settings`."""
 
     def __init__(self, level: Level, settings: PackageSettings) -> None:
@@ -118,7 +97,7 @@ class Environments:
             pins=pins, python=found.minor, platform=platform(), count=count_pins(pins)
         )
 
-    async def get(self, ref: EnvironmentRef, pins: bytes) -> Interpreter:
+    async def get(self, ref: PackageEnvironment, pins: bytes) -> Interpreter:
         """Return the Python of an environment, which is built if this machine does not have it. It stays
         until `release`, which is called once for each return of this. Raises Refused when that is
         impossible here, and TransientError when the index is away."""
@@ -187,7 +166,7 @@ class Environments:
             size = await asyncio.to_thread(_settle, folder, self._directory / key, what)
         except UvFailed as failed:
             error = self._refusal(failed, what, is_locked=True)
-            raise (TransientError(error.message) if _is_away(failed) else error) from failed
+            raise (TransientError(error.message) if is_away(failed) else error) from failed
         finally:
             await asyncio.to_thread(remove_tree, folder)
         took = time.monotonic() - began
@@ -255,16 +234,16 @@ class Environments:
             self._directory.chmod(0o755)
 
     def _refusal(self, failed: UvFailed, path: str, *, is_locked: bool = False) -> Refused:
-        shown = str(failed)[:LONGEST_SAID]
-        if _is_away(failed):
+        if is_away(failed):
             index = self._settings.index or "the index of uv"
             return Refused(
                 f"{path}: the packages cannot be installed, because {index} cannot be reached; try "
-                f"again, or let the operator set {INDEX}. uv says: {shown}"
+                f"again, or let the operator set {INDEX}. uv says: {shorten(failed)}"
             )
-        found = (what for sign, what in ADVICE.items() if sign in shown)
-        advice = ADVICE_LOCKED if is_locked else next(found, "correct them")
-        return Refused(f"{path}: the packages cannot be installed; {advice}. uv says: {shown}")
+        return Refused(
+            f"{path}: the packages cannot be installed; {advise(failed, is_locked=is_locked)}. uv "
+            f"says: {shorten(failed)}"
+        )
 
 
 def _settle(folder: Path, place: Path, what: str) -> int:
@@ -288,11 +267,6 @@ def _settle(folder: Path, place: Path, what: str) -> int:
 def platform() -> str:
     """The name of this platform, as `linux-x86_64`."""
     return sysconfig.get_platform()
-
-
-def _is_away(failed: UvFailed) -> bool:
-    lower = str(failed).lower()
-    return failed.is_away or any(sign in lower for sign in AWAY)
 
 
 async def _open_locked(path: Path) -> int:

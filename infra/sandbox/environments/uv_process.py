@@ -23,6 +23,10 @@ from schemas.errors import InvalidConfig, Refused, TransientError
 
 WITHIN_S = 900.0
 MOST_FILES = 300_000
+MEMORY_BYTES = 4 << 30
+"""The address space of uv and of Python. uv holds the metadata of a wheel in memory, which a small file
+can unpack to any size."""
+
 LOOK_S = 0.5
 END_S = 5.0
 RETRIES = 3
@@ -87,7 +91,9 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
             contents=_certificates(),
             writable=(task.folder,),
             gateway=task.relay,
-            limits=ProcessLimits(file_bytes=task.most_bytes, processes=512),
+            limits=ProcessLimits(
+                memory_bytes=MEMORY_BYTES, file_bytes=task.most_bytes, processes=512
+            ),
         )
     )
     reading = asyncio.ensure_future(_read(process.output))

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 class ProcessLevel:
     """`infra.sandbox.levels.level.Level` with no more than another user and limits. The limits are those
-    that `headrace/launch.py` sets."""
+    that `headrace/user_code/launch.py` sets."""
 
     name = TRUSTED
 

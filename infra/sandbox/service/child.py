@@ -59,7 +59,7 @@ class ChildService:
         await self.disconnect()
         ours, theirs = socket.socketpair()
         with theirs:
-            variables = environment(self._level, environments=self._environments)
+            variables = make_env_vars(self._level, environments=self._environments)
             self._process = _start(theirs.fileno(), variables)
         return await asyncio.open_connection(sock=ours, limit=READ_AHEAD)
 
@@ -99,8 +99,8 @@ async def _ends(process: subprocess.Popen[bytes], within_s: float) -> bool:
     return True
 
 
-def environment(level: str, *, environments: Path | None = None) -> dict[str, str]:
-    """The whole environment of a child."""
+def make_env_vars(level: str, *, environments: Path | None = None) -> dict[str, str]:
+    """Return all environment variables of a child."""
     places = {packages.DIRECTORY: str(environments)} if environments is not None else {}
     return {
         **places,

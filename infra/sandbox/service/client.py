@@ -31,9 +31,9 @@ from infra.sandbox.service.messages import (
 from infra.sandbox.service.peer import Peer
 from infra.sandbox.service.streams import Stream, join
 from infra.settings.sandbox_level import OTHER_LEVEL, TRUSTED
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import InvalidConfig, Refused, SandboxAway, TransientError
-from schemas.sampling import ArtifactRef
-from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef
+from schemas.specs import DiscoveredRollout, Entrypoint, PackageEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ STEADY_S = 10.0
 """A connection that lasted this long was not lost soon."""
 
 MOST_SOCKETS = 256
-NO_ENVIRONMENTS: Mapping[str, EnvironmentRef] = {}
+NO_ENVIRONMENTS: Mapping[str, PackageEnvironment] = {}
 END_S = 25.0
 
 
@@ -142,7 +142,7 @@ class SandboxClient(CallingUserCode):
         snapshot: bytes,
         entrypoints: Sequence[Entrypoint],
         *,
-        environments: Mapping[str, EnvironmentRef] = NO_ENVIRONMENTS,
+        environments: Mapping[str, PackageEnvironment] = NO_ENVIRONMENTS,
     ) -> tuple[DiscoveredRollout, ...]:
         sha256 = await asyncio.to_thread(lambda: hashlib.sha256(snapshot).hexdigest())
         ref = ArtifactRef(uri="memory:", sha256=sha256, size=len(snapshot))
@@ -276,7 +276,7 @@ class SandboxClient(CallingUserCode):
 
 
 def _locks(
-    environments: Iterable[EnvironmentRef | None],
+    environments: Iterable[PackageEnvironment | None],
 ) -> list[tuple[ArtifactRef, bytes | None]]:
     """The pins of environments, which the service may need."""
     return [(each.lock, None) for each in environments if each is not None]

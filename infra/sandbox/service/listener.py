@@ -1,6 +1,6 @@
 """The service as a server of its own: it accepts clients that have the key.
 
-Strangers can hold a few connections for a few seconds, and nothing else.
+FailedAuthThrottle can hold a few connections for a few seconds, and nothing else.
 """
 
 import asyncio

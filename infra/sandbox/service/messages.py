@@ -33,7 +33,7 @@ from schemas.secrets.secret_value import SecretValue
 from schemas.specs import (
     DiscoveredRollout,
     Entrypoint,
-    EnvironmentRef,
+    PackageEnvironment,
     RolloutKind,
     RolloutRef,
     RubricSpec,
@@ -75,7 +75,7 @@ class DiscoverRequest(_Payload):
     sha256: Sha256
     size: Annotated[int, Field(ge=0)]
     entrypoints: tuple[Entrypoint, ...]
-    environments: dict[str, EnvironmentRef] = {}
+    environments: dict[str, PackageEnvironment] = {}
 
 
 class FoundRollout(_Payload):

@@ -20,8 +20,8 @@ from infra.sandbox.service.messages import (
 from infra.sandbox.service.peer import Peer
 from infra.sandbox.service.snapshots import SnapshotCache
 from infra.settings.sandbox_level import TRUSTED
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import InvalidConfig
-from schemas.sampling import ArtifactRef
 
 CLOSE_S = 20.0
 """How long user code may take to end after its connection."""
@@ -86,7 +86,7 @@ class ServiceSession:
                 await self._sockets.aclose()
 
     async def _fetch(self, ref: ArtifactRef) -> bytes:
-        return await self._snapshots.get(ref.sha256, ref.size, peer=self._peer)
+        return await self._snapshots.get_snapshot(ref.sha256, ref.size, peer=self._peer)
 
     async def _call(self, payload: bytes) -> bytes:
         answer = await self._user_code.make_call(parse_call(payload))
@@ -94,7 +94,7 @@ class ServiceSession:
 
     async def _discover(self, payload: bytes) -> bytes:
         request = parse(DiscoverRequest, payload)
-        snapshot = await self._snapshots.get(request.sha256, request.size, peer=self._peer)
+        snapshot = await self._snapshots.get_snapshot(request.sha256, request.size, peer=self._peer)
         found = await self._user_code.discover(
             snapshot, request.entrypoints, environments=request.environments
         )

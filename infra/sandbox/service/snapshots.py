@@ -30,7 +30,7 @@ class SnapshotCache:
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._receiving: dict[str, asyncio.Lock] = {}
 
-    async def get(self, sha256: str, size: int, *, peer: Peer) -> bytes:
+    async def get_snapshot(self, sha256: str, size: int, *, peer: Peer) -> bytes:
         """Return the bytes of a snapshot, from a file or else from the client. Raises CorruptData when
         they do not have this hash and size, and TransientError when they do not come."""
         async with self._receiving.setdefault(sha256, asyncio.Lock()):

@@ -101,13 +101,12 @@ def _wall_s(run: Document, curves: Mapping[str, Sequence[Document]]) -> float | 
     return (datetime.fromisoformat(str(ended)) - datetime.fromisoformat(began)).total_seconds()
 
 
-def compare_runs(names: Sequence[str]) -> Document:
+def compare_runs(client: Client, names: Sequence[str]) -> Document:
     """Fetch the runs and compare them. Raises UsageError unless there are at least two different runs,
     and Failure when the server does not know one."""
     if len(set(names)) != len(names) or len(names) < 2:
         raise click.UsageError("compare needs two or more different runs; name each of them once")
-    with Client() as client:
-        return compare_answers([client.get(f"/runs/{path_segment(name)}") for name in names])
+    return compare_answers([client.get(f"/runs/{path_segment(name)}") for name in names])
 
 
 def print_comparison(found: Document, *, metrics: Sequence[str], rows: int) -> None:

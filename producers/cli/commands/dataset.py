@@ -11,15 +11,15 @@ from typing import BinaryIO
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import LIMIT, OFFSET, command, group
+from producers.cli.command import command
+from producers.cli.command_tree import LIMIT, OFFSET, group
 from producers.cli.display.confirm import confirm
 from producers.cli.display.output import (
     Document,
+    Output,
+    fields,
     one_line,
-    print_fields,
-    print_json,
-    print_table,
-    say,
+    table,
     time_ago,
 )
 from producers.cli.display.units import format_size
@@ -70,7 +70,9 @@ def default_name(file: Path) -> str:
 @click.argument("file", metavar="FILE", type=FILE)
 @click.option("--name", help="Name of the dataset. Default: derived from the file name.")
 @MAP
-def upload(file: Path, *, name: str | None, mapping: Mapping[str, str], as_json: bool) -> None:
+def upload(
+    client: Client, file: Path, *, name: str | None, mapping: Mapping[str, str], as_json: bool
+) -> Output:
     """Upload a dataset: JSON Lines, CSV, or Parquet.
 
     The server validates the file first and reports errors by row and column. It also lists the columns
@@ -78,24 +80,19 @@ def upload(file: Path, *, name: str | None, mapping: Mapping[str, str], as_json:
 
     Use --map to upload a public dataset unchanged: --map question=user_prompt --map answer=ground_truth
     """
-    with Client() as client, as_text(_require_file(file)) as text:
+    with as_text(_require_file(file)) as text:
         created = upload_file(
             client, text, name or default_name(file), quiet=as_json, mapping=mapping
         )
-    if as_json:
-        print_json({"dataset": created})
-    else:
-        say(f"uploaded {created.get('name')}: {created.get('num_rows')} rows")
-        _say_unread(created)
+    said = f"uploaded {created.get('name')}: {created.get('num_rows')} rows"
+    return Output({"dataset": created}, said, _unread_note(created))
 
 
-def _say_unread(found: Document) -> None:
-    """Print the names of the columns that no run reads."""
-    unread = found.get("unread_columns") or ()
-    if unread:
-        say(
-            f"note: nothing reads the columns {', '.join(unread)}; to use one, add --map COLUMN=NAME"
-        )
+def _unread_note(found: Document) -> str | None:
+    """The names of the columns that no run reads; None without such columns."""
+    unread = ", ".join(found.get("unread_columns") or ())
+    note = f"note: nothing reads the columns {unread}; to use one, add --map COLUMN=NAME"
+    return note if unread else None
 
 
 def upload_file(
@@ -134,13 +131,13 @@ def _open_with_progress(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
 @command(dataset, "validate", example="headrace dataset validate data/rl.jsonl")
 @click.argument("file", metavar="FILE", type=FILE)
 @MAP
-def validate(file: Path, *, mapping: Mapping[str, str], as_json: bool) -> None:
+def validate(client: Client, file: Path, *, mapping: Mapping[str, str]) -> Output:
     """Check whether a file is a valid dataset, without storing it.
 
     The exit code is 1 when it is not valid.
     """
     named = {"mapping": json.dumps(mapping)} if mapping else {}
-    with Client() as client, as_text(_require_file(file)) as text:
+    with as_text(_require_file(file)) as text:
         answer = client.post_file("/datasets/validate", text, file_name=text.name, **named)
     if not answer.get("valid"):
         from schemas.errors import Issue
@@ -150,45 +147,33 @@ def validate(file: Path, *, mapping: Mapping[str, str], as_json: bool) -> None:
             for i in answer.get("issues") or ()
         )
         raise Failure("VALIDATION", f"{file} is not a valid dataset", issues=issues)
-    if as_json:
-        print_json(answer)
-    else:
-        columns = ", ".join(answer.get("columns") or ())
-        say(f"{file} is valid: {answer.get('num_rows')} rows, columns {columns}")
-        _say_unread(answer)
+    columns = ", ".join(answer.get("columns") or ())
+    said = f"{file} is valid: {answer.get('num_rows')} rows, columns {columns}"
+    return Output(answer, said, _unread_note(answer))
 
 
 @command(dataset, "list", example="headrace dataset list")
 @LIMIT
 @OFFSET
-def list_(*, limit: int, offset: int, as_json: bool) -> None:
+def list_(client: Client, *, limit: int, offset: int) -> Output:
     """List the datasets of this server."""
-    with Client() as client:
-        answer = client.get("/datasets", {"limit": limit, "offset": offset})
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.get("/datasets", {"limit": limit, "offset": offset})
     rows = [
         (d.get("name"), d.get("status"), d.get("num_rows"), time_ago(d.get("created_at")))
         for d in answer["datasets"]
     ]
-    print_table("Datasets", ("name", "status", "rows", "created"), rows)
+    return Output(answer, table("Datasets", ("name", "status", "rows", "created"), rows))
 
 
 @command(dataset, "info", example="headrace dataset info sums")
 @click.argument("name", metavar="DATASET")
-def info(name: str, *, as_json: bool) -> None:
+def info(client: Client, name: str) -> Output:
     """Show a dataset: its rows, columns, size and hash."""
-    with Client() as client:
-        answer = client.get(f"/datasets/{path_segment(name)}")
-    if as_json:
-        print_json(answer)
-    else:
-        found: Document = answer["dataset"]
-        shown = found | {"file_size": format_size(found.get("file_size"))}
-        print_fields(
-            f"Dataset {name}", [(key, value) for key, value in shown.items() if value != {}]
-        )
+    answer = client.get(f"/datasets/{path_segment(name)}")
+    found: Document = answer["dataset"]
+    shown = found | {"file_size": format_size(found.get("file_size"))}
+    pairs = [(key, value) for key, value in shown.items() if value != {}]
+    return Output(answer, fields(f"Dataset {name}", pairs))
 
 
 @command(dataset, "preview", example="headrace dataset preview sums --rows 3")
@@ -200,15 +185,11 @@ def info(name: str, *, as_json: bool) -> None:
     type=click.IntRange(1, 100),
     help="Number of rows to show.",
 )
-def preview(name: str, *, rows: int, as_json: bool) -> None:
+def preview(client: Client, name: str, *, rows: int) -> Output:
     """Show the first rows of a dataset as a run reads them."""
-    with Client() as client:
-        answer = client.get(f"/datasets/{path_segment(name)}/preview", {"rows": rows})
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.get(f"/datasets/{path_segment(name)}/preview", {"rows": rows})
     shown = [(i, _prompt(row), row.get("label")) for i, row in enumerate(answer["rows"])]
-    print_table(f"Dataset {name}", ("row", "prompt", "ground truth"), shown)
+    return Output(answer, table(f"Dataset {name}", ("row", "prompt", "ground truth"), shown))
 
 
 def _prompt(row: Document) -> str:
@@ -222,39 +203,33 @@ def _prompt(row: Document) -> str:
 @click.argument("name", metavar="DATASET")
 @click.argument("file", metavar="[FILE]", required=False, type=FILE)
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def download(name: str, file: Path | None, *, force: bool, as_json: bool) -> None:
+def download(client: Client, name: str, file: Path | None, *, force: bool) -> Output:
     """Save a dataset to a file.
 
     Without FILE, the name of the uploaded file is used.
     """
-    with Client() as client:
-        found: Document = client.get(f"/datasets/{path_segment(name)}")["dataset"]
-        target = file or Path(Path(str(found.get("file_name") or f"{name}.jsonl")).name)
-        if target.exists() and not force:
-            raise Failure(
-                "CONFLICT",
-                f"the file {target} already exists; name another file, or overwrite it with --force",
-            )
-        sha256 = client.download(f"/datasets/{path_segment(name)}/content", target)
-    if as_json:
-        print_json({"file": str(target), "sha256": sha256, "size": target.stat().st_size})
-    else:
-        say(f"saved {target} ({format_size(target.stat().st_size)})")
+    found: Document = client.get(f"/datasets/{path_segment(name)}")["dataset"]
+    target = file or Path(Path(str(found.get("file_name") or f"{name}.jsonl")).name)
+    if target.exists() and not force:
+        raise Failure(
+            "CONFLICT",
+            f"the file {target} already exists; name another file, or overwrite it with --force",
+        )
+    sha256 = client.download(f"/datasets/{path_segment(name)}/content", target)
+    size = target.stat().st_size
+    document = {"file": str(target), "sha256": sha256, "size": size}
+    return Output(document, f"saved {target} ({format_size(size)})")
 
 
 @command(dataset, "delete", example="headrace dataset delete sums --yes")
 @click.argument("name", metavar="DATASET")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def delete(name: str, *, yes: bool, as_json: bool) -> None:
+def delete(client: Client, name: str, *, yes: bool, as_json: bool) -> Output:
     """Delete a dataset or a rejected upload permanently.
 
     The server refuses this while a run exists that was trained or validated on the dataset, because such
     a run could no longer be verified: delete the run first. It also refuses while an evaluation uses it.
     """
     confirm(f"delete dataset {name}", yes=yes, as_json=as_json)
-    with Client() as client:
-        answer = client.delete(f"/datasets/{path_segment(name)}")
-    if as_json:
-        print_json(answer)
-    else:
-        say(f"deleted {name}")
+    answer = client.delete(f"/datasets/{path_segment(name)}")
+    return Output(answer, f"deleted {name}")

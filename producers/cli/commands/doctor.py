@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import click
 
 from infra.settings.secret_key import KmsKey
-from producers.cli.command_tree import command
-from producers.cli.display.output import print_json, print_table, say
+from producers.cli.command import command
+from producers.cli.display.output import Output, table
 from producers.cli.display.read_model import description
 from producers.cli.errors import Failure
 from producers.cli.machine import MACHINE_CHECKS, Check
@@ -38,7 +38,7 @@ OLD_HORIZON_S = 60.0
     "--deep", is_flag=True, help="Verify the whole event log and all data that it refers to."
 )
 @click.option("--failpoints", is_flag=True, help="List the values that HEADRACE_FAILPOINT accepts.")
-def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
+def doctor(*, deep: bool, failpoints: bool) -> Output:
     """Check this machine: programs, packages, GPU, memory, model hub, disk, port and database. The exit
     code is 1 when something is missing.
 
@@ -46,39 +46,29 @@ def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
     The server can keep running meanwhile.
     """
     if failpoints:
-        _print_failpoints(as_json=as_json)
-        return
+        from infra.failpoints import names
+
+        listed = list(names())
+        return Output({"failpoints": listed}, listed)
     if deep:
         from producers.cli.commands.integrity import check_integrity
 
-        check_integrity(as_json=as_json)
-        return
+        return check_integrity()
     from infra.settings.settings import Settings
 
     checks = run_checks(Settings.load(os.environ))
     missing = [check for check in checks if check.ok is False]
-    if as_json:
-        print_json({"ok": not missing, "checks": [asdict(check) for check in checks]})
-    else:
-        marks = {True: "ok", False: "MISSING", None: "-"}
-        rows = [(c.name, marks[c.ok], c.detail, c.fix if c.ok is False else "") for c in checks]
-        print_table("", ("", "", "found", "what to do"), rows)
-    if missing:
-        names = ", ".join(check.name for check in missing)
-        raise Failure(
-            "MISSING", f"this machine is not ready: {names}; follow the column `what to do`"
-        )
-
-
-def _print_failpoints(*, as_json: bool) -> None:
-    from infra.failpoints import names
-
-    listed = list(names())
-    if as_json:
-        print_json({"failpoints": listed})
-        return
-    for name in listed:
-        say(name)
+    marks = {True: "ok", False: "MISSING", None: "-"}
+    rows = [(c.name, marks[c.ok], c.detail, c.fix if c.ok is False else "") for c in checks]
+    message = (
+        f"this machine is not ready: {', '.join(check.name for check in missing)}; follow the column "
+        "`what to do`"
+    )
+    return Output(
+        {"ok": not missing, "checks": [asdict(check) for check in checks]},
+        table("", ("", "", "found", "what to do"), rows),
+        failure=Failure("MISSING", message) if missing else None,
+    )
 
 
 def run_checks(settings: "Settings") -> tuple[Check, ...]:
@@ -119,7 +109,7 @@ def _check_python() -> Check:
 
 def _check_git() -> Check:
     """Whether git is there, and knows the settings that tie a host to its checked addresses."""
-    from infra.git.process import OLDEST, parse_version
+    from infra.repositories.git.process import OLDEST, parse_version
 
     path, least = shutil.which("git"), ".".join(map(str, OLDEST))
     fix = f"install git {least} or newer (apt install git, brew install git)"
@@ -253,7 +243,7 @@ def _check_kafka(settings: "Settings") -> Check:
         return Check(name, ok=False, detail="the package aiokafka is not installed", fix=fix)
     import asyncio
 
-    from infra.bus.kafka.probe import probe
+    from infra.spine.bus.kafka.probe import probe
 
     try:
         asyncio.run(probe(settings.kafka))
@@ -270,12 +260,13 @@ def _check_home(settings: "Settings") -> Check:
     if not home.exists():
         return Check("home", ok=True, detail=f"{home} (`headrace up` will create it)")
     private = home.stat().st_mode & 0o077 == 0
-    return Check("home", private, str(home), f"chmod 700 {home}")
+    detail = f"{home}" if private else f"{home} is open to other users of this machine"
+    return Check("home", private, detail, f"chmod 700 {home}, or `headrace up`, which does it")
 
 
 def _check_secret_key(settings: "Settings") -> Check:
     """The key of stored secrets. A key file that is not there yet is made when it is needed."""
-    from infra.postgres.keys.key_file import FILE, load_key_file
+    from infra.identity.secrets.key_file import FILE, load_key_file
 
     path = settings.home / FILE
     if isinstance(settings.secret_key, KmsKey):
@@ -292,7 +283,7 @@ def _check_secret_key(settings: "Settings") -> Check:
 
 
 def _check_kms(key: KmsKey) -> Check:
-    from infra.postgres.keys.kms import KmsWrapper
+    from infra.identity.secrets.kms import KmsWrapper
 
     try:
         found = asyncio.run(KmsWrapper(key.name).key_id())
@@ -320,7 +311,7 @@ def _check_server(settings: "Settings") -> Check:
             answer = client.get("/status")
             age = float(answer.get("horizon_age_s") or 0.0)
         except Failure as failure:
-            return Check(name, ok=False, detail=failure.message, fix="set HEADRACE_TOKEN")
+            return Check(name, ok=False, detail=failure.message, fix="set HEADRACE_API_KEY")
     holders = answer.get("horizon_holders") or ["select * from pg_stat_activity"]
     fix = f"end the idle transaction that holds it back: {holders[0]}"
     return Check(name, age < OLD_HORIZON_S, f"{settings.url}, horizon {age:.1f} s old", fix)

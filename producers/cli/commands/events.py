@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command
+from producers.cli.command import command
+from producers.cli.command_tree import RUN
 from producers.cli.display.output import Document, one_line, say
 from producers.cli.errors import Interrupted
 from producers.cli.event_stream import follow_events
@@ -16,22 +17,19 @@ PAGE = 500
 
 
 @command(None, "events", example="headrace events my-run --follow --json")
-@click.argument("run", metavar="RUN")
+@RUN
 @click.option(
     "--follow", "go_on", is_flag=True, help="Keep printing new events until the run ends."
 )
 @click.option("--after", metavar="CURSOR", help="Start after the event with this cursor.")
-def events(run: str, *, go_on: bool, after: str | None, as_json: bool) -> None:
+def events(client: Client, run: str, *, go_on: bool, after: str | None, as_json: bool) -> None:
     """Show the event log of a run, in order. --json prints one CloudEvent per line."""
-    with Client() as client:
-        found = follow_events(client, run, after=after) if go_on else _all(client, run, after)
-        try:
-            for event in found:
-                _show(event, as_json=as_json)
-        except KeyboardInterrupt as error:
-            raise Interrupted(
-                f"stopped following {run}", f"headrace events {run} --follow"
-            ) from error
+    found = follow_events(client, run, after=after) if go_on else _all(client, run, after)
+    try:
+        for event in found:
+            _show(event, as_json=as_json)
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"stopped following {run}", f"headrace events {run} --follow") from error
 
 
 def _all(client: Client, run: str, after: str | None) -> Iterator[Document]:

@@ -1,23 +1,23 @@
 """The commands of `headrace train` that show, watch and control runs. RUN is a run's name or id."""
 
+from functools import partial
 from pathlib import Path
 
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import LIMIT, OFFSET, RUN, command
+from producers.cli.command import command
+from producers.cli.command_tree import FEW, LIMIT, OFFSET, RUN
 from producers.cli.display.output import (
     Document,
+    Output,
+    fields,
     one_line,
-    print_fields,
-    print_json,
-    print_table,
-    printable,
-    say,
     sparkline,
+    table,
     time_ago,
 )
-from producers.cli.display.units import hub_cell, run_status, run_step
+from producers.cli.display.units import checkpoint_table, failure_text, run_status, run_step
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
@@ -30,6 +30,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 @click.option("--tag", help="Only runs with this tag.")
 @click.option("--archived", is_flag=True, help="Only archived runs.")
 def list_(
+    client: Client,
     *,
     limit: int,
     offset: int,
@@ -37,8 +38,7 @@ def list_(
     search: str | None,
     tag: str | None,
     archived: bool,
-    as_json: bool,
-) -> None:
+) -> Output:
     """List the runs of this server, newest first.
 
     Archived runs are listed only with --archived.
@@ -51,11 +51,7 @@ def list_(
         "tag": tag,
         "archived": "true" if archived else None,
     }
-    with Client() as client:
-        answer = client.get("/runs", parameters)
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.get("/runs", parameters)
     rows = [
         (
             r.get("name"),
@@ -79,18 +75,14 @@ def list_(
         "created",
         "tags",
     )
-    print_table(f"Runs ({answer.get('total_count')})", columns, rows)
+    return Output(answer, table(f"Runs ({answer.get('total_count')})", columns, rows))
 
 
 @command(None, "info", example="headrace train info my-run")
 @RUN
-def info(run: str, *, as_json: bool) -> None:
+def info(client: Client, run: str) -> Output:
     """Show a run: its progress, curves and checkpoints."""
-    with Client() as client:
-        answer = client.get(f"/runs/{path_segment(run)}")
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.get(f"/runs/{path_segment(run)}")
     found: Document = answer["run"]
     tags = " ".join(found.get("tags") or ()) or None
     shown = found | {
@@ -103,116 +95,93 @@ def info(run: str, *, as_json: bool) -> None:
         ("now" if wait.get("what") == "effect" else "waits for", wait["message"])
         for wait in answer.get("waiting_for") or ()
     ]
-    print_fields(f"Run {found.get('name')}", [*pairs, *waits])
     curves = []
     for key, points in sorted(answer["metrics"].items()):
         values = [float(point["value"]) for point in points]
         if values:
             curves.append((key, values[0], values[-1], sparkline(values)))
-    print_table("Metrics", ("key", "first", "last", "curve"), curves)
-    rows = [
-        (
-            c.get("ref"),
-            c.get("reward"),
-            str(c.get("adapter_sha256"))[:16],
-            hub_cell(c),
-            time_ago(c.get("created_at")),
-        )
-        for c in answer["checkpoints"]
-    ]
-    print_table("Checkpoints", ("ref", "reward", "weights sha256", "hub", "created"), rows)
+    return Output(
+        answer,
+        fields(f"Run {found.get('name')}", [*pairs, *waits]),
+        table("Metrics", ("key", "first", "last", "curve"), curves),
+        checkpoint_table("Checkpoints", answer["checkpoints"]),
+    )
 
 
 @command(None, "watch", example="headrace train watch my-run")
 @RUN
-def watch(run: str, *, as_json: bool) -> None:
+def watch(client: Client, run: str, *, as_json: bool) -> None:
     """Watch a run until it ends.
 
     Ctrl-C stops watching; the run continues. --json prints the final state only.
     """
     from producers.cli.watch import watch_run
 
-    with Client() as client:
-        found: Document = client.get(f"/runs/{path_segment(run)}")["run"]
-        watch_run(client, str(found["id"]), str(found["name"]), as_json=as_json)
+    found: Document = client.get(f"/runs/{path_segment(run)}")["run"]
+    watch_run(client, str(found["id"]), str(found["name"]), as_json=as_json)
 
 
 @command(None, "logs", example="headrace train logs my-run --limit 50")
 @RUN
 @click.option("--limit", default=200, show_default=True, help="Show at most this many lines.")
-def logs(run: str, *, limit: int, as_json: bool) -> None:
+def logs(client: Client, run: str, *, limit: int) -> Output:
     """Show the log of a run, oldest line first."""
-    with Client() as client:
-        answer = client.get(f"/runs/{path_segment(run)}/logs", {"limit": limit})
-    if as_json:
-        print_json(answer)
-        return
-    for entry in answer["logs"]:
-        step = "" if entry.get("step") is None else f" step {entry['step']}"
-        say(f"{entry.get('timestamp')}  {entry.get('level')}{step}  {entry.get('message')}")
+    answer = client.get(f"/runs/{path_segment(run)}/logs", {"limit": limit})
+    return Output(answer, map(_log_line, answer["logs"]))
 
 
-def _post_control(run: str, verb: str, said: str, *, as_json: bool) -> None:
-    with Client() as client:
-        answer = client.post(f"/runs/{path_segment(run)}/{verb}")
-    if as_json:
-        print_json(answer)
-    else:
-        say(said)
+def _log_line(entry: Document) -> str:
+    step = "" if entry.get("step") is None else f" step {entry['step']}"
+    return f"{entry.get('timestamp')}  {entry.get('level')}{step}  {entry.get('message')}"
 
 
 @command(None, "approve", example="headrace train approve my-run")
 @RUN
-def approve(run: str, *, as_json: bool) -> None:
+def approve(client: Client, run: str) -> Output:
     """Start a run that waits for approval.
 
     A trigger with require_approval makes such runs.
     """
-    _post_control(run, "approve", f"{run} is approved and starts", as_json=as_json)
+    answer = client.post(f"/runs/{path_segment(run)}/approve")
+    return Output(answer, f"{run} is approved and starts")
 
 
 @command(None, "stop", example="headrace train stop my-run")
 @RUN
-def stop(run: str, *, as_json: bool) -> None:
+def stop(client: Client, run: str) -> Output:
     """Stop a run and save a checkpoint of its last step.
 
     A step that the learner takes is finished. Samples of later steps are dropped.
     """
-    said = f"{run} will stop when its learner is idle, with a final checkpoint"
-    _post_control(run, "stop", said, as_json=as_json)
+    answer = client.post(f"/runs/{path_segment(run)}/stop")
+    return Output(answer, f"{run} will stop when its learner is idle, with a final checkpoint")
 
 
 @command(None, "pause", example="headrace train pause my-run")
 @RUN
-def pause(run: str, *, as_json: bool) -> None:
+def pause(client: Client, run: str) -> Output:
     """Pause a run after its current step.
 
     Its workers are then free for other runs.
     """
     said = f"{run} will pause after its current step; continue it with: headrace train resume {run}"
-    _post_control(run, "pause", said, as_json=as_json)
+    return Output(client.post(f"/runs/{path_segment(run)}/pause"), said)
 
 
 @command(None, "resume", example="headrace train resume my-run")
 @RUN
-def resume(run: str, *, as_json: bool) -> None:
+def resume(client: Client, run: str) -> Output:
     """Continue a paused run.
 
     Its final weights are identical to those of a run that was never paused.
     """
-    _post_control(run, "resume", f"{run} continues", as_json=as_json)
+    return Output(client.post(f"/runs/{path_segment(run)}/resume"), f"{run} continues")
 
 
 @command(None, "samples", example="headrace train samples my-run --step 3")
 @RUN
 @click.option("--step", type=click.IntRange(0), help="Only samples of this step.")
-@click.option(
-    "--limit",
-    default=20,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Show at most this many.",
-)
+@FEW
 @OFFSET
 @click.option("--search", metavar="TEXT", help="Only samples with this text, the newest first.")
 @click.option("--place", help="With --search: go on from where the search before ended.")
@@ -224,6 +193,7 @@ def resume(run: str, *, as_json: bool) -> None:
     help="With --sample: download its files to this directory.",
 )
 def samples(
+    client: Client,
     run: str,
     *,
     step: int | None,
@@ -234,7 +204,7 @@ def samples(
     sample: str | None,
     files: Path | None,
     as_json: bool,
-) -> None:
+) -> Output | None:
     """Show samples: prompts, answers and rewards.
 
     With --sample it shows one of them: turns, tool calls, reward, traceback, prints and files. Pass a
@@ -249,24 +219,20 @@ def samples(
         raise click.UsageError(
             "--search looks in all steps; leave --step, --offset and --sample out"
         )
-    with Client() as client:
-        if search is not None:
-            from producers.cli.rollouts.sample_view import show_search
+    if search is not None:
+        from producers.cli.rollouts.sample_view import show_search
 
-            path = f"/runs/{path_segment(run)}/search"
-            show_search(client, path, search, place=place, as_json=as_json)
-            return
-        if sample is not None:
-            from producers.cli.rollouts.sample_view import show_sample
+        path = f"/runs/{path_segment(run)}/search"
+        show_search(client, path, search, place=place, as_json=as_json)
+        return None
+    if sample is not None:
+        from producers.cli.rollouts.sample_view import show_sample
 
-            path = f"/runs/{path_segment(run)}/samples/{path_segment(sample)}"
-            show_sample(client, path, files=files, as_json=as_json)
-            return
-        parameters = {"step": step, "limit": limit, "offset": offset}
-        answer = client.get(f"/runs/{path_segment(run)}/samples", parameters)
-    if as_json:
-        print_json(answer)
-        return
+        path = f"/runs/{path_segment(run)}/samples/{path_segment(sample)}"
+        show_sample(client, path, files=files, as_json=as_json)
+        return None
+    parameters = {"step": step, "limit": limit, "offset": offset}
+    answer = client.get(f"/runs/{path_segment(run)}/samples", parameters)
     rows = [
         (
             s.get("id"),
@@ -274,11 +240,11 @@ def samples(
             one_line(str(s.get("text")), limit=40),
             s.get("label"),
             s.get("reward"),
-            _failure(s),
+            failure_text(s),
         )
         for s in answer["samples"]
     ]
-    print_table(f"Samples of {run}", ("id", "prompt", "answer", "truth", "reward", "failure"), rows)
+    columns = ("id", "prompt", "answer", "truth", "reward", "failure")
     judged = [
         (
             s.get("id"),
@@ -290,8 +256,9 @@ def samples(
         for s in answer["samples"]
         for j in s.get("judgements", ())
     ]
-    if judged:
-        print_table("Judgements", ("sample", "rubric", "score", "judge", "explanation"), judged)
+    judgements = table("Judgements", ("sample", "rubric", "score", "judge", "explanation"), judged)
+    samples_table = table(f"Samples of {run}", columns, rows)
+    return Output(answer, samples_table, judgements if judged else None)
 
 
 def _prompt(sample: Document) -> str:
@@ -299,13 +266,6 @@ def _prompt(sample: Document) -> str:
     if isinstance(prompt, list):
         return " | ".join(str(m.get("content")) for m in prompt if isinstance(m, dict))
     return str(prompt)
-
-
-def _failure(sample: Document) -> str | None:
-    failure = sample.get("failure")
-    if isinstance(failure, dict):
-        return one_line(f"{failure.get('category')}: {failure.get('message')}")
-    return printable(str(failure)) if failure else None
 
 
 @command(None, "compare", example="headrace train compare grpo-a grpo-b --metric train/kl")
@@ -318,18 +278,17 @@ def _failure(sample: Document) -> str | None:
     type=click.IntRange(2),
     help="Show at most this many steps of a curve.",
 )
-def compare(runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int, as_json: bool) -> None:
+def compare(
+    client: Client, runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int
+) -> Output:
     """Compare runs: settings, cost and curves.
 
     Only the settings that differ are shown; curves are aligned by step.
     """
     from producers.cli.commands.compare import compare_runs, print_comparison
 
-    found = compare_runs(runs)
-    if as_json:
-        print_json(found)
-        return
-    print_comparison(found, metrics=metrics, rows=rows)
+    found = compare_runs(client, runs)
+    return Output(found, partial(print_comparison, found, metrics=metrics, rows=rows))
 
 
 @command(None, "trace", example="headrace train trace my-run --sample SAMPLE_ID")
@@ -337,16 +296,12 @@ def compare(runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int, as_js
 @click.option(
     "--sample", required=True, metavar="ID", help="Id of the sample, from `headrace train samples`."
 )
-def trace(run: str, *, sample: str, as_json: bool) -> None:
+def trace(client: Client, run: str, *, sample: str) -> Output:
     """Show the eight hops of one sample.
 
     Each hop says which file did what, and when.
     """
-    with Client() as client:
-        answer = client.get(f"/runs/{path_segment(run)}/trace", {"sample": sample})
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.get(f"/runs/{path_segment(run)}/trace", {"sample": sample})
     rows = [
         (
             h.get("hop"),
@@ -358,12 +313,14 @@ def trace(run: str, *, sample: str, as_json: bool) -> None:
         )
         for h in answer["hops"]
     ]
-    print_table(f"Sample {sample}", ("hop", "file", "what", "event", "at", "after"), rows)
+    return Output(
+        answer, table(f"Sample {sample}", ("hop", "file", "what", "event", "at", "after"), rows)
+    )
 
 
 @command(None, "verify", example="headrace train verify my-run")
 @RUN
-def verify(run: str, *, as_json: bool) -> None:
+def verify(client: Client, run: str) -> Output:
     """Rebuild a run from its log and compare the results.
 
     Every policy version and checkpoint is rebuilt from the log and its artifacts alone, and compared
@@ -371,7 +328,7 @@ def verify(run: str, *, as_json: bool) -> None:
     """
     from producers.cli.commands.verify import verify_run
 
-    verify_run(run, as_json=as_json)
+    return verify_run(client, run)
 
 
 @command(None, "export", example="headrace train export my-run --to tensorboard --follow")
@@ -392,6 +349,7 @@ def verify(run: str, *, as_json: bool) -> None:
 @click.option("--uri", help="MLflow only: the tracking URI.")
 @click.option("--follow", is_flag=True, help="Keep exporting until the run ends.")
 def export(
+    client: Client,
     run: str,
     *,
     tracker: str,
@@ -400,8 +358,7 @@ def export(
     offline: bool,
     uri: str | None,
     follow: bool,
-    as_json: bool,
-) -> None:
+) -> Output:
     """Export the curves of a run to a tracker.
 
     It needs the tracker's library on this machine: pip install 'headrace[export]'.
@@ -409,9 +366,5 @@ def export(
     from producers.cli.commands.export import export_run, opener_for
 
     open_sink = opener_for(tracker, directory=directory, project=project, offline=offline, uri=uri)
-    with Client() as client:
-        exported = export_run(client, run, open_sink, follow=follow)
-    if as_json:
-        print_json(exported)
-        return
-    say(f"{exported['steps']} steps: {exported['place']}")
+    exported = export_run(client, run, open_sink, follow=follow)
+    return Output(exported, f"{exported['steps']} steps: {exported['place']}")

@@ -5,20 +5,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from producers.cli.command_tree import command
+from producers.cli.command import command
 from producers.cli.display.output import (
     Document,
+    Output,
+    Part,
     console,
-    print_fields,
+    fields,
     print_json,
-    print_table,
     say,
+    table,
 )
 from producers.cli.display.read_model import description
 from producers.cli.display.units import format_duration, format_size
@@ -26,7 +28,8 @@ from producers.cli.errors import Failure
 from schemas.secrets.redact import redact
 
 if TYPE_CHECKING:
-    from infra.local.home import ChildState
+    from infra.operations.local.home import ChildState, SupervisorState
+    from producers.cli.client import Client
 
 DOWN_S = 60.0
 LINK_USE = "opens once, within 10 minutes"
@@ -74,8 +77,8 @@ def up(*, detach: bool, as_json: bool) -> None:
         else:
             say(f"Still starting: the server (pid {pid}); its logs are in {settings.home / 'logs'}")
         return
-    from infra.local.home import prepare
-    from infra.local.supervisor import supervise
+    from infra.operations.local.home import prepare
+    from infra.operations.local.supervisor import supervise
     from infra.sandbox.levels.probe import choose_level
 
     if settings.sandbox_service is None:
@@ -91,7 +94,7 @@ def _say_link() -> None:
         say(f"Dashboard: {_new_link()['url']}  ({LINK_USE})")
         say("Another link: headrace open")
     except Failure as failure:
-        say(f"Dashboard: sign in with a token, because no link could be made: {failure.message}")
+        say(f"Dashboard: sign in with an API key, because no link could be made: {failure.message}")
     sys.stdout.flush()  # `up` goes on, and its reader may be a pipe
 
 
@@ -103,18 +106,18 @@ def _new_link() -> Document:
 
 
 @command(None, "open", example="headrace open")
-def open_(*, as_json: bool) -> None:
+def open_() -> Output:
     """Print a new link that signs a browser in to the dashboard. It opens once, within 10 minutes.
 
-    The browser gets the rights of the token that this command uses.
+    The browser gets the rights of the API key that this command uses.
     """
     link = _new_link()
-    if as_json:
-        print_json(link)
-    else:
-        say(str(link["url"]))
-        # not on stdout, which may be an argument: browser "$(headrace open)"
-        sys.stderr.write(f"({LINK_USE}; `headrace open` prints another one)\n")
+    return Output(link, str(link["url"]), _hint)
+
+
+def _hint() -> None:
+    # not on stdout, which may be an argument: browser "$(headrace open)"
+    sys.stderr.write(f"({LINK_USE}; `headrace open` prints another one)\n")
 
 
 def _log(file: Path | None) -> None:
@@ -126,9 +129,9 @@ def _log(file: Path | None) -> None:
 
 
 @command(None, "down", example="headrace down")
-def down(*, as_json: bool) -> None:
+def down() -> Output:
     """Stop the supervisor of HEADRACE_HOME and all its processes, and wait until they have ended."""
-    from infra.local.home import owner
+    from infra.operations.local.home import owner
     from infra.settings.settings import Settings
 
     home = Settings.load(os.environ).home
@@ -143,63 +146,62 @@ def down(*, as_json: bool) -> None:
         if time.monotonic() > deadline:
             raise Failure("FAILED", f"pid {pid} does not stop; read the logs in {home / 'logs'}")
         time.sleep(0.05)
-    if as_json:
-        print_json({"stopped": pid, "home": str(home)})
-    else:
-        say(f"stopped (pid {pid}, home {home})")
+    return Output({"stopped": pid, "home": str(home)}, f"stopped (pid {pid}, home {home})")
 
 
 @command(None, "status", example="headrace status --json")
-def status(*, as_json: bool) -> None:
+def status(client: "Client") -> Output:
     """Show what is running: processes, workers, waiting work, lag, and the number of runs by status."""
     from dataclasses import asdict
 
-    from infra.local.home import read_state
+    from infra.operations.local.home import read_state
     from infra.settings.settings import Settings
-    from producers.cli.client import Client
 
     state = read_state(Settings.load(os.environ).home)
-    with Client() as client:
-        answer = client.get("/status")
+    answer = client.get("/status")
     supervisor = asdict(state) if state and state.url == client.address.url else None
-    if as_json:
-        print_json({**answer, "url": redact(client.address.url), "supervisor": supervisor})
-        return
-    print_fields(
-        "Headrace",
-        [
-            ("server", redact(client.address.url)),
-            ("version", answer.get("version")),
-            ("home", answer.get("home")),
-            ("supervisor", f"pid {state.pid}" if supervisor and state else "not on this machine"),
-            ("horizon age", f"{answer.get('horizon_age_s') or 0:.1f} s"),
-            ("bus", _bus(answer.get("bus"))),
-            ("read model", description(answer.get("read_model"))),
-            ("lag", _pairs(answer.get("lag"))),
-            ("runs", _pairs(answer.get("runs"))),
-            *(("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()),
-        ],
+    url = redact(client.address.url)
+    return Output(
+        {**answer, "url": url, "supervisor": supervisor},
+        _status(answer, url, state if supervisor else None),
     )
-    if supervisor and state:
+
+
+def _status(answer: Document, url: str, supervisor: "SupervisorState | None") -> Iterator[Part]:
+    pairs = [
+        ("server", url),
+        ("version", answer.get("version")),
+        ("home", answer.get("home")),
+        ("supervisor", f"pid {supervisor.pid}" if supervisor else "not on this machine"),
+        ("horizon age", f"{answer.get('horizon_age_s') or 0:.1f} s"),
+        ("bus", _bus(answer.get("bus"))),
+        ("read model", description(answer.get("read_model"))),
+        ("lag", _pairs(answer.get("lag"))),
+        ("runs", _pairs(answer.get("runs"))),
+        *(("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()),
+    ]
+    yield fields("Headrace", pairs)
+    if supervisor:
         rows = [
-            (c.name, c.pid or "starting", c.restarts, c.note or "-", c.log) for c in state.children
+            (c.name, c.pid or "starting", c.restarts, c.note or "-", c.log)
+            for c in supervisor.children
         ]
-        print_table("Processes", ("name", "pid", "restarts", "note", "log"), rows)
+        yield table("Processes", ("name", "pid", "restarts", "note", "log"), rows)
     workers = [
         (w.get("id"), w.get("host"), w.get("pid"), ", ".join(w.get("lanes") or ()))
         for w in answer.get("workers") or ()
     ]
-    print_table("Workers", ("id", "host", "pid", "lanes"), workers)
+    yield table("Workers", ("id", "host", "pid", "lanes"), workers)
     lanes = [
         (lane, count.get("waiting"), count.get("claimed"), _age(count.get("oldest_s")))
         for lane, count in (answer.get("effects") or {}).items()
     ]
-    print_table("Effects", ("lane", "waiting", "claimed", "oldest waits"), lanes)
+    yield table("Effects", ("lane", "waiting", "claimed", "oldest waits"), lanes)
     places = [
         (", ".join(one["directories"]), format_size(one["free"]), format_size(one["total"]))
         for one in answer.get("disks") or ()
     ]
-    print_table("Disks", ("directories", "free", "size"), places)
+    yield table("Disks", ("directories", "free", "size"), places)
 
 
 def _age(seconds: object) -> str:

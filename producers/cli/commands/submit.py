@@ -1,27 +1,23 @@
 """`headrace train submit`: start a run from a TOML file and a git commit."""
 
+from functools import partial
 from pathlib import Path
 
 import click
 
 from producers.cli.client import Client
-from producers.cli.command_tree import command
+from producers.cli.command import command
 from producers.cli.config_files import needs_workspace, read_config
 from producers.cli.display.output import (
     Document,
+    Output,
     print_fields,
-    print_json,
     print_table,
     say,
     say_warnings,
 )
 from producers.cli.display.units import format_count, format_duration, format_size
-from producers.cli.repository import (
-    check_rollout,
-    ensure_workspace,
-    is_local_server,
-    repository_around,
-)
+from producers.cli.repository import repository_around, workspace_of
 
 
 @command(None, "submit", example="headrace train submit configs/training/grpo.toml --watch")
@@ -49,6 +45,7 @@ from producers.cli.repository import (
     help="Workspace whose code runs. Default: the git repository that contains CONFIG.",
 )
 def submit(
+    client: Client,
     config: Path,
     *,
     watch: bool,
@@ -59,7 +56,7 @@ def submit(
     name: str | None,
     workspace: str | None,
     as_json: bool,
-) -> None:
+) -> Output | None:
     """Start a training run from a TOML file.
 
     The code that runs is a commit of the git repository that contains CONFIG: the current one, unless
@@ -72,28 +69,22 @@ def submit(
     advanced = document.setdefault("advanced", {}) if keys else None
     if isinstance(advanced, dict):  # the server says what is wrong with anything else
         advanced.update(keys)
-    with Client() as client:
-        place = workspace or _find_workspace(client, config, document, quiet=as_json)
-        if dry_run:
-            _print_dry_run(
-                submit_run(client, document, workspace=place, start=start, dry_run=True),
-                as_json=as_json,
-            )
-            return
-        answer = submit_run(client, document, workspace=place, name=name, start=start)
-        run: Document = answer["run"]
-        if not as_json:
-            say_warnings(answer)
-            say(f"submitted {run['name']} ({run['id']})")
-        if watch:
-            from producers.cli.watch import watch_run
+    place = workspace or _find_workspace(client, config, document, quiet=as_json)
+    if dry_run:
+        answer = submit_run(client, document, workspace=place, start=start, dry_run=True)
+        return Output(answer, partial(_print_dry_run, answer))
+    answer = submit_run(client, document, workspace=place, name=name, start=start)
+    run: Document = answer["run"]
+    if not as_json:
+        say_warnings(answer)
+        say(f"submitted {run['name']} ({run['id']})")
+    if watch:
+        from producers.cli.watch import watch_run
 
-            watch_run(client, str(run["id"]), str(run["name"]), as_json=as_json)
-            return
-    if as_json:
-        print_json({"run": run, "warnings": answer.get("warnings") or []})
-    else:
-        say(f"watch it with: headrace train watch {run['name']}")
+        watch_run(client, str(run["id"]), str(run["name"]), as_json=as_json)
+        return None
+    document = {"run": run, "warnings": answer.get("warnings") or []}
+    return Output(document, f"watch it with: headrace train watch {run['name']}")
 
 
 def _find_workspace(client: Client, config: Path, document: Document, *, quiet: bool) -> str | None:
@@ -104,9 +95,7 @@ def _find_workspace(client: Client, config: Path, document: Document, *, quiet: 
     changed = repository.changed[:5]
     if changed and not quiet:
         say(f"note: these changes are not committed and not part of the run: {', '.join(changed)}")
-    if is_local_server(client):
-        check_rollout(repository, document)
-    return ensure_workspace(client, repository)
+    return workspace_of(client, repository, document)
 
 
 def submit_run(
@@ -124,10 +113,7 @@ def submit_run(
     return client.post("/runs", body)
 
 
-def _print_dry_run(answer: Document, *, as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-        return
+def _print_dry_run(answer: Document) -> None:
     title = "Resolved config (* differs from the default)"
     print_table(title, ("", "section", "key", "value"), _config_rows(answer["config"]))
     say_warnings(answer)
@@ -145,14 +131,29 @@ def _config_rows(config: Document) -> list[tuple[str, str, str, object]]:
         advanced.get("algorithm")
         or RunConfig.model_fields["advanced"].get_default(call_default_factory=True).algorithm
     )
+    unread = _unread_keys(config)
     rows = []
     for section, keys in config.items():
         for key, value in (keys or {}).items():
             is_read = section != "advanced" or algorithm in READ_BY.get(key, (algorithm,))
-            if value is not None and is_read:
+            if value is not None and is_read and f"{section}.{key}" not in unread:
                 mark = "" if _is_default(section, key, value) else "*"
                 rows.append((mark, section, key, value))
     return rows
+
+
+def _unread_keys(config: Document) -> frozenset[str]:
+    """The keys of a resolved config that its run does not read; none if a newer server has keys that
+    this version does not know."""
+    from pydantic import ValidationError
+
+    from schemas.config import RunConfig
+    from schemas.toml.unread_keys import unread_issues
+
+    try:
+        return frozenset(issue.key for issue in unread_issues(RunConfig.model_validate(config)))
+    except ValidationError:
+        return frozenset()
 
 
 def _is_default(section: str, key: str, value: object) -> bool:

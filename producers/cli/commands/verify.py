@@ -1,31 +1,29 @@
 """`headrace train verify`: check that a run matches its event log."""
 
 import time
+from collections.abc import Iterator
 
 from producers.cli.client import Client, path_segment
-from producers.cli.display.output import Document, print_json, print_table, say
+from producers.cli.display.output import Document, Output, Part, table
 from producers.cli.errors import Failure, Interrupted
 
 POLL_S = 0.3
 
 
-def verify_run(run: str, *, as_json: bool) -> None:
-    """Request a verification, wait for it and print it. Raises Failure when something differs from the
-    log, Interrupted on SIGINT; the verification continues then."""
-    with Client() as client:
-        requested: Document = client.post(f"/runs/{path_segment(run)}/verify")["verification"]
-        found = _wait(client, str(requested["id"]), run)
+def verify_run(client: Client, run: str) -> Output:
+    """Request a verification, wait for it and return what it found. Raises Failure when it fails,
+    Interrupted on SIGINT; the verification continues then."""
+    requested: Document = client.post(f"/runs/{path_segment(run)}/verify")["verification"]
+    found = _wait(client, str(requested["id"]), run)
     if found["status"] == "failed":
         raise Failure("VERIFY_FAILED", f"the verification of {run} failed: {found['error']}")
-    if as_json:
-        print_json({"verification": found})
-    else:
-        _show(run, found)
-    if found["status"] != "verified":
-        count = len(found["findings"])
-        raise Failure(
-            "DIFFERS", f"{run} differs from its log: {count} finding(s); see the table of findings"
-        )
+    differs = Failure(
+        "DIFFERS",
+        f"{run} differs from its log: {len(found['findings'])} finding(s); see the table of "
+        "findings",
+    )
+    failure = None if found["status"] == "verified" else differs
+    return Output({"verification": found}, _describe(run, found), failure=failure)
 
 
 def _wait(client: Client, identity: str, run: str) -> Document:
@@ -41,18 +39,18 @@ def _wait(client: Client, identity: str, run: str) -> Document:
         ) from error
 
 
-def _show(run: str, found: Document) -> None:
+def _describe(run: str, found: Document) -> Iterator[Part]:
     for step in found["forks"]:
-        say(f"{run}: from step {step} on, the bits are those of a fork (advanced.allow_divergence)")
+        yield f"{run}: from step {step} on, the bits are those of a fork (advanced.allow_divergence)"
     if found["findings"]:
         rows = [(f["kind"], f["what"], _bytes(f), f["message"]) for f in found["findings"]]
-        print_table(f"{run} differs from its log", ("kind", "what", "bytes", "message"), rows)
+        yield table(f"{run} differs from its log", ("kind", "what", "bytes", "message"), rows)
         return
     if found["forks"]:
-        say(
+        yield (
             f"{run}: only steps of machines like this one are rebuilt; each fork was read, not rebuilt"
         )
-    say(
+    yield (
         f"{run}: {found['steps']} steps rebuilt from the log, {found['checkpoints']} checkpoints and "
         f"{found['artifacts']} artifacts verified; last rebuilt version {found['adapter_sha256']}"
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.local.home import read_state
+from infra.operations.local.home import read_state
 from producers.cli.client import Client, path_segment
 from producers.cli.errors import Failure
 

@@ -18,8 +18,15 @@ from uuid import uuid4
 
 import click
 
-from producers.cli.command_tree import command
-from producers.cli.display.output import Document, print_fields, print_json, print_table, say
+from producers.cli.command import command
+from producers.cli.display.output import (
+    Document,
+    Output,
+    print_fields,
+    print_json,
+    print_table,
+    say,
+)
 from producers.cli.errors import Failure, Interrupted
 
 if TYPE_CHECKING:
@@ -79,7 +86,7 @@ def demo(
     chaos: bool,
     here: bool,
     as_json: bool,
-) -> None:
+) -> Output | None:
     """Train a small language model from scratch, then improve it with reinforcement learning. This takes
     about five minutes on two cores.
 
@@ -91,8 +98,7 @@ def demo(
     from producers.cli.demo.story import Story
 
     if remove is not None:
-        _remove(remove, as_json=as_json)
-        return
+        return _remove(remove)
     started = time.monotonic()
     keep = _directory_to_keep(keep, discard=discard)
     root = (keep or Path(tempfile.mkdtemp(prefix="headrace-demo-"))).resolve()
@@ -126,6 +132,7 @@ def demo(
     check_promise(result["held_out"])
     if chaos:
         check_equal_weights(result["chaos"])
+    return None
 
 
 def _directory_to_keep(keep: Path | None, *, discard: bool) -> Path | None:
@@ -149,7 +156,7 @@ def _directory_to_keep(keep: Path | None, *, discard: bool) -> Path | None:
 
 def _is_running(home: Path) -> bool:
     """Whether a demo's supervisor still runs. One whose demo was just killed gets time to stop."""
-    from infra.local.home import owner
+    from infra.operations.local.home import owner
 
     deadline = time.monotonic() + STOPPING_S
     while owner(home) is not None:
@@ -175,7 +182,7 @@ def _is_demo(root: Path) -> bool:
     return (root / MARK).is_file() or all((root / name).is_dir() for name in ("home", "workspace"))
 
 
-def _remove(directory: Path, *, as_json: bool) -> None:
+def _remove(directory: Path) -> Output:
     """Delete the state of a demo. Raises Failure when there is none, or when it is still running."""
     from producers.cli.demo.platform import DemoPlatform
 
@@ -194,10 +201,7 @@ def _remove(directory: Path, *, as_json: bool) -> None:
         )
     platform.remove_database()
     shutil.rmtree(root)
-    if as_json:
-        print_json({"removed": str(root)})
-    else:
-        say(f"removed {directory}")
+    return Output({"removed": str(root)}, f"removed {directory}")
 
 
 def cpu_seconds_used() -> float:

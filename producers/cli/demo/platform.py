@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Protocol
 
-from infra.local.free_port import free_port
+from infra.operations.local.free_port import free_port
 from infra.sandbox.levels.preflight import find_obstacle
 from infra.settings.settings import Settings
 from producers.cli.client import Client, ServerAddress
@@ -60,7 +60,7 @@ class DemoPlatform:
 
     def remove_database(self) -> None:
         """Delete the embedded database, which may be outside the home."""
-        from infra.local import embedded_postgres as embedded
+        from infra.operations.local import embedded_postgres as embedded
 
         embedded.remove(self.home)
 

@@ -37,7 +37,7 @@ class GitServer:
         _git(self._tree, "init", "--quiet", "--bare", "--initial-branch=main", str(self._bare))
         _git(self._tree, "remote", "add", "origin", str(self._bare))
         self._push()
-        body = {"url": str(self._bare), "name": self._name, "provider": "none"}
+        body = {"url": str(self._bare), "name": self._name, "forge": "none"}
         answer: Document = self._client.post("/workspaces/connect", body)
         self.workspace = str(answer["workspace"]["id"])
         self._install_hook(str(answer["hook"]["url"]), str(answer["hook"]["secret"]))

@@ -9,10 +9,12 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from producers.cli.errors import Failure
 from schemas.errors import Issue
 from schemas.secrets.redact import redact
 
@@ -24,6 +26,63 @@ Document = dict[str, Any]
 """A JSON object, from a server or for a program that reads our output."""
 
 BARS = "▁▂▃▄▅▆▇█"
+
+
+Part = str | Callable[[], None] | Iterable["Part"] | None
+"""A part of an Output for people: lines, a function that prints it, or parts of its own, which are not
+made for programs. None is left out."""
+
+
+class Output:
+    """The result of a command: a document for programs, parts for people, and then the failure."""
+
+    def __init__(
+        self,
+        document: Mapping[str, object],
+        *parts: Part,
+        failure: Failure | None = None,
+        exit_code: int = 0,
+    ) -> None:
+        self._document = document
+        self._parts = parts
+        self._failure = failure
+        self._exit_code = exit_code
+
+    def print(self, *, as_json: bool) -> int:
+        """Print it, and return the exit code. Raises its failure."""
+        if as_json:
+            print_json(self._document)
+        else:
+            _print_part(self._parts)
+        if self._failure is not None:
+            raise self._failure
+        return self._exit_code
+
+
+def _print_part(part: Part) -> None:
+    if isinstance(part, str):
+        say(part)
+    elif callable(part):
+        part()
+    else:
+        for one in part or ():
+            _print_part(one)
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    empty: str | None = None,
+) -> Part:
+    """A table as a part of an Output, or the text `empty` if there are no rows."""
+    return partial(print_table, title, columns, rows) if rows or empty is None else empty
+
+
+def fields(title: str, pairs: Sequence[tuple[str, object]]) -> Part:
+    """Names and values as a part of an Output."""
+    return partial(print_fields, title, pairs)
 
 
 def print_json(document: Mapping[str, object]) -> None:

@@ -1,8 +1,11 @@
-"""Formats numbers for people: bytes, seconds, remaining time."""
+"""Formats what answers hold for people: bytes, seconds, remaining time, and states of samples, runs and
+checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+
+from producers.cli.display.output import Part, one_line, printable, table, time_ago
 
 SIZES = ("KiB", "MiB", "GiB", "TiB")
 TIMES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
@@ -44,12 +47,40 @@ def time_left(seconds: float | None) -> str:
 
 
 def hub_cell(checkpoint: Mapping[str, Any]) -> str:
-    """Where the newest push of a checkpoint to a hub stands: `org/name`, with its state unless it is
-    there; empty without a push."""
+    """Where the newest upload of a checkpoint to a hub stands: `org/name`, with its state unless it is
+    there; empty without an upload."""
     name, status = checkpoint.get("hub_repository"), checkpoint.get("hub_status")
     if not name:
         return ""
-    return str(name) if status == "pushed" else f"{name} ({status})"
+    return str(name) if status == "uploaded" else f"{name} ({status})"
+
+
+def failure_text(sample: Mapping[str, Any]) -> str | None:
+    """Why a sample failed, in a line; None if it did not."""
+    failure = sample.get("failure")
+    if isinstance(failure, Mapping):
+        return one_line(f"{failure.get('category')}: {failure.get('message')}")
+    return printable(str(failure)) if failure else None
+
+
+def minute(moment: str) -> str:
+    """An ISO time in UTC, to the minute."""
+    return f"{moment[:16].replace('T', ' ')} UTC"
+
+
+def checkpoint_table(title: str, checkpoints: Sequence[Mapping[str, Any]]) -> Part:
+    """A table of checkpoints."""
+    rows = [
+        (
+            c.get("ref"),
+            c.get("reward"),
+            str(c.get("adapter_sha256"))[:16],
+            hub_cell(c),
+            time_ago(c.get("created_at")),
+        )
+        for c in checkpoints
+    ]
+    return table(title, ("ref", "reward", "weights sha256", "hub", "created"), rows)
 
 
 def run_status(run: Mapping[str, Any]) -> str:

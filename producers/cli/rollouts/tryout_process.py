@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 
-from infra.local.death_signal import die_with
+from infra.operations.local.death_signal import die_with
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 from schemas.errors import Issue

@@ -85,7 +85,7 @@ def read_jsonl(file: LineFile) -> Iterator[tuple[int, Values | RowIssue]]:
 
 def _parse_object(number: int, text: str) -> Values | RowIssue:
     try:
-        value = loads(text)
+        value = loads(text.rstrip("\r\n"))  # an open string ends before the line break
     except RecursionError:
         message = f"is nested deeper than {MAX_DEPTH} levels; flatten it"
         return line_issue(number, message, text[:EXCERPT_BYTES])

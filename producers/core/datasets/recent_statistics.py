@@ -15,9 +15,9 @@ from producers.core.datasets.column_statistics import (
 )
 from producers.core.datasets.mapping import Columns
 from producers.core.datasets.readers import FORMATS, MAX_ROW_BYTES
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import NotFound
 from schemas.events import DatasetRegistered
-from schemas.sampling import ArtifactRef
 
 KEPT = 64
 WAIT_S = 2.0

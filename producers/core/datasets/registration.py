@@ -1,9 +1,7 @@
 """Uploads of dataset files. A file is checked in a confined process, normalised, stored and registered.
 
 A dataset's id is derived from its name, and so is the cause of its one event. One name therefore
-means one content, even when several users upload at the same time. `python -m
-producers.core.datasets.registration FILE KIND OUT MEMORY MAPPING` is the confined process. It reads
-the untrusted file under limits and prints its report as JSON.
+means one content, even when several users upload at the same time.
 """
 
 import asyncio
@@ -11,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -20,22 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from infra.names import Names
 from infra.ports.actor import bound_workspace, may_see, may_use_dataset
-from infra.ports.event_log import EventStore, Recorded
 from infra.ports.services import Blobs
-from infra.postgres.names import Names
+from infra.spine.ports.event_log import EventStore, Recorded
+from producers.core.datasets.confined_check import MAX_FILE_BYTES
 from producers.core.datasets.readers import FORMATS
 from producers.core.datasets.row_issues import ISSUES
-from producers.core.datasets.rules import FileReport, check_file
+from producers.core.datasets.rules import FileReport
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered
 from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, is_id, short_id
-from schemas.sampling import ArtifactRef
 from schemas.specs import DatasetRef
 
-MAX_FILE_BYTES = 512 << 20
 MEMORY_BYTES = 1 << 30
-CPU_S = 300
 WALL_S = 600
 CHUNK_BYTES = 1 << 20
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
@@ -110,14 +106,14 @@ async def check(
     memory_bytes: int = MEMORY_BYTES,
     mapping: Mapping[str, str] | None = None,
 ) -> Checked:
-    """Read a file in a separate confined process. If it cannot be read within the limits, that is
-    reported as a problem of the file. `mapping` renames columns
+    """Read a file in a confined process (`producers/core/datasets/confined_check.py`). If it cannot be
+    read within the limits, that is reported as a problem of the file. `mapping` renames columns
     (`producers/core/datasets/mapping.py`)."""
     out = path.with_suffix(".rows")
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "producers.core.datasets.registration",
+        "producers.core.datasets.confined_check",
         str(path),
         kind,
         str(out),
@@ -252,26 +248,3 @@ def _parse_report(printed: bytes) -> FileReport:
         issues=ISSUES.validate_python(report_json["issues"]),
         characters=str(report_json["characters"]),
     )
-
-
-def main(path: str, kind: str, out: str, memory_bytes: str, mapping: str) -> int:
-    """The confined process. Prints its report as JSON and returns the exit code."""
-    resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MAX_FILE_BYTES, 4 * MAX_FILE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    with Path(out).open("wb") as file:
-        report = check_file(Path(path), kind, file.write, mapping=json.loads(mapping))
-    report_json = {
-        "num_rows": report.num_rows,
-        "columns": report.columns,
-        "issues": ISSUES.dump_python(report.issues),
-        "characters": report.characters,
-    }
-    sys.stdout.write(json.dumps(report_json))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

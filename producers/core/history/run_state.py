@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from infra.ports.event_log import Cursor, EventStore
-from infra.readmodel.moments import Moments
-from producers.core.history.standing import TELLING, Standing, standing_after
+from infra.readmodel.state_at_event import StateAtEvent
+from infra.spine.ports.event_log import Cursor, EventStore
+from producers.core.history.run_status import TELLING, RunStatus, status_after
 from schemas.events import (
     BatchAssembled,
     CheckpointSaved,
@@ -31,15 +31,15 @@ OF_STEPS = (GroupsRequested, BatchAssembled, PolicyUpdated, StepSettled)
 """Of these each step of training has one."""
 
 
-async def run_state_at(moments: Moments, log: EventStore, run: str, at: Cursor) -> State:
+async def run_state_at(past: StateAtEvent, log: EventStore, run: str, at: Cursor) -> State:
     """The state of a run (its id) after its event at `at`, as names and values. A value that is not
     known yet is absent."""
     telling = [RunRequested.type, *(kind.type for kind in TELLING)]
     newest = [EvaluationSettled.type, RunWarned.type]
-    places = await moments.milestones(run, at, newest=newest, every=telling)
-    places += await moments.newest_of_steps(run, at, [kind.type for kind in OF_STEPS])
-    places += await moments.newest_of_stream(policy_stream(run), at)
-    places += await moments.newest_of_stream(checkpoint_stream(run), at)
+    places = await past.milestones(run, at, newest=newest, every=telling)
+    places += await past.newest_of_steps(run, at, [kind.type for kind in OF_STEPS])
+    places += await past.newest_of_stream(policy_stream(run), at)
+    places += await past.newest_of_stream(checkpoint_stream(run), at)
     recorded = await log.events_at(list(dict.fromkeys(places)))
     known = [one for one in recorded if one.is_known]
     events = [one.event for one in sorted(known, key=lambda one: one.cursor)]
@@ -50,10 +50,10 @@ def _status(events: Sequence[Event]) -> State:
     """The status after all events that decide it."""
     if not events:
         return {}
-    standing = Standing()
+    status = RunStatus()
     told: dict[str, object] = {}
     for event in events:
-        standing = standing_after(standing, event)
+        status = status_after(status, event)
         match event:
             case RunFailed() | RunRejected():
                 told["error"] = event.message
@@ -63,7 +63,7 @@ def _status(events: Sequence[Event]) -> State:
                 told.pop("reason", None)
             case _:
                 pass
-    return {"status": standing.status, **told}
+    return {"status": status.text, **told}
 
 
 def _figures(events: Sequence[Event]) -> State:

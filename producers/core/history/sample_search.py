@@ -9,16 +9,17 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from infra.ports.services import Artifacts
 from infra.readmodel.runs import GroupRow
+from infra.spine.ports.artifacts import Artifacts
+from schemas.artifact_refs import ArtifactRef
 from schemas.ids import GroupId, sample_id
 from schemas.sampling import (
-    ArtifactRef,
     Grade,
     Judgement,
     JudgementBatch,
     Message,
     SampleBatch,
+    SampleOutput,
     SampleRecord,
 )
 
@@ -130,7 +131,8 @@ async def search_samples(
         first = start.index if (row.step, row.slot, row.replacement) == place else 0
         samples = [one for one in batch.samples if one.index >= first]
         num_groups += 1
-        for number, hit in await asyncio.to_thread(_hits, row, samples, words, judged):
+        left = batch.grader_output
+        for number, hit in await asyncio.to_thread(_hits, row, samples, words, judged, left):
             if len(hits) == MOST_HITS:
                 following = SearchPlace(row.step, row.slot, row.replacement, hit.index)
                 num_samples += number
@@ -150,11 +152,19 @@ async def search_samples(
     )
 
 
-def find_text(record: SampleRecord, words: str, judged: Sequence[Judgement] = ()) -> Found | None:
+def find_text(
+    record: SampleRecord,
+    words: str,
+    judged: Sequence[Judgement] = (),
+    *,
+    grade: Grade | None = None,
+    grader_output: SampleOutput | None = None,
+) -> Found | None:
     """The first text of a sample that holds these words, in small or capital letters: of what was said,
-    what user code printed and raised, why it failed, and what judges wrote."""
+    what user code printed and raised, its grader's too, why it failed, and what judges wrote."""
     wanted = words.casefold()
-    for where, text in _texts(record, judged):
+    texts = (*_texts(record, judged), *_texts_of_grader(grade, grader_output))
+    for where, text in texts:
         if wanted in text[:SEARCHED_CHARACTERS].casefold():
             return _excerpt(where, text, words)
     return None
@@ -182,6 +192,17 @@ def _texts(record: SampleRecord, judged: Sequence[Judgement]) -> Iterator[tuple[
             yield "judgement", f"{one.explanation} {one.problem or ''}"
 
 
+def _texts_of_grader(
+    grade: Grade | None, grader_output: SampleOutput | None
+) -> Iterator[tuple[str, str]]:
+    """The texts that the grader of a group left, and what each is."""
+    if grade and grade.failure:
+        yield "failure", grade.failure.message
+    if grader_output:
+        yield "printed by the grader", grader_output.stdout
+        yield "traceback by the grader", grader_output.traceback or ""
+
+
 def _excerpt(where: str, text: str, words: str) -> Found:
     """The words with what is around them. What only folded letters have is shown from the beginning."""
     found = re.search(re.escape(words), text, re.IGNORECASE)
@@ -195,15 +216,21 @@ def _excerpt(where: str, text: str, words: str) -> Found:
 
 
 def _hits(
-    row: GroupRow, samples: Sequence[SampleRecord], words: str, judged: Sequence[Judgement]
+    row: GroupRow,
+    samples: Sequence[SampleRecord],
+    words: str,
+    judged: Sequence[Judgement],
+    grader_output: SampleOutput | None,
 ) -> list[tuple[int, Hit]]:
     """The samples of a group that have the words, each with its number among `samples`."""
     grades = {grade.index: grade for grade in GRADES.validate_json(row.grades)}
-    return [
-        (number, _hit(row, record, grades.get(record.index), found))
-        for number, record in enumerate(samples)
-        if (found := find_text(record, words, judged))
-    ]
+    hits = []
+    for number, record in enumerate(samples):
+        grade = grades.get(record.index)
+        found = find_text(record, words, judged, grade=grade, grader_output=grader_output)
+        if found:
+            hits.append((number, _hit(row, record, grade, found)))
+    return hits
 
 
 def _hit(row: GroupRow, record: SampleRecord, grade: Grade | None, found: Found) -> Hit:
@@ -230,9 +257,9 @@ def _size(row: GroupRow) -> int:
 
 async def _read(artifacts: Artifacts, row: GroupRow) -> tuple[SampleBatch, tuple[Judgement, ...]]:
     samples, judged = _refs(row)
-    content = await artifacts.get(samples, cached=False)
+    content = await artifacts.get_artifact(samples, cached=False)
     batch = await asyncio.to_thread(SampleBatch.model_validate_json, content)
     if judged is None:
         return batch, ()
-    found = await artifacts.get(judged, cached=False)
+    found = await artifacts.get_artifact(judged, cached=False)
     return batch, JudgementBatch.model_validate_json(found).judgements

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from infra.ports.event_log import Cursor, EventStore, Recorded
+from infra.spine.ports.event_log import Cursor, EventStore, Recorded
 from schemas.errors import InvalidConfig, NotFound
 from schemas.events import (
     BatchAssembled,

@@ -6,13 +6,13 @@ The owner of the deployments' stream decides. The checks here answer a mistake a
 from uuid import UUID
 
 from infra.ports.actor import may_see
-from infra.ports.event_log import Cursor, EventStore
 from infra.readmodel.deployments import Deployment, Deployments
+from infra.spine.ports.event_log import Cursor, EventStore
 from producers.core.lookup import Checkpoint, Lookup
 from schemas.deployments import NAME_RULE, ServedModel, is_deployment_name, other_base
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import EvaluationSettled, ModelDeployRequested, ModelUndeployRequested
-from schemas.served_models import served_model
+from schemas.models.served import served_model
 
 PAGE = 1000
 
@@ -51,7 +51,7 @@ class DeploymentRequests:
     async def undeploy(self, name: str, *, cause: UUID) -> Cursor:
         """End a deployment. Returns the cursor of the request. Undeploying again changes nothing. Raises
         NotFound."""
-        if await self._deployments.get(name) is None:
+        if await self._deployments.get_deployment(name) is None:
             raise unknown_deployment(name)
         asked = ModelUndeployRequested(deployment=name, request=cause.hex)
         recorded = await self._log.append([asked], cause=cause)
@@ -98,7 +98,7 @@ class DeploymentRequests:
 
 async def find_deployment(deployments: Deployments, name: str) -> Deployment:
     """The deployment with this name. Raises NotFound."""
-    found = await deployments.get(name)
+    found = await deployments.get_deployment(name)
     if found is None:
         raise unknown_deployment(name)
     return found

@@ -1,4 +1,4 @@
-"""The model card of a pushed checkpoint: the README.md of its repository on a hub.
+"""The model card of an uploaded checkpoint: the README.md of its repository on a hub.
 
 Every value may be a user's text. In the header it is a JSON string, which YAML reads as text, and in the
 body it is in a block of code that it cannot end.

@@ -13,8 +13,8 @@ from typing import Any
 from producers.core.lookup import Lookup
 from producers.core.models.hub import hub_config, parse_object
 from schemas.errors import NotFound
+from schemas.models.scratch import CHARACTERS, scratch_shape
 from schemas.sampling import ModelRef
-from schemas.scratch_models import CHARACTERS, scratch_shape
 
 MAX_ANCESTORS = 64
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")

@@ -9,8 +9,8 @@ from infra.ports.actor import acting
 from infra.settings.model_directories import OWN_MACHINE, VARIABLE, ModelDirectories
 from producers.core.lookup import CHECKPOINT, Lookup
 from schemas.errors import InvalidConfig, NotFound
+from schemas.models.scratch import PREFIX, scratch_shape
 from schemas.sampling import ModelRef
-from schemas.scratch_models import PREFIX, scratch_shape
 
 HUB = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
@@ -82,14 +82,14 @@ def _directory(path: str, directories: ModelDirectories) -> ModelRef:
 
 
 def _refuse_sender(path: str, directories: ModelDirectories) -> None:
-    """Raise InvalidConfig for a sender that may name no directory of the server: a token that is bound
-    to a workspace, or a push. Without the operator's list, only an administrator of a server that no
-    other machine reaches may name one."""
+    """Raise InvalidConfig for a sender that may name no directory of the server: an API key that is
+    bound to a workspace, or a push. Without the operator's list, only an administrator of a server
+    that no other machine reaches may name one."""
     actor = acting()
     if actor is not None and actor.workspace is not None:
         raise InvalidConfig(
-            f"{path!r} is a directory of the server, which a token of a workspace cannot name; give a "
-            "hub id, a checkpoint like run@last, or scratch:NAME"
+            f"{path!r} is a directory of the server, which an API key of a workspace cannot name; give "
+            "a hub id, a checkpoint like run@last, or scratch:NAME"
         )
     if directories.roots:
         return

@@ -1,6 +1,6 @@
 """The provider's model that an evaluation names, with its bounds and the owner of its key."""
 
-from infra.http.providers.endpoints import provider_ref
+from infra.model_api.providers.endpoints import provider_ref
 from schemas.config import PROVIDER_PREFIX, EvalConfig
 from schemas.sampling import ModelRef
 

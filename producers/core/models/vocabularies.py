@@ -12,12 +12,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from infra.ports.services import Artifacts
+from infra.spine.ports.artifacts import Artifacts
 from producers.core.lookup import Lookup
 from producers.core.models.hub import cached_file
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import NotFound
-from schemas.sampling import ArtifactRef, ModelRef
-from schemas.scratch_models import CHARACTERS, SPECIAL_TOKENS, ScratchShape, scratch_shape
+from schemas.models.scratch import CHARACTERS, SPECIAL_TOKENS, ScratchShape, scratch_shape
+from schemas.sampling import ModelRef
 from schemas.text import bytes_of_symbol
 
 FILE = "tokenizer.json"
@@ -82,7 +83,7 @@ class Vocabularies:
         if key not in self._kept:
             if ref.size > MAX_BYTES:
                 return None
-            data = await self._artifacts.get(ref, cached=False)
+            data = await self._artifacts.get_artifact(ref, cached=False)
             self._keep(key, await asyncio.to_thread(vocabulary_of, data))
         return self._kept[key]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from infra.http.providers.endpoints import (
+from infra.model_api.providers.endpoints import (
     MisdirectedKey,
     check_base_url,
     is_own_server,
@@ -28,7 +28,7 @@ def judges_of(
         for index, rubric in enumerate(rubric_specs(config.advanced))
     }
     wanted, names = entrypoint_of(config.experiment), [r.name for r in config.advanced.rewards]
-    rollouts = (commit.find(wanted) for commit in reversed(commits))
+    rollouts = (commit.find_rollout(wanted) for commit in reversed(commits))
     newest = next((rollout for rollout in rollouts if rollout is not None), None)
     for rubric in newest.rubrics if newest is not None else ():
         if rubric.name in names:

@@ -7,12 +7,12 @@ import difflib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from infra.http.providers.endpoints import MisdirectedKey
-from infra.ports.event_log import Cursor, EventStore, Recorded
+from infra.model_api.providers.endpoints import MisdirectedKey
+from infra.names import Names
 from infra.ports.secrets import SecretStore
-from infra.postgres.names import Names
 from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from infra.settings.network_policy import NetworkPolicy
+from infra.spine.ports.event_log import Cursor, EventStore, Recorded
 from producers.core.datasets.registration import find as find_dataset
 from producers.core.lookup import Lookup
 from producers.core.models.model_facts import ModelFacts, model_facts
@@ -23,14 +23,14 @@ from producers.core.validation.rollout_issues import SyncedCommit, synced_commit
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
-from schemas.events import DatasetRegistered, RepositoryPushed, WorkspaceSynced
+from schemas.events import CommitRequested, DatasetRegistered, WorkspaceSynced
 from schemas.network import NetworkAddress
 from schemas.sampling import ModelRef
 from schemas.secrets.rules import how_to_set
 
 UNKNOWN = ModelFacts()
 PAGE = 1000
-TELLING = (RepositoryPushed.type, WorkspaceSynced.type)
+TELLING = (CommitRequested.type, WorkspaceSynced.type)
 """The events that tell which commits were synced."""
 
 
@@ -83,7 +83,9 @@ class ReferenceFinder:
         self._secrets = secrets
         self._directories = directories
 
-    async def find(self, config: RunConfig | EvalConfig, requester: Requester) -> References:
+    async def find_references(
+        self, config: RunConfig | EvalConfig, requester: Requester
+    ) -> References:
         """Look up every name in the config, and the workspace that the request names."""
         issues: list[Issue] = []
         dataset = await self._dataset(config.experiment.dataset, "experiment.dataset", issues)
@@ -125,7 +127,7 @@ class ReferenceFinder:
 
     async def _close_dataset(self, ref: str) -> str | None:
         """The name of a dataset that is similar to `ref`, and that the sender may use."""
-        for name in difflib.get_close_matches(ref, await self._names.all("dataset"), n=3):
+        for name in difflib.get_close_matches(ref, await self._names.all_names("dataset"), n=3):
             try:
                 await find_dataset(self._log, name)
             except NotFound:
@@ -192,8 +194,8 @@ class ReferenceFinder:
                 yield Issue(f"{key}.api_key_secret", f"the model needs a key: {how}")
 
     async def _commits(self, workspace: Workspace) -> tuple[SyncedCommit, ...]:
-        """The commits of a workspace that were synced. Its other events are not read, because each push
-        adds some."""
+        """The commits of a workspace that were synced. Its other events are not read, because each
+        request adds some."""
         found: list[Recorded] = []
         after = Cursor()
         while page := await self._log.read(workspace.id, after=after, limit=PAGE, types=TELLING):

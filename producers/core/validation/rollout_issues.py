@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from infra.ports.event_log import Recorded
+from infra.spine.ports.event_log import Recorded
 from schemas.config import Experiment
 from schemas.errors import Issue
-from schemas.events import RepositoryPushed, WorkspaceSynced
+from schemas.events import CommitRequested, WorkspaceSynced
 from schemas.specs import DiscoveredRollout, Entrypoint
 
 KEY = "experiment.rollout"
@@ -29,7 +29,7 @@ class SyncedCommit:
     rollouts: tuple[DiscoveredRollout, ...]
     is_whole: bool
 
-    def find(self, entrypoint: Entrypoint) -> DiscoveredRollout | None:
+    def find_rollout(self, entrypoint: Entrypoint) -> DiscoveredRollout | None:
         return next((r for r in self.rollouts if r.entrypoint == entrypoint), None)
 
 
@@ -38,10 +38,10 @@ def synced_commits(events: Iterable[Recorded]) -> Iterator[SyncedCommit]:
     whole: dict[UUID, bool] = {}
     for recorded in events:
         event = recorded.event
-        if isinstance(event, RepositoryPushed):
+        if isinstance(event, CommitRequested):
             whole[recorded.id] = not event.entrypoints
         elif isinstance(event, WorkspaceSynced):
-            is_whole = whole.get(event.push, event.requester is None)
+            is_whole = whole.get(event.request, event.requester is None)
             yield SyncedCommit(event.commit, event.rollouts, is_whole=is_whole)
 
 
@@ -61,7 +61,7 @@ def rollout_warnings(experiment: Experiment, commits: Sequence[SyncedCommit]) ->
         return
     wanted = entrypoint_of(experiment)
     newest = next((commit for commit in reversed(commits) if commit.is_whole), None)
-    if newest is None or any(commit.find(wanted) for commit in commits):
+    if newest is None or any(commit.find_rollout(wanted) for commit in commits):
         return
     for issue in _issues_in(newest, wanted):
         yield f"{issue.key} {issue.message}; the run needs a newer commit that has it"
@@ -74,7 +74,7 @@ def entrypoint_of(experiment: Experiment) -> Entrypoint:
 
 def _issues_in(commit: SyncedCommit, wanted: Entrypoint) -> Iterator[Issue]:
     """Why this commit cannot run the entry point, as far as is known."""
-    found = commit.find(wanted)
+    found = commit.find_rollout(wanted)
     if found is not None:
         if found.error:
             yield Issue(KEY, f"names {wanted.rollout!r}, which cannot be loaded: {found.error}")

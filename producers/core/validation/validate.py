@@ -10,9 +10,8 @@ Submit, `train submit --dry-run` and `eval submit` all parse the TOML and then c
 | the datasets have the rows and columns that the run needs | `dataset_issues.py` |
 | the lengths fit into the model's context | `model_issues.py` |
 | the commit has the rollout | `rollout_issues.py` |
-| the operator allows the addresses | `network_issues.py` |
+| the operator allows the addresses | `address_issues.py` |
 | the judges are known and may be reached | `judge_issues.py` |
-| the provider's model may be reached | `provider_issues.py` |
 
 The parser raises the issues of single keys first, because without a config nothing else can be checked.
 `validate` collects all other issues, so one refused request shows them together.
@@ -23,11 +22,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from producers.core.models.model_facts import ModelFacts
+from producers.core.validation.address_issues import network_issues, provider_address_issues
 from producers.core.validation.dataset_issues import dataset_issues, validation_dataset_issues
 from producers.core.validation.judge_issues import judge_issues, judges_of
 from producers.core.validation.model_issues import length_issues, unknown_characters
-from producers.core.validation.network_issues import network_issues
-from producers.core.validation.provider_issues import provider_address_issues
 from producers.core.validation.references import References
 from producers.core.validation.rollout_issues import rollout_issues, rollout_warnings
 from producers.core.workspaces import Workspace

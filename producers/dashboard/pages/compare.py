@@ -75,7 +75,7 @@ async def _runs(request: Request) -> Sequence[tuple[RunJson, Mapping[str, Any]]]
         raise InvalidConfig(f"runs {message}", issues=(Issue("runs", message),))
     found = []
     for name in names:
-        row = await services(request).readmodel.runs.get(name)
+        row = await services(request).readmodel.runs.get_run(name)
         if row is None:
             raise NotFound(f"there is no run {name[:200]!r}; the list of runs shows all")
         found.append((row[0], json.loads(row[1])))

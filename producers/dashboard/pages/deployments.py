@@ -1,4 +1,4 @@
-"""Deployments: what is served, a form to deploy a checkpoint, and what each token used."""
+"""Deployments: what is served, a form to deploy a checkpoint, and what each API key used."""
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -22,7 +22,7 @@ async def index(request: Request) -> Response:
 
 async def rows(request: Request) -> Response:
     """The deployments as JSON."""
-    found = await services(request).readmodel.deployments.all()
+    found = await services(request).readmodel.deployments.all_deployments()
     return ApiResponse({"deployments": [deployment_json(one) for one in found]})
 
 
@@ -62,7 +62,7 @@ async def _page(
     request: Request, fields: object, *, issues: tuple[Issue, ...] = (), status: int = 200
 ) -> Response:
     core = services(request)
-    found = await core.readmodel.deployments.all()
+    found = await core.readmodel.deployments.all_deployments()
     values = {
         "rows": [deployment_json(one) for one in found],
         "num_active": sum(one.is_active for one in found),

@@ -68,8 +68,12 @@ def thinned_steps(last: int) -> list[int]:
 def step_health(
     groups: Sequence[Sequence[Grade]], least: float, largest: float
 ) -> Mapping[str, object]:
-    """The figures of one step. The bins of its histogram are equal parts from `least` to `largest`."""
+    """The figures of one step. The bins of its histogram are equal parts from `least` to `largest`.
+    Its mean counts samples that the policy made fail as 0, as the run's reward does."""
     rewards = [reward for group in groups for reward in _rewards(group)]
+    counted = [
+        one for group in groups for grade in group if (one := grade.counted_reward) is not None
+    ]
     width = (largest - least) / BINS or 1.0
     places = Counter(min(BINS - 1, int((reward - least) / width)) for reward in rewards)
     bins = [places[number] for number in range(BINS)]
@@ -79,7 +83,7 @@ def step_health(
     )
     return {
         "groups": len(groups),
-        "mean": sum(rewards) / len(rewards) if rewards else None,
+        "mean": sum(counted) / len(counted) if counted else None,
         "same": sum(1 for group in groups if _is_same(group)),
         "bins": bins,
         "heights": [HEIGHT * count / most for count in bins],

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.ports.event_log import Cursor, Encoded, EventStore, Recorded
 from infra.readmodel.runs import RunJson
+from infra.spine.ports.event_log import Cursor, Encoded, EventStore, Recorded
 from producers.core.history.run_state import changes, run_state_at
 from producers.core.history.trace import Hop, trace
 from producers.dashboard.rendering import html
@@ -18,7 +18,7 @@ from producers.http.responses import ApiResponse, number
 from producers.http.routes.events import cloud_event, parse_cursor, parse_types
 from producers.http.routes.runs import find_run_with_history, services
 from schemas.errors import NotFound
-from schemas.events import EVENT_TYPES
+from schemas.events import ALL_EVENTS
 
 SHOWN_EVENTS = 100
 SEARCHED_EVENTS, MOST_PAGES = 1000, 3
@@ -41,7 +41,7 @@ async def events(request: Request) -> Response:
         "run": run,
         "events": shown,
         "most": max(FEWEST_CHARACTERS, SHOWN_CHARACTERS // max(1, len(shown))),
-        "types": sorted(EVENT_TYPES),
+        "types": sorted(event.type for event in ALL_EVENTS),
         "previous": page.previous,
         "following": page.following,
         "searched": page.searched,
@@ -94,7 +94,7 @@ async def _read(request: Request, run: str, limit: int) -> EventPage:
     before, end = request.query_params.get("before"), LAST
     if before:
         end = end if before == END else parse_cursor(before)
-        begin = await core.readmodel.moments.before_page(run, end, limit=limit, types=types)
+        begin = await core.readmodel.state_at_event.before_page(run, end, limit=limit, types=types)
         after = begin or Cursor()
     found = await core.log.read(run, after=after, limit=limit + 1, types=types)
     shown = [one for one in found[:limit] if one.cursor < end]
@@ -160,16 +160,16 @@ async def moment_data(request: Request) -> Response:
 async def _moment(request: Request) -> tuple[Recorded, dict[str, Any]]:
     run, _ = await find_run_with_history(request)
     core, at = services(request), parse_cursor(request.path_params["cursor"])
-    moments = core.readmodel.moments
+    past = core.readmodel.state_at_event
     is_possible = max(at.xid, at.position) < LARGEST_CURSOR
-    place = await moments.place(run["id"], at) if is_possible else None
+    place = await past.place(run["id"], at) if is_possible else None
     if place is None:
         raise NotFound(f"run {run['name']} has no event at {at}; the list of its events shows all")
     [recorded] = await core.log.events_at([place])
-    previous = await moments.before(run["id"], at)
+    previous = await past.before(run["id"], at)
     following = await core.log.read(run["id"], after=at, limit=1)
-    state = await run_state_at(moments, core.log, run["id"], at)
-    before = await run_state_at(moments, core.log, run["id"], previous) if previous else {}
+    state = await run_state_at(past, core.log, run["id"], at)
+    before = await run_state_at(past, core.log, run["id"], previous) if previous else {}
     return recorded, {
         "run": run,
         "event": _event(recorded),

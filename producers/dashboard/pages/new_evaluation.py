@@ -35,7 +35,7 @@ async def show(request: Request) -> Response:
         return _page(request, FIRST_TOML, {})
     core = services(request)
     found = await core.lookup.checkpoint(checkpoint)
-    row = await core.readmodel.runs.get(found.run.run)
+    row = await core.readmodel.runs.get_run(found.run.run)
     workspace = (row[0]["workspace"] if row else None) or ""
     text = evaluation_toml(found.run.config.model_dump_json(), found.ref)
     return _page(request, text, {"workspace": workspace})
@@ -48,7 +48,7 @@ async def answer(request: Request) -> Response:
     try:
         wanted = submit_request(fields, text, actor_of(request))
         # A second press of the button has the same key, so it makes no second evaluation.
-        key = f"page/{actor_of(request).token}/{fields.get('once', '')[:64]}"
+        key = f"page/{actor_of(request).api_key}/{fields.get('once', '')[:64]}"
         recorded = await core.submitter.submit_eval(wanted, key=key)
     except Refused as error:
         issues = error.issues or (Issue("", error.message),)

@@ -34,7 +34,7 @@ from producers.http.auth import actor_of
 from producers.http.routes.runs import services
 from schemas.errors import Issue, Refused
 from schemas.limits import total_steps
-from schemas.scratch_models import SHAPES
+from schemas.models.scratch import SHAPES
 from schemas.toml.untrusted import read_untrusted_toml
 
 FIRST_MODEL = "Qwen/Qwen3-0.6B"
@@ -69,7 +69,7 @@ async def show(request: Request) -> Response:
         )
     core = services(request)
     found = await core.lookup.checkpoint(checkpoint)
-    row = await core.readmodel.runs.get(found.run.run)
+    row = await core.readmodel.runs.get_run(found.run.run)
     workspace = (row[0]["workspace"] if row else None) or ""
     text = fork_toml(found.run.config.model_dump_json(), found.ref)
     filled = read_toml(tomllib.loads(text))
@@ -141,7 +141,7 @@ def submit_request(fields: Mapping[str, str], text: str, actor: Actor) -> Submit
 async def _submit(request: Request, wanted: SubmitRequest, fields: Mapping[str, str]) -> Response:
     core = services(request)
     # A second press of the button has the same key, so it makes no second run.
-    key = f"page/{actor_of(request).token}/{fields.get('once', '')[:64]}"
+    key = f"page/{actor_of(request).api_key}/{fields.get('once', '')[:64]}"
     recorded = await core.submitter.submit_run(wanted, key=key)
     await core.readmodel.caught_up(recorded.cursor)
     return RedirectResponse(f"/runs/{recorded.event.run_id}", status_code=303)

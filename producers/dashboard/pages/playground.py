@@ -89,7 +89,7 @@ async def _page(
     issues: tuple[Issue, ...] = (),
     status: int = 200,
 ) -> Response:
-    models = [entry.name for entry in await services(request).model_directory.all()]
+    models = [entry.name for entry in await services(request).model_directory.all_models()]
     values = {
         "models": models,
         "chosen": {

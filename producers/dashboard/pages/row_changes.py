@@ -128,6 +128,7 @@ async def _rows_page(
     shown = changed[page.offset : page.offset + page.limit]
     questions = await _questions(request, dataset, {int(row["row"]) for row in shown})
     more = {
+        "caveats": found.get("caveats", ()),
         "differences": found["differences"],
         "counts": found["counts"],
         "rows": [

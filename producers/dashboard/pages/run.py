@@ -12,8 +12,8 @@ from starlette.responses import RedirectResponse, Response
 
 from infra.readmodel.estimates import is_figure
 from infra.readmodel.runs import ALL_STEPS, CurveEnds, RunJson, Runs
-from producers.core.history.environment import Environment, environment_of
 from producers.core.history.notes import LONGEST_NOTE
+from producers.core.history.provenance import Provenance, provenance_of
 from producers.dashboard import formats
 from producers.dashboard.charts import curves, finite_points
 from producers.dashboard.forge_links import commit_address
@@ -137,7 +137,7 @@ async def show(request: Request) -> Response:
             "state": state_of(run),
             "split": await _time_split(request, run),
             "split_steps": SPLIT_STEPS,
-            "environment": await _environment(request, run),
+            "provenance": await _provenance(request, run),
             **await _checkpoints(request, run),
             "chosen": flat_keys(config),
             "toml": config_toml(config),
@@ -148,7 +148,7 @@ async def show(request: Request) -> Response:
             "level": _level(request),
             "ended": ENDED,
             "buttons": _buttons(run),
-            "kept_note": await core.readmodel.run_notes.get(run["id"]),
+            "kept_note": await core.readmodel.run_notes.get_notes(run["id"]),
             "may_change": actor_of(request).may("control"),
             "longest_note": LONGEST_NOTE,
             "waits": await waiting_for(request, run["id"], status=run["status"]),
@@ -173,11 +173,11 @@ async def _time_split(request: Request, run: RunJson) -> Sequence[tuple[str, flo
     return [(name, found[key], found[key] / whole) for key, name in TIMES.items() if found.get(key)]
 
 
-async def _environment(request: Request, run: RunJson) -> Environment:
+async def _provenance(request: Request, run: RunJson) -> Provenance:
     core = services(request)
     if run["archived_at"] is not None:
         return {}
-    return await environment_of(core.readmodel.moments, core.log, run["id"])
+    return await provenance_of(core.readmodel.state_at_event, core.log, run["id"])
 
 
 async def _commit_address(request: Request, run: RunJson) -> str | None:
@@ -187,7 +187,7 @@ async def _commit_address(request: Request, run: RunJson) -> str | None:
     found = await services(request).readmodel.registry.workspace(run["workspace"])
     if found is None:
         return None
-    return commit_address(found["url"], run["commit_sha"], provider=found["provider"])
+    return commit_address(found["url"], run["commit_sha"], forge=found["forge"])
 
 
 async def _checkpoints(request: Request, run: RunJson) -> Mapping[str, object]:
@@ -195,7 +195,7 @@ async def _checkpoints(request: Request, run: RunJson) -> Mapping[str, object]:
     by step the deployments that serve it, or served it last."""
     core = services(request)
     deployments: dict[int, list[Mapping[str, str]]] = {}
-    for one in await core.readmodel.deployments.all():
+    for one in await core.readmodel.deployments.all_deployments():
         if one.served is not None and one.served.run == run["id"]:
             state = {"name": one.name, "status": one.status}
             deployments.setdefault(one.served.step, []).append(state)
@@ -299,7 +299,7 @@ async def data(request: Request) -> Response:
         "figures": {one.title: one.value for one in figures},
         "eta_s": left.get(run["id"]),
         "time_split_s": {name: seconds for name, seconds, _ in split},
-        "environment": await _environment(request, run),
+        "provenance": await _provenance(request, run),
         **await _checkpoints(request, run),
         "config": json.loads(config),
     }

@@ -255,14 +255,16 @@ def _choice(request: Request, name: str, choices: Sequence[str]) -> str:
 
 
 def _summary(group: GroupRow) -> Mapping[str, object]:
-    """A group in the list: its number, its row, and the mean and spread of its rewards."""
+    """A group in the list: its number, its row, and the mean and spread of its rewards. The mean counts
+    samples that the policy made fail as 0."""
     grades = GRADES.validate_json(group.grades)
     rewards = [grade.reward for grade in grades if grade.reward is not None]
+    counted = [one for grade in grades if (one := grade.counted_reward) is not None]
     return {
         "slot": group.slot,
         "dataset_row": group.dataset_row,
         "replacement": group.replacement,
-        "mean": sum(rewards) / len(rewards) if rewards else None,
+        "mean": sum(counted) / len(counted) if counted else None,
         "least": min(rewards, default=None),
         "largest": max(rewards, default=None),
         "failed": len(grades) - len(rewards),
@@ -279,7 +281,13 @@ async def _answers(
     rewards = [grade.reward for grade in grades.values() if grade.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     words = request.query_params.get("find", "")[:LONGEST_SEARCH]
-    wanted = [one for one in batch.samples if not words or find_text(one, words, judged)]
+    left = batch.grader_output
+    wanted = [
+        one
+        for one in batch.samples
+        if not words
+        or find_text(one, words, judged, grade=grades.get(one.index), grader_output=left)
+    ]
     branch = parse_choice(request.query_params.get("branch", ""))
     found = [
         answer(group, record, grades.get(record.index), judged, mean, branch) for record in wanted

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from infra.access.shares import DEFAULT_DAYS, MOST_DAYS
+from infra.identity.shares import DEFAULT_DAYS, MOST_DAYS
 from infra.ports.actor import Actor, acting_as
 from infra.readmodel.runs import RunJson
 from producers.dashboard.forms import read_session_form
@@ -33,8 +33,8 @@ HIDDEN = {"X-Robots-Tag": "noindex, nofollow, noarchive", "Referrer-Policy": "no
 async def show(request: Request) -> Response:
     """The run that the key of a link shows. Raises NotFound."""
     core = services(request)
-    run_id = await core.shares.find(request.query_params.get("key", ""))
-    found = await core.readmodel.runs.get(run_id) if run_id else None
+    run_id = await core.shares.find_run(request.query_params.get("key", ""))
+    found = await core.readmodel.runs.get_run(run_id) if run_id else None
     if found is None or found[0]["id"] != run_id:
         raise NotFound(NOT_FOUND)
     run = found[0]

@@ -1,4 +1,4 @@
-"""Signing in with a token or a one-time code, and signing out."""
+"""Signing in with an API key or a one-time code, and signing out."""
 
 import asyncio
 import hmac
@@ -6,8 +6,8 @@ import hmac
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from infra.access.sessions import SESSION_S, Bearer
-from infra.access.token_format import digest, token_id
+from infra.identity.api_key_format import api_key_id, digest
+from infra.identity.sessions import SESSION_S, Bearer
 from infra.ports.actor import ROOT
 from producers.dashboard.forms import ForeignForm, read_form, read_session_form
 from producers.dashboard.rendering import html
@@ -15,8 +15,8 @@ from producers.dashboard.routing import PageRoute
 from producers.http.browsers import comes_from_here, cookie_name, cookie_of, local_path
 from producers.http.services import Services
 
-WRONG = "This is not a valid token, or it has expired. `headrace token list` shows the valid ones."
-USED = "This link has been used, or it is older than ten minutes. Sign in with a token."
+WRONG = "This is not a valid API key, or it has expired. `headrace key list` shows the valid ones."
+USED = "This link has been used, or it is older than ten minutes. Sign in with an API key."
 REST_S = 0.5
 """How long a refused sign-in waits for its answer."""
 
@@ -47,7 +47,7 @@ async def sign_in(request: Request) -> Response:
         if bearer is None:
             return await _form(request, following, USED, status=401)
         return await _open_session(request, bearer, following)
-    bearer = await _bearer_with(_services(request), fields.get("token", "").strip())
+    bearer = await _bearer_with(_services(request), fields.get("api_key", "").strip())
     if bearer is None:
         await asyncio.sleep(REST_S)
         return await _form(request, following, WRONG, status=401)
@@ -68,7 +68,7 @@ async def sign_out(request: Request) -> Response:
 
 async def _offer(request: Request, code: str, bearer: Bearer, following: str) -> Response:
     """The page of a link: who its session would be of, and whose session it would replace."""
-    now = await _services(request).sessions.find(_cookie_of(request))
+    now = await _services(request).sessions.find_bearer(_cookie_of(request))
     values = {
         "code": code,
         "next": following,
@@ -79,10 +79,10 @@ async def _offer(request: Request, code: str, bearer: Bearer, following: str) ->
 
 
 async def _owner_of(request: Request, bearer: Bearer) -> str:
-    if bearer.token == ROOT:
+    if bearer.api_key == ROOT:
         return "admin"
-    found = await _services(request).recent_tokens.find_digest(bearer.token, bearer.sha256)
-    return found.owner if found is not None else "a token that was removed"
+    found = await _services(request).recent_api_keys.find_digest(bearer.api_key, bearer.sha256)
+    return found.owner if found is not None else "an API key that was removed"
 
 
 async def _form(
@@ -92,12 +92,12 @@ async def _form(
 
 
 async def _bearer_with(services: Services, text: str) -> Bearer | None:
-    """The token with this text; None when it is not valid."""
-    root = services.settings.read_token()
+    """The API key with this text; None when it is not valid."""
+    root = services.settings.read_api_key()
     if root and hmac.compare_digest(text.encode(), root.encode()):
         return Bearer(ROOT, digest(root))
-    found = await services.recent_tokens.find(text)
-    if found is None or not found.is_valid(services.clock.now()) or token_id(text) is None:
+    found = await services.recent_api_keys.find(text)
+    if found is None or not found.is_valid(services.clock.now()) or api_key_id(text) is None:
         return None
     return Bearer(found.id, found.sha256)
 

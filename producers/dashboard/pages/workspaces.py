@@ -82,17 +82,15 @@ async def data(request: Request) -> Response:
 
 def _commit_address(workspace: Mapping[str, object], sha: object) -> str | None:
     """The page of a commit on the forge of a workspace, or None."""
-    url, provider = str(workspace["url"]), workspace["provider"]
-    return commit_address(
-        url, str(sha) if sha else None, provider=str(provider) if provider else None
-    )
+    url, forge = str(workspace["url"]), workspace["forge"]
+    return commit_address(url, str(sha) if sha else None, forge=str(forge) if forge else None)
 
 
 async def sync(request: Request) -> Response:
     """Ask for the refs of the repository now, and go back to the page."""
     await read_session_form(request)
     core = services(request)
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     await request_refs_check(core.log, workspace.id, cause=cause_of(request, "sync"))
     return RedirectResponse(f"/workspaces/{workspace.id}", status_code=303)
 
@@ -106,7 +104,7 @@ async def add_alert(request: Request) -> Response:
     """Add a target, and show its secret once."""
     fields = await read_session_form(request)
     core = services(request)
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     try:
         target, secret = await core.alert_targets.add(
             workspace.id,
@@ -125,7 +123,7 @@ async def rotate_alert(request: Request) -> Response:
     """Give a webhook another secret, and show it once."""
     await read_session_form(request)
     core, target = services(request), request.path_params["target"]
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     secret = await core.alert_targets.rotate(workspace.id, target)
     return await _alerts_page(request, secret=secret, about=target)
 
@@ -133,7 +131,7 @@ async def rotate_alert(request: Request) -> Response:
 async def remove_alert(request: Request) -> Response:
     await read_session_form(request)
     core, target = services(request), request.path_params["target"]
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     await core.alert_targets.remove(workspace.id, target)
     return RedirectResponse(f"/workspaces/{workspace.id}/alerts", status_code=303)
 
@@ -148,7 +146,7 @@ async def _alerts_page(
     status: int = 200,
 ) -> Response:
     core = services(request)
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     values = {
         "workspace": workspace,
         "targets": await core.alert_targets.of_workspace(workspace.id),

@@ -15,7 +15,7 @@ async def index(request: Request) -> ApiResponse:
     page = page_of(request)
     rows, total = await services(request).audit.page(
         since=_since(request),
-        token=request.query_params.get("token") or None,
+        api_key=request.query_params.get("api_key") or request.query_params.get("token") or None,
         workspace=actor_of(request).workspace,
         limit=page.limit,
         offset=page.offset,

@@ -1,4 +1,4 @@
-"""Checkpoints: their manifest, their files, comparisons, pushes to a hub, and a chat with one.
+"""Checkpoints: their manifest, their files, comparisons, uploads to a hub, and a chat with one.
 
 The API holds no model. A device worker samples a chat, and the API reaches it through the internal
 endpoint of the worker's gateway.
@@ -13,18 +13,19 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.ports.event_log import Cursor
+from infra.readmodel.hub_uploads import HubUploadJson
 from infra.readmodel.worker_chats import WorkerAddress, WorkerChats
+from infra.spine.ports.event_log import Cursor
 from producers.core.lookup import Checkpoint
 from producers.core.models.comparison import compare_checkpoints
-from producers.core.models.hub_push import TOKEN, PushRequest
+from producers.core.models.hub_upload import SEED, TOKEN, WantedUpload
 from producers.http.auth import actor_of
 from producers.http.downloads import download
 from producers.http.requests import JsonBody, body_of, cause_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
-from schemas.deployments import HubPush
+from schemas.deployments import HubUpload
 from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
 from schemas.sampling import (
     DrawKey,
@@ -38,6 +39,9 @@ from schemas.sampling import (
 MESSAGES = TypeAdapter(tuple[Message, ...])
 CHAT_S = 300.0
 MAX_TOKENS = 8192
+
+OLD_SEGMENT = "pushes"
+"""The end of the path before uploads were called so. It is answered for one release, with old names."""
 
 
 async def show(request: Request) -> Response:
@@ -65,7 +69,7 @@ async def show(request: Request) -> Response:
 
 
 async def _manifest(request: Request, checkpoint: Checkpoint) -> Mapping[str, object]:
-    data = await services(request).artifacts.get(checkpoint.saved.manifest)
+    data = await services(request).artifacts.get_artifact(checkpoint.saved.manifest)
     return cast(Mapping[str, object], json.loads(data))
 
 
@@ -88,18 +92,19 @@ async def compare(request: Request) -> Response:
     )
 
 
-async def pushes(request: Request) -> Response:
-    """The pushes of a checkpoint to model hubs, the newest first."""
+async def uploads(request: Request) -> Response:
+    """The uploads of a checkpoint to model hubs, the newest first."""
     found = await _find_checkpoint(request)
-    rows = await services(request).readmodel.hub_pushes.of(found.run.run, step=found.spec.step)
-    return ApiResponse({"pushes": rows})
+    rows = await services(request).readmodel.hub_uploads.of(found.run.run, step=found.spec.step)
+    field = "pushes" if _is_of_old_path(request) else "uploads"
+    return ApiResponse({field: [_to_json(request, row) for row in rows]})
 
 
-async def push(request: Request) -> Response:
-    """Push a checkpoint to a model hub. It is private unless `private` is false."""
+async def upload(request: Request) -> Response:
+    """Upload a checkpoint to a model hub. It is private unless `private` is false."""
     body = await body_of(request, ("repository", "merged", "private", "secret"))
     core = services(request)
-    asked = PushRequest(
+    asked = WantedUpload(
         ref=request.path_params["ref"],
         repository=body.text("repository"),
         merged=body.flag("merged"),
@@ -107,25 +112,36 @@ async def push(request: Request) -> Response:
         secret=body.optional("secret") or TOKEN,
         submitter=actor_of(request).person,
     )
-    made, cursor = await core.hub_pushes.request(asked, cause=cause_of(request, "hub-push"))
-    return await _push_at(request, made, cursor)
+    made, cursor = await core.hub_uploads.request(asked, cause=cause_of(request, SEED))
+    return await _upload_at(request, made, cursor)
 
 
-async def cancel_push(request: Request) -> Response:
-    """Give up a push that has not ended."""
-    path, pushes = request.path_params, services(request).hub_pushes
-    cause = cause_of(request, "hub-push-cancel")
-    asked, cursor = await pushes.cancel(path["ref"], push=path["push"], cause=cause)
-    return await _push_at(request, asked, cursor)
+async def cancel_upload(request: Request) -> Response:
+    """Give up an upload that has not ended."""
+    path, uploads = request.path_params, services(request).hub_uploads
+    cause = cause_of(request, f"{SEED}-cancel")
+    asked, cursor = await uploads.cancel(path["ref"], upload=path["upload"], cause=cause)
+    return await _upload_at(request, asked, cursor)
 
 
-async def _push_at(request: Request, made: HubPush, cursor: Cursor) -> Response:
-    """A push once the read model has the request at `cursor`."""
+async def _upload_at(request: Request, made: HubUpload, cursor: Cursor) -> Response:
+    """An upload once the read model has the request at `cursor`."""
     readmodel = services(request).readmodel
     await readmodel.caught_up(cursor)
-    rows = await readmodel.hub_pushes.of(made.run, step=made.step)
-    shown = next((row for row in rows if row["id"] == made.push), None)
-    return ApiResponse({"push": shown or {"id": made.push, "ref": made.ref}}, status_code=202)
+    rows = await readmodel.hub_uploads.of(made.run, step=made.step)
+    row = next((row for row in rows if row["id"] == made.upload), None)
+    shown = {"id": made.upload, "ref": made.ref} if row is None else _to_json(request, row)
+    field = "push" if _is_of_old_path(request) else "upload"
+    return ApiResponse({field: shown}, status_code=202)
+
+
+def _is_of_old_path(request: Request) -> bool:
+    return OLD_SEGMENT in request.url.path.split("/")
+
+
+def _to_json(request: Request, row: HubUploadJson) -> Mapping[str, object]:
+    is_old = _is_of_old_path(request) and row["status"] == "uploaded"
+    return {**row, "status": "pushed"} if is_old else row
 
 
 async def chat(request: Request) -> Response:
@@ -140,7 +156,7 @@ async def chat(request: Request) -> Response:
         messages=_chat_messages(body),
     )
     chats = services(request).readmodel.chats
-    workers = await chats.find()
+    workers = await chats.find_addresses()
     if not workers:
         raise TransientError(
             "no device worker is running; start one, `headrace status` shows what runs"
@@ -217,10 +233,21 @@ async def _find_checkpoint(request: Request) -> Checkpoint:
 ROUTES = [
     ScopedRoute("/checkpoints/{ref}", show, scope="read"),
     ScopedRoute("/checkpoints/{ref}/compare/{other}", compare, scope="read"),
-    ScopedRoute("/checkpoints/{ref}/pushes", pushes, scope="read"),
-    ScopedRoute("/checkpoints/{ref}/pushes", push, scope="control", methods=["POST"]),
-    ScopedRoute(
-        "/checkpoints/{ref}/pushes/{push}", cancel_push, scope="control", methods=["DELETE"]
+    *(
+        route
+        for segment in ("uploads", OLD_SEGMENT)
+        for route in (
+            ScopedRoute(f"/checkpoints/{{ref}}/{segment}", uploads, scope="read"),
+            ScopedRoute(
+                f"/checkpoints/{{ref}}/{segment}", upload, scope="control", methods=["POST"]
+            ),
+            ScopedRoute(
+                f"/checkpoints/{{ref}}/{segment}/{{upload}}",
+                cancel_upload,
+                scope="control",
+                methods=["DELETE"],
+            ),
+        )
     ),
     ScopedRoute("/checkpoints/{ref}/files/{name:path}", file, scope="read"),
     ScopedRoute("/checkpoints/{ref}/chat", chat, scope="inference", methods=["POST"]),

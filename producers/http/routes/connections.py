@@ -9,9 +9,14 @@ from typing import get_args
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.git.credentials import AppCredential, Credential, KeyCredential, TokenCredential
-from infra.git.forges.address import guess_provider
-from infra.git.forges.api import git_user
+from infra.repositories.forges.address import guess_forge
+from infra.repositories.forges.api import git_user
+from infra.repositories.git.credentials import (
+    AppCredential,
+    Credential,
+    KeyCredential,
+    TokenCredential,
+)
 from producers.core.connecting import ConnectRequest, HookState
 from producers.core.workspaces import Workspace
 from producers.http.requests import JsonBody, body_of, cause_of
@@ -19,21 +24,25 @@ from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 from schemas.errors import InvalidConfig, Issue
-from schemas.events import Provider
+from schemas.events import ForgeKind
 
-FIELDS = ("url", "name", "provider", "token", "deploy_key", "app")
-PROVIDERS: tuple[Provider, ...] = get_args(Provider)
+OLD_FORGE = "provider"
+"""The name of the field `forge` before. For one release it is accepted, and answered beside the new
+one."""
+
+FIELDS = ("url", "name", "forge", OLD_FORGE, "token", "deploy_key", "app")
+FORGES: tuple[ForgeKind, ...] = get_args(ForgeKind)
 MOST_TOKEN = 4096
 
 
 async def connect(request: Request) -> Response:
     body = await body_of(request, FIELDS)
-    provider = _provider_of(body)
+    forge = _forge_of(body)
     wanted = ConnectRequest(
         url=body.text("url"),
         name=body.optional("name"),
-        provider=provider,
-        credential=_credential_of(body, provider or guess_provider(body.text("url"))),
+        forge=forge,
+        credential=_credential_of(body, forge or guess_forge(body.text("url"))),
     )
     core = services(request).connecting
     cause = cause_of(request, "connect")
@@ -56,10 +65,11 @@ async def rotate_secret(request: Request) -> Response:
     return _answer(*found, status=200)
 
 
-def _answer(workspace: Workspace, provider: Provider, hook: HookState, *, status: int) -> Response:
+def _answer(workspace: Workspace, forge: ForgeKind, hook: HookState, *, status: int) -> Response:
     shown = {"url": hook.url, "secret": hook.secret, "made": hook.made, "problem": hook.problem}
     return ApiResponse(
-        {"workspace": _to_json(workspace), "provider": provider, "hook": shown}, status_code=status
+        {"workspace": _to_json(workspace), "forge": forge, OLD_FORGE: forge, "hook": shown},
+        status_code=status,
     )
 
 
@@ -67,18 +77,18 @@ def _to_json(workspace: Workspace) -> Mapping[str, object]:
     return {"id": workspace.id, "name": workspace.name, "url": workspace.url}
 
 
-def _provider_of(body: JsonBody) -> Provider | None:
-    given = body.optional("provider")
-    for provider in PROVIDERS:
-        if given == provider:
-            return provider
+def _forge_of(body: JsonBody) -> ForgeKind | None:
+    given = body.optional("forge") or body.optional(OLD_FORGE)
+    for forge in FORGES:
+        if given == forge:
+            return forge
     if given is None:
         return None
-    message = f"must be one of {', '.join(PROVIDERS)}, got {given!r:.40}"
-    raise InvalidConfig(f"provider {message}", issues=(Issue("provider", message),))
+    message = f"must be one of {', '.join(FORGES)}, got {given!r:.40}"
+    raise InvalidConfig(f"forge {message}", issues=(Issue("forge", message),))
 
 
-def _credential_of(body: JsonBody, provider: Provider | None) -> Credential | None:
+def _credential_of(body: JsonBody, forge: ForgeKind | None) -> Credential | None:
     """Return the credential of a request. Raises InvalidConfig, and never shows a part of it."""
     given = [name for name in ("token", "deploy_key", "app") if body.values.get(name) is not None]
     if len(given) > 1:
@@ -92,7 +102,7 @@ def _credential_of(body: JsonBody, provider: Provider | None) -> Credential | No
             or len(token) > MOST_TOKEN
         ):
             raise _invalid("token", "is not a token: it holds spaces or other unusual characters")
-        return TokenCredential(git_user(provider), token)
+        return TokenCredential(git_user(forge), token)
     if "deploy_key" in given:
         return KeyCredential(_private_key(body.values["deploy_key"], "deploy_key"))
     if "app" in given:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.access.quotas import BLOCK_BYTES
+from infra.identity.quotas import BLOCK_BYTES
 from infra.readmodel.registry import DatasetJson
 from producers.core.datasets import registration
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
@@ -47,7 +47,7 @@ async def announce(request: Request) -> Response:
 async def upload_content(request: Request) -> Response:
     """Receive, check, store and register a file."""
     core, ref = services(request), request.path_params["ref"]
-    announced = await core.readmodel.uploads.find(ref)
+    announced = await core.readmodel.uploads.find_upload(ref)
     if announced is None:
         raise NotFound(f"upload {ref} was not announced; send POST /api/v1/datasets first")
     name, file_name = announced

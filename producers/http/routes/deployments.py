@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.ports.event_log import Cursor
 from infra.readmodel.deployments import Deployment
+from infra.spine.ports.event_log import Cursor
 from producers.core.models.deployments import find_deployment
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse
@@ -15,7 +15,7 @@ from producers.http.routing import ScopedRoute
 
 
 async def page(request: Request) -> Response:
-    found = await services(request).readmodel.deployments.all()
+    found = await services(request).readmodel.deployments.all_deployments()
     rows = [deployment_json(deployment) for deployment in found]
     return ApiResponse(
         {
@@ -28,11 +28,11 @@ async def page(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """A deployment, and what each access token used of it."""
+    """A deployment, and what each API key used of it."""
     readmodel = services(request).readmodel
     found = await find_deployment(readmodel.deployments, request.path_params["name"])
-    tokens = await readmodel.deployments.usage(found.served.model_name) if found.served else []
-    return ApiResponse({"deployment": {**deployment_json(found), "usage_by_token": tokens}})
+    keys = await readmodel.deployments.usage(found.served.model_name) if found.served else []
+    return ApiResponse({"deployment": {**deployment_json(found), "usage_by_api_key": keys}})
 
 
 async def deploy(request: Request) -> Response:

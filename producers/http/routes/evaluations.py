@@ -14,6 +14,7 @@ from infra.readmodel.evaluation_results import (
     Change,
     RowResult,
     compare_rows,
+    find_caveats,
     num_left_out,
     paired_differences,
     results_by_row,
@@ -153,7 +154,8 @@ async def compare(request: Request) -> Response:
 async def compare_evaluations(
     request: Request, first: EvaluationJson, second: EvaluationJson
 ) -> Mapping[str, object]:
-    """The comparison of two evaluations as JSON. Raises Conflict when their datasets differ."""
+    """The comparison of two evaluations as JSON. An attempt of either passes at the threshold of the
+    first. Raises Conflict when their datasets differ."""
     contents = {
         DatasetRef.model_validate_json(e["dataset_ref"]).content.sha256 for e in (first, second)
     }
@@ -164,12 +166,19 @@ async def compare_evaluations(
         )
     metrics = [json.loads(e["metrics"]) for e in (first, second)]
     keys = sorted({key for each in metrics for key in each})
-    results = await results_of(request, first), await results_of(request, second)
+    thresholds = [threshold_of(e) for e in (first, second)]
+    results = [await results_of(request, e, threshold=thresholds[0]) for e in (first, second)]
     changed = list(compare_rows(*results))
     counts = Counter(str(row["change"]) for row in changed)
     return {
         "evals": [to_json(first), to_json(second)],
         "metrics": [{"key": key, "values": [each.get(key) for each in metrics]} for key in keys],
+        "caveats": find_caveats(
+            [first["name"], second["name"]],
+            results,
+            thresholds=thresholds,
+            is_ended=[e["status"] in ENDED for e in (first, second)],
+        ),
         "differences": paired_differences(*results),
         "counts": {change: counts[change] for change in get_args(Change)},
         "rows": changed,
@@ -195,12 +204,21 @@ async def retry(request: Request) -> Response:
     return ApiResponse({"eval": to_json(found), "retryable_samples": retryable})
 
 
-async def results_of(request: Request, found: EvaluationJson) -> list[RowResult]:
-    """The results by row. They are computed in a thread, because an evaluation may have many."""
-    config = json.loads(found["config"] or "{}")
-    threshold = float(config.get("evaluation", {}).get("pass_threshold", 1.0))
+async def results_of(
+    request: Request, found: EvaluationJson, *, threshold: float | None = None
+) -> list[RowResult]:
+    """The results by row, with the evaluation's own threshold unless another is given. They are computed
+    in a thread, because an evaluation may have many."""
+    if threshold is None:
+        threshold = threshold_of(found)
     groups = await services(request).readmodel.evaluations.groups(found["id"])
     return await asyncio.to_thread(results_by_row, groups, threshold=threshold)
+
+
+def threshold_of(found: EvaluationJson) -> float:
+    """The reward at which an attempt passes."""
+    config = json.loads(found["config"] or "{}")
+    return float(config.get("evaluation", {}).get("pass_threshold", 1.0))
 
 
 async def stop(request: Request) -> Response:
@@ -217,7 +235,7 @@ async def stop(request: Request) -> Response:
 async def find_evaluation(request: Request, ref: str) -> EvaluationJson:
     """The evaluation with this id or name. Raises NotFound, and TransientError while the read model does
     not have it yet."""
-    found = await services(request).readmodel.evaluations.get(ref)
+    found = await services(request).readmodel.evaluations.get_evaluation(ref)
     if found is None:
         await services(request).lookup.evaluation(ref)
         raise TransientError(f"evaluation {ref} is not in the read model yet; try again")

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from infra.ports.event_log import Cursor, Recorded
-from infra.postgres.history import as_of
+from infra.spine.ports.event_log import Cursor, Recorded
+from infra.spine.postgres.history import as_of
 from producers.http.auth import is_still_valid
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
-from schemas.envelope import CloudEvent
+from schemas.envelope import CloudEvent, current_type
 from schemas.errors import InvalidConfig, Issue
 from schemas.events import EVENT_TYPES
 
@@ -85,7 +85,7 @@ async def _follow(
     types: Sequence[str] | None,
 ) -> AsyncIterator[str]:
     core, silent_s, over = services(request), 0.0, False
-    turn = core.log.turns
+    history_epoch = core.log.history_epoch
     yield ": headrace\n\n"
     while await is_still_valid(request):
         for recorded in found:
@@ -102,9 +102,12 @@ async def _follow(
         if silent_s >= COMMENT_EVERY_S:
             yield ": still here\n\n"
             silent_s = 0.0
-        if turn != core.log.turns:
-            turn, after = core.log.turns, Cursor()  # the client reads everything again
-        with as_of(turn):
+        if history_epoch != core.log.history_epoch:
+            history_epoch, after = (
+                core.log.history_epoch,
+                Cursor(),
+            )  # the client reads everything again
+        with as_of(history_epoch):
             found = await core.log.read(run, after=after, limit=BATCH, types=types)
 
 
@@ -142,7 +145,7 @@ def parse_types(request: Request) -> list[str] | None:
     if unknown:
         message = f"{unknown[0]!r} is not a type of event; use one of those in docs/events.md"
         raise InvalidConfig(message, issues=(Issue("types", message),))
-    return types
+    return [current_type(kind) for kind in types]
 
 
 ROUTES = [ScopedRoute("/runs/{ref}/events", events, scope="read")]

@@ -1,7 +1,7 @@
 """Deployed models, below /v1 as OpenAI's API has them.
 
 The control process holds no model. It finds the deployment of a name, and forwards the request to a
-process that serves (`infra/access/serving/`), which parses it, samples, counts and writes the answer.
+process that serves (`infra/model_api/serving/`), which parses it, samples, counts and writes the answer.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from infra.access.serving.client import AWAY, ServedAnswer
-from infra.access.serving.directory import ModelEntry
-from infra.gateway.bodies import LONGEST_BODY, check_braces
-from infra.gateway.bytes_in_flight import HeldRequest
-from infra.gateway.errors import GatewayError
-from infra.gateway.serving.call import ServingCall, WireName
-from infra.gateway.wire.chat_completions import failure
+from infra.model_api.gateway.bodies import LONGEST_BODY, check_braces
+from infra.model_api.gateway.bytes_in_flight import HeldRequest
+from infra.model_api.serving.call import ServingCall, WireName
+from infra.model_api.serving.client import AWAY, ServedAnswer
+from infra.model_api.serving.directory import ModelEntry
+from infra.model_api.wire.chat_completions import failure
+from infra.model_api.wire.errors import GatewayError
 from producers.http.auth import actor_of, is_still_valid
 from producers.http.openai_errors import in_form_of, openai_error
 from producers.http.responses import RETRY_AFTER_S, ApiResponse, problem
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 EVENTS = "text/event-stream"
 BROKEN = "the process that serves deployments ended within this answer; ask again"
-REVOKED = "the token is not valid any more"
+REVOKED = "the API key is not valid any more"
 LOOK_S = 1.0
-"""How often an answer looks whether its token is still valid."""
+"""How often an answer looks whether its API key is still valid."""
 MOST_BYTES = LONGEST_BODY - (1 << 20)
 LONGEST_NAME = 600
 
@@ -51,13 +51,13 @@ class ModelRoute(ScopedRoute):
 
 async def models(request: Request) -> Response:
     """The models that the sender may use."""
-    entries = await services(request).model_directory.all()
+    entries = await services(request).model_directory.all_models()
     return ApiResponse({"object": "list", "data": [_model(entry) for entry in entries]})
 
 
 async def model(request: Request) -> Response:
     name = request.path_params["model"]
-    entry = await services(request).model_directory.find(name)
+    entry = await services(request).model_directory.find_model(name)
     return openai_error(_unknown(name)) if entry is None else ApiResponse(_model(entry))
 
 
@@ -73,7 +73,7 @@ async def _infer(request: Request, wire: WireName) -> Response:
     """Forward a request to the deployment that it names."""
     in_flight = services(request).inference_bytes
     try:
-        with in_flight.hold(actor_of(request).token) as held:
+        with in_flight.hold(actor_of(request).api_key) as held:
             return await infer(request, wire, await _body_of(request, held))
     except GatewayError as error:
         return openai_error(error)
@@ -84,11 +84,11 @@ async def infer(request: Request, wire: WireName, body: bytes) -> Response:
     core = services(request)
     try:
         name = _model_name(body)
-        entry = await core.model_directory.find(name)
+        entry = await core.model_directory.find_model(name)
         if entry is None:
             raise _unknown(name)
         call = ServingCall(
-            token=actor_of(request).token, wire=wire, served=entry.served, is_base=entry.is_base
+            api_key=actor_of(request).api_key, wire=wire, served=entry.served, is_base=entry.is_base
         )
         answer = await _while_connected(request, core.serving.ask(call, body))
     except TransientError as error:
@@ -122,8 +122,8 @@ async def _forward(request: Request, answer: ServedAnswer) -> Response:
 
 
 async def _rest_of(request: Request, answer: ServedAnswer, first: bytes) -> AsyncIterator[bytes]:
-    """The chunks of an answer. A stream that breaks off, or whose token was revoked, ends with an error
-    that clients know."""
+    """The chunks of an answer. A stream that breaks off, or whose API key was revoked, ends with an
+    error that clients know."""
     looked_at, is_stream = time.monotonic(), answer.content_type == EVENTS
     try:
         yield first
@@ -144,7 +144,7 @@ async def _rest_of(request: Request, answer: ServedAnswer, first: bytes) -> Asyn
 
 
 async def _may_go_on(request: Request) -> bool:
-    """Whether the token of a request is still valid, as far as is known now."""
+    """Whether the API key of a request is still valid, as far as is known now."""
     try:
         return await is_still_valid(request)
     except TransientError:

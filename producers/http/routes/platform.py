@@ -18,7 +18,8 @@ from producers.http.requests import body_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services, waiting_for
 from producers.http.routing import ScopedRoute
-from schemas.scratch_models import SHAPES
+from schemas.events.pages import asyncapi_json
+from schemas.models.scratch import SHAPES
 
 Samples = Mapping[str, float]
 
@@ -91,8 +92,8 @@ async def metrics(request: Request) -> Response:
     ages = services(request).poll_ages.seconds()
     counts = services(request).webhooks.counts
     deliveries = {
-        f'provider="{provider}",result="{result}"': float(count)
-        for (provider, result), count in sorted(counts.items())
+        f'forge="{forge}",result="{result}"': float(count)
+        for (forge, result), count in sorted(counts.items())
     }
     steps = {f'run="{run}",key="{key}"': value for run, key, value in await platform.step_metrics()}
     text = prometheus(
@@ -195,6 +196,12 @@ def own_version() -> str:
         return "0+source"
 
 
+async def events_document(_: Request) -> Response:
+    """Every event as an AsyncAPI document, for programs that read the log or its topics."""
+    document = await asyncio.to_thread(asyncapi_json)
+    return Response(document, media_type="application/json")
+
+
 ROOT_ROUTES = [
     ScopedRoute("/healthz", healthz, scope="open"),
     ScopedRoute("/readyz", readyz, scope="open"),
@@ -203,5 +210,6 @@ ROOT_ROUTES = [
 ROUTES = [
     ScopedRoute("/status", status, scope="read", reach="installation"),
     ScopedRoute("/models", models, scope="read"),
+    ScopedRoute("/asyncapi.json", events_document, scope="read"),
     ScopedRoute("/rebuild", rebuild, scope="admin", reach="installation", methods=["POST"]),
 ]

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.blobs.garbage import collect
-from infra.maintenance.records import EVALUATIONS, OTHERS
-from infra.ports.event_log import Cursor
+from infra.operations.maintenance.records import EVALUATIONS, OTHERS
+from infra.spine.ports.event_log import Cursor
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import run_json, services

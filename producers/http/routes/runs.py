@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.ports.actor import Actor
-from infra.ports.event_log import Cursor
 from infra.readmodel.run_pages import RunFilter, RunKind
 from infra.readmodel.runs import RunJson
 from infra.readmodel.wait_reasons import WaitJson, wait_for_approval, waits_of
+from infra.spine.ports.event_log import Cursor
 from producers.core.estimates import estimate, has_gpu
 from producers.core.lookup import archived_error
 from producers.core.submit import SubmitRequest
@@ -98,7 +98,7 @@ async def run_json(
     readmodel = services(request).readmodel
     if after is not None:
         await readmodel.caught_up(after)
-    found = await readmodel.runs.get(run)
+    found = await readmodel.runs.get_run(run)
     if found is not None:
         return {**found[0], "config": json.loads(found[1])}
     requested = await services(request).lookup.run(run)
@@ -109,7 +109,7 @@ async def find_run(request: Request) -> tuple[RunJson, str]:
     """The run that the request's path names, and its config as JSON text. Raises NotFound when there is
     no such run, and TransientError while the read model does not have it yet."""
     ref = request.path_params["ref"]
-    found = await services(request).readmodel.runs.get(ref)
+    found = await services(request).readmodel.runs.get_run(ref)
     if found is None:
         await services(request).lookup.run(ref)
         raise TransientError(f"run {ref} is not in the read model yet; try again")

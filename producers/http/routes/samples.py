@@ -24,11 +24,11 @@ from producers.http.downloads import download, select_lines
 from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import find_run_with_history, services
 from producers.http.routing import ScopedRoute
+from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.ids import GroupId, GroupKey, parse_sample_id, sample_id
 from schemas.sampling import (
-    ArtifactRef,
     Grade,
     Judgement,
     JudgementBatch,
@@ -115,7 +115,7 @@ def search_json(page: SearchPage) -> Mapping[str, object]:
 async def read_batch(request: Request, group: GroupRow | EvaluationGroup) -> SampleBatch:
     """The samples of a group."""
     ref = ArtifactRef.model_validate_json(group.artifact)
-    return SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
+    return SampleBatch.model_validate_json(await services(request).artifacts.get_artifact(ref))
 
 
 async def read_judgements(
@@ -125,7 +125,7 @@ async def read_judgements(
     if group.judgements is None:
         return ()
     ref = ArtifactRef.model_validate_json(group.judgements)
-    data = await services(request).artifacts.get(ref)
+    data = await services(request).artifacts.get_artifact(ref)
     return JudgementBatch.model_validate_json(data).judgements
 
 

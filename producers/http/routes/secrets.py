@@ -19,7 +19,7 @@ from schemas.secrets.secret_value import SecretValue
 async def index(request: Request) -> Response:
     workspace = request.query_params.get("workspace")
     core = services(request).secrets
-    found, names = await core.all(actor_of(request).person, workspace)
+    found, names = await core.all_secrets(actor_of(request).person, workspace)
     return ApiResponse(
         {"secrets": [_to_json(one, names) for one in found], "total_count": len(found)}
     )
@@ -33,7 +33,7 @@ async def put(request: Request) -> Response:
         body.optional("workspace"),
     )
     name = request.path_params["name"]
-    stored, is_new = await services(request).secrets.put(
+    stored, is_new = await services(request).secrets.put_secret(
         owned_by, name, _value_of(body), author=actor_of(request).name
     )
     return ApiResponse({"secret": _to_json(stored, {})}, status_code=201 if is_new else 200)

@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 from starlette.requests import Request
 
-from infra.access.sessions import CODE_S, Bearer, Holder, holder_of
-from infra.access.token_format import digest
+from infra.identity.api_key_format import digest
+from infra.identity.sessions import CODE_S, Bearer, Holder, holder_of
 from producers.http.auth import actor_of
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse, flag
@@ -23,11 +23,11 @@ async def end_all(request: Request) -> ApiResponse:
 
 
 async def create_link(request: Request) -> ApiResponse:
-    """A link that opens the dashboard once, for the token of the request."""
+    """A link that opens the dashboard once, for the API key of the request."""
     await body_of(request, ())
     core = services(request)
     text = request.headers["authorization"].partition(" ")[2].strip()
-    code = await core.sessions.issue_code(Bearer(actor_of(request).token, digest(text)))
+    code = await core.sessions.issue_code(Bearer(actor_of(request).api_key, digest(text)))
     url = f"{core.settings.public_url.rstrip('/')}/login?code={code}"
     return ApiResponse({"url": url, "expires_s": int(CODE_S)}, status_code=201)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.access.shares import DEFAULT_DAYS, MOST_DAYS
+from infra.identity.shares import DEFAULT_DAYS, MOST_DAYS
 from producers.http.auth import actor_of
 from producers.http.browsers import SHARED
 from producers.http.requests import body_of

@@ -29,7 +29,7 @@ async def verify(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    found = await services(request).verifications.find(request.path_params["id"])
+    found = await services(request).verifications.find_verification(request.path_params["id"])
     return ApiResponse({"verification": to_json(found)})
 
 

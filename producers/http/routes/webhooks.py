@@ -1,4 +1,4 @@
-"""Webhooks of forges: the one door that a signature opens instead of a token."""
+"""Webhooks of forges: the one door that a signature opens instead of an API key."""
 
 from starlette.requests import Request
 from starlette.responses import Response

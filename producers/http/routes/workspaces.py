@@ -51,7 +51,7 @@ async def sync(request: Request) -> Response:
     """Ask for the refs of a repository to be listed now. Answers before they are."""
     await body_of(request, ())
     core = services(request)
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     await request_refs_check(core.log, workspace.id, cause=cause_of(request, "sync"))
     return ApiResponse(
         {"workspace": await find_workspace_json(request, workspace.id)}, status_code=202
@@ -61,7 +61,7 @@ async def sync(request: Request) -> Response:
 async def deliveries(request: Request) -> Response:
     page = page_of(request)
     core = services(request)
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     chosen = delivery_filter(request)
     found, total = await page_of_deliveries(core.readmodel.deliveries, workspace.id, page, chosen)
     return page_response("deliveries", [delivery_json(each) for each in found], total, page)
@@ -70,7 +70,7 @@ async def deliveries(request: Request) -> Response:
 async def show_quotas(request: Request) -> Response:
     """The limits of a workspace and of the sender's API key, and what they used."""
     core = services(request)
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     found = await core.quotas.show(workspace.id, actor_of(request))
     return ApiResponse({"workspace": workspace.name, "quotas": [asdict(one) for one in found]})
 
@@ -78,7 +78,7 @@ async def show_quotas(request: Request) -> Response:
 async def set_quotas(request: Request) -> Response:
     body = await body_of(request, ("limits",))
     core = services(request)
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     limits = {name: str(value) for name, value in body.table("limits").items()}
     await core.quotas.set_limits(workspace.id, limits)
     return await show_quotas(request)
@@ -87,7 +87,7 @@ async def set_quotas(request: Request) -> Response:
 async def show_alerts(request: Request) -> Response:
     """The targets of a workspace's alerts, without addresses of webhooks and secrets."""
     core = services(request)
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     found = await core.alert_targets.of_workspace(workspace.id)
     return ApiResponse({"workspace": workspace.name, "targets": [asdict(one) for one in found]})
 
@@ -96,7 +96,7 @@ async def add_alert(request: Request) -> Response:
     """Add a target. The secret of a webhook is in this answer, and nowhere else."""
     body = await body_of(request, ("medium", "address", "kinds"))
     core = services(request)
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     kinds = body.values.get("kinds", list(ALERT_KINDS))
     if not isinstance(kinds, list):
         message = f"must be a list of {', '.join(ALERT_KINDS)}"
@@ -113,7 +113,7 @@ async def add_alert(request: Request) -> Response:
 
 async def remove_alert(request: Request) -> Response:
     core, target = services(request), request.path_params["target"]
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     await core.alert_targets.remove(workspace.id, target)
     return ApiResponse({"removed": target})
 
@@ -122,7 +122,7 @@ async def rotate_alert(request: Request) -> Response:
     """Give a webhook another secret, which is in this answer, and nowhere else."""
     await body_of(request, ())
     core, target = services(request), request.path_params["target"]
-    workspace = await core.workspaces.find(request.path_params["ref"])
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
     secret = await core.alert_targets.rotate(workspace.id, target)
     return ApiResponse({"target": target, "secret": secret})
 
@@ -140,7 +140,7 @@ def delivery_filter(request: Request) -> DeliveryFilter:
 def delivery_json(delivery: ShownDelivery) -> Mapping[str, object]:
     """A delivery, with what it led to."""
     row = delivery.row
-    shown = ("at", "provider", "delivery", "ref", "before", "after", "forced", "pusher")
+    shown = ("at", "forge", "delivery", "ref", "before", "after", "forced", "pusher")
     return {
         **{key: value for key, value in row.items() if key in shown},
         "event": row["kind"],
@@ -155,7 +155,7 @@ async def find_workspace_json(request: Request, ref: str) -> Mapping[str, object
     not have it yet."""
     found = await services(request).readmodel.registry.workspace(ref)
     if found is None:
-        await services(request).workspaces.find(ref)
+        await services(request).workspaces.find_workspace(ref)
         raise TransientError(f"workspace {ref} is not in the read model yet; try again")
     return to_json(found)
 

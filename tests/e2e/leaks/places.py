@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from infra.local import embedded_postgres
+from infra.operations.local import embedded_postgres
 from producers.http.app import RESOURCES
 from producers.http.routes import platform as platform_routes
 from producers.http.routing import ScopedRoute

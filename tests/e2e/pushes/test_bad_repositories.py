@@ -79,7 +79,7 @@ def team(running: Platform, tmp_path: Path) -> Team:
     clone = make_clone(tmp_path / "clone", {CONFIG: SHORT})
     bare = make_bare(clone, tmp_path / f"{tmp_path.name[:40].replace('_', '-')}.git")
     name = tmp_path.name[-40:].replace("_", "-").strip("-")
-    connected = PushedWorkspace.connect(running, str(bare), name=f"b-{name}", provider="none")
+    connected = PushedWorkspace.connect(running, str(bare), name=f"b-{name}", forge="none")
     return Team(tmp_path, clone, bare, connected)
 
 

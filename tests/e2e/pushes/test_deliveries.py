@@ -50,6 +50,8 @@ bug.__enter__()
 class Team:
     clone: Path
     workspace: PushedWorkspace
+    earlier: frozenset[str]
+    """The runs that the platform had before."""
 
     def push(self) -> tuple[str, str]:
         """Push an empty commit. Returns the commits before and after."""
@@ -77,7 +79,8 @@ class Team:
     def runs(self) -> list[str]:
         """The runs of all pushes, in order, once they have ended."""
         self.settled()
-        shown = self.workspace.platform.get("/runs", limit=200)["runs"]
+        found = self.workspace.platform.get("/runs", limit=200)["runs"]
+        shown = [run for run in found if run["id"] not in self.earlier]
         for run in shown:
             self.workspace.platform.wait(run["id"], "finished")
         return sorted(run["name"] for run in shown)
@@ -86,15 +89,23 @@ class Team:
 def started(root: Path, running: Platform) -> Team:
     clone = make_clone(root / "clone", SHORT)
     bare = make_bare(clone, root / "pushed.git")
-    running.upload("numbers")
-    found = PushedWorkspace.connect(running, str(bare), name="pushed", provider="none")
-    return Team(clone, found)
+    earlier = frozenset(run["id"] for run in running.get("/runs", limit=200)["runs"])
+    name = f"pushed-{uuid4().hex[:8]}"
+    found = PushedWorkspace.connect(running, str(bare), name=name, forge="none")
+    return Team(clone, found, earlier)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    home = tmp_path_factory.mktemp("deliveries") / "home"
+    with platform(home, environment={"HEADRACE_POLL_S": "0"}) as found:
+        found.upload("numbers")
+        yield found
 
 
 @pytest.fixture
-def team(tmp_path: Path) -> Iterator[Team]:
-    with platform(tmp_path / "home", environment={"HEADRACE_POLL_S": "0"}) as running:
-        yield started(tmp_path, running)
+def team(running: Platform, tmp_path: Path) -> Team:
+    return started(tmp_path, running)
 
 
 def wait_for_runs(team: Team, pushes: Sequence[tuple[str, str]]) -> list[str]:
@@ -127,6 +138,7 @@ def test_a_repeated_delivery_makes_two_runs_without_the_comparison(tmp_path: Pat
     (patch / "sitecustomize.py").write_text(WITHOUT_COMPARISON.format(root=str(ROOT)))
     environment = {"HEADRACE_POLL_S": "0", "PYTHONPATH": f"{patch}:{ROOT}"}
     with platform(tmp_path / "home", environment=environment) as running:
+        running.upload("numbers")
         team = started(tmp_path, running)
         push = team.push()
         team.deliver([push])

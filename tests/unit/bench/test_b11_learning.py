@@ -18,7 +18,7 @@ def curve(side: str, seed: int, *rewards: float, wall_s: float = 1.0) -> Curve:
 OURS = [curve("headrace", 0, 0.3, 0.5, 0.7), curve("headrace", 1, 0.3, 0.54, 0.74)]
 
 
-def test_what_was_measured_is_read_again(tmp_path: Path) -> None:
+def test_measurements_are_read_back(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "b11.jsonl")
     assert ledger.curves(steps=20) == []
     for one in [*OURS, curve("trl", 0, 0.3, 0.4)]:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from consumers.run.consumer import CONSUMER
-from infra.runtime.consumer import Incoming
+from infra.spine.runtime.consumer import Incoming
 from schemas.errors import FailureCategory
 from schemas.events import (
     CheckpointRequested,
@@ -71,7 +71,7 @@ def synced(**changes: Any) -> WorkspaceSynced:
     found = {"entrypoint": Entrypoint(rollout="say"), "workflow": "Say", "grader": "Count"}
     return WorkspaceSynced(
         workspace="w1",
-        push=UUID(int=1),
+        request=UUID(int=1),
         commit="c" * 40,
         snapshot=ref("tree"),
         rollouts=(DiscoveredRollout.model_validate({**found, **changes}),),

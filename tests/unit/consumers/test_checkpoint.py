@@ -93,7 +93,7 @@ KEY = "runs/r1/ckpt/4/MANIFEST.json"
 
 async def stored(world: Bench, *, plan: tuple[int, ...] = (12, 8)) -> SaveCheckpoint:
     """The effect of a checkpoint whose shards are all stored."""
-    put = world.ports.artifacts.put
+    put = world.ports.artifacts.put_artifact
     weights, state = await put(b"weights", run="r1"), await put(b"state", run="r1")
     whole = version(4).model_copy(update={"weights": weights, "state": state})
     files = {"adapter_config.json": await put(b"{}", run="r1")}
@@ -105,7 +105,7 @@ async def test_performing_puts_the_manifest(tmp_path: Path) -> None:
     world = bench(tmp_path)
     effect = await stored(world)
     outcome = await perform(effect, world.ports)
-    assert await world.ports.artifacts.get(outcome.manifest) == manifest_json(effect.spec)
+    assert await world.ports.artifacts.get_artifact(outcome.manifest) == manifest_json(effect.spec)
     assert await world.blobs.exists(KEY) == outcome.manifest.uri
 
 
@@ -126,7 +126,7 @@ async def test_the_first_manifest_wins_where_its_shards_are_whole(tmp_path: Path
 async def test_another_manifest_whose_shards_are_damaged_is_not_adopted(tmp_path: Path) -> None:
     world = bench(tmp_path)
     other = await stored(world)
-    shard = await world.ports.artifacts.put(b"shard of another", run="r1")
+    shard = await world.ports.artifacts.put_artifact(b"shard of another", run="r1")
     files = {"adapter_config.json": shard}
     await perform(
         other.model_copy(update={"spec": other.spec.model_copy(update={"files": files})}),
@@ -137,9 +137,9 @@ async def test_another_manifest_whose_shards_are_damaged_is_not_adopted(tmp_path
         await perform(await stored(world), world.ports)
 
 
-async def test_what_is_no_manifest_is_not_adopted(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_manifest_is_not_adopted(tmp_path: Path) -> None:
     world = bench(tmp_path)
-    await world.blobs.put(KEY, b"not json")
+    await world.blobs.put_blob(KEY, b"not json")
     with pytest.raises(CorruptData, match="not a manifest"):
         await perform(await stored(world), world.ports)
 

@@ -22,7 +22,7 @@ from schemas.events import (
 )
 from schemas.ids import eval_stream
 from schemas.sampling import Grade, ModelRef, ProviderRef
-from schemas.specs import DiscoveredRollout, Entrypoint, EnvironmentRef, GroupSpec, SampleEntry
+from schemas.specs import DiscoveredRollout, Entrypoint, GroupSpec, PackageEnvironment, SampleEntry
 from tests.kit.decider import Given, given
 from tests.kit.specs import ref, template
 
@@ -65,10 +65,10 @@ def requested(
     )
 
 
-CHOSEN = EnvironmentRef(key="e" * 64, lock=ref("pins"), python="3.12", platform="linux-x86_64")
+CHOSEN = PackageEnvironment(key="e" * 64, lock=ref("pins"), python="3.12", platform="linux-x86_64")
 SYNCED = WorkspaceSynced(
     workspace="w1",
-    push=UUID(int=1),
+    request=UUID(int=1),
     commit="c" * 40,
     snapshot=ref("tree"),
     rollouts=(
@@ -190,9 +190,9 @@ def test_when_every_sample_fails_the_first_error_is_quoted() -> None:
     assert "agent_error" in (done.message or "")
 
 
-def test_what_cannot_be_synced_or_is_stopped_ends_it() -> None:
+def test_a_failed_sync_or_a_stop_ends_the_evaluation() -> None:
     rejected = WorkspaceRejected(
-        workspace="w1", push=UUID(int=1), message="no such branch", requester=eval_stream("e1")
+        workspace="w1", request=UUID(int=1), message="no such branch", requester=eval_stream("e1")
     )
     (done,) = given(CONSUMER, requested()).when(rejected).events
     assert isinstance(done, EvaluationCompleted)

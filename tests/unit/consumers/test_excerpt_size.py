@@ -2,10 +2,10 @@
 
 import pytest
 
-from consumers.error_excerpt import excerpt
+from infra.spine.runtime.error_excerpt import excerpt
+from schemas.artifact_refs import ArtifactRef
 from schemas.events import MAX_EVENT_BYTES, GroupGenerated
 from schemas.limits import most_samples
-from schemas.sampling import ArtifactRef
 from schemas.specs import SampleEntry
 from tests.kit.specs import group_spec, template
 
@@ -25,6 +25,6 @@ def test_a_group_of_which_every_sample_failed_fits(character: str, num: int) -> 
     assert len(event.model_dump_json().encode()) <= MAX_EVENT_BYTES
 
 
-def test_what_is_short_stays_as_it_is() -> None:
+def test_short_text_is_unchanged() -> None:
     assert excerpt(" 値が 3 より大きい ") == "値が 3 より大きい"
     assert excerpt("a\0b\ud800c") == "a?b?c"

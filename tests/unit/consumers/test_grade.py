@@ -8,13 +8,13 @@ import pytest
 
 from consumers.grade import CONSUMER, NO_SAMPLES, perform
 from infra.ports.services import GraderResult, UserCodeRaised, UserOutput
+from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import grade_stream
 from schemas.sampling import (
-    ArtifactRef,
     Grade,
     JudgeUsage,
     Message,
@@ -107,10 +107,10 @@ async def score(
     refs = []
     for samples in parts:
         data = SampleBatch(group=spec.group, samples=samples).model_dump_json().encode()
-        refs.append(await world.ports.artifacts.put(data, run="r1"))
+        refs.append(await world.ports.artifacts.put_artifact(data, run="r1"))
     effect = GradeGroup(spec=spec, parts=tuple(refs), entries=entries)
     outcome = await perform(effect, world.ports)
-    data = await world.ports.artifacts.get(outcome.group_artifact)
+    data = await world.ports.artifacts.get_artifact(outcome.group_artifact)
     batch = SampleBatch.model_validate_json(data)
     if left is not None:
         left.append(batch.grader_output)
@@ -132,7 +132,7 @@ async def test_a_group_in_one_part_keeps_its_artifact(tmp_path: Path) -> None:
     assert samples == (record(0), record(1))
 
 
-async def test_what_a_grader_leaves_behind_is_kept_with_its_group(tmp_path: Path) -> None:
+async def test_output_of_a_grader_is_kept_with_its_group(tmp_path: Path) -> None:
     def printing(label: str | None, samples: Sequence[SampleRecord]) -> GraderResult:
         return GraderResult(by_text(label, samples), UserOutput(stdout="graded"))
 
@@ -257,6 +257,6 @@ async def test_without_user_code_nothing_is_graded(tmp_path: Path) -> None:
 
 async def test_a_part_that_holds_no_samples_is_named(tmp_path: Path) -> None:
     world = bench(tmp_path, user=FakeUserCode(grader=by_text))
-    part = await world.ports.artifacts.put(b"[]", run="r1")
+    part = await world.ports.artifacts.put_artifact(b"[]", run="r1")
     with pytest.raises(CorruptData, match="does not hold samples"):
         await perform(EFFECT.model_copy(update={"parts": (part,)}), world.ports)

@@ -106,7 +106,7 @@ def test_a_doubled_or_late_event_decides_nothing() -> None:
     given(CONSUMER, *ended).when(StatusPosted(post(1, DONE)), stream=STREAM).then_nothing()
 
 
-def test_what_the_forge_refuses_is_recorded_and_not_repeated() -> None:
+def test_a_status_that_the_forge_refuses_is_recorded_and_not_repeated() -> None:
     refused = Failed(post(1, DONE), FailureCategory.VALIDATION, "the token may not\nwrite statuses")
     given(CONSUMER, decided(1, Stage.ENDED, DONE)).when(refused, stream=STREAM).then(
         events=[posted(1, error="the token may not")]

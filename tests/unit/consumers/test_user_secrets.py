@@ -9,7 +9,7 @@ import pytest
 from consumers import grade
 from consumers.rollout.consumer import perform
 from consumers.user_secrets import sandbox_owner
-from infra.memory.secrets import MemorySecrets
+from infra.identity.secrets.memory import MemorySecrets
 from infra.ports.secrets import SecretOwner
 from infra.ports.services import WorkflowResult
 from schemas.datasets import DatasetRow
@@ -74,20 +74,20 @@ def code_of(spec: GroupSpec) -> RolloutRef:
         (SecretOwner("workspace", "other"), {}, False),
     ],
 )
-async def test_who_gets_a_secret(
+async def test_secrets_reach_only_their_workspace_or_person(
     tmp_path: Path, owner: SecretOwner, rollout: dict[str, object], is_found: bool
 ) -> None:
     secrets = MemorySecrets()
-    await secrets.put(owner, "KEY", SecretValue(VALUE), by="ann")
+    await secrets.put_secret(owner, "KEY", SecretValue(VALUE), by="ann")
     world = world_of(tmp_path, secrets)
     spec = await requiring(world, **rollout)
     if is_found:
-        found = await sandbox_owner(spec, code_of(spec), world.ports)
+        found = await sandbox_owner(spec, code_of(spec), world.ports.secrets)
         assert {name: value.reveal() for name, value in found.secrets.items()} == {"KEY": VALUE}
         assert found.run == spec.owner
         return
     with pytest.raises(UserCodeError, match="secret KEY is not set; set it with: headrace secret"):
-        await sandbox_owner(spec, code_of(spec), world.ports)
+        await sandbox_owner(spec, code_of(spec), world.ports.secrets)
 
 
 async def test_a_missing_secret_fails_the_sample_and_says_its_name(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_a_missing_secret_fails_the_sample_and_says_its_name(tmp_path: Pat
 async def test_a_grader_that_lacks_a_secret_grades_nothing(tmp_path: Path) -> None:
     secrets = MemorySecrets()
     owner = SecretOwner("personal", "ann")
-    await secrets.put(owner, "KEY", SecretValue(VALUE), by="ann")
+    await secrets.put_secret(owner, "KEY", SecretValue(VALUE), by="ann")
     world = world_of(tmp_path, secrets)
     spec = await requiring(world)
     outcome = await perform(GenerateSample(spec=spec, index=0), world.ports)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headrace import osmosis_reward, osmosis_rubric
-from headrace.discovery import load, rewards_of
 from headrace.legacy import ALIAS, EvaluationRefused, evaluate_rubric, provide_alias
 from headrace.rewards import is_reward
+from headrace.user_code.discovery import load, rewards_of
 
 OLD = """
 from osmosis_ai import osmosis_reward, osmosis_rubric, evaluate_rubric

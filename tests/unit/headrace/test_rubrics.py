@@ -7,9 +7,14 @@ import pytest
 
 from headrace import rubric
 from headrace.attempt_output import AttemptOutput, running
-from headrace.discovery import load
 from headrace.grading import Sample
-from headrace.questions import LONGEST_QUESTION, add_questions, described_rubrics, rubrics_of
+from headrace.user_code.discovery import load
+from headrace.user_code.questions import (
+    LONGEST_QUESTION,
+    add_questions,
+    described_rubrics,
+    rubrics_of,
+)
 
 MAIN = """
 from headrace import rubric

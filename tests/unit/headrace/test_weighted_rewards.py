@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.grading import Sample
-from headrace.host import grader_reward, weighted_reward
+from headrace.user_code.user_code_host import grader_reward, weighted_reward
 
 SAMPLE = Sample(name="sample_0", index=0, text="4", messages=[])
 

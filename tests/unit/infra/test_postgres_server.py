@@ -14,7 +14,7 @@ from tests.stack.postgres import PostgresServer
 pytestmark = [pytest.mark.postgres, pytest.mark.processes]
 
 
-async def test_what_was_committed_is_there_after_a_crash(own_server: PostgresServer) -> None:
+async def test_commits_survive_a_crash(own_server: PostgresServer) -> None:
     await execute(own_server.url, "create table t as select 7 as n")
     own_server.stop("immediate")
     assert not own_server.running

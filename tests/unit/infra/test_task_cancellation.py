@@ -12,12 +12,12 @@ import asyncpg
 import pytest
 
 from infra import task_cancellation
-from infra.memory.event_log import MemoryEffects
-from infra.ports.effects import Claimed
-from infra.postgres import errors
-from infra.postgres.errors import DatabaseUnavailable, reconnecting, translating_errors
-from infra.postgres.notify import Wakeup
-from infra.runtime import claims, performer
+from infra.spine.memory.event_log import MemoryEffects
+from infra.spine.ports.effects import Claimed
+from infra.spine.postgres import errors
+from infra.spine.postgres.errors import DatabaseUnavailable, reconnecting, translating_errors
+from infra.spine.postgres.notify import Wakeup
+from infra.spine.runtime import claims, performer
 from infra.task_cancellation import end, go_on
 from tests.kit.hosting import Bench, Script, consumer
 
@@ -105,7 +105,7 @@ async def test_twin_a_loop_that_does_not_ask_goes_on(swallow: Swallow) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         for module in ("errors", "notify"):
-            patch.setattr(f"infra.postgres.{module}.go_on", lambda: None)
+            patch.setattr(f"infra.spine.postgres.{module}.go_on", lambda: None)
         task = asyncio.ensure_future(reconnecting(loop))
         await asyncio.sleep(0)
         task.cancel()
@@ -249,7 +249,7 @@ async def _stolen(bench: Bench, done: Callable[[], bool], *, within_s: float) ->
             await bench.until(done, within_s=within_s)
 
 
-async def test_what_is_in_hand_and_not_ours_any_more_ends(
+async def test_work_that_is_not_ours_any_more_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "CHECK_S", 0.0)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from infra.local.free_port import free_port
+from infra.operations.local.free_port import free_port
 
 PROGRAM = """
 import time

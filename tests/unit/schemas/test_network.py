@@ -37,6 +37,6 @@ def test_an_address_has_one_spelling(text: str, host: str, port: int, shown: str
         "a" * LONGEST + ":1",
     ],
 )
-def test_whatever_else_is_refused(text: str) -> None:
+def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be HOST:PORT"):
         parse_address(text)

@@ -53,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
 def host() -> Iterator[str]:
     Handler.stated, Handler.asked = DIGEST, []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()

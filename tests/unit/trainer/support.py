@@ -3,17 +3,10 @@
 from hashlib import sha256
 from typing import Any, Literal
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.config import RunConfig
 from schemas.learner import LearnerJob, LearnerState
-from schemas.sampling import (
-    ArtifactRef,
-    DrawKey,
-    Message,
-    ModelRef,
-    PolicyRef,
-    SampleRequest,
-    SamplingParams,
-)
+from schemas.sampling import DrawKey, Message, ModelRef, PolicyRef, SampleRequest, SamplingParams
 
 TINY = ModelRef(kind="scratch", name="qwen3-tiny", seed=3)
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.gateway.sessions import GatewaySession
-from infra.gateway.wire.request import ModelRequest
+from infra.model_api.gateway.sessions import GatewaySession
+from infra.model_api.wire.request import ModelRequest
 from schemas.sampling import (
     Message,
     PolicyRef,
@@ -25,6 +25,7 @@ from schemas.sampling import (
     sequences_of,
 )
 from schemas.sampling import Sequence as Row
+from tests.kit.property_examples import examples
 from tests.kit.specs import group_spec, template
 from tests.unit.trainer.support import TINY, Shelf, job
 from trainer.engine import Engine
@@ -105,14 +106,14 @@ def resent(message: Message) -> Message:
     return message.model_copy(update={"reasoning": None, "tool_calls": calls})
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     steps=STEPS,
     temperature=st.sampled_from([1.0, 0.7]),
     deterministic=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_what_was_sampled_is_what_is_trained(
+def test_sampled_tokens_are_the_trained_ones(
     world: World,
     *,
     steps: list[tuple[str, str]],

@@ -75,7 +75,7 @@ async def test_the_recorded_day_is_the_one_that_is_read(on: Callable[[int], None
     assert all(a != b for a, b in zip(first, second, strict=True))
 
 
-async def test_what_was_recorded_without_a_day_has_a_fixed_one(on: Callable[[int], None]) -> None:
+async def test_a_record_without_a_day_has_a_fixed_one(on: Callable[[int], None]) -> None:
     undated = request("hello", deterministic=True)
     first, second = [await said(on, y, undated, replace(SFT, date=None)) for y in (2026, 2031)]
     assert first == second

@@ -10,11 +10,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from infra.gateway.server import HttpGateway
-from infra.gateway.sessions import GatewaySession
-from infra.gateway.wire.request import MOST_STOPS
+from infra.model_api.gateway.server import HttpGateway
+from infra.model_api.gateway.sessions import GatewaySession
+from infra.model_api.wire.request import MOST_STOPS
+from schemas.models.scratch import scratch_shape
 from schemas.sampling import PolicyRef, SamplingParams
-from schemas.scratch_models import scratch_shape
 from tests.kit.sockets import relayed
 from tests.kit.specs import group_spec, template
 from trainer.engine import Engine
@@ -167,7 +167,7 @@ async def test_the_likeliest_tokens_need_logprobs(
         ("presence_penalty", 0.5),
     ],
 )
-async def test_what_is_not_supported_is_refused_by_name(
+async def test_an_unsupported_parameter_is_refused_by_name(
     ai: openai.AsyncOpenAI, session: GatewaySession, name: str, value: object
 ) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
@@ -205,7 +205,7 @@ async def test_stop_strings_are_up_to_four_and_not_empty(
     assert raised.value.param == "stop"
 
 
-async def test_what_asks_for_nothing_is_accepted(
+async def test_parameters_without_effect_are_accepted(
     ai: openai.AsyncOpenAI, session: GatewaySession
 ) -> None:
     """Parameters that clients send by default, and their own messages sent back."""
@@ -259,7 +259,7 @@ def test_parts_of_characters_are_bytes(make: Any) -> None:
     assert sum(p is not None and len(p) == 1 and p[0] > 127 for p in pieces) == 5
 
 
-def test_what_a_stop_string_cut_off_has_no_piece() -> None:
+def test_text_after_a_stop_string_has_no_piece() -> None:
     tokenizer = character_tokenizer(scratch_shape("qwen3-tiny"))
     ids = tokenizer.encode("abcSTOP", add_special_tokens=False)
     pieces = TokenBytes(tokenizer).of(ids, "abc")

@@ -17,8 +17,8 @@ from transformers import (
 
 from schemas.errors import Refused
 from schemas.learner import Conversation, LearnerJob, StepBatch, StepResult
+from schemas.models.scratch import SHAPES, ScratchShape
 from schemas.sampling import ModelRef, PolicyRef, Turn
-from schemas.scratch_models import SHAPES, ScratchShape
 from tests.kit.families import SHAPE, family, save_random_model
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine

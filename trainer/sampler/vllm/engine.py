@@ -15,9 +15,9 @@ from schemas.sampling import DrawKey, SampleRequest, Tell, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
-from trainer.sampler.likeliest import with_likeliest
+from trainer.sampler.partial_text import PartialText
 from trainer.sampler.prompt_length import count_tokens, tokenise_apart
-from trainer.sampler.told_text import ToldText
+from trainer.sampler.top_logprobs import with_top_logprobs
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone, UnknownAdapter
 from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServers
 from trainer.weight_cache import WeightCache
@@ -52,7 +52,9 @@ class VllmSampler:
         """Sample one completion, and tell its text as the server sends tokens. Raises what `sample`
         raises."""
         _refuse_unsupported(request)
-        return await self._sample_anywhere(request, await self._target_of(request), ToldText(tell))
+        return await self._sample_anywhere(
+            request, await self._target_of(request), PartialText(tell)
+        )
 
     async def count_prompt_tokens(self, request: SampleRequest) -> int:
         """Return how many tokens the prompt of a request has."""
@@ -85,7 +87,7 @@ class VllmSampler:
         return TargetVersion(version, chat, weights.sha256 if weights else None)
 
     async def _sample_anywhere(
-        self, request: SampleRequest, target: TargetVersion, told: ToldText | None
+        self, request: SampleRequest, target: TargetVersion, told: PartialText | None
     ) -> Turn:
         """Try servers until one answers, at most TRIES times. A server that breaks off is left out until
         it answers again. Raises TransientError when all tries failed."""
@@ -108,7 +110,7 @@ class VllmSampler:
         request: SampleRequest,
         target: TargetVersion,
         replica: Replica,
-        told: ToldText | None,
+        told: PartialText | None,
     ) -> Turn:
         assert replica.card is not None  # noqa: S101 - it is serving
         context = min(target.version.loaded.base.context, replica.card.max_model_len)
@@ -133,7 +135,7 @@ class VllmSampler:
             arrived = partial(_tell_tokens, shown, told)
             answer = await replica.server.stream(model, completion_request, arrived)
         turn = _to_turn(row, answer, replica.server.url)
-        turn = await with_likeliest(turn, row, request, self._cache.device)
+        turn = await with_top_logprobs(turn, row, request, self._cache.device)
         alarm = "; ".join(self.fleet.warnings)
         return turn.model_copy(update={"alarm": alarm}) if alarm else turn
 
@@ -148,7 +150,7 @@ def affinity_of(key: DrawKey) -> str:
     return f"{key.purpose}/{key.step}/{key.slot}/{key.replacement}"
 
 
-def _tell_tokens(row: Completion, told: ToldText, tokens: SampledTokens) -> None:
+def _tell_tokens(row: Completion, told: PartialText, tokens: SampledTokens) -> None:
     """Tell the text of tokens that have arrived. Whether they are valid is checked at the end."""
     for token, logprob in zip(tokens.ids, tokens.logprobs, strict=False):
         if not row.is_over:

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command, group
-from producers.cli.display.output import Document, print_json, print_table, say, time_ago
+from producers.cli.command import command
+from producers.cli.command_tree import group
+from producers.cli.display.output import Document, Output, table, time_ago
 from producers.cli.errors import Failure
 from schemas.secrets.rules import check_secret_name
 
@@ -44,14 +45,14 @@ WORKSPACE = click.option(
 )
 @click.option("--env", "variable", metavar="VAR", help="Read it from an environment variable.")
 def set_(
+    client: Client,
     name: str,
     *,
     scope: str,
     workspace: str | None,
     file: Path | None,
     variable: str | None,
-    as_json: bool,
-) -> None:
+) -> Output:
     """Store a secret, or replace its value.
 
     The value comes from stdin, a file or an environment variable. A terminal asks for it and does not
@@ -60,28 +61,20 @@ def set_(
     check_secret_name(name)  # here, because a value that was given by mistake must not be sent
     body: Document = {"scope": scope, "value": _read_value(name, file, variable)}
     body |= {"workspace": workspace} if workspace else {}
-    with Client() as client:
-        answer = client.put_json(f"/secrets/{path_segment(name)}", body)
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.put_json(f"/secrets/{path_segment(name)}", body)
     stored: Document = answer["secret"]
-    say(f"{stored['scope']} secret {stored['name']} is stored")
-    say(f'use it in a TOML: [secrets] required = ["{stored["name"]}"]')
+    return Output(
+        answer,
+        f"{stored['scope']} secret {stored['name']} is stored",
+        f'use it in a TOML: [secrets] required = ["{stored["name"]}"]',
+    )
 
 
 @command(secret, "list", example="headrace secret list")
 @WORKSPACE
-def list_(*, workspace: str | None, as_json: bool) -> None:
+def list_(client: Client, *, workspace: str | None) -> Output:
     """List your own secrets and those of workspaces."""
-    with Client() as client:
-        answer = client.get("/secrets", {"workspace": workspace})
-    if as_json:
-        print_json(answer)
-        return
-    if not answer["secrets"]:
-        say("no secrets; store one with: headrace secret set NAME")
-        return
+    answer = client.get("/secrets", {"workspace": workspace})
     rows = [
         (
             one["name"],
@@ -92,39 +85,34 @@ def list_(*, workspace: str | None, as_json: bool) -> None:
         )
         for one in answer["secrets"]
     ]
-    print_table("Secrets", ("name", "scope", "workspace", "set", "last used"), rows)
+    columns = ("name", "scope", "workspace", "set", "last used")
+    empty = "no secrets; store one with: headrace secret set NAME"
+    return Output(answer, table("Secrets", columns, rows, empty=empty))
 
 
 @command(secret, "delete", example="headrace secret delete SEARCH_KEY")
 @click.argument("name", metavar="NAME")
 @SCOPE
 @WORKSPACE
-def delete(name: str, *, scope: str, workspace: str | None, as_json: bool) -> None:
+def delete(client: Client, name: str, *, scope: str, workspace: str | None) -> Output:
     """Delete a secret. Samples of runs that require it fail from then on."""
     query = {"scope": scope, **({"workspace": workspace} if workspace else {})}
-    with Client() as client:
-        answer = client.delete(f"/secrets/{path_segment(name)}", **query)
-    if as_json:
-        print_json(answer)
-        return
-    say(f"{scope} secret {name} is deleted")
+    answer = client.delete(f"/secrets/{path_segment(name)}", **query)
+    return Output(answer, f"{scope} secret {name} is deleted")
 
 
 @command(secret, "rotate-key", example="headrace secret rotate-key")
-def rotate_key(*, as_json: bool) -> None:
+def rotate_key(client: Client) -> Output:
     """Wrap all stored secrets with the current key.
 
     Use it after the key was replaced. Every process needs the new key in HEADRACE_SECRET_KEY and the
     one before in HEADRACE_SECRET_KEYS_OLD. Afterwards nothing needs the old key any more.
     """
-    with Client() as client:
-        answer = client.post("/secrets/rotate-key", {})
-    if as_json:
-        print_json(answer)
-        return
-    say(
+    answer = client.post("/secrets/rotate-key", {})
+    return Output(
+        answer,
         f"{answer['secrets']} secrets and {answer['connections']} values of connections are wrapped by "
-        f"key {answer['key']}"
+        f"key {answer['key']}",
     )
 
 

@@ -3,8 +3,10 @@
 import click
 
 from producers.cli.client import Client
-from producers.cli.command_tree import command, group
-from producers.cli.display.output import print_json, print_table, say, time_ago
+from producers.cli.command import command
+from producers.cli.command_tree import group
+from producers.cli.display.output import Output, table, time_ago
+from producers.cli.display.units import minute
 
 sessions = group("sessions", "Open sessions of the dashboard: list, end.")
 
@@ -15,44 +17,31 @@ EVERYONE = click.option("--all", "everyone", is_flag=True, help="Of all users.")
 @command(sessions, "list", example="headrace sessions list --all")
 @OWNER
 @EVERYONE
-def list_(*, owner: str | None, everyone: bool, as_json: bool) -> None:
+def list_(client: Client, *, owner: str | None, everyone: bool) -> Output:
     """List the open sessions of a user, newest first."""
-    with Client() as client:
-        found = client.get("/sessions", _parameters(owner, everyone=everyone))
-    if as_json:
-        print_json(found)
-        return
-    if not found["sessions"]:
-        say("no open sessions")
-        return
-    print_table(
-        "Sessions",
-        ("session", "user", "token", "signed in", "ends"),
-        [
-            (
-                one["id"],
-                one["owner"],
-                one["token_name"] or one["token"],
-                time_ago(one["created_at"]),
-                f"{one['expires_at'][:16].replace('T', ' ')} UTC",
-            )
-            for one in found["sessions"]
-        ],
-    )
+    found = client.get("/sessions", _parameters(owner, everyone=everyone))
+    rows = [
+        (
+            one["id"],
+            one["owner"],
+            one["api_key_name"] or one["api_key"],
+            time_ago(one["created_at"]),
+            minute(one["expires_at"]),
+        )
+        for one in found["sessions"]
+    ]
+    columns = ("session", "user", "API key", "signed in", "ends")
+    return Output(found, table("Sessions", columns, rows, empty="no open sessions"))
 
 
 @command(sessions, "end", example="headrace sessions end --owner ada")
 @OWNER
 @EVERYONE
-def end(*, owner: str | None, everyone: bool, as_json: bool) -> None:
+def end(client: Client, *, owner: str | None, everyone: bool) -> Output:
     """Sign a user out everywhere: end all sessions and unused sign-in links."""
-    with Client() as client:
-        ended = client.delete("/sessions", **_parameters(owner, everyone=everyone))
-    if as_json:
-        print_json(ended)
-        return
+    ended = client.delete("/sessions", **_parameters(owner, everyone=everyone))
     count = ended["ended"]
-    say(f"ended {count} session{'' if count == 1 else 's'}; tokens stay valid")
+    return Output(ended, f"ended {count} session{'' if count == 1 else 's'}; API keys stay valid")
 
 
 def _parameters(owner: str | None, *, everyone: bool) -> dict[str, str]:

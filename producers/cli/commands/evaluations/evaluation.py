@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,30 +10,27 @@ import click
 
 from infra.readmodel.estimates import interval_of
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import LIMIT, OFFSET, command, group
+from producers.cli.command import command
+from producers.cli.command_tree import LIMIT, OFFSET, group
 from producers.cli.commands.evaluations.report import run
-from producers.cli.commands.evaluations.results import compare, download, samples
+from producers.cli.commands.evaluations.results import EVAL, compare, download, samples
 from producers.cli.config_files import read_config
 from producers.cli.display.confirm import confirm
 from producers.cli.display.figures import COLUMNS, figure_rows, interval_text
 from producers.cli.display.output import (
     Document,
+    Output,
+    Part,
     console,
-    print_fields,
-    print_json,
-    print_table,
+    fields,
     say,
     say_warnings,
+    table,
     time_ago,
 )
 from producers.cli.errors import Failure, Interrupted
 from producers.cli.event_stream import AWAY, Outage
-from producers.cli.repository import (
-    check_rollout,
-    ensure_workspace,
-    is_local_server,
-    repository_around,
-)
+from producers.cli.repository import repository_around, workspace_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -59,34 +56,26 @@ OLD_FIGURES = (
 )
 @click.option("--watch", is_flag=True, help="Wait until the evaluation ends.")
 def submit(
-    config: Path, *, name: str | None, workspace: str | None, watch: bool, as_json: bool
-) -> None:
+    client: Client,
+    config: Path,
+    *,
+    name: str | None,
+    workspace: str | None,
+    watch: bool,
+    as_json: bool,
+) -> Output:
     """Start an evaluation from a TOML file."""
     document = read_config(config)
-    with Client() as client:
-        place = workspace or _find_workspace(client, config, document)
-        answer = submit_evaluation(client, document, workspace=place, name=name)
-        started: Document = answer["eval"]
-        if not as_json:
-            say_warnings(answer)
-        if watch:
-            started = watch_evaluation(client, started, quiet=as_json)
-    if as_json:
-        print_json({"eval": started})
-    elif watch:
-        _show(started)
-    else:
-        say(f"started {started['name']}; show it with: headrace eval info {started['name']}")
+    place = workspace or workspace_of(client, repository_around(config), document)
+    answer = submit_evaluation(client, document, workspace=place, name=name)
+    started: Document = answer["eval"]
+    if not as_json:
+        say_warnings(answer)
     if watch:
-        _check_result(started)
-
-
-def _find_workspace(client: Client, config: Path, document: Document) -> str:
-    """The id of the workspace whose code grades the evaluation."""
-    repository = repository_around(config)
-    if is_local_server(client):
-        check_rollout(repository, document)
-    return ensure_workspace(client, repository)
+        ended = watch_evaluation(client, started, quiet=as_json)
+        return Output({"eval": ended}, _describe(ended), failure=_failure(ended))
+    said = f"started {started['name']}; show it with: headrace eval info {started['name']}"
+    return Output({"eval": started}, said)
 
 
 def submit_evaluation(
@@ -168,21 +157,18 @@ def _progress(found: Document) -> str:
     )
 
 
-def _check_result(found: Document) -> None:
-    if found.get("status") == "failed":
-        raise Failure("EVAL_FAILED", f"the evaluation failed: {found.get('error')}")
+def _failure(found: Document) -> Failure | None:
+    if found.get("status") != "failed":
+        return None
+    return Failure("EVAL_FAILED", f"the evaluation failed: {found.get('error')}")
 
 
 @command(evaluation, "list", example="headrace eval list")
 @LIMIT
 @OFFSET
-def list_(*, limit: int, offset: int, as_json: bool) -> None:
+def list_(client: Client, *, limit: int, offset: int) -> Output:
     """List the evaluations of this server, newest first."""
-    with Client() as client:
-        answer = client.get("/evals", {"limit": limit, "offset": offset})
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.get("/evals", {"limit": limit, "offset": offset})
     rows = [
         (
             *(e.get(key) for key in ("name", "status", "model", "dataset", "reward")),
@@ -192,92 +178,73 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
         for e in answer["evals"]
     ]
     columns = ("name", "status", "model", "dataset", "reward", "95 % interval", "created")
-    print_table("Evaluations", columns, rows)
+    return Output(answer, table("Evaluations", columns, rows))
 
 
 @command(evaluation, "info", example="headrace eval info my-eval")
-@click.argument("ref", metavar="EVAL")
-def info(ref: str, *, as_json: bool) -> None:
+@EVAL
+def info(client: Client, ref: str) -> Output:
     """Show an evaluation: its reward and metrics."""
-    with Client() as client:
-        answer = client.get(f"/evals/{path_segment(ref)}")
-    if as_json:
-        print_json(answer)
-    else:
-        _show(answer["eval"])
+    answer = client.get(f"/evals/{path_segment(ref)}")
+    return Output(answer, _describe(answer["eval"]))
 
 
-def _show(found: Document) -> None:
+def _describe(found: Document) -> Iterator[Part]:
     keys = ("id", "status", "model", "dataset", "rollout", "reward", "error", "created_at")
     pairs = [(key, found.get(key)) for key in (*keys, "started_at", "completed_at")]
-    print_fields(f"Evaluation {found.get('name')}", [*pairs, ("rows", _progress(found))])
+    yield fields(f"Evaluation {found.get('name')}", [*pairs, ("rows", _progress(found))])
     if found.get("metrics"):
-        print_table("Metrics", COLUMNS, figure_rows(found["metrics"]))
+        yield table("Metrics", COLUMNS, figure_rows(found["metrics"]))
         if LEFT_OUT not in found["metrics"]:
-            say(OLD_FIGURES)
+            yield OLD_FIGURES
 
 
 @command(evaluation, "logs", example="headrace eval logs my-eval")
-@click.argument("ref", metavar="EVAL")
+@EVAL
 @click.option("--limit", default=200, show_default=True, help="Show at most this many lines.")
-def logs(ref: str, *, limit: int, as_json: bool) -> None:
+def logs(client: Client, ref: str, *, limit: int) -> Output:
     """Show the log of an evaluation, oldest line first."""
-    with Client() as client:
-        answer = client.get(f"/evals/{path_segment(ref)}/logs", {"limit": limit})
-    if as_json:
-        print_json(answer)
-        return
-    for entry in answer["logs"]:
-        say(f"{entry.get('timestamp')}  {entry.get('level')}  {entry.get('message')}")
+    answer = client.get(f"/evals/{path_segment(ref)}/logs", {"limit": limit})
+    lines = [
+        f"{entry.get('timestamp')}  {entry.get('level')}  {entry.get('message')}"
+        for entry in answer["logs"]
+    ]
+    return Output(answer, lines)
 
 
 @command(evaluation, "stop", example="headrace eval stop my-eval")
-@click.argument("ref", metavar="EVAL")
-def stop(ref: str, *, as_json: bool) -> None:
+@EVAL
+def stop(client: Client, ref: str) -> Output:
     """Stop an evaluation."""
-    with Client() as client:
-        answer = client.post(f"/evals/{path_segment(ref)}/stop")
-    if as_json:
-        print_json(answer)
-    else:
-        say(f"stopping {ref}")
+    answer = client.post(f"/evals/{path_segment(ref)}/stop")
+    return Output(answer, f"stopping {ref}")
 
 
 @command(evaluation, "delete", example="headrace eval delete my-eval --yes")
-@click.argument("ref", metavar="EVAL")
+@EVAL
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def delete(ref: str, *, yes: bool, as_json: bool) -> None:
+def delete(client: Client, ref: str, *, yes: bool, as_json: bool) -> Output:
     """Delete an ended evaluation and its samples permanently."""
     confirm(f"delete evaluation {ref} with all its samples", yes=yes, as_json=as_json)
-    with Client() as client:
-        answer = client.delete(f"/evals/{path_segment(ref)}")
-    if as_json:
-        print_json(answer)
-    else:
-        say(f"deleted {ref}")
+    answer = client.delete(f"/evals/{path_segment(ref)}")
+    return Output(answer, f"deleted {ref}")
 
 
 @command(evaluation, "retry", example="headrace eval retry my-eval --watch")
-@click.argument("ref", metavar="EVAL")
+@EVAL
 @click.option("--watch", is_flag=True, help="Wait until the evaluation ends.")
-def retry(ref: str, *, watch: bool, as_json: bool) -> None:
+def retry(client: Client, ref: str, *, watch: bool, as_json: bool) -> Output:
     """Repeat the attempts of an evaluation that were left out.
 
     Their results take the places of the missing ones.
     """
-    with Client() as client:
-        answer = client.post(f"/evals/{path_segment(ref)}/retry")
-        started: Document = answer["eval"]
-        if watch:
-            started = watch_evaluation(client, started, quiet=as_json)
-    if as_json:
-        print_json({**answer, "eval": started})
-    elif watch:
-        _show(started)
-    else:
-        say(f"repeating {answer['retryable_samples']} attempts of {started['name']}")
+    answer = client.post(f"/evals/{path_segment(ref)}/retry")
+    started: Document = answer["eval"]
     if watch:
-        _check_result(started)
+        ended = watch_evaluation(client, started, quiet=as_json)
+        return Output({**answer, "eval": ended}, _describe(ended), failure=_failure(ended))
+    said = f"repeating {answer['retryable_samples']} attempts of {started['name']}"
+    return Output(answer, said)
 
 
 for more in (samples, download, compare, run):

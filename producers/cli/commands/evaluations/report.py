@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from producers.cli.checkpoint_files import checkpoint_directory
-from producers.cli.command_tree import command
+from producers.cli.command import command
 from producers.cli.config_files import read_config
 from producers.cli.display.figures import COLUMNS, figure_rows
-from producers.cli.display.output import Document, cell_text, one_line, print_json, print_table, say
+from producers.cli.display.output import Document, Output, cell_text, one_line, say, table
 from producers.cli.errors import Failure
 from producers.cli.rollouts.tryout_process import run_tryout
 from producers.cli.rollouts.workspace_files import workspace_around
@@ -43,12 +43,12 @@ def run(
     output: Path | None,
     force: bool,
     as_json: bool,
-) -> None:
+) -> Output:
     """Evaluate on this machine, without a server.
 
     Workflow and grader run confined, as in an evaluation of the server. The report is written as
-    report.json, report.md and samples.jsonl. Keys of providers are environment variables here, with the
-    names of their secrets.
+    report.json, report.md and samples.jsonl. Keys of model providers are environment variables
+    here, with the names of their secrets.
     """
     document = read_config(config)
     directory = output or Path(f"{config.stem}-report")
@@ -62,11 +62,11 @@ def run(
     text = json.dumps(report, indent=2, ensure_ascii=False)
     (directory / REPORT).write_text(text + "\n", encoding="utf-8")
     (directory / PAGE).write_text(markdown(report), encoding="utf-8")
-    if as_json:
-        print_json({"report": report, "directory": str(directory)})
-        return
-    print_table("Metrics", COLUMNS, figure_rows(report["metrics"]))
-    say(f"saved the report in {directory}")
+    return Output(
+        {"report": report, "directory": str(directory)},
+        table("Metrics", COLUMNS, figure_rows(report["metrics"])),
+        f"saved the report in {directory}",
+    )
 
 
 def _evaluate(request: Mapping[str, object], directory: Path, *, quiet: bool) -> Document | None:

@@ -1,31 +1,29 @@
 """`headrace eval samples`, `download` and `compare`: the results of evaluations by row and attempt."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from infra.readmodel.estimates import IntervalFigure, figures_in_order
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import OFFSET, command
+from producers.cli.command import command
+from producers.cli.command_tree import FEW, OFFSET
 from producers.cli.display.figures import difference_rows, interval_text
 from producers.cli.display.output import (
     Document,
+    Output,
+    Part,
     cell_text,
     one_line,
-    print_json,
-    print_table,
-    printable,
-    say,
+    table,
 )
+from producers.cli.display.units import failure_text
 from producers.cli.errors import Failure
 from producers.cli.rollouts.sample_view import show_sample
 
 EVAL = click.argument("ref", metavar="EVAL")
-FEW = click.option(
-    "--limit", default=20, show_default=True, type=click.IntRange(1), help="Show at most this many."
-)
 FILES = ("metrics.json", "summary.jsonl", "samples.jsonl")
 """The files of a downloaded evaluation: its figures, a line per row, and a line per attempt."""
 
@@ -39,6 +37,7 @@ FILES = ("metrics.json", "summary.jsonl", "samples.jsonl")
 @FEW
 @OFFSET
 def samples(
+    client: Client,
     ref: str,
     *,
     row: int | None,
@@ -48,7 +47,7 @@ def samples(
     limit: int,
     offset: int,
     as_json: bool,
-) -> None:
+) -> Output | None:
     """Show the attempts of an evaluation: prompts, answers and rewards.
 
     With --row, each attempt at that row is shown with its whole conversation.
@@ -56,57 +55,45 @@ def samples(
     chosen = {"failed": failed, "not_passed": not_passed}
     query: dict[str, str | int | None] = {name: "true" for name, is_on in chosen.items() if is_on}
     query |= {"row": row, "limit": limit, "offset": offset}
-    with Client() as client:
-        path = f"/evals/{path_segment(ref)}/samples"
-        if sample is not None:
-            one = f"{path}/{path_segment(sample)}"
-            show_sample(client, one, files=None, as_json=as_json)
-            return
-        answer = client.get(path, query)
-    if as_json:
-        print_json(answer)
-    elif row is not None:
-        for attempt in answer["samples"]:
-            _print_sample(attempt)
-    else:
-        shown = [
-            (
-                s.get("row"),
-                s.get("attempt"),
-                _short(s.get("text")),
-                s.get("label"),
-                s.get("reward"),
-                _failure(s),
-            )
-            for s in answer["samples"]
-        ]
-        columns = ("row", "attempt", "answer", "truth", "reward", "failure")
-        print_table(f"Samples of {ref}", columns, shown)
+    path = f"/evals/{path_segment(ref)}/samples"
+    if sample is not None:
+        one = f"{path}/{path_segment(sample)}"
+        show_sample(client, one, files=None, as_json=as_json)
+        return None
+    answer = client.get(path, query)
+    if row is not None:
+        return Output(answer, map(_attempt_lines, answer["samples"]))
+    shown = [
+        (
+            s.get("row"),
+            s.get("attempt"),
+            _short(s.get("text")),
+            s.get("label"),
+            s.get("reward"),
+            failure_text(s),
+        )
+        for s in answer["samples"]
+    ]
+    columns = ("row", "attempt", "answer", "truth", "reward", "failure")
+    return Output(answer, table(f"Samples of {ref}", columns, shown))
 
 
-def _print_sample(sample: Document) -> None:
-    """Print one attempt with its conversation."""
+def _attempt_lines(sample: Document) -> Iterator[str]:
+    """One attempt with its conversation."""
     reward = "no reward" if sample.get("reward") is None else f"reward {sample['reward']:g}"
-    say(f"row {sample.get('row')}, attempt {sample.get('attempt')}: {reward}")
+    yield f"row {sample.get('row')}, attempt {sample.get('attempt')}: {reward}"
     for message in sample.get("messages") or sample.get("prompt") or ():
-        say(f"  {message.get('role')}: {printable(str(message.get('content')))}")
+        yield f"  {message.get('role')}: {message.get('content')}"
         for call in message.get("tool_calls") or ():
-            say(f"    calls {call.get('name')}({call.get('arguments')})")
+            yield f"    calls {call.get('name')}({call.get('arguments')})"
     if sample.get("label") is not None:
-        say(f"  truth: {sample['label']}")
-    if failure := _failure(sample):
-        say(f"  failure: {failure}")
+        yield f"  truth: {sample['label']}"
+    if failure := failure_text(sample):
+        yield f"  failure: {failure}"
 
 
 def _short(text: object) -> str:
     return one_line(str(text or ""), limit=50)
-
-
-def _failure(sample: Document) -> str | None:
-    failure = sample.get("failure")
-    if not isinstance(failure, Mapping):
-        return None
-    return one_line(f"{failure.get('category')}: {failure.get('message')}")
 
 
 @command(None, "download", example="headrace eval download my-eval -o results")
@@ -120,8 +107,8 @@ def _failure(sample: Document) -> str | None:
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def download(
-    ref: str, file: Path | None, *, output: Path | None, force: bool, as_json: bool
-) -> None:
+    client: Client, ref: str, file: Path | None, *, output: Path | None, force: bool
+) -> Output:
     """Save the figures, rows and attempts of an evaluation.
 
     They are saved as metrics.json, summary.jsonl and samples.jsonl. With FILE, only its attempts are
@@ -129,27 +116,26 @@ def download(
     """
     if file is not None and output is not None:
         raise click.UsageError("give FILE or --output, not both")
-    with Client() as client:
-        path = f"/evals/{path_segment(ref)}"
-        found: Document = client.get(path)["eval"]
-        folder = output or Path(str(found["name"]))
-        places = [file] if file is not None else [folder / name for name in FILES]
-        _refuse_existing(places, force=force)
-        if file is not None:
-            number = _save_lines(client, f"{path}/samples", "samples", file)
-            report: Document = {"file": str(file), "num_samples": number}
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            metrics, summary, all_samples = places
-            text = json.dumps({"eval": found, "metrics": found.get("metrics") or {}}, indent=2)
-            metrics.write_text(text + "\n", encoding="utf-8")
-            num_rows = _save_lines(client, f"{path}/rows", "rows", summary)
-            number = _save_lines(client, f"{path}/samples", "samples", all_samples)
-            report = {"directory": str(folder), "num_rows": num_rows, "num_samples": number}
-    if as_json:
-        print_json({**report, "files": [str(place) for place in places]})
+    path = f"/evals/{path_segment(ref)}"
+    found: Document = client.get(path)["eval"]
+    folder = output or Path(str(found["name"]))
+    places = [file] if file is not None else [folder / name for name in FILES]
+    _refuse_existing(places, force=force)
+    if file is not None:
+        number = _save_lines(client, f"{path}/samples", "samples", file)
+        report: Document = {"file": str(file), "num_samples": number}
     else:
-        say(f"saved {number} samples in {file or folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        metrics, summary, all_samples = places
+        text = json.dumps({"eval": found, "metrics": found.get("metrics") or {}}, indent=2)
+        metrics.write_text(text + "\n", encoding="utf-8")
+        num_rows = _save_lines(client, f"{path}/rows", "rows", summary)
+        number = _save_lines(client, f"{path}/samples", "samples", all_samples)
+        report = {"directory": str(folder), "num_rows": num_rows, "num_samples": number}
+    return Output(
+        {**report, "files": [str(place) for place in places]},
+        f"saved {number} samples in {file or folder}",
+    )
 
 
 def _refuse_existing(places: list[Path], *, force: bool) -> None:
@@ -176,34 +162,36 @@ def _save_lines(client: Client, path: str, items: str, place: Path) -> int:
 @click.argument("second", metavar="EVAL")
 @click.option("--all", "show_all", is_flag=True, help="Show rows that did not change, too.")
 @FEW
-def compare(first: str, second: str, *, show_all: bool, limit: int, as_json: bool) -> None:
+def compare(client: Client, first: str, second: str, *, show_all: bool, limit: int) -> Output:
     """Compare the figures and the rows of two evaluations.
 
     They must be of one dataset. A row is gained if a larger share of its attempts passes in the second
     evaluation.
     """
-    with Client() as client:
-        found = client.get(f"/evals/{path_segment(first)}/compare/{path_segment(second)}")
+    found = client.get(f"/evals/{path_segment(first)}/compare/{path_segment(second)}")
     changed = [row for row in found["rows"] if show_all or row["change"] != "same"]
-    if as_json:
-        print_json({**found, "rows": changed})
-        return
+    return Output({**found, "rows": changed}, _comparison(found, changed, limit))
+
+
+def _comparison(found: Document, changed: Sequence[Document], limit: int) -> Iterator[Part]:
     names = [str(each["name"]) for each in found["evals"]]
     models = ("model", *(each["model"] for each in found["evals"]))
     values = {metric["key"]: metric["values"] for metric in found["metrics"]}
-    print_table("Metrics", ("", *names), [models, *_metric_rows(values)])
+    yield table("Metrics", ("", *names), [models, *_metric_rows(values)])
+    for caveat in found.get("caveats") or ():
+        yield f"note: {caveat}"
     if found["differences"]:
         columns = ("", "difference", "standard error", "95 % interval", "rows")
-        print_table("Paired differences", columns, difference_rows(found["differences"]))
+        yield table("Paired differences", columns, difference_rows(found["differences"]))
     counts = found["counts"]
-    say(", ".join(f"{counts[change]} {change}" for change in counts))
+    yield ", ".join(f"{counts[change]} {change}" for change in counts)
     rows = [
         (row["row"], row["change"], *(_result(row, i) for i in range(2))) for row in changed[:limit]
     ]
     if rows:
-        print_table("Rows", ("row", "change", *names), rows)
+        yield table("Rows", ("row", "change", *names), rows)
     if len(changed) > limit:
-        say(f"{len(changed) - limit} more rows; show them with --limit")
+        yield f"{len(changed) - limit} more rows; show them with --limit"
 
 
 def _metric_rows(values: Mapping[str, list[float | None]]) -> list[tuple[object, ...]]:

@@ -1,20 +1,19 @@
 """`headrace dlq`: dead letters, the messages that a consumer failed to process."""
 
 import base64
-import sys
 from pathlib import Path
 
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command, group
+from producers.cli.command import command
+from producers.cli.command_tree import group
 from producers.cli.display.output import (
     Document,
+    Output,
+    fields,
     one_line,
-    print_fields,
-    print_json,
-    print_table,
-    say,
+    table,
     time_ago,
 )
 from producers.cli.display.units import format_size
@@ -27,17 +26,10 @@ dlq = group("dlq", "Dead letters: messages that a consumer failed to process.")
     "--all", "everything", is_flag=True, help="Include dead letters that were already redriven."
 )
 @click.option("--run", metavar="RUN_ID", help="Only dead letters about this run.")
-def list_(*, everything: bool, run: str | None, as_json: bool) -> None:
+def list_(client: Client, *, everything: bool, run: str | None) -> Output:
     """List the dead letters, newest first."""
     parameters = {"status": "all" if everything else "waiting", "about": run}
-    with Client() as client:
-        letters = list(client.pages("/dead-letters", "dead_letters", parameters))
-    if as_json:
-        print_json({"dead_letters": letters, "total_count": len(letters)})
-        return
-    if not letters:
-        say("no dead letters")
-        return
+    letters = list(client.pages("/dead-letters", "dead_letters", parameters))
     rows = [
         (
             str(letter.get("id"))[:13],
@@ -50,8 +42,10 @@ def list_(*, everything: bool, run: str | None, as_json: bool) -> None:
         )
         for letter in letters
     ]
-    print_table(
-        "Dead letters", ("id", "consumer", "message", "about", "run", "since", "cause"), rows
+    columns = ("id", "consumer", "message", "about", "run", "since", "cause")
+    return Output(
+        {"dead_letters": letters, "total_count": len(letters)},
+        table("Dead letters", columns, rows, empty="no dead letters"),
     )
 
 
@@ -64,45 +58,39 @@ def list_(*, everything: bool, run: str | None, as_json: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Save the exact bytes of the message to FILE.",
 )
-def show(ref: str, *, target: Path | None, as_json: bool) -> None:
+def show(client: Client, ref: str, *, target: Path | None) -> Output:
     """Show a dead letter: cause, traceback, headers, bytes."""
-    with Client() as client:
-        letter: Document = client.get(f"/dead-letters/{path_segment(ref)}")["dead_letter"]
+    letter: Document = client.get(f"/dead-letters/{path_segment(ref)}")["dead_letter"]
     data = base64.b64decode(letter["bytes_base64"])
     if target is not None:
         target.write_bytes(data)
-    if as_json:
-        print_json({"dead_letter": letter})
-        return
     keys = (
         *("id", "consumer", "message_type", "message_id", "message_stream", "message_version"),
         *("about", "cause", "created_at", "redriven_at", "traceparent", "size"),
     )
-    print_fields(f"Dead letter {ref}", [(key, letter.get(key)) for key in keys])
-    print_fields("Headers", sorted(letter["headers"].items()))
-    if letter["trace"]:
-        say(letter["trace"])
-    if target is not None:
-        say(f"saved {format_size(len(data))} in {target}")
-    else:
-        say(data.decode(errors="backslashreplace"))
+    saved = f"saved {format_size(len(data))} in {target}"
+    return Output(
+        {"dead_letter": letter},
+        fields(f"Dead letter {ref}", [(key, letter.get(key)) for key in keys]),
+        fields("Headers", sorted(letter["headers"].items())),
+        letter["trace"] or None,
+        data.decode(errors="backslashreplace") if target is None else saved,
+    )
 
 
 @command(dlq, "redrive", example="headrace dlq redrive 0b8f6d0f-7a1")
 @click.argument("refs", metavar="ID...", nargs=-1, required=True)
-def redrive(refs: tuple[str, ...], *, as_json: bool) -> None:
+def redrive(client: Client, refs: tuple[str, ...]) -> Output:
     """Deliver dead letters to their consumers again.
 
     Do this after the cause is fixed. Each message goes to the consumer that failed on it, and its run
     continues. A message that fails again becomes a new dead letter.
     """
-    with Client() as client:
-        driven = [
-            client.post(f"/dead-letters/{path_segment(ref)}/redrive")["dead_letter"] for ref in refs
-        ]
-    if as_json:
-        print_json({"dead_letters": driven})
-        return
-    for letter in driven:
-        say(f"redelivered {letter['message_type']} to {letter['consumer']} ({letter['id']})")
-    sys.stdout.flush()
+    driven = [
+        client.post(f"/dead-letters/{path_segment(ref)}/redrive")["dead_letter"] for ref in refs
+    ]
+    lines = [
+        f"redelivered {letter['message_type']} to {letter['consumer']} ({letter['id']})"
+        for letter in driven
+    ]
+    return Output({"dead_letters": driven}, lines)

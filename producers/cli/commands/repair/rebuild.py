@@ -3,8 +3,8 @@
 import time
 
 from producers.cli.client import Client
-from producers.cli.command_tree import command
-from producers.cli.display.output import print_json, say
+from producers.cli.command import command
+from producers.cli.display.output import Output
 from producers.cli.display.read_model import skipped_events
 from producers.cli.errors import Failure
 
@@ -15,34 +15,32 @@ within seconds."""
 
 
 @command(None, "rebuild", example="headrace rebuild")
-def rebuild(*, as_json: bool) -> None:
+def rebuild(client: Client) -> Output:
     """Rebuild the read model (the tables that the API reads) from the event log.
 
     Do this when `headrace status` or `headrace doctor` reports skipped events, after you installed a
     version that corrects the cause. Runs continue meanwhile; lists of runs, datasets and evaluations are
     incomplete until the rebuild ends. Interrupting this command does not interrupt the rebuild.
     """
-    with Client() as client:
-        begun = client.post("/rebuild")
-        before = begun["skipped"]
-        found = _wait_until(begun["until"], client)
-    if as_json:
-        print_json({"skipped_before": before, **found})
-    elif not found["skipped"]:
-        say(f"the read model is rebuilt; it skipped {before} events before, and none now")
-    if found["skipped"]:
-        raise Failure(
-            "SKIPPED",
-            f"the read model is rebuilt, and it still lacks {skipped_events(found)}; install the "
-            "version of Headrace that corrects this error, then run `headrace rebuild` again",
-        )
+    begun = client.post("/rebuild")
+    before = begun["skipped"]
+    found = _wait_until(begun["until"], client)
+    document = {"skipped_before": before, **found}
+    if not found["skipped"]:
+        said = f"the read model is rebuilt; it skipped {before} events before, and none now"
+        return Output(document, said)
+    message = (
+        f"the read model is rebuilt, and it still lacks {skipped_events(found)}; install the "
+        "version of Headrace that corrects this error, then run `headrace rebuild` again"
+    )
+    return Output(document, failure=Failure("SKIPPED", message))
 
 
 def _wait_until(until: str, client: Client) -> dict[str, object]:
     """Wait until everything up to the cursor `until` is projected, and return the state of the read
     model. Runs append more events meanwhile, so it may never have projected all of them. Raises Failure
     when the projector makes no progress."""
-    from infra.ports.event_log import Cursor
+    from infra.spine.ports.event_log import Cursor
 
     last = ""
     deadline = time.monotonic() + STALLED_S

@@ -4,8 +4,8 @@ import click
 
 from infra.settings.alerts import ALERT_KINDS
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command
-from producers.cli.display.output import Document, print_json, print_table, say
+from producers.cli.command import command
+from producers.cli.display.output import Document, Output, table
 from producers.cli.errors import Failure
 
 
@@ -27,6 +27,7 @@ from producers.cli.errors import Failure
 @click.option("--rotate", metavar="ID", help="Give a webhook another secret, and print it once.")
 @click.option("--remove", metavar="ID", help="Remove a target.")
 def alerts(
+    client: Client,
     name: str,
     *,
     webhook: str | None,
@@ -34,45 +35,35 @@ def alerts(
     kinds: tuple[str, ...],
     rotate: str | None,
     remove: str | None,
-    as_json: bool,
-) -> None:
+) -> Output:
     """Show or change where alerts of a workspace go."""
     if sum(one is not None for one in (webhook, mail, rotate, remove)) > 1:
         raise Failure("INVALID_OPTION", "give one of --webhook, --mail, --rotate and --remove")
     path = f"/workspaces/{path_segment(name)}/alerts"
-    with Client() as client:
-        if webhook is not None or mail is not None:
-            medium, address = ("webhook", webhook) if webhook is not None else ("mail", mail)
-            body = {"medium": medium, "address": address} | ({"kinds": kinds} if kinds else {})
-            found = client.post(path, body)
-        elif rotate is not None:
-            found = client.post(f"{path}/{path_segment(rotate)}/rotate", {})
-        elif remove is not None:
-            found = client.delete(f"{path}/{path_segment(remove)}")
-        else:
-            found = client.get(path)
-    if as_json:
-        print_json(found)
-    elif "targets" in found:
-        rows = [_row(one) for one in found["targets"]]
-        print_table(
-            f"Alerts of {found['workspace']}", ("id", "medium", "to", "on", "last error"), rows
-        )
-    elif "removed" in found:
-        say(f"removed the target {found['removed']}")
+    if webhook is not None or mail is not None:
+        medium, address = ("webhook", webhook) if webhook is not None else ("mail", mail)
+        body = {"medium": medium, "address": address} | ({"kinds": kinds} if kinds else {})
+        found = client.post(path, body)
+    elif rotate is not None:
+        found = client.post(f"{path}/{path_segment(rotate)}/rotate", {})
+    elif remove is not None:
+        found = client.delete(f"{path}/{path_segment(remove)}")
     else:
-        _print_added(found)
-
-
-def _print_added(found: Document) -> None:
+        found = client.get(path)
+    if "targets" in found:
+        columns = ("id", "medium", "to", "on", "last error")
+        rows = [_row(one) for one in found["targets"]]
+        return Output(found, table(f"Alerts of {found['workspace']}", columns, rows))
+    if "removed" in found:
+        return Output(found, f"removed the target {found['removed']}")
     target = found["target"] if isinstance(found["target"], str) else found["target"]["id"]
     if found["secret"] is None:
-        say(f"alerts go to {target}")
-        return
-    say(str(found["secret"]))
-    say(
+        return Output(found, f"alerts go to {target}")
+    return Output(
+        found,
+        str(found["secret"]),
         f"this secret signs the alerts of {target}; keep it now, because it is not shown again; how "
-        "to verify them: docs/runbook.md"
+        "to verify them: docs/runbook.md",
     )
 
 

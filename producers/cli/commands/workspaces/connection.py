@@ -1,17 +1,18 @@
 """`headrace workspace connect`, `disconnect`, `rotate-secret`: the webhook on a forge and its secret."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command
-from producers.cli.display.output import Document, print_json, say
+from producers.cli.command import command
+from producers.cli.display.output import Document, Output
 from producers.cli.errors import Failure
 from producers.cli.repository import address_of
 
-PROVIDERS = click.Choice(["github", "gitea", "gitlab", "none"])
+FORGES = click.Choice(["github", "gitea", "gitlab", "none"])
 MOST_KEY_BYTES = 64 << 10
 
 KEY_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -44,22 +45,24 @@ STEPS = {
 @command(None, "connect", example="headrace workspace connect https://github.com/o/r --token-env T")
 @click.argument("url", metavar="URL")
 @click.option("--name", help="Name of the workspace. Default: the last part of its path or URL.")
-@click.option("--provider", type=PROVIDERS, help="The kind of forge. Default: by the URL's host.")
+@click.option("--forge", type=FORGES, help="The kind of forge. Default: by the URL's host.")
+@click.option("--provider", "old_forge", type=FORGES, hidden=True, help="The old name of --forge.")
 @click.option("--token-env", metavar="VAR", help="Environment variable that holds a token.")
 @click.option("--deploy-key-file", type=KEY_FILE, help="Private half of a deploy key.")
 @click.option("--app-id", metavar="ID", help="Number of a GitHub App.")
 @click.option("--app-key-file", type=KEY_FILE, help="Private key of that GitHub App.")
 def connect(
+    client: Client,
     url: str,
     *,
     name: str | None,
-    provider: str | None,
+    forge: str | None,
+    old_forge: str | None,
     token_env: str | None,
     deploy_key_file: Path | None,
     app_id: str | None,
     app_key_file: Path | None,
-    as_json: bool,
-) -> None:
+) -> Output:
     """Let pushes to a repository start runs.
 
     URL may also be a path or the name of a workspace. With a token or an App, the webhook is made
@@ -68,7 +71,7 @@ def connect(
     """
     body: Document = {"url": address_of(url)}
     body |= {"name": name} if name else {}
-    body |= {"provider": provider} if provider else {}
+    body |= {"forge": forge or old_forge} if forge or old_forge else {}
     if token_env:
         body["token"] = _read_variable(token_env)
     if deploy_key_file:
@@ -77,76 +80,69 @@ def connect(
         raise click.UsageError("--app-id and --app-key-file belong together; give both")
     if app_id and app_key_file:
         body["app"] = {"id": app_id, "private_key": _read_key(app_key_file)}
-    with Client() as client:
-        answer = client.post("/workspaces/connect", body)
-    if as_json:
-        print_json(answer)
-        return
-    say(f"workspace {answer['workspace']['name']} is connected to {answer['workspace']['url']}")
-    _show_hook(answer)
+    answer = client.post("/workspaces/connect", body)
+    return Output(answer, _connected_lines(answer))
 
 
 @command(None, "disconnect", example="headrace workspace disconnect sums")
 @click.argument("name", metavar="WORKSPACE")
-def disconnect(name: str, *, as_json: bool) -> None:
+def disconnect(client: Client, name: str) -> Output:
     """Delete the webhook and the stored secrets of a workspace.
 
     The workspace and its runs stay. Pushes start no runs any more.
     """
-    with Client() as client:
-        answer = client.delete(f"/workspaces/{path_segment(name)}/connection")
-    if as_json:
-        print_json(answer)
-        return
-    say(f"workspace {answer['workspace']['name']} is disconnected")
+    answer = client.delete(f"/workspaces/{path_segment(name)}/connection")
     hook: Document = answer["hook"]
+    left = None
     if hook["problem"]:
-        say(f"the webhook is still on the forge, delete it there: {hook['problem']}")
+        left = f"the webhook is still on the forge, delete it there: {hook['problem']}"
     elif not hook["deleted"]:
-        say("a webhook that was entered by hand stays on the forge; delete it there")
+        left = "a webhook that was entered by hand stays on the forge; delete it there"
+    return Output(answer, f"workspace {answer['workspace']['name']} is disconnected", left)
 
 
 @command(None, "rotate-secret", example="headrace workspace rotate-secret sums")
 @click.argument("name", metavar="WORKSPACE")
 @click.option("--now", is_flag=True, help="The secret before is not valid any more, at once.")
-def rotate_secret(name: str, *, now: bool, as_json: bool) -> None:
+def rotate_secret(client: Client, name: str, *, now: bool) -> Output:
     """Give the webhook a new secret.
 
     The secret before stays valid for 24 hours, so that no delivery is lost meanwhile.
     """
-    with Client() as client:
-        answer = client.post(f"/workspaces/{path_segment(name)}/rotate-secret", {"now": now})
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.post(f"/workspaces/{path_segment(name)}/rotate-secret", {"now": now})
+    return Output(answer, _new_secret_lines(answer))
+
+
+def _new_secret_lines(answer: Document) -> Iterator[str]:
     hook: Document = answer["hook"]
-    say(f"the webhook of workspace {answer['workspace']['name']} has a new secret")
+    yield f"the webhook of workspace {answer['workspace']['name']} has a new secret"
     if hook["made"]:
-        say("the forge signs with it from now on")
+        yield "the forge signs with it from now on"
         return
     if hook["problem"]:
-        say(f"the forge could not be given the secret: {hook['problem']}")
-    say(f"enter it on the forge, in the webhook that posts to {hook['url']}")
-    say(f"secret:  {hook['secret']}  (it is not shown again)")
+        yield f"the forge could not be given the secret: {hook['problem']}"
+    yield f"enter it on the forge, in the webhook that posts to {hook['url']}"
+    yield f"secret:  {hook['secret']}  (it is not shown again)"
 
 
-def _show_hook(answer: Document) -> None:
+def _connected_lines(answer: Document) -> Iterator[str]:
     """Say whether the forge has the webhook, and if not, how to enter it by hand."""
     hook: Document = answer["hook"]
+    name, url = answer["workspace"]["name"], answer["workspace"]["url"]
+    yield f"workspace {name} is connected to {url}"
     if hook["made"]:
-        say(f"the forge posts pushes to {hook['url']}")
+        yield f"the forge posts pushes to {hook['url']}"
         return
     if hook["problem"]:
-        say(f"the webhook could not be made: {hook['problem']}")
-    say("pushes are found without a webhook too, with a delay; to enter one by hand:")
-    for number, step in enumerate(STEPS[str(answer["provider"])], 1):
-        say(f"  {number}. {step}")
-    say(f"address: {hook['url']}")
+        yield f"the webhook could not be made: {hook['problem']}"
+    yield "pushes are found without a webhook too, with a delay; to enter one by hand:"
+    for number, step in enumerate(STEPS[str(answer.get("forge", answer.get("provider")))], 1):
+        yield f"  {number}. {step}"
+    yield f"address: {hook['url']}"
     if hook["secret"]:
-        say(f"secret:  {hook['secret']}  (it is not shown again)")
+        yield f"secret:  {hook['secret']}  (it is not shown again)"
     else:
-        name = answer["workspace"]["name"]
-        say(f"secret:  unchanged; a new one: headrace workspace rotate-secret {name}")
+        yield f"secret:  unchanged; a new one: headrace workspace rotate-secret {name}"
 
 
 def _read_variable(name: str) -> str:

@@ -3,8 +3,9 @@
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command
-from producers.cli.display.output import Document, print_json, print_table
+from producers.cli.command import command
+from producers.cli.display.output import Document, Output, table
+from producers.cli.display.units import minute
 from producers.cli.errors import Failure
 
 FREES = {
@@ -23,22 +24,21 @@ FREES = {
     metavar="QUOTA=LIMIT",
     help="Let it use this much: a number, unlimited or default. For administrators.",
 )
-def quotas(name: str, *, limits: tuple[str, ...], as_json: bool) -> None:
+def quotas(client: Client, name: str, *, limits: tuple[str, ...]) -> Output:
     """Show the limits of a workspace and their use.
 
     Those of your API key are shown too.
     """
     path = f"/workspaces/{path_segment(name)}/quotas"
-    with Client() as client:
-        wanted = dict(_pair(text) for text in limits)
-        found = client.post(path, {"limits": wanted}) if wanted else client.get(path)
-    if as_json:
-        print_json(found)
-        return
-    print_table(
-        f"Quotas of {found['workspace']}",
-        ("of", "quota", "limit", "used", "frees"),
-        [_row(one) for one in found["quotas"]],
+    wanted = dict(_pair(text) for text in limits)
+    found = client.post(path, {"limits": wanted}) if wanted else client.get(path)
+    return Output(
+        found,
+        table(
+            f"Quotas of {found['workspace']}",
+            ("of", "quota", "limit", "used", "frees"),
+            [_row(one) for one in found["quotas"]],
+        ),
     )
 
 
@@ -56,5 +56,5 @@ def _row(one: Document) -> tuple[object, ...]:
         one["name"],
         "unlimited" if one["most"] is None else one["most"],
         one["used"],
-        f"{frees[:16].replace('T', ' ')} UTC" if frees else FREES[one["name"]],
+        minute(frees) if frees else FREES[one["name"]],
     )

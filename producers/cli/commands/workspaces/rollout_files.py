@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from producers.cli.command_tree import command
-from producers.cli.display.output import Document, print_json, print_table, say
+from producers.cli.command import command
+from producers.cli.display.output import Document, Output, say, table
 from producers.cli.errors import Failure
 from producers.cli.rollouts.templates import TEMPLATES, make_rollout
 from producers.cli.rollouts.tryout_process import run_tryout
@@ -28,7 +28,7 @@ MARKS = {"ok": "ok", "problem": "PROBLEM", "note": "note"}
     metavar="NAME",
     help=f"One of: {', '.join(TEMPLATES)}.",
 )
-def init(name: str, *, template: str, as_json: bool) -> None:
+def init(name: str, *, template: str) -> Output:
     """Make a new rollout in this workspace.
 
     It writes code, a config and a small dataset. In a directory without rollouts, that directory
@@ -39,24 +39,23 @@ def init(name: str, *, template: str, as_json: bool) -> None:
     except Failure:
         workspace = Path.cwd()
     made = [path.relative_to(workspace) for path in make_rollout(workspace, name, template)]
-    if as_json:
-        print_json({"rollout": name, "template": template, "files": [str(path) for path in made]})
-        return
-    for path in made:
-        say(f"wrote {path}")
-    say(f"try it with: headrace rollout test {name}")
+    return Output(
+        {"rollout": name, "template": template, "files": [str(path) for path in made]},
+        (f"wrote {path}" for path in made),
+        f"try it with: headrace rollout test {name}",
+    )
 
 
 @command(None, "list", example="headrace rollout list")
-def list_(*, as_json: bool) -> None:
+def list_() -> Output:
     """List the rollouts of this workspace, with their configs and packages."""
     workspace = workspace_around(Path.cwd())
     found = [_entry(workspace, name) for name in names_in(workspace)]
-    if as_json:
-        print_json({"workspace": str(workspace), "rollouts": found})
-        return
     rows = [(r["name"], r["config"], ", ".join(r["packages"]) or None) for r in found]
-    print_table(f"Rollouts of {workspace}", ("name", "config", "packages"), rows)
+    return Output(
+        {"workspace": str(workspace), "rollouts": found},
+        table(f"Rollouts of {workspace}", ("name", "config", "packages"), rows),
+    )
 
 
 def _entry(workspace: Path, name: str) -> Document:
@@ -85,7 +84,7 @@ def _packages(path: Path) -> list[str]:
     "--config", type=click.Path(path_type=Path), help="Default: configs/training/NAME.toml."
 )
 @click.option("--dataset", type=click.Path(path_type=Path), help="Default: the config's, in data/.")
-def validate(name: str, *, config: Path | None, dataset: Path | None, as_json: bool) -> int:
+def validate(name: str, *, config: Path | None, dataset: Path | None, as_json: bool) -> Output:
     """Check a rollout: code, packages, MCP servers, config and dataset.
 
     The code is imported in a sandbox, as a sync does. It needs no server.
@@ -101,9 +100,9 @@ def validate(name: str, *, config: Path | None, dataset: Path | None, as_json: b
         if "note" in document and not as_json:
             say(f"{document['note']} ...")
     is_valid = all(check["status"] != "problem" for check in checks)
-    if as_json:
-        print_json({"rollout": name, "valid": is_valid, "checks": checks})
-    else:
-        rows = [(c["what"], MARKS.get(c["status"]), c["message"]) for c in checks]
-        print_table(f"Rollout {name}", ("checked", "", "found"), rows)
-    return 0 if is_valid else 1
+    rows = [(c["what"], MARKS.get(c["status"]), c["message"]) for c in checks]
+    return Output(
+        {"rollout": name, "valid": is_valid, "checks": checks},
+        table(f"Rollout {name}", ("checked", "", "found"), rows),
+        exit_code=0 if is_valid else 1,
+    )

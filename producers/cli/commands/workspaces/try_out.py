@@ -1,13 +1,13 @@
 """`headrace rollout test`: run a rollout on this machine, without a server."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from producers.cli.checkpoint_files import checkpoint_directory
-from producers.cli.command_tree import command
+from producers.cli.command import command
 from producers.cli.display.conversation import show_messages, show_output, show_reward
 from producers.cli.display.output import Document, print_failure, print_json, say
 from producers.cli.errors import Failure, Interrupted
@@ -111,10 +111,22 @@ def _try_once(request: Mapping[str, object], *, as_json: bool) -> int:
     if as_json:
         print_json({"rows": samples})
         return failed
-    rewards = [sample["reward"] for sample in samples if sample["reward"] is not None]
-    mean = f", mean reward {sum(rewards) / len(rewards):g}" if rewards else ""
-    say(f"{len(samples)} tried, {failed} failed{mean}")
+    say(_summary(samples))
     return failed
+
+
+def _summary(samples: Sequence[Document]) -> str:
+    """How many samples were tried and failed, and their mean reward. As in an evaluation, a sample that
+    the policy made fail counts as 0, and other failures are left out."""
+    failed = sum(1 for sample in samples if sample["error"])
+    counted = [sample for sample in samples if sample["counted_reward"] is not None]
+    made_fail = sum(1 for sample in counted if sample["reward"] is None)
+    text = f"{len(samples)} tried, {failed} failed"
+    if not counted:
+        return text
+    mean = sum(sample["counted_reward"] for sample in counted) / len(counted)
+    note = f" ({made_fail} that the policy made fail count as 0)" if made_fail else ""
+    return f"{text}, mean reward {mean:g}{note}"
 
 
 def _samples(request: Mapping[str, object], *, quiet: bool) -> Iterator[Document]:

@@ -1,16 +1,18 @@
 """`headrace workspace`: the repositories that hold rollouts."""
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import LIMIT, OFFSET, command, group
+from producers.cli.command import command
+from producers.cli.command_tree import LIMIT, OFFSET, group
 from producers.cli.commands.workspaces.alerts import alerts
 from producers.cli.commands.workspaces.connection import connect, disconnect, rotate_secret
 from producers.cli.commands.workspaces.quotas import quotas
-from producers.cli.display.output import Document, print_fields, print_json, print_table, say
+from producers.cli.display.output import Document, Output, Part, fields, say, table
 from producers.cli.repository import address_of
 
 workspace = group("workspace", "Git repositories with rollouts: register, list, examine, create.")
@@ -18,28 +20,35 @@ workspace = group("workspace", "Git repositories with rollouts: register, list, 
 SYNC_S, INSTALL_S = 20.0, 600.0
 WAITING = ("pending", "syncing", "installing")
 ALWAYS_SHOWN = ("id", "url", "status", "commit_sha", "error")
-SHOWN = (*ALWAYS_SHOWN, "provider", "default_branch", "refs_at", "refs_error", "push_error")
+SHOWN = (*ALWAYS_SHOWN, "forge", "default_branch", "refs_at", "refs_error", "push_error")
 
 
 @command(workspace, "add", example="headrace workspace add . --name sums")
 @click.argument("path_or_url", metavar="PATH_OR_URL")
 @click.option("--name", help="Name of the workspace. Default: the last part of its path or URL.")
-def add(path_or_url: str, *, name: str | None, as_json: bool) -> None:
+def add(client: Client, path_or_url: str, *, name: str | None, as_json: bool) -> Output:
     """Register a git repository and check its rollouts.
 
     The server reads a path from its own disk, and fetches a URL.
     """
     body = {"url": address_of(path_or_url)} | ({"name": name} if name else {})
-    with Client() as client:
-        made: Document = client.post("/workspaces", body)
-        found = await_first_sync(client, made["workspace"])
-    if as_json:
-        print_json({"workspace": found})
-    else:
-        _show(found)
+    made: Document = client.post("/workspaces", body)
+    found = await_first_sync(client, made["workspace"], tell=ignore if as_json else say)
+    waiting = (
+        f"the workspace is still {found.get('status')}; look again with: headrace workspace info "
+        f"{found.get('name')}"
+    )
+    is_waiting = found.get("status") in WAITING
+    return Output({"workspace": found}, _describe(found), waiting if is_waiting else None)
 
 
-def await_first_sync(client: Client, found: Document) -> Document:
+def ignore(text: str) -> None:
+    """Tell nobody, because a program reads what is printed."""
+
+
+def await_first_sync(
+    client: Client, found: Document, *, tell: Callable[[str], None] = say
+) -> Document:
     """Return the workspace after its first sync, or as it is when that takes longer than 20 s. While
     packages are installed it takes up to 10 minutes."""
     deadline = time.monotonic() + SYNC_S
@@ -50,44 +59,34 @@ def await_first_sync(client: Client, found: Document) -> Document:
         if found.get("status") == "installing" != before:
             deadline = time.monotonic() + INSTALL_S
             for rollout in found.get("rollouts") or ():
-                say(f"installing the packages of {_entrypoint(rollout)}: {_packages(rollout)}")
+                tell(f"installing the packages of {_entrypoint(rollout)}: {_packages(rollout)}")
     return found
 
 
 @command(workspace, "list", example="headrace workspace list")
 @LIMIT
 @OFFSET
-def list_(*, limit: int, offset: int, as_json: bool) -> None:
+def list_(client: Client, *, limit: int, offset: int) -> Output:
     """List the registered repositories."""
-    with Client() as client:
-        answer = client.get("/workspaces", {"limit": limit, "offset": offset})
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.get("/workspaces", {"limit": limit, "offset": offset})
     rows = [
         (w.get("name"), w.get("status"), str(w.get("commit_sha") or "")[:12], w.get("url"))
         for w in answer["workspaces"]
     ]
-    print_table("Workspaces", ("name", "status", "commit", "address"), rows)
+    return Output(answer, table("Workspaces", ("name", "status", "commit", "address"), rows))
 
 
 @command(workspace, "info", example="headrace workspace info sums")
 @click.argument("name", metavar="WORKSPACE")
-def info(name: str, *, as_json: bool) -> None:
+def info(client: Client, name: str) -> Output:
     """Show a repository: its commit, and its workflows and graders."""
-    with Client() as client:
-        answer = client.get(f"/workspaces/{path_segment(name)}")
-    if as_json:
-        print_json(answer)
-    else:
-        _show(answer["workspace"])
+    answer = client.get(f"/workspaces/{path_segment(name)}")
+    return Output(answer, _describe(answer["workspace"]))
 
 
-def _show(found: Document) -> None:
-    print_fields(
-        f"Workspace {found.get('name')}",
-        [(key, found.get(key)) for key in SHOWN if found.get(key) or key in ALWAYS_SHOWN],
-    )
+def _describe(found: Document) -> Iterator[Part]:
+    pairs = [(key, found.get(key)) for key in SHOWN if found.get(key) or key in ALWAYS_SHOWN]
+    yield fields(f"Workspace {found.get('name')}", pairs)
     rows = [
         (
             _entrypoint(r),
@@ -101,7 +100,7 @@ def _show(found: Document) -> None:
     ]
     if rows:
         names = ("entry point", "workflow", "grader", "rewards", "packages", "error")
-        print_table("Rollouts", names, rows)
+        yield table("Rollouts", names, rows)
 
 
 def _packages(rollout: Document) -> str | None:
@@ -121,42 +120,35 @@ def _entrypoint(rollout: Document) -> str:
 
 @command(workspace, "sync", example="headrace workspace sync sums")
 @click.argument("name", metavar="WORKSPACE")
-def sync(name: str, *, as_json: bool) -> None:
+def sync(client: Client, name: str) -> Output:
     """Ask the repository for new commits now.
 
     Pushes that are found start runs, as if a webhook had told of them.
     """
-    with Client() as client:
-        answer = client.post(f"/workspaces/{path_segment(name)}/sync", {})
-    if as_json:
-        print_json(answer)
-    else:
-        say(
-            f"asked {answer['workspace']['url']} for its refs; see: headrace workspace deliveries {name}"
-        )
+    answer = client.post(f"/workspaces/{path_segment(name)}/sync", {})
+    return Output(
+        answer,
+        f"asked {answer['workspace']['url']} for its refs; see: headrace workspace deliveries {name}",
+    )
 
 
 @command(workspace, "deliveries", example="headrace workspace deliveries sums")
 @click.argument("name", metavar="WORKSPACE")
 @LIMIT
 @OFFSET
-def deliveries(name: str, *, limit: int, offset: int, as_json: bool) -> None:
+def deliveries(client: Client, name: str, *, limit: int, offset: int) -> Output:
     """List what arrived about a repository, and what it led to.
 
     An event `found` is a push that no webhook told of.
     """
-    with Client() as client:
-        answer = client.get(
-            f"/workspaces/{path_segment(name)}/deliveries", {"limit": limit, "offset": offset}
-        )
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.get(
+        f"/workspaces/{path_segment(name)}/deliveries", {"limit": limit, "offset": offset}
+    )
     rows = [
         (d.get("at"), d.get("event"), d.get("ref"), str(d.get("after") or "")[:12], d.get("result"))
         for d in answer["deliveries"]
     ]
-    print_table("Deliveries", ("time", "event", "ref", "commit", "result"), rows)
+    return Output(answer, table("Deliveries", ("time", "event", "ref", "commit", "result"), rows))
 
 
 for elsewhere in (connect, disconnect, rotate_secret, quotas, alerts):
@@ -166,7 +158,7 @@ for elsewhere in (connect, disconnect, rotate_secret, quotas, alerts):
 @command(workspace, "init", example="headrace workspace init sums")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--seed", default=0, show_default=True, help="Seed for the generated data.")
-def init(directory: Path, *, seed: int, as_json: bool) -> None:
+def init(directory: Path, *, seed: int) -> Output:
     """Create a workspace from the example.
 
     It has a rollout, configs and data, in a git repository with a first commit.
@@ -174,12 +166,15 @@ def init(directory: Path, *, seed: int, as_json: bool) -> None:
     from producers.cli.scaffold import scaffold
 
     commit = scaffold(directory, seed=seed)
-    if as_json:
-        print_json({"directory": str(directory.resolve()), "commit_sha": commit})
-        return
-    say(f"created {directory} (commit {commit[:12]}); next:\n  cd {directory}")
-    say("  headrace up --detach")
-    for name in ("sft", "rl", "heldout"):
-        say(f"  headrace dataset upload data/{name}.jsonl --name arithmetic-{name}")
-    say("  headrace train submit configs/training/sft.toml --name arithmetic-sft --watch")
-    say("  headrace train submit configs/training/grpo.toml --name arithmetic-grpo --watch")
+    uploads = [
+        f"  headrace dataset upload data/{name}.jsonl --name arithmetic-{name}"
+        for name in ("sft", "rl", "heldout")
+    ]
+    return Output(
+        {"directory": str(directory.resolve()), "commit_sha": commit},
+        f"created {directory} (commit {commit[:12]}); next:\n  cd {directory}",
+        "  headrace up --detach",
+        uploads,
+        "  headrace train submit configs/training/sft.toml --name arithmetic-sft --watch",
+        "  headrace train submit configs/training/grpo.toml --name arithmetic-grpo --watch",
+    )

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from consumers.deploy.consumer import CONSUMER, DeploymentsState
+from schemas.artifact_refs import ArtifactRef
 from schemas.deployments import ServedModel
 from schemas.effects import CheckpointChosen, ChooseCheckpoint, Failed, LoadModel, ModelLoaded
 from schemas.errors import FailureCategory
@@ -18,7 +19,7 @@ from schemas.events import (
     RunFinished,
 )
 from schemas.ids import model_stream
-from schemas.sampling import ArtifactRef, ModelRef, PolicyRef
+from schemas.sampling import ModelRef, PolicyRef
 from tests.kit.decider import given
 
 STREAM = model_stream()

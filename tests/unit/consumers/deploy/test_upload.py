@@ -4,6 +4,7 @@ adapter loads with PEFT and has the same bits."""
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -13,11 +14,10 @@ from safetensors.torch import load_file
 
 from consumers.deploy.publish import perform
 from infra.blobs.hub.uploads import HubUploads
-from infra.memory.secrets import MemorySecrets
-from infra.ports.ports import Ports
+from infra.identity.secrets.memory import MemorySecrets
 from infra.ports.secrets import SecretOwner
-from schemas.deployments import HubPush
-from schemas.effects import PushCheckpoint
+from schemas.deployments import HubUpload
+from schemas.effects import UploadCheckpoint
 from schemas.errors import NotFound, Refused
 from schemas.events import CheckpointSaved
 from schemas.sampling import ModelRef
@@ -32,8 +32,8 @@ from trainer.engine import Engine
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
 WEIGHTS = "adapter_model.safetensors"
-PUSH = HubPush(
-    push="p1",
+UPLOAD = HubUpload(
+    upload="p1",
     run="r1",
     run_name="calm-otter",
     step=3,
@@ -64,7 +64,7 @@ async def adapter() -> dict[str, bytes]:
 async def saved_in(place: Bench, files: Mapping[str, bytes]) -> None:
     """Record a checkpoint that has these files."""
     refs = {
-        name: await place.ports.artifacts.put(data, run="r1", blob=True)
+        name: await place.ports.artifacts.put_artifact(data, run="r1", blob=True)
         for name, data in files.items()
     }
     spec = checkpoint_spec(3)
@@ -74,10 +74,10 @@ async def saved_in(place: Bench, files: Mapping[str, bytes]) -> None:
     await place.record(CheckpointSaved(spec=spec, manifest=ref("m"), reward=0.5))
 
 
-async def ports_of(place: Bench, hub: Hub) -> Ports:
+async def ports_of(place: Bench, hub: Hub) -> Any:
     secrets = MemorySecrets()
     owner = SecretOwner("personal", "ann")
-    await secrets.put(owner, "HF_TOKEN", SecretValue(TOKEN), by="ann")
+    await secrets.put_secret(owner, "HF_TOKEN", SecretValue(TOKEN), by="ann")
     return replace(place.ports, secrets=secrets, hub=HubUploads(hub.url))
 
 
@@ -93,7 +93,7 @@ async def test_an_uploaded_adapter_loads_with_peft_to_the_same_bits(
     place, files = bench(tmp_path / "home"), await adapter()
     await saved_in(place, files)
     ports = await ports_of(place, hub)
-    done = await perform(PushCheckpoint(push=PUSH), ports)
+    done = await perform(UploadCheckpoint(upload=UPLOAD), ports)
     assert [commit["id"] for commit in hub.commits_of("org/sums")] == [done.revision]
     uploaded = hub.repositories["org/sums"].files
     assert {name: uploaded[name] for name in files} == files
@@ -106,7 +106,7 @@ async def test_an_uploaded_adapter_loads_with_peft_to_the_same_bits(
     assert all(torch.equal(loaded[name], value) for name, value in trained_here.items())
     assert not list((tmp_path / "home" / "hub").iterdir())
 
-    again = await perform(PushCheckpoint(push=PUSH), ports)
+    again = await perform(UploadCheckpoint(upload=UPLOAD), ports)
     assert again == done, "its worker died before it reported"
     assert len(hub.commits_of("org/sums")) == 1
 
@@ -114,20 +114,20 @@ async def test_an_uploaded_adapter_loads_with_peft_to_the_same_bits(
 async def test_a_merged_model_is_a_plain_model(hub: Hub, tmp_path: Path) -> None:
     place = bench(tmp_path / "home")
     await saved_in(place, await adapter())
-    push = PUSH.model_copy(update={"form": "merged"})
-    await perform(PushCheckpoint(push=push), await ports_of(place, hub))
+    upload = UPLOAD.model_copy(update={"form": "merged"})
+    await perform(UploadCheckpoint(upload=upload), await ports_of(place, hub))
     there = read_back(hub, tmp_path / "there")
     assert not (there / "adapter_config.json").exists()
     assert transformers.AutoModelForCausalLM.from_pretrained(there) is not None
-    assert (there / "README.md").read_text() == PUSH.card
+    assert (there / "README.md").read_text() == UPLOAD.card
 
 
 async def test_a_secret_or_a_checkpoint_that_is_gone_is_refused(hub: Hub, tmp_path: Path) -> None:
     place = bench(tmp_path / "home")
     ports = await ports_of(place, hub)
     with pytest.raises(NotFound, match="does not exist any more"):
-        await perform(PushCheckpoint(push=PUSH), ports)
-    nobody = PUSH.model_copy(update={"submitter": "bob"})
+        await perform(UploadCheckpoint(upload=UPLOAD), ports)
+    nobody = UPLOAD.model_copy(update={"submitter": "bob"})
     with pytest.raises(Refused, match="secret HF_TOKEN is not set"):
-        await perform(PushCheckpoint(push=nobody), ports)
+        await perform(UploadCheckpoint(upload=nobody), ports)
     assert hub.requests == []

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from consumers.grade import perform
-from infra.http.providers.client import ProviderClient
-from infra.http.providers.judges import ProviderJudges
-from infra.memory.judgements import MemoryJudgements
-from infra.memory.secrets import MemorySecrets
+from infra.identity.secrets.memory import MemorySecrets
+from infra.model_api.judgements import MemoryJudgements
+from infra.model_api.providers.client import ProviderClient
+from infra.model_api.providers.judges import ProviderJudges
 from infra.ports.secrets import SecretOwner
 from infra.settings.network_policy import NO_NETWORK
 from schemas.datasets import DatasetRow
@@ -81,7 +81,7 @@ class Court:
         spec = group_spec(of.model_copy(update={"rollout": rollout}), row=0)
         spec = spec.model_copy(update={"group": spec.group.replace("r1", owner)})
         data = SampleBatch(group=spec.group, samples=self.records).model_dump_json().encode()
-        part = await self.bench.ports.artifacts.put(data, run="r1")
+        part = await self.bench.ports.artifacts.put_artifact(data, run="r1")
         effect = GradeGroup(spec=spec, parts=(part,), entries=(entry(0), entry(1)))
         return await perform(effect, self.bench.ports)
 
@@ -110,7 +110,7 @@ async def test_judges_alone_score_without_user_code(court: Callable[..., Court])
         )
         assert outcome.judged == JudgeUsage(calls=2, tokens=36)
         assert outcome.judgements is not None
-        data = await one.bench.ports.artifacts.get(outcome.judgements)
+        data = await one.bench.ports.artifacts.get_artifact(outcome.judgements)
         kept = JudgementBatch.model_validate_json(data).judgements
         assert [(j.index, j.score, j.explanation, j.model) for j in kept] == [
             (0, 0.25, "because", "m"),
@@ -331,7 +331,7 @@ async def test_a_key_goes_to_the_judge_alone(court: Callable[..., Court]) -> Non
             "headrace secret set JUDGE_KEY --scope workspace",
         )
         assert fake.bodies == []
-        await one.secrets.put(
+        await one.secrets.put_secret(
             SecretOwner("workspace", "w1"), "JUDGE_KEY", SecretValue(KEY), by="ann"
         )
         outcome = await one.grade(rubrics=(rubric,))
@@ -343,7 +343,7 @@ async def test_a_wrong_key_ends_the_group_without_showing_it(court: Callable[...
     async with provider(lambda *_: refusal(401, f"Incorrect API key: {KEY}")) as fake:
         one = court(fake)
         owner = SecretOwner("workspace", "w1")
-        await one.secrets.put(owner, "JUDGE_KEY", SecretValue(KEY), by="ann")
+        await one.secrets.put_secret(owner, "JUDGE_KEY", SecretValue(KEY), by="ann")
         rubric = one.rubric.model_copy(update={"api_key_secret": "JUDGE_KEY"})
         outcome = await one.grade(rubrics=(rubric,))
         failure = outcome.grades[0].failure

@@ -176,7 +176,7 @@ def test_the_interval_can_be_set() -> None:
     assert [steps(world, s)[0].durable for s in (1, 2, 3, 6)] == [False, False, True, True]
 
 
-def test_what_a_checkpoint_or_a_validation_needs_is_pinned() -> None:
+def test_versions_of_checkpoints_and_validations_are_pinned() -> None:
     spec = train_spec(checkpoints={"eval_interval": 4}, advanced={"state_interval": 3})
     world = given(CONSUMER, initialized(spec))
     whole = {s: steps(world, s, durable=s == 2)[0] for s in (1, 2, 3, 4)}
@@ -250,7 +250,7 @@ def test_weights_that_versions_share_are_collected_with_the_last_of_them() -> No
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("state_interval", [1, 2, 100])
 @pytest.mark.parametrize("skipped", [(), (3, 4, 9)])
-def test_what_groups_may_still_pin_and_checkpoints_name_is_never_collected(
+def test_versions_of_groups_and_checkpoints_are_never_collected(
     depth: int, interval: int, state_interval: int, skipped: tuple[int, ...]
 ) -> None:
     """The weights that groups of any later step sample with are kept, whatever the pace, and only a

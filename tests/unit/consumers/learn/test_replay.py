@@ -11,7 +11,7 @@ import pytest
 
 from consumers.learn.consumer import CONSUMER, perform
 from consumers.learn.replay import job_of
-from infra.runtime.consumer import AnyConsumer, Incoming, Meta
+from infra.spine.runtime.consumer import AnyConsumer, Incoming, Meta
 from schemas.datasets import DatasetRow
 from schemas.effects import Effect, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
@@ -74,7 +74,7 @@ class Run:
         row = Tokens(tokens=(1, step, slot), loss_mask=(0, 1, 1), logprobs=(0.0, -0.5, -0.5))
         samples = tuple(SampleRecord(index=i, sequences=(row,)) for i in (0, 1))
         data = SampleBatch(group=f"r1-train-{step}-{slot}-0", samples=samples).model_dump_json()
-        artifact = await self.bench.ports.artifacts.put(data.encode(), run="r1")
+        artifact = await self.bench.ports.artifacts.put_artifact(data.encode(), run="r1")
         return BatchGroup(slot=slot, replacement=0, artifact=artifact, rewards=(1.0, None))
 
     async def perform(self, effect: Effect) -> PolicyBuilt:
@@ -117,7 +117,7 @@ async def test_version_0_is_stored_whole_with_the_files_of_its_checkpoints(tmp_p
     [event] = [r.event for r in run.bench.world.events if isinstance(r.event, PolicyInitialized)]
     assert event.state.durable
     assert event.weights_name == "weights.safetensors"
-    assert await run.bench.ports.artifacts.get(event.files["adapter_config.json"]) == b"{}"
+    assert await run.bench.ports.artifacts.get_artifact(event.files["adapter_config.json"]) == b"{}"
 
 
 async def test_steps_follow_on_each_other_without_loading(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ async def test_a_damaged_group_is_never_trained_on(tmp_path: Path) -> None:
 async def test_versions_that_nobody_needs_any_more_are_collected(tmp_path: Path) -> None:
     run = await Run(tmp_path, train_spec(advanced={"state_interval": 1})).start()
     await run.take(1, 2, 3, 4, 5)
-    get = run.bench.ports.artifacts.get
+    get = run.bench.ports.artifacts.get_artifact
     for version in run.versions():
         for ref in (version.weights, version.state):
             assert ref is not None

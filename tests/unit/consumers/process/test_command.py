@@ -9,8 +9,8 @@ import pytest
 
 from consumers.process.command import HOSTABLE, RELAY, main
 from consumers.registry import CONTROL_CONSUMERS, CONTROL_ONLY, REGISTRY, lanes_of, load
-from infra.local.child import AWAY
-from infra.local.free_port import free_port
+from infra.operations.local.child import AWAY
+from infra.operations.local.free_port import free_port
 from schemas.effects import Lane
 
 

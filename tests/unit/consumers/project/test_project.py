@@ -12,17 +12,17 @@ import pytest
 
 from consumers.project.consumer import Projector, project
 from consumers.project.log_lines import LONGEST, narrate
-from infra.ports.event_log import Cursor, Recorded
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
 from infra.readmodel.rows import ChangeRun, ChangeWorkspace, PutMetric, PutRun, Write
 from infra.readmodel.runs import PageRange
 from infra.readmodel.store import ReadModel
+from infra.spine.ports.event_log import Cursor, Recorded
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
 from schemas.events import (
     ALL_EVENTS,
+    CommitRequested,
     Event,
-    RepositoryPushed,
     RunFailed,
     RunPaused,
     RunResumed,
@@ -91,7 +91,7 @@ def test_metrics_that_are_not_finite_have_no_point() -> None:
 
 def test_a_run_whose_commit_is_missing_does_not_break_its_workspace() -> None:
     rejected = WorkspaceRejected(
-        workspace=WORKSPACE, push=uuid4(), message="no such branch", requester=run_stream("r1")
+        workspace=WORKSPACE, request=uuid4(), message="no such branch", requester=run_stream("r1")
     )
     assert not [write for write in writes(rejected) if isinstance(write, ChangeWorkspace)]
     [line] = narrate(recorded(rejected))
@@ -104,7 +104,7 @@ def test_a_run_whose_commit_is_missing_does_not_break_its_workspace() -> None:
 def test_a_workspace_shows_the_last_commit_that_it_looked_at_and_all_rollouts() -> None:
     found = tuple(DiscoveredRollout(entrypoint=Entrypoint(rollout=f"r{n}")) for n in range(7))
     synced = WorkspaceSynced(
-        workspace=WORKSPACE, push=uuid4(), commit="b" * 40, snapshot=ref("tree"), rollouts=found
+        workspace=WORKSPACE, request=uuid4(), commit="b" * 40, snapshot=ref("tree"), rollouts=found
     )
     [change] = [write for write in writes(synced) if isinstance(write, ChangeWorkspace)]
     assert (change.status, change.commit_sha) == ("synced", "b" * 40)
@@ -115,7 +115,7 @@ def test_a_workspace_shows_the_last_commit_that_it_looked_at_and_all_rollouts() 
 
 
 def test_a_push_of_the_workspace_is_awaited_by_whoever_adds_it_again() -> None:
-    pushed = RepositoryPushed(
+    pushed = CommitRequested(
         workspace=WORKSPACE, workspace_name="w", commit=CommitSpec(url="/srv/repo")
     )
     [change] = [write for write in writes(pushed) if isinstance(write, ChangeWorkspace)]
@@ -168,7 +168,7 @@ async def test_an_event_that_cannot_be_shown_does_not_hide_its_neighbours(
     tables = ReadModel(database)
     log: Any = Breaking([*told[:3], broken, *told[4:]])
     await Projector(log, tables).step()
-    found = await tables.runs.get("r1")
+    found = await tables.runs.get_run("r1")
     assert found is not None
     assert found[0]["phase"] == "train"
     summary = await tables.skipped_events.summary()
@@ -305,12 +305,12 @@ async def everything(database: Database) -> dict[str, list[tuple[object, ...]]]:
 
 
 @pytest.mark.postgres
-async def test_what_postgres_cannot_hold_is_replaced(database: Database) -> None:
+async def test_text_that_postgres_cannot_hold_is_replaced(database: Database) -> None:
     told = [*beginning("r1", "a-run", steps=3), RunFailed(run="r1", kind="error", message="a\0b")]
     tables = ReadModel(database)
     log: Any = Breaking([recorded(event, n) for n, event in enumerate(told, 1)])
     await Projector(log, tables).step()
-    found = await tables.runs.get("r1")
+    found = await tables.runs.get_run("r1")
     assert found is not None
     assert found[0]["error"] == "a\ufffdb"
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from consumers.rollout.consumer import CONSUMER, perform
 from infra.blobs.artifacts import reference
 from infra.ports.services import UserCodeRaised, UserOutput, WorkflowResult
+from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.effects import (
     Failed,
@@ -24,7 +25,6 @@ from schemas.errors import FailureCategory, Refused, TransientError, UserCodeErr
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import Purpose, group_stream
 from schemas.sampling import (
-    ArtifactRef,
     Message,
     SampleBatch,
     SampleFailure,
@@ -182,7 +182,7 @@ ROW = DatasetRow(prompt=PROMPT, label="the secret label", metadata={"level": 2})
 
 
 async def batch_of(world: Bench, artifact: ArtifactRef) -> SampleBatch:
-    return SampleBatch.model_validate_json(await world.ports.artifacts.get(artifact))
+    return SampleBatch.model_validate_json(await world.ports.artifacts.get_artifact(artifact))
 
 
 async def test_a_group_is_sampled_from_its_row(tmp_path: Path) -> None:
@@ -313,9 +313,7 @@ LEFT = UserOutput(stdout="hello", traceback="ValueError", files={"a.txt": b"kept
 
 
 @pytest.mark.parametrize("raises", [False, True])
-async def test_what_user_code_leaves_behind_is_kept_with_its_sample(
-    tmp_path: Path, raises: bool
-) -> None:
+async def test_output_of_user_code_is_kept_with_its_sample(tmp_path: Path, raises: bool) -> None:
     def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
         reply = session.ask(prompt, "three")
         if raises:
@@ -410,7 +408,7 @@ async def test_a_workflow_s_time_begins_once_its_policy_can_be_sampled_from(tmp_
     assert begun
 
 
-async def test_what_the_sampler_refuses_the_workflow_s_request_is_told(tmp_path: Path) -> None:
+async def test_a_refusal_of_the_sampler_reaches_the_workflow(tmp_path: Path) -> None:
     def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
         raise UserCodeError(FailureCategory.AGENT, "the policy endpoint answered 400: too large")
 

@@ -60,7 +60,9 @@ async def make(directory: Path, grade: Grade | UserCodeError) -> tuple[SampleRec
     outcome = await perform(GenerateSample(spec=spec, index=2), world.ports)
     assert isinstance(outcome, SampleFinished)
     assert outcome.artifact is not None
-    batch = SampleBatch.model_validate_json(await world.ports.artifacts.get(outcome.artifact))
+    batch = SampleBatch.model_validate_json(
+        await world.ports.artifacts.get_artifact(outcome.artifact)
+    )
     return batch.samples[0], user.seen_by_workflow
 
 
@@ -93,7 +95,7 @@ async def test_the_recorded_grade_is_used(tmp_path: Path, grade: Grade, expected
     world = bench(tmp_path, user=user)
     spec = group_spec(served(template(dataset=await world.dataset(ROW))), row=0)
     batch = SampleBatch(group=spec.group, samples=(SampleRecord(index=0, text="x", grade=grade),))
-    part = await world.ports.artifacts.put(batch.model_dump_json().encode(), run="r1")
+    part = await world.ports.artifacts.put_artifact(batch.model_dump_json().encode(), run="r1")
     effect = GradeGroup(spec=spec, parts=(part,), entries=(entry(0),))
     assert (await perform_grading(effect, world.ports)).grades == (expected,)
     assert user.num_gradings == 0

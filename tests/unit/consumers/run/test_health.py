@@ -8,7 +8,7 @@ import pytest
 
 from consumers.run.health import FLAT_STEPS, MOST_UNHEALTHY, frequent_failure, is_flat
 from consumers.run.settle import settle
-from infra.runtime.consumer import Incoming
+from infra.spine.runtime.consumer import Incoming
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -170,7 +170,7 @@ def test_steps_that_filtered_all_their_groups_count_too() -> None:
         ("reinforce_plus_plus", True, [True, False, True]),
     ],
 )
-def test_what_is_flat_depends_on_the_baseline(
+def test_flat_rewards_depend_on_the_baseline(
     algorithm: str, group_baseline: bool | None, expected: list[bool]
 ) -> None:
     """The cases: every group is flat but the groups differ; one group has a spread; all rewards are

@@ -27,7 +27,7 @@ from schemas.events import (
 )
 from schemas.learner import RULES
 from schemas.sampling import SampleFailure
-from schemas.specs import Entrypoint, EnvironmentRef
+from schemas.specs import Entrypoint, PackageEnvironment
 from tests.kit.decider import given
 from tests.kit.specs import ref, version
 from tests.unit.consumers.runs import (
@@ -56,7 +56,9 @@ def test_a_run_waits_for_its_workspace_and_starts_with_all_that_others_need() ->
 
 
 def test_a_run_and_its_replays_have_the_packages_that_were_chosen_at_sync() -> None:
-    chosen = EnvironmentRef(key="e" * 64, lock=ref("pins"), python="3.12", platform="linux-x86_64")
+    chosen = PackageEnvironment(
+        key="e" * 64, lock=ref("pins"), python="3.12", platform="linux-x86_64"
+    )
     (started,) = given(CONSUMER, requested()).when(synced(environment=chosen)).events
     assert isinstance(started, RunStarted)
     assert started.template is not None
@@ -126,14 +128,14 @@ def test_a_named_reward_must_exist() -> None:
 
 def test_a_commit_that_cannot_be_fetched_rejects_it() -> None:
     rejected = WorkspaceRejected(
-        workspace="w1", push=UUID(int=1), message="no branch x", requester=STREAM
+        workspace="w1", request=UUID(int=1), message="no branch x", requester=STREAM
     )
     given(CONSUMER, requested()).when(rejected).then(
         events=[RunRejected(run="r1", message="no branch x")]
     )
 
 
-def test_what_belongs_to_others_is_not_for_a_run() -> None:
+def test_events_of_others_are_not_for_a_run() -> None:
     assert CONSUMER.routes(synced().model_copy(update={"requester": "eval-e1"})) == ()
     completed = EvaluationCompleted(evaluation="e1", status="finished")
     assert CONSUMER.routes(completed) == ()
@@ -211,7 +213,7 @@ def test_a_step_without_any_usable_group_is_skipped() -> None:
     assert following.template.policy.weights == version(0).weights
 
 
-def test_what_failed_is_counted_by_what_was_wrong_with_it() -> None:
+def test_failed_samples_are_counted_by_their_reason() -> None:
     story = Story(requested())
     (_, first) = story.begin().events
     assert isinstance(first, GroupsRequested)
@@ -236,7 +238,7 @@ def test_a_step_in_which_every_sample_failed_ends_the_run_with_the_first_error()
     story.tell(updated(1)).then_nothing()
 
 
-def test_what_comes_too_early_or_too_late_decides_nothing() -> None:
+def test_events_that_come_too_early_or_too_late_decide_nothing() -> None:
     story = Story(requested())
     (_, first) = story.begin().events
     assert isinstance(first, GroupsRequested)

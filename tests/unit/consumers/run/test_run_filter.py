@@ -106,7 +106,7 @@ def test_a_failed_group_is_dropped_and_not_replaced() -> None:
     assert settled.groups[0].dropped != FLAT
 
 
-def test_who_wants_to_stop_is_not_kept_waiting_for_replacements() -> None:
+def test_a_stop_does_not_wait_for_replacements() -> None:
     story, first = begun()
     second = only(story.step(first, durable=False), GroupsRequested)[0]
     one, _ = second.group_specs()

@@ -8,11 +8,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.run.consumer import CONSUMER
-from infra.runtime.consumer import Meta
+from infra.spine.runtime.consumer import Meta
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -32,6 +32,7 @@ from schemas.events import (
 )
 from schemas.specs import GroupSpec
 from tests.kit.decider import NOW
+from tests.kit.property_examples import examples
 from tests.kit.specs import version
 from tests.unit.consumers.runs import (
     STREAM,
@@ -100,9 +101,9 @@ def test_fully_async_with_an_interval_samples_with_an_older_version_again() -> N
     assert [policy.weights for policy in pinned] == [version(p.version).weights for p in pinned]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(PACES, st.integers(1, 8), st.integers(0, 2**32), st.booleans())
-def test_whatever_finishes_first_every_group_is_trained_once_within_the_bound(
+def test_every_group_is_trained_once_within_the_bound_in_any_order(
     pace: Pace, steps: int, seed: int, replaces: bool
 ) -> None:
     """Groups are graded, steps taken, checkpoints saved and the run paused in any order."""

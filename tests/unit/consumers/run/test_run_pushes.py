@@ -50,7 +50,10 @@ def fired(*supersedes: str) -> TriggerFired:
 def rejected() -> WorkspaceRejected:
     message = synced()
     return WorkspaceRejected(
-        workspace="w1", push=message.push, message="no such commit", requester=message.requester
+        workspace="w1",
+        request=message.request,
+        message="no such commit",
+        requester=message.requester,
     )
 
 

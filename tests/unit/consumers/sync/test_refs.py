@@ -15,13 +15,13 @@ from consumers.sync.consumer import CONSUMER, WorkspaceState, perform
 from schemas.effects import Failed, FetchCommit, ListRefs, RefListing
 from schemas.errors import FailureCategory
 from schemas.events import (
+    CommitRequested,
     Event,
     PushReceived,
     RefsCheckRequested,
     RefsListed,
     RefsMoved,
     RefsRequested,
-    RepositoryPushed,
     WorkspaceConnected,
     WorkspaceDisconnected,
 )
@@ -34,8 +34,8 @@ STREAM = StreamName("workspace-w1")
 URL = "https://git.example.org/team/mine.git"
 MAIN, DEV, TAG = "refs/heads/main", "refs/heads/dev", "refs/tags/v1"
 A, B, C = "a" * 40, "b" * 40, "c" * 40
-KNOWN = RepositoryPushed(workspace="w1", workspace_name="mine", commit=CommitSpec(url=URL))
-HINT = PushReceived(workspace="w1", provider="github", delivery="1", ref=MAIN, before=None, after=A)
+KNOWN = CommitRequested(workspace="w1", workspace_name="mine", commit=CommitSpec(url=URL))
+HINT = PushReceived(workspace="w1", forge="github", delivery="1", ref=MAIN, before=None, after=A)
 POLL = RefsCheckRequested(workspace="w1", reason="poll")
 CONNECTED = RefsCheckRequested(workspace="w1", reason="connected", baseline=True)
 
@@ -222,7 +222,7 @@ def test_a_disconnected_workspace_starts_nothing_until_it_is_connected_again() -
     state = given(CONSUMER, *after_baseline({MAIN: A}).events, requested(2), gone)
     answer = state.when(listing(2, {MAIN: B}), stream=STREAM)
     assert pushes(answer.events) == []
-    back = WorkspaceConnected(workspace="w1", provider="none")
+    back = WorkspaceConnected(workspace="w1", forge="none")
     _, events = listing_after(given(CONSUMER, *answer.after().events, back), {MAIN: C})
     assert pushes(events) == [(MAIN, B, C)]
 

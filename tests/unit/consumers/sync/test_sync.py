@@ -1,4 +1,4 @@
-"""The sync consumer answers a push once, however the sync ends."""
+"""The sync consumer answers a request once, however the sync ends."""
 
 import io
 import tarfile
@@ -25,25 +25,27 @@ from schemas.effects import (
     RolloutsDiscovered,
 )
 from schemas.errors import FailureCategory, Refused
-from schemas.events import PackagesChosen, RepositoryPushed, WorkspaceRejected, WorkspaceSynced
+from schemas.events import CommitRequested, PackagesChosen, WorkspaceRejected, WorkspaceSynced
 from schemas.ids import HEADRACE, StreamName
-from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint, EnvironmentRef
+from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint, PackageEnvironment
 from tests.kit.decider import given
 from tests.kit.fakes import FakeRepositories, FakeUserCode, bench
 from tests.kit.specs import ref
 
 STREAM = StreamName("workspace-w1")
-PUSH = UUID(int=1)
+REQUEST = UUID(int=1)
 COMMIT = CommitSpec(url="/srv/repo", branch="main")
-PUSHED = RepositoryPushed(
+PUSHED = CommitRequested(
     workspace="w1", workspace_name="mine", commit=COMMIT, requester=StreamName("run-r1")
 )
-FETCH = FetchCommit(workspace="w1", push=PUSH, commit=COMMIT, entrypoints=(), requester="run-r1")
+FETCH = FetchCommit(
+    workspace="w1", request=REQUEST, commit=COMMIT, entrypoints=(), requester="run-r1"
+)
 FOUND = DiscoveredRollout(entrypoint=Entrypoint(rollout="say"), grader="Count")
 FETCHED = CommitFetched(FETCH, commit="c" * 40, snapshot=ref("tree"), rollouts=(FOUND,))
 SYNCED = WorkspaceSynced(
     workspace="w1",
-    push=PUSH,
+    request=REQUEST,
     commit="c" * 40,
     snapshot=ref("tree"),
     rollouts=(FOUND,),
@@ -52,13 +54,13 @@ SYNCED = WorkspaceSynced(
 FAILED = Failed(FETCH, FailureCategory.VALIDATION, "no branch main; push it first")
 REJECTED = WorkspaceRejected(
     workspace="w1",
-    push=PUSH,
+    request=REQUEST,
     message="no branch main; push it first",
     requester=StreamName("run-r1"),
 )
 
 
-CHOSEN = EnvironmentRef(
+CHOSEN = PackageEnvironment(
     key="ab" * 32, lock=ref("pins"), python="3.12", platform="linux-x86_64", packages=41
 )
 PENDING = DiscoveredRollout(entrypoint=Entrypoint(rollout="say"), environment=CHOSEN)
@@ -66,14 +68,14 @@ BROKEN = DiscoveredRollout(entrypoint=Entrypoint(rollout="bad"), error="no such 
 INSTALLING = replace(FETCHED, rollouts=(PENDING, BROKEN), needs_packages=True)
 PACKAGES = PackagesChosen(
     workspace="w1",
-    push=PUSH,
+    request=REQUEST,
     commit="c" * 40,
     rollouts=(PENDING,),
     requester=StreamName("run-r1"),
 )
 DISCOVER = DiscoverRollouts(
     workspace="w1",
-    push=PUSH,
+    request=REQUEST,
     commit=COMMIT,
     requester="run-r1",
     sha="c" * 40,
@@ -101,18 +103,18 @@ def test_packages_that_cannot_be_installed_are_a_rejection_that_quotes_the_reaso
 
 
 def test_a_push_asks_for_its_commit() -> None:
-    given(CONSUMER, PUSHED).when(PUSHED, event_id=PUSH).then(effects=[FETCH])
+    given(CONSUMER, PUSHED).when(PUSHED, event_id=REQUEST).then(effects=[FETCH])
 
 
 def test_a_push_that_was_answered_decides_nothing() -> None:
-    given(CONSUMER, PUSHED, SYNCED).when(PUSHED, event_id=PUSH).then_nothing()
-    given(CONSUMER, PUSHED, REJECTED).when(PUSHED, event_id=PUSH).then_nothing()
+    given(CONSUMER, PUSHED, SYNCED).when(PUSHED, event_id=REQUEST).then_nothing()
+    given(CONSUMER, PUSHED, REJECTED).when(PUSHED, event_id=REQUEST).then_nothing()
 
 
 def test_each_push_is_its_own_fetch() -> None:
     other = UUID(int=2)
     effects = given(CONSUMER, PUSHED, SYNCED).when(PUSHED, event_id=other).effects
-    assert [effect.id for effect in effects] == [FETCH.model_copy(update={"push": other}).id]
+    assert [effect.id for effect in effects] == [FETCH.model_copy(update={"request": other}).id]
     assert effects[0].id != FETCH.id
 
 
@@ -145,7 +147,9 @@ FOLLOWS = CommitSpec(url="/srv/repo")
 
 
 def fetched(spec: CommitSpec) -> CommitFetched:
-    return replace(FETCHED, effect=FETCH.model_copy(update={"commit": spec, "push": UUID(int=9)}))
+    return replace(
+        FETCHED, effect=FETCH.model_copy(update={"commit": spec, "request": UUID(int=9)})
+    )
 
 
 def test_a_run_that_finds_a_new_head_has_the_workspace_look_at_all_of_it() -> None:
@@ -155,7 +159,7 @@ def test_a_run_that_finds_a_new_head_has_the_workspace_look_at_all_of_it() -> No
     assert (look.commit, look.entrypoints, look.requester) == (FOLLOWS, (), None)
     again = given(CONSUMER, PUSHED, PLAIN).when(fetched(FOLLOWS), stream=STREAM)
     assert again.effects[0].id == look.id, "the runs of a sweep ask for one look"
-    looked = PLAIN.model_copy(update={"push": look.push, "commit": FETCHED.commit})
+    looked = PLAIN.model_copy(update={"request": look.request, "commit": FETCHED.commit})
     known = given(CONSUMER, PUSHED, PLAIN, looked).when(fetched(FOLLOWS), stream=STREAM)
     assert known.effects == []
 
@@ -170,7 +174,7 @@ def test_a_run_of_another_commit_does_not_move_the_workspace(spec: CommitSpec) -
 def test_the_state_stays_small() -> None:
     state = WorkspaceState()
     for number in range(3 * ANSWERED_KEPT):
-        state = evolve(state, SYNCED.model_copy(update={"push": uuid5(HEADRACE, str(number))}))
+        state = evolve(state, SYNCED.model_copy(update={"request": uuid5(HEADRACE, str(number))}))
     assert len(state.answered) == ANSWERED_KEPT
 
 
@@ -205,7 +209,7 @@ async def test_performing_stores_the_snapshot_and_looks_into_every_rollout(tmp_p
     ports = bench(tmp_path, repositories=FakeRepositories(content), user=user).ports
     outcome = await perform_fetch(FETCH, ports)
     assert outcome.commit == "c" * 40
-    assert await ports.artifacts.get(outcome.snapshot) == content
+    assert await ports.artifacts.get_artifact(outcome.snapshot) == content
     assert user.discovered == [(Entrypoint(rollout="a"), Entrypoint(rollout="b"))]
     given(CONSUMER).when(outcome, stream=STREAM).then_types(WorkspaceSynced)
 
@@ -229,7 +233,7 @@ async def test_the_chosen_packages_of_a_rollout_are_stored_with_its_commit(tmp_p
     a, b = outcome.rollouts
     assert a.environment is not None
     assert a.environment.python == "3.11"
-    assert await ports.artifacts.get(a.environment.lock) == b""
+    assert await ports.artifacts.get_artifact(a.environment.lock) == b""
     assert b.environment is None
     assert outcome.needs_packages
     discover = DISCOVER.model_copy(

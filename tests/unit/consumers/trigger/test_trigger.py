@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import pytest
 from hypothesis import given as sampled
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from consumers.trigger.consumer import CONSUMER, LONGEST_QUEUE
@@ -30,6 +29,7 @@ from schemas.events import (
 from schemas.ids import trigger_stream
 from schemas.specs import Concurrency, Push, PushOrigin, RefMove, TriggerMatch
 from tests.kit.decider import given
+from tests.kit.property_examples import examples
 
 STREAM = trigger_stream("w1")
 CONFIG = "configs/training/x.toml"
@@ -383,7 +383,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @sampled(STEPS, st.sampled_from(["queue", "cancel_previous", "skip"]))
 def test_in_any_order_each_match_fires_at_most_once_and_none_is_forgotten(
     steps: Sequence[tuple[str, int]], kind: Literal["queue", "cancel_previous", "skip"]
@@ -413,7 +413,7 @@ def test_in_any_order_each_match_fires_at_most_once_and_none_is_forgotten(
     assert scope_of(origin(1)) not in world.state.scopes
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @sampled(
     st.permutations(range(1, 8)),
     st.lists(st.sampled_from(["read", "submit", "end"]), max_size=40),

@@ -29,7 +29,7 @@ def test_an_audit_is_the_answer() -> None:
     given(CONSUMER, ASKED).when(audited(FOUND), stream=STREAM).then(events=[completed])
 
 
-def test_what_cannot_be_verified_says_why() -> None:
+def test_a_failed_verification_says_why() -> None:
     completed = VerificationCompleted(
         verification="v1", run="r1", error="validation_error: no model"
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import headrace.graders
-from headrace.discovery import EntryPointError, load, rewards_of
 from headrace.rewards import is_reward
+from headrace.user_code.discovery import EntryPointError, load, rewards_of
 
 MODULES = [
     f"headrace.graders.{module.name}"

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from headrace.servers import environments
 from headrace.servers.attempts import AttemptFailed, ServerGrade
 from headrace.servers.dialects import capacity_of, find_dialect
 from headrace.servers.leases import LeasedRollouts
 from headrace.servers.loopback import Loopback, ServerAway
 from headrace.servers.program import free_port
-from headrace.servers.serving import RolloutFailed, RolloutServer
+from headrace.servers.serving import RolloutFailed, RolloutServer, task_of
 from headrace.servers.session_router import SessionRouter
 from tests.unit.headrace.servers.scripted import ATTEMPT, Answer, scripted
 
@@ -105,7 +104,7 @@ async def test_a_cancelled_rollout_ends() -> None:
     ],
 )
 def test_a_row_names_its_task(metadata: object, task: object) -> None:
-    assert environments.task_of({"metadata": metadata}) == task
+    assert task_of({"metadata": metadata}) == task
 
 
 async def test_requests_go_to_the_sample_that_their_header_names() -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace import AgentWorkflow, discovery
+from headrace import AgentWorkflow
 from headrace.tools.mcp_config import InvalidMcpConfig, McpServer, chosen_servers, mcp_servers
+from headrace.user_code import discovery
 from schemas.errors import InvalidConfig
 from schemas.toml.triggers import parse_triggers
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.attempt_output import MOST_OF_TOOLS, AttemptOutput, running
-from headrace.discovery import load
 from headrace.tools import tool_set, worker_threads
 from headrace.tools.function_tool import LONGEST_RESULT, tool
 from headrace.tools.results import LONGEST_ERROR, result_text
 from headrace.tools.tool_set import ToolSet, UnusableTools, offered_tools
+from headrace.user_code.discovery import load
 
 
 def reply(*calls: tuple[object, object]) -> dict[str, object]:
@@ -103,7 +103,7 @@ def raises(error: BaseException) -> list[Any]:
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_what_a_tool_raises_is_an_error_for_the_model(error: BaseException) -> None:
+async def test_an_exception_of_a_tool_is_an_error_for_the_model(error: BaseException) -> None:
     for text in await texts(raises(error), ("sync", "{}"), ("later", "{}")):
         assert text.startswith("error: ")
         assert type(error).__name__ in text

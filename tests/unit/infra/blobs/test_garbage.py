@@ -15,8 +15,8 @@ from infra.blobs import garbage
 from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, collect
 from infra.blobs.installed import KEEPING
-from infra.postgres.errors import DatabaseUnavailable
 from infra.settings.settings import Settings
+from infra.spine.postgres.errors import DatabaseUnavailable
 from schemas.errors import TransientError
 from schemas.events import PolicyUpdated
 from tests.kit.specs import version
@@ -36,7 +36,7 @@ async def backend(database_url: str, tmp_path: Path) -> AsyncIterator[Backend]:
 
 
 async def orphan(backend: Backend, run: str) -> str:
-    return await backend.blobs.put(f"runs/{run}/objects/{'0' * 64}", b"nobody tells of it")
+    return await backend.blobs.put_blob(f"runs/{run}/objects/{'0' * 64}", b"nobody tells of it")
 
 
 async def close(backend: Backend, run: str) -> None:
@@ -75,12 +75,12 @@ async def test_an_orphan_of_an_ended_run_goes_after_its_grace(backend: Backend) 
     assert await left(backend) == []
 
 
-async def test_what_an_event_names_stays_even_under_a_former_place(backend: Backend) -> None:
+async def test_a_named_blob_stays_even_under_a_former_place(backend: Backend) -> None:
     data = b"weights"
-    uri = await backend.blobs.put("runs/r/objects/a", data)
+    uri = await backend.blobs.put_blob("runs/r/objects/a", data)
     former = "file:///where/it/was"
     await backend.database.durable.execute("insert into blob_places (root) values ($1)", former)
-    other = await backend.blobs.put("runs/r/objects/b", data)
+    other = await backend.blobs.put_blob("runs/r/objects/b", data)
     for n, place in enumerate((uri, f"{former}/runs/r/objects/b")):
         state = version(1).model_copy(update={"weights": reference(data, uri=place), "state": None})
         event = PolicyUpdated(
@@ -158,8 +158,8 @@ async def test_many_runs_are_examined_page_by_page(
     for number in range(7):
         run = f"r{number}"
         for which in "abc"[: 1 + number % 2]:
-            await backend.blobs.put(f"runs/{run}/objects/{which}", b"nobody tells of it")
-        kept.append(await backend.blobs.put(f"runs/{run}/objects/x", b"x"))
+            await backend.blobs.put_blob(f"runs/{run}/objects/{which}", b"nobody tells of it")
+        kept.append(await backend.blobs.put_blob(f"runs/{run}/objects/x", b"x"))
         await name(backend, f"r{(number + 3) % 7}", kept[-1])
         if number != 4:
             await close(backend, run)

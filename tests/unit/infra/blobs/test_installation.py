@@ -11,9 +11,9 @@ import pytest
 from infra.adapters import open_backend
 from infra.blobs.installation import KEY, identity
 from infra.blobs.local import LocalBlobs
-from infra.memory.blobs import MemoryBlobs
-from infra.postgres import migrate
+from infra.blobs.memory import MemoryBlobs
 from infra.settings.settings import Settings
+from infra.spine.postgres import migrate
 from schemas.errors import Conflict, CorruptData, InvalidConfig
 from tests.kit.postgres import database_of, execute
 
@@ -64,7 +64,7 @@ async def test_a_blob_store_keeps_its_id(tmp_path: Path) -> None:
     for blobs in (LocalBlobs(tmp_path), MemoryBlobs()):
         assert await identity(blobs) == await identity(blobs)
     assert await identity(LocalBlobs(tmp_path)) != await identity(MemoryBlobs())
-    await LocalBlobs(tmp_path).put(KEY, b"not an id")
+    await LocalBlobs(tmp_path).put_blob(KEY, b"not an id")
     with pytest.raises(CorruptData, match="what else writes"):
         await identity(LocalBlobs(tmp_path))
 
@@ -72,7 +72,7 @@ async def test_a_blob_store_keeps_its_id(tmp_path: Path) -> None:
 async def test_a_database_without_a_schema_is_refused_with_what_to_do(
     bare_url: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidConfig, match=r"python -m infra\.postgres\.migrate"):
+    with pytest.raises(InvalidConfig, match=r"python -m infra\.spine\.postgres\.migrate"):
         await opened(settings(tmp_path, bare_url))
 
 
@@ -86,8 +86,8 @@ async def test_a_newer_database_is_refused(database_url: str, tmp_path: Path) ->
 
 
 async def test_a_migration_that_changed_after_it_was_applied_is_refused(database_url: str) -> None:
-    await execute(database_url, "update migrations set checksum = 'x' where name = '0001_spine'")
-    with pytest.raises(InvalidConfig, match="0001_spine was changed"):
+    await execute(database_url, "update migrations set checksum = 'x' where name = '0032_base'")
+    with pytest.raises(InvalidConfig, match="0032_base was changed"):
         await migrate.migrate(database_url)
 
 
@@ -99,6 +99,6 @@ def test_the_command_says_what_it_did_and_why_not(
     assert "HEADRACE_DATABASE_URL is not set" in capsys.readouterr().err
     monkeypatch.setenv("HEADRACE_DATABASE_URL", bare_url)
     assert migrate.main() == 0
-    assert "0001_spine" in capsys.readouterr().out
+    assert "0032_base" in capsys.readouterr().out
     assert migrate.main() == 0
     assert "nothing" in capsys.readouterr().out

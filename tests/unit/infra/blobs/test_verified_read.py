@@ -8,11 +8,11 @@ import pytest
 
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.local import LocalBlobs
+from infra.blobs.memory import MemoryBlobs
 from infra.blobs.verified_read import PIECE_BYTES, read_verified
-from infra.memory.blobs import MemoryBlobs
-from infra.memory.event_log import MemoryLog, World
+from infra.spine.memory.event_log import MemoryLog, World
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import CorruptData, NotFound
-from schemas.sampling import ArtifactRef
 
 CONTENT = bytes(range(251)) * (3 * PIECE_BYTES // 251)
 """Some pieces and a bit."""
@@ -21,7 +21,7 @@ CONTENT = bytes(range(251)) * (3 * PIECE_BYTES // 251)
 async def put(root: Path, data: bytes) -> tuple[ArtifactStore, ArtifactRef, Path]:
     """A store that has just started, an artifact in it, and the place of the artifact's bytes."""
     blobs = LocalBlobs(root)
-    ref = await ArtifactStore(MemoryLog(World()), blobs).put(data, run="r", blob=True)
+    ref = await ArtifactStore(MemoryLog(World()), blobs).put_artifact(data, run="r", blob=True)
     path = await blobs.file(ref.uri)
     assert path is not None
     return ArtifactStore(MemoryLog(World()), blobs), ref, path
@@ -55,14 +55,16 @@ async def test_the_place_is_told_by_the_first_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damaged", [CONTENT[:-1], CONTENT + b"\0", CONTENT[:-1] + b"\xff", b"\xff" + CONTENT[1:], b""]
 )
-async def test_what_is_not_as_recorded_is_refused(tmp_path: Path, damaged: bytes) -> None:
+async def test_a_blob_that_differs_from_its_record_is_refused(
+    tmp_path: Path, damaged: bytes
+) -> None:
     store, ref, path = await put(tmp_path, CONTENT)
     path.write_bytes(damaged)
     with pytest.raises(CorruptData, match=f"{len(CONTENT)} bytes with sha256"):
         await store.read(ref, lambda head: 0)
 
 
-async def test_what_is_gone_is_not_found(tmp_path: Path) -> None:
+async def test_a_blob_that_is_gone_is_not_found(tmp_path: Path) -> None:
     store, ref, path = await put(tmp_path, CONTENT)
     path.unlink()
     with pytest.raises(NotFound):
@@ -71,8 +73,8 @@ async def test_what_is_gone_is_not_found(tmp_path: Path) -> None:
 
 async def test_what_is_no_file_or_in_memory_already_is_got_as_ever(tmp_path: Path) -> None:
     afar = ArtifactStore(MemoryLog(World()), MemoryBlobs())
-    ref = await afar.put(CONTENT, run="r", blob=True)
+    ref = await afar.put_artifact(CONTENT, run="r", blob=True)
     assert await afar.read(ref, lambda head: 0) == CONTENT
     near = ArtifactStore(MemoryLog(World()), LocalBlobs(tmp_path))
-    ref = await near.put(CONTENT, run="r", blob=True)
+    ref = await near.put_artifact(CONTENT, run="r", blob=True)
     assert isinstance(await near.read(ref, lambda head: 0), bytes)

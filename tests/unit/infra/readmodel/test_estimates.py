@@ -83,7 +83,16 @@ def test_a_difference_is_paired(found: list[list[float]], shift: float) -> None:
     one = estimate_difference(found, [[v + shift for v in row] for row in found])
     assert one is not None
     assert one.mean == pytest.approx(shift, abs=1e-9)
-    assert one.se == pytest.approx(0.0, abs=1e-9)
+    assert (one.se, one.low, one.high) == (None, None, None), "no spread says nothing"
+
+
+def test_two_rows_that_gain_alike_do_not_prove_that_all_rows_gain() -> None:
+    one = estimate_difference([[0.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [1.0, 1.0]])
+    assert one is not None
+    assert (one.mean, one.num_rows, one.low, one.high) == (1.0, 2, None, None)
+    almost = estimate_difference([[0.0], [0.0]], [[1.0], [0.999]])
+    assert almost is not None
+    assert almost.low is not None
 
 
 def test_the_difference_of_attempts_at_rows_by_hand() -> None:

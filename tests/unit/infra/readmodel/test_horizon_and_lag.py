@@ -10,16 +10,15 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.bus.tail_wait import TailWait
-from infra.ports.event_log import Cursor
-from infra.postgres.event_log import PostgresLog
-from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
 from infra.readmodel.platform import COUNTED, PlatformState
+from infra.spine.bus.tail_wait import TailWait
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.event_log import PostgresLog
+from infra.spine.postgres.notify import Notifier
+from infra.spine.postgres.pool import Database
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName, StreamName
-from tests.kit.postgres import execute, fresh_database, need_programs, open_database
-from tests.stack.postgres import postgres_server
+from tests.kit.postgres import execute, fresh_database, open_database
 
 pytestmark = pytest.mark.postgres
 
@@ -57,7 +56,7 @@ async def seen(log: PostgresLog, cursor: Cursor) -> bool:
     return cursor in {recorded.cursor for recorded in found}
 
 
-async def test_who_only_reads_holds_nothing_back_and_raises_no_alarm(database: Database) -> None:
+async def test_a_reader_holds_nothing_back_and_raises_no_alarm(database: Database) -> None:
     async with Notifier(database) as notifier:
         log, reading = PostgresLog(database, notifier), "select count(*) from events"
         async with open_transaction(database.url, reading, isolation="repeatable_read"):
@@ -69,7 +68,7 @@ async def test_who_only_reads_holds_nothing_back_and_raises_no_alarm(database: D
                     await asyncio.sleep(0.01)
 
 
-async def test_who_writes_holds_back_what_is_committed_after_and_is_told_of(
+async def test_a_writer_holds_back_later_commits_and_is_reported(
     database: Database,
 ) -> None:
     async with Notifier(database) as notifier:
@@ -104,17 +103,6 @@ async def test_lag_is_exact_when_small_and_by_positions_when_large(database: Dat
             f" values ('kafka', 'c', '{{}}', '{held[1].cursor.xid}', {held[1].cursor.position})",
         )
         assert (await platform.bus("kafka"))["relay_behind"] == events - 2
-
-
-@pytest.fixture
-def preparing() -> Iterator[str]:
-    """A database on a server that allows prepared transactions."""
-    need_programs()
-    with (
-        postgres_server(settings={"max_prepared_transactions": "2"}) as server,
-        fresh_database(server.url) as url,
-    ):
-        yield url
 
 
 async def test_a_prepared_transaction_holds_the_log_back_until_somebody_ends_it(

@@ -1,7 +1,7 @@
 """Waiting work is counted by lane, with the age of the oldest that may be done."""
 
-from infra.postgres.pool import Database
 from infra.readmodel.platform import PlatformState, oldest_waiting_s
+from infra.spine.postgres.pool import Database
 from tests.kit.postgres import execute
 
 PLACE = """
@@ -11,7 +11,7 @@ values (gen_random_uuid(), 'c', 'run-r', '{lane}', 'r', 't', '{{}}', gen_random_
 """
 
 
-async def test_what_is_not_shut_counts_with_the_age_of_the_next_that_is_due(
+async def test_open_effects_count_with_the_age_of_the_next_due_one(
     database: Database, database_url: str
 ) -> None:
     for lane, due, shut in (
@@ -28,7 +28,7 @@ async def test_what_is_not_shut_counts_with_the_age_of_the_next_that_is_due(
     assert 90 <= oldest_waiting_s(found) < 300
 
 
-async def test_what_a_dead_worker_holds_waits(database: Database, database_url: str) -> None:
+async def test_effects_of_a_dead_worker_wait(database: Database, database_url: str) -> None:
     for due in ("-90 seconds", "-30 seconds"):
         await execute(database_url, PLACE.format(lane="train", due=due, shut=False))
     oldest = "due_at < now() - interval '60 s'"
@@ -38,7 +38,7 @@ async def test_what_a_dead_worker_holds_waits(database: Database, database_url: 
     assert 90 <= (found["train"]["oldest_s"] or 0) < 300
 
 
-async def test_what_is_tried_again_later_waits_but_is_not_late(
+async def test_an_effect_with_a_later_retry_waits_but_is_not_late(
     database: Database, database_url: str
 ) -> None:
     for due in ("-5 seconds", "60 seconds"):

@@ -11,11 +11,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.ports.actor import Actor, acting_as
-from infra.postgres.pool import Database, connect
 from infra.readmodel.run_pages import (
     ALL_RUNS,
     DIRECTIONS,
@@ -31,7 +30,9 @@ from infra.readmodel.run_pages import (
     _selection,
 )
 from infra.readmodel.runs import PageRange
+from infra.spine.postgres.pool import Database, connect
 from tests.kit.postgres import execute
+from tests.kit.property_examples import examples
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 INSERT = """insert into runs (run, name, algorithm, execution_mode, model, dataset, config, dataset_ref,
@@ -39,6 +40,7 @@ created_at, reward)
 select run, name, 'grpo', 'sync', 'm', $1, '{}', '{}',
 $2::timestamptz + second * interval '1 microsecond', reward
 from unnest($3::text[], $4::text[], $5::int[], $6::float8[]) as r (run, name, second, reward)"""
+
 MANY = """insert into runs (run, name, algorithm, execution_mode, model, dataset, workspace, config,
 dataset_ref, created_at, reward)
 select 'r' || n, 'name-' || n, 'grpo', 'sync', 'm', 'd', 'w' || n % 2, '{}', '{}',
@@ -140,12 +142,13 @@ class Listed:
 
 
 @pytest.mark.postgres
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("is_backward", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 def test_each_run_is_seen_once_and_in_order(
     in_database: InDatabase, order: RunOrder, *, is_backward: bool
 ) -> None:
-    @settings(max_examples=40)
+    @examples(40)
     @given(first=runs, arrivals=st.lists(runs, max_size=6), limit=st.integers(1, 5))
     def check(first: list[Added], arrivals: list[list[Added]], limit: int) -> None:
         async def scenario(database: Database) -> None:

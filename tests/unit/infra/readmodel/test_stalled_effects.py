@@ -8,11 +8,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from infra.ports.clock import ManualClock
-from infra.ports.effects import Claimed
-from infra.postgres.effects import PostgresEffects
-from infra.postgres.pool import Database
 from infra.readmodel.stalled_effects import StalledEffects, watch_stalled_effects
+from infra.spine.ports.clock import ManualClock
+from infra.spine.ports.effects import Claimed
+from infra.spine.postgres.effects import PostgresEffects
+from infra.spine.postgres.pool import Database
 from schemas.effects import FetchCommit, Lane
 from schemas.ids import ConsumerName, WorkerId
 from schemas.specs import CommitSpec
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.postgres
 
 WORKER = WorkerId("w")
 EFFECT = FetchCommit(
-    workspace="w1", push=UUID(int=1), commit=CommitSpec(url="/nowhere"), entrypoints=()
+    workspace="w1", request=UUID(int=1), commit=CommitSpec(url="/nowhere"), entrypoints=()
 )
 
 
@@ -55,16 +55,16 @@ async def effects(database: Database) -> PostgresEffects:
     return found
 
 
-async def test_what_a_live_worker_holds_without_progress_is_found(
+async def test_an_effect_without_progress_is_found(
     database: Database, effects: PostgresEffects
 ) -> None:
     stalled = StalledEffects(database)
     await age(database, hours=9)
-    assert await stalled.find() == [], "nobody holds it"
+    assert await stalled.find_stalled() == [], "nobody holds it"
     claimed = await claim(effects)
-    assert await stalled.find() == [], "it was claimed now"
+    assert await stalled.find_stalled() == [], "it was claimed now"
     await age(database, hours=9)
-    [found] = await stalled.find()
+    [found] = await stalled.find_stalled()
     assert (found.type, found.lane, found.run, found.worker) == (
         "FetchCommit",
         "control",
@@ -74,14 +74,14 @@ async def test_what_a_live_worker_holds_without_progress_is_found(
     assert found.claim == (str(EFFECT.id), 1)
     assert 9 * 3600 <= found.seconds < 10 * 3600
     await effects.save_memo(claimed, "half of it")
-    assert await stalled.find() == [], "it progresses"
+    assert await stalled.find_stalled() == [], "it progresses"
     await age(database, hours=9)
     await effects.release(claimed)
     await claim(effects)
-    assert await stalled.find() == [], "it was claimed again"
+    assert await stalled.find_stalled() == [], "it was claimed again"
     await age(database, hours=9)
     await effects.expire(WORKER)
-    assert await stalled.find() == [], "its worker is dead, and another one takes it over"
+    assert await stalled.find_stalled() == [], "its worker is dead, and another one takes it over"
 
 
 async def wait_until(is_so: Callable[[], bool]) -> None:

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.postgres.pool import Database
 from infra.readmodel.runs import Runs
+from infra.spine.postgres.pool import Database
 
 pytestmark = pytest.mark.postgres
 

@@ -1,7 +1,7 @@
 """The reason why a run waits is always shown: from events alone, and with facts from a database."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.postgres.pool import Database
 from infra.readmodel.wait_facts import Waits
 from infra.readmodel.wait_reasons import (
     BrokerFact,
@@ -25,8 +24,8 @@ from infra.readmodel.wait_reasons import (
     WorkerFact,
     waits_of,
 )
-from tests.kit.postgres import execute, fresh_database, need_programs, open_database
-from tests.stack.postgres import postgres_server
+from infra.spine.postgres.pool import Database
+from tests.kit.postgres import execute, open_database
 
 WORKER = WorkerFact(id="w1", host="here", pid=7, lanes=("generate", "train"), lease_s=4.0)
 SAMPLE = EffectFact("GenerateSample", "generate", step=40)
@@ -164,11 +163,11 @@ def test_each_reason_is_said(facts: Facts, what: str, said: str) -> None:
     ],
     ids=["nothing", "ended", "nothing-hidden", "short-transaction", "broker-seen", "upgraded"],
 )
-def test_what_holds_nothing_up_is_not_said(facts: Facts) -> None:
+def test_harmless_facts_are_not_reported(facts: Facts) -> None:
     assert waits_of(facts) == []
 
 
-def test_what_blocks_comes_before_what_goes_on() -> None:
+def test_blocking_reasons_come_first() -> None:
     facts = Facts(
         effects=[
             replace(TRAIN, worker="w1", lease_s=4),
@@ -317,19 +316,8 @@ async def writing(url: str, version: int) -> AsyncIterator[int]:
         await connection.close()
 
 
-@pytest.fixture
-def preparing() -> Iterator[str]:
-    """A database on a server that allows prepared transactions."""
-    need_programs()
-    with (
-        postgres_server(settings={"max_prepared_transactions": "2"}) as server,
-        fresh_database(server.url) as url,
-    ):
-        yield url
-
-
 @pytest.mark.postgres
-async def test_who_holds_the_horizon_is_named(preparing: str) -> None:
+async def test_the_holder_of_the_horizon_is_named(preparing: str) -> None:
     """The reader is a process that may not see the sessions of other users."""
     await execute(preparing, WORKERS.format())
     prepared = f"begin;{appended(1)};prepare transaction 'left'"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.sandbox.sandbox import HELD, PREFIX, code_directory
+from infra.held_directory import HELD
+from infra.sandbox.sandbox import PREFIX, code_directory
 from infra.sandbox.user_process import UNPRIVILEGED
 
 HOLDS = """

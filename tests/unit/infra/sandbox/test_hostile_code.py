@@ -6,23 +6,22 @@ import json
 import math
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from infra.blobs.artifacts import reference
-from infra.git.mirrors import GitRepositories
 from infra.ports.services import SandboxOwner
+from infra.repositories.git.mirrors import GitRepositories
 from infra.sandbox import calls, sandbox
 from infra.sandbox import process as confined
 from infra.sandbox.host_messages import Graded, ProtocolError, check_grades, parse_later
 from infra.sandbox.sandbox import LocalUserCode
 from infra.settings.git import LAPTOP
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.sampling import ArtifactRef, Message, SampleRecord
-from schemas.specs import CommitSpec, Entrypoint, RolloutRef
+from schemas.sampling import Message, SampleRecord
+from schemas.specs import CommitSpec, RolloutRef
 from tests.kit.platform import make_workspace
+from tests.kit.sandboxed_code import SNAPSHOT, fetch, store_rollout
 
 pytestmark = pytest.mark.processes
 
@@ -100,49 +99,11 @@ def exact(solution_str, ground_truth, extra_info=None, **kwargs):
 
 FIVE = 'import os, struct, sys\nos.write(int(sys.argv[3]), struct.pack(">I", 1) + b"5")\n'
 
-SNAPSHOT: list[bytes] = []
-
 
 @pytest.fixture
 async def rollout(tmp_path: Path) -> RolloutRef:
     files = {"rollouts/say/main.py": MAIN, "rollouts/five/main.py": FIVE}
-    source = make_workspace(tmp_path / "w", files)
-    repositories = GitRepositories(tmp_path / "git", settings=LAPTOP)
-    sha = await repositories.fetch("w", CommitSpec(url=str(source)))
-    SNAPSHOT.append(await repositories.snapshot("w", sha))
-    return RolloutRef(
-        snapshot=reference(SNAPSHOT[-1]),
-        commit=sha,
-        entrypoint=Entrypoint(rollout="say"),
-        workflow="Do",
-        grader="Check",
-        workflow_timeout_s=1.0,
-        grader_timeout_s=1.0,
-    )
-
-
-@pytest.fixture
-async def user(tmp_path: Path) -> AsyncIterator[LocalUserCode]:
-    async def fetch(ref: ArtifactRef) -> bytes:
-        return SNAPSHOT[-1]
-
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    made = LocalUserCode(LEVEL, fetch=fetch)
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
-async def trusted() -> AsyncIterator[LocalUserCode]:
-    """At the level where user code shares files and process ids with the test."""
-
-    async def fetch(ref: ArtifactRef) -> bytes:
-        return SNAPSHOT[-1]
-
-    made = LocalUserCode("process-trusted", fetch=fetch)
-    yield made
-    await made.aclose()
+    return await store_rollout(tmp_path, files)
 
 
 async def run(user: LocalUserCode, rollout: RolloutRef, what: str) -> str:
@@ -175,7 +136,7 @@ async def failure(user: LocalUserCode, rollout: RolloutRef, what: str) -> UserCo
 
 def patch_sdk(user: LocalUserCode, file: str, old: str) -> None:
     """Remove a line from the SDK code that runs in the process of user code."""
-    path = user._sdk / "headrace" / file
+    path = user._sdk / "headrace" / "user_code" / file
     source = path.read_text()
     assert old in source
     path.write_text(source.replace(old, ""))
@@ -201,7 +162,7 @@ async def test_twin_where_it_may_be_traced_its_tracer_is_ended_with_it(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("only as root user code has a user of its own, whose processes may be killed")
-    patch_sdk(trusted, "host.py", "    hide()\n")
+    patch_sdk(trusted, "user_code_host.py", "    hide()\n")
     assert await run(trusted, rollout, "seized") == "True"
     (process,) = trusted._warm.processes
     async with asyncio.timeout(60):
@@ -220,9 +181,6 @@ async def test_the_operator_sets_the_limits(
     write: shared memory has one of its own where the tests' files lie in it."""
     gib = 1 << 30
 
-    async def fetch(ref: ArtifactRef) -> bytes:
-        return SNAPSHOT[-1]
-
     for chosen, expected in (
         ("memory=3,disk=4,processes=99", [3 * gib, 2 * gib, 99, 4 * gib]),
         ("", [16 * gib, gib, 1024, 2 * gib]),
@@ -238,7 +196,7 @@ async def test_twin_the_launcher_is_who_sets_them(
     trusted: LocalUserCode, rollout: RolloutRef
 ) -> None:
     patch_sdk(trusted, "launch.py", "    confine()\n")
-    patch_sdk(trusted, "host.py", "    hide()\n")
+    patch_sdk(trusted, "user_code_host.py", "    hide()\n")
     assert await run(trusted, rollout, "limits") == "0 1 HOME=/tmp"
 
 
@@ -247,7 +205,7 @@ async def test_nothing_of_the_users_comes_before_the_limits(
 ) -> None:
     """A program in the host's place reports its limits at its first byte; the launcher saw no
     variable."""
-    (user._sdk / "headrace" / "host.py").write_text(
+    (user._sdk / "headrace" / "user_code" / "user_code_host.py").write_text(
         "import os, struct, sys\n"
         "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
         "said = status['NoNewPrivs'].strip() + os.environ['COLOUR']\n"
@@ -280,11 +238,11 @@ async def test_variables_of_the_loader_are_refused(
         'framed(b\'{"id": "nobody", "messages": null}\') * 1000',
     ],
 )
-async def test_what_is_not_a_message_is_that_samples_fault(
+async def test_output_that_is_not_a_message_fails_its_sample(
     user: LocalUserCode, rollout: RolloutRef, what: str
 ) -> None:
     error = await failure(user, rollout, f"say {what}")
-    assert error.category == FailureCategory.PROCESS
+    assert error.category == FailureCategory.AGENT
     assert "a pipe that is not its own" in error.message
     assert await run(user, rollout, "fine") == "done"
 
@@ -296,6 +254,26 @@ async def test_a_rollout_that_says_five_fails_alone(
     assert five.entrypoint.rollout == "five"
     assert "a pipe that is not its own" in (five.error or "")
     assert (good.workflow, good.error) == ("Do", None)
+
+
+async def test_a_silent_end_and_an_endless_start_say_what_to_look_for(
+    tmp_path: Path, user: LocalUserCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confined, "START_S", 2.0)
+    files = {
+        "rollouts/ends/main.py": "import os\nos._exit(0)\n",
+        "rollouts/loops/main.py": "while True:\n    pass\n",
+        "rollouts/tells/main.py": "import os\nprint('why', flush=True)\nos._exit(0)\n",
+    }
+    source = make_workspace(tmp_path / "silent", files)
+    repositories = GitRepositories(tmp_path / "silent-git", settings=LAPTOP)
+    sha = await repositories.fetch("w", CommitSpec(url=str(source)))
+    found = await user.discover(await repositories.snapshot("w", sha), [])
+    errors = {one.entrypoint.rollout: one.error or "" for one in found}
+    assert errors["ends"].startswith("the entry point's process ended while loading: it printed no")
+    assert "did not load within 2 s: it printed nothing" in errors["loops"]
+    assert ".pth files" in errors["loops"]
+    assert errors["tells"].endswith("while loading: why")
 
 
 async def test_twin_without_the_model_the_whole_workspace_fails(

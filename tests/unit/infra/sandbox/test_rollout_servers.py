@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import pytest
 
 from infra.blobs.artifacts import reference
-from infra.gateway.server import HttpGateway
+from infra.model_api.gateway.server import HttpGateway
 from infra.ports.services import SandboxOwner, UserCodeRaised, UserOutput
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import user_group
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.sampling import ArtifactRef, Grade, Message
+from schemas.sampling import Grade, Message
 from schemas.specs import Entrypoint, RolloutRef
 from tests.kit.http_victim import Quick
 from tests.kit.rollout_server import ENDS, SERVER
@@ -170,7 +171,7 @@ async def test_a_server_that_ends_fails_the_sample_that_ends_it_and_no_other(ben
     )
     assert others == [2.0, 2.0]
     assert isinstance(ends, UserCodeError)
-    assert ends.category is FailureCategory.PROCESS
+    assert ends.category is FailureCategory.AGENT
     assert "exit code 3; its output ends: most 1\ngoing down" in ends.message
 
 

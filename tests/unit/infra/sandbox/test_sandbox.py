@@ -4,13 +4,11 @@ platform."""
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from infra.blobs.artifacts import reference
-from infra.git.mirrors import GitRepositories
 from infra.ports.services import SandboxOwner
 from infra.sandbox import sandbox
 from infra.sandbox.host_messages import FirstMessage
@@ -18,11 +16,10 @@ from infra.sandbox.levels.bubblewrap_options import USER
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import UNPRIVILEGED
-from infra.settings.git import LAPTOP
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord
-from schemas.specs import CommitSpec, Entrypoint, RewardSpec, RolloutRef
-from tests.kit.platform import make_workspace
+from schemas.sampling import Grade, Message, SampleRecord
+from schemas.specs import RewardSpec, RolloutRef
+from tests.kit.sandboxed_code import SNAPSHOT, store_rollout
 
 pytestmark = pytest.mark.processes
 
@@ -123,47 +120,7 @@ async def broken(solution_str, ground_truth, extra_info=None, **kwargs):
 
 @pytest.fixture
 async def rollout(tmp_path: Path) -> RolloutRef:
-    source = make_workspace(tmp_path / "w", {"rollouts/say/main.py": MAIN})
-    repositories = GitRepositories(tmp_path / "git", settings=LAPTOP)
-    sha = await repositories.fetch("w", CommitSpec(url=str(source)))
-    SNAPSHOT.append(await repositories.snapshot("w", sha))
-    return RolloutRef(
-        snapshot=reference(SNAPSHOT[-1]),
-        commit=sha,
-        entrypoint=Entrypoint(rollout="say"),
-        workflow="Do",
-        grader="Check",
-        workflow_timeout_s=1.0,
-        grader_timeout_s=1.0,
-        env={"COLOUR": "blue"},
-    )
-
-
-SNAPSHOT: list[bytes] = []
-
-
-@pytest.fixture
-async def user(tmp_path: Path) -> AsyncIterator[LocalUserCode]:
-    async def fetch(ref: ArtifactRef) -> bytes:
-        return SNAPSHOT[-1]
-
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    made = LocalUserCode(LEVEL, fetch=fetch)
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
-async def trusted() -> AsyncIterator[LocalUserCode]:
-    """At the level where user code shares files and process ids with the test."""
-
-    async def fetch(ref: ArtifactRef) -> bytes:
-        return SNAPSHOT[-1]
-
-    made = LocalUserCode("process-trusted", fetch=fetch)
-    yield made
-    await made.aclose()
+    return await store_rollout(tmp_path, {"rollouts/say/main.py": MAIN}, env={"COLOUR": "blue"})
 
 
 async def run(
@@ -201,7 +158,7 @@ async def failure(user: LocalUserCode, rollout: RolloutRef, what: str) -> UserCo
         ("raise", FailureCategory.AGENT, "ValueError: as asked"),
         ("sleep", FailureCategory.TIMEOUT, "1 s"),
         ("block", FailureCategory.TIMEOUT, "1 s"),
-        ("exit", FailureCategory.PROCESS, "alone"),
+        ("exit", FailureCategory.AGENT, "alone"),
         ("odd", FailureCategory.AGENT, "list of messages"),
     ],
 )
@@ -232,7 +189,7 @@ async def test_neighbours_of_one_that_ends_the_process_run_again(
     await run(user, rollout, "warm")
     names = ["wait", "exit", "wait "]
     ended = await asyncio.gather(*(until_known(user, rollout, name) for name in names))
-    assert ended == ["done", "process_died", "done"]
+    assert ended == ["done", "agent_error", "done"]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +198,7 @@ async def test_neighbours_of_one_that_ends_the_process_run_again(
         ("loading", sandbox.TRIES - 1, "done"),
         ("loading", sandbox.TRIES, "process_died"),
         ("running", sandbox.TRIES, "done"),  # once beside others, then alone
-        ("running", sandbox.TRIES + 1, "process_died"),
+        ("running", sandbox.TRIES + 1, "agent_error"),
     ],
 )
 async def test_a_process_that_is_killed_is_not_the_samples_fault(

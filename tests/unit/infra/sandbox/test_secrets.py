@@ -15,8 +15,9 @@ from infra.sandbox.calls import CallingUserCode, UserCall
 from infra.sandbox.host_messages import CallAnswer, Graded, Raised, Returned
 from infra.sandbox.process import ProcessEnded
 from infra.sandbox.sandbox import LocalUserCode
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.sampling import ArtifactRef, Message, SampleRecord
+from schemas.sampling import Message, SampleRecord
 from schemas.secrets.masking import NO_MASKS
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import Entrypoint, RewardSpec, RolloutRef

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from infra.blobs.artifacts import reference
-from infra.gateway.server import HttpGateway
-from infra.gateway.sessions import GatewaySession
-from infra.git.mirrors import GitRepositories
+from infra.model_api.gateway.server import HttpGateway
+from infra.model_api.gateway.sessions import GatewaySession
 from infra.ports.services import SandboxOwner
+from infra.repositories.git.mirrors import GitRepositories
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import user_group
 from infra.settings.git import LAPTOP
 from infra.settings.network_policy import NetworkPolicy
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import TransientError, UserCodeError
 from schemas.ids import sample_id
-from schemas.sampling import ArtifactRef, Message, SampleRecord
+from schemas.sampling import Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RolloutRef
 from tests.kit.http_victim import Quick
 from tests.kit.platform import make_workspace

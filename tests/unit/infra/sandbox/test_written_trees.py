@@ -119,7 +119,7 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_is_not_a_file_of_user_code_is_not_sealed(tree: Path, kind: str) -> None:
+def test_files_of_others_are_not_sealed(tree: Path, kind: str) -> None:
     make, says = ODD[kind]
     make(tree / "x")
     before = (tree / "x").lstat()
@@ -164,7 +164,7 @@ def test_another_file_system_is_not_sealed(tree: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a second name"])
-def test_what_is_not_one_file_is_not_read(tree: Path, kind: str) -> None:
+def test_a_path_that_is_not_one_file_is_not_read(tree: Path, kind: str) -> None:
     ODD[kind][0](tree / "x")
     with pytest.raises(Refused, match="not a file" if kind == "a pipe" else "more than 3 bytes"):
         read_file(tree, "x", most=3)

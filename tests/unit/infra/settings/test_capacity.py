@@ -2,9 +2,9 @@
 
 import pytest
 
-from infra.runtime.hosting import FEWEST_USER, capacity_of
 from infra.settings.capacity import LANES, parse_capacity
 from infra.settings.settings import BadSetting, Settings
+from infra.spine.runtime.hosting import FEWEST_USER, capacity_of
 from schemas.effects import Lane
 
 

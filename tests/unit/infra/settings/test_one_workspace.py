@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.postgres.names import check_one_workspace
+from infra.names import check_one_workspace
 from infra.sandbox.service.client import SandboxClient
+from infra.sandbox.service.connect import RemoteService
 from infra.sandbox.service.listener import SandboxListener
-from infra.sandbox.service.remote import RemoteService
 from infra.settings.settings import Settings
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import InvalidConfig
-from schemas.sampling import ArtifactRef
 from tests.kit.application import Application, application
 
 TRUSTED = {"HEADRACE_SANDBOX": "process-trusted"}

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.sandbox.service.child import ChildService
-from infra.sandbox.service.remote import RemoteService
-from infra.sandbox.service.ways import service_of
+from infra.sandbox.service.connect import RemoteService, service_of
 from infra.settings.settings import BadSetting, Settings
 
 KEY = "a-key-that-nobody-else-has"

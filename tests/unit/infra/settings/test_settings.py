@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra import failpoints
-from infra.local import embedded_postgres
+from infra.operations.local import embedded_postgres
 from infra.sandbox.levels.process import describe_user
 from infra.settings.settings import BadSetting, Settings
 from infra.telemetry import JsonLines
@@ -22,12 +22,34 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
     assert (settings.host, settings.port) == ("127.0.0.1", 8420)
     assert settings.database_url is None
     assert settings.quotas == settings.key_quotas == {}
-    assert settings.read_token() is None
+    assert settings.read_api_key() is None
     (tmp_path / "token").write_text("abc\n")
-    assert settings.read_token() == "abc"
+    assert settings.read_api_key() == "abc"
     assert (
-        Settings.load({"HEADRACE_TOKEN": "t", "HEADRACE_HOME": str(tmp_path)}).read_token() == "t"
+        Settings.load({"HEADRACE_API_KEY": "t", "HEADRACE_HOME": str(tmp_path)}).read_api_key()
+        == "t"
     )
+
+
+def test_the_old_name_of_the_variable_holds_the_key_too(tmp_path: Path) -> None:
+    old = {"HEADRACE_TOKEN": "old", "HEADRACE_HOME": str(tmp_path)}
+    assert Settings.load(old).api_key == "old"
+    assert Settings.load(old | {"HEADRACE_API_KEY": "new"}).api_key == "new"
+    assert Settings.load(old | {"HEADRACE_API_KEY": " "}).api_key == "old"
+
+
+def test_an_api_key_loses_the_line_break_of_a_file(tmp_path: Path) -> None:
+    settings = Settings.load({"HEADRACE_API_KEY": "abc\n", "HEADRACE_HOME": str(tmp_path)})
+    assert settings.api_key == "abc"
+
+
+@pytest.mark.parametrize("api_key", ["hr_a_b\nmade the key", "tök", "a b"])
+def test_an_api_key_that_no_request_can_carry_is_refused_and_not_shown(api_key: str) -> None:
+    with pytest.raises(
+        BadSetting, match=r"HEADRACE_API_KEY .* the text of the API key alone"
+    ) as raised:
+        Settings.load({"HEADRACE_API_KEY": api_key})
+    assert api_key not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from infra.local.free_port import free_port
-from infra.local.supervisor import child_specs
+from infra.operations.local.free_port import free_port
+from infra.operations.local.supervisor import child_specs
 from infra.settings.settings import BadSetting, Settings
 from infra.settings.vllm import RESERVE
 from tests.kit.platform import eventually
@@ -91,17 +91,17 @@ def test_it_starts_after_the_server_and_before_those_who_ask_it() -> None:
         "--model qwen3-tiny --host 127.0.0.1 --port 8421 --gpu-memory-utilization 0.45 --enable-lora "
         "--max-loras 6 --max-lora-rank 16 --logprobs-mode processed_logprobs --dtype bfloat16"
     )
-    assert vllm.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
-    assert vllm.environment["VLLM_API_KEY"] == "secret"
+    assert vllm.env_vars["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert vllm.env_vars["VLLM_API_KEY"] == "secret"
     assert "secret" not in repr(settings)
 
 
 SUPERVISOR = """
 import dataclasses, os, pathlib, sys
-from infra.local import home, supervisor
-from infra.local.child import Child
+from infra.operations.local import home, supervisor
+from infra.operations.local.child import Child
 from infra.settings.settings import Settings
-from tests.unit.infra.local.test_supervisor import SERVER, WORKER
+from tests.unit.infra.operations.local.test_supervisor import SERVER, WORKER
 
 root = pathlib.Path(os.environ["HEADRACE_HOME"])
 settings = Settings.load(os.environ)

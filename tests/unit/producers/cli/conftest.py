@@ -93,7 +93,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServ
     thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     monkeypatch.setenv("HEADRACE_URL", fake.url)
-    monkeypatch.setenv("HEADRACE_TOKEN", "the-token")
+    monkeypatch.setenv("HEADRACE_API_KEY", "the-api-key")
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     yield fake

@@ -99,6 +99,17 @@ def test_submit_registers_the_repository_around_the_config(
     assert submitted.document["config"]["experiment"]["rollout"] == "r"
 
 
+def test_an_api_key_that_may_not_add_a_workspace_is_told_to_name_one(
+    server: FakeServer, headrace: Run, repository: Path
+) -> None:
+    no_workspaces(server)
+    refusal = {"code": "FORBIDDEN", "detail": "POST /workspaces needs the scope admin"}
+    server.answer("POST", "/workspaces", refusal, status=403)
+    ran = headrace("train", "submit", str(repository / "configs" / "grpo.toml"), "--json")
+    assert ran.error["code"] == "FORBIDDEN"
+    assert "name a workspace with --workspace" in ran.error["message"]
+
+
 def test_options_of_submit_replace_keys_of_the_config(
     server: FakeServer, headrace: Run, tmp_path: Path
 ) -> None:
@@ -218,6 +229,21 @@ def test_dry_run_marks_what_differs_and_leaves_out_what_the_algorithm_does_not_r
     assert "*" in lines[shown]
     assert "*" not in lines["seed"], "it is the default"
     assert hidden not in lines
+
+
+def test_dry_run_leaves_out_what_only_another_kind_of_run_reads(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    experiment = {"rollout": "r", "entrypoint": "main.py", "model_path": "m", "dataset": "d"}
+    advanced = {"batch_size": 16, "lora_rank": 16, "micro_batch_tokens": 64, "tuning": "full"}
+    config = {"experiment": experiment, "advanced": advanced | {"algorithm": "grpo"}}
+    server.answer("POST", "/runs", {"config": config, "total_steps": 1})
+    path = tmp_path / "c.toml"
+    path.write_text('[experiment]\ndataset = "d"\n')
+    out = headrace("train", "submit", str(path), "--dry-run").out
+    assert "micro_batch_tokens" in out
+    assert " batch_size " not in out, "only sft reads it"
+    assert "lora_rank" not in out, "all weights are trained"
 
 
 def test_upload_streams_the_file_to_the_path_it_was_given(
@@ -353,6 +379,7 @@ def test_eval_samples_retry_and_compare_show_what_the_server_says(
     compared = {
         "evals": [{"name": "a", "model": "m"}, {"name": "b", "model": "n"}],
         "metrics": [{"key": "eval/pass@1", "values": [0.25, 0.5]}],
+        "caveats": ["b has not ended"],
         "differences": [
             {"key": "eval/reward", "difference": 0.5, "se": 0.1, "interval": [0.3, 0.7], "rows": 2}
         ],
@@ -364,6 +391,7 @@ def test_eval_samples_retry_and_compare_show_what_the_server_says(
     assert "1 gained, 0 lost" in out
     assert "1 of 2, reward 0.75" in out
     assert "0.3 to 0.7" in out
+    assert "note: b has not ended" in out
     document = headrace("eval", "compare", "a", "b", "--json").document
     assert [one["row"] for one in document["rows"]] == [3]
     assert len(headrace("eval", "compare", "a", "b", "--all", "--json").document["rows"]) == 2
@@ -382,6 +410,31 @@ def test_workspace_add_waits_for_the_first_look(
     server.answer("GET", "/workspaces/w", {"workspace": synced})
     assert headrace("workspace", "add", str(repository)).out.count("rollouts/r/main.py") == 1
     assert server.requests[0].document == {"url": str(repository)}
+
+
+def test_workspace_add_prints_only_json_for_programs_while_packages_are_installed(
+    server: FakeServer, headrace: Run, repository: Path
+) -> None:
+    rollout = {"entrypoint": {"rollout": "r", "path": "main.py"}, "environment": {"count": 2}}
+    first = {"id": "w", "name": "sums", "status": "syncing"}
+    server.answer("POST", "/workspaces", {"workspace": first}, status=201)
+    for status in ("installing", "synced", "installing", "synced"):
+        seen = {**first, "status": status, "rollouts": [rollout]}
+        server.answer("GET", "/workspaces/w", {"workspace": seen})
+    done = headrace("workspace", "add", str(repository), "--json")
+    assert done.document["workspace"]["status"] == "synced"
+    assert "installing the packages of" in headrace("workspace", "add", str(repository)).out
+
+
+def test_workspace_add_says_when_it_has_no_answer_yet(
+    server: FakeServer, headrace: Run, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producers.cli.commands.workspaces.workspace.SYNC_S", 0.3)
+    first = {"id": "w", "name": "sums", "status": "syncing"}
+    server.answer("POST", "/workspaces", {"workspace": first}, status=201)
+    server.answer("GET", "/workspaces/w", {"workspace": first})
+    said = headrace("workspace", "add", str(repository)).out
+    assert "still syncing; look again with: headrace workspace info sums" in said
 
 
 def test_workspace_init_makes_a_repository_with_data(headrace: Run, tmp_path: Path) -> None:
@@ -417,7 +470,7 @@ def test_upload_sends_a_mapping_and_names_what_nothing_reads(
     assert "COLUMN=NAME" in wrong.err
 
 
-def test_what_the_server_warns_of_is_said(
+def test_warnings_of_the_server_are_printed(
     server: FakeServer, headrace: Run, tmp_path: Path
 ) -> None:
     toml = tmp_path / "c.toml"

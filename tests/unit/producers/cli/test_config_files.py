@@ -51,7 +51,7 @@ def limit_of_a_command() -> Iterator[None]:
 @pytest.mark.parametrize(
     "text", ["a = " + "9" * 5_000, "a = 0x" + "f" * 5_000, ".".join(["a"] * 5_000) + " = 1"]
 )
-def test_what_python_cannot_hold_or_json_write_is_not_valid_toml(
+def test_values_beyond_python_or_json_are_not_valid_toml(
     tmp_path: Path, text: str, limit_of_a_command: None
 ) -> None:
     path = tmp_path / "odd.toml"

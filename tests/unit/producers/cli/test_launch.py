@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.home import ChildState, SupervisorState, own, prepare, write_state
+from infra.operations.local.home import ChildState, SupervisorState, own, prepare, write_state
 from producers.cli import launch
 from producers.cli.errors import Failure
 from producers.cli.launch import await_workers
@@ -68,7 +68,7 @@ def test_it_names_the_process_that_is_still_starting(
     assert await_workers(home, within_s=0.3) == [worker]
 
 
-def test_what_is_still_starting_is_told_and_is_no_failure(
+def test_a_starting_process_is_named_and_is_not_a_failure(
     home: Path, headrace: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = subprocess.Popen(["/bin/true"])

@@ -11,6 +11,7 @@ from producers.cli.display.output import sparkline
 from producers.cli.display.run_view import RunView
 from producers.cli.errors import Failure
 from producers.cli.event_stream import UNREACHABLE_S, follow_events, parse_events
+from producers.cli.watch import print_event_line
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 
@@ -57,6 +58,15 @@ def test_a_view_is_the_fold_of_the_events() -> None:
     assert view.validations == [(0, 0.25)]
     assert view.checkpoints == [1]
     assert view.rates == [60.0]
+
+
+def test_a_line_of_a_warning_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    view = RunView()
+    cure = "set advanced.failed_reward"
+    warning = event("rl.run.warned", message=f"{'why ' * 100}{cure}", step=1)
+    view.fold(warning)
+    print_event_line(view, "sums", warning)
+    assert capsys.readouterr().out.endswith(f"{cure}\n")
 
 
 def test_the_time_left_follows_from_the_last_steps_and_no_pause_counts() -> None:

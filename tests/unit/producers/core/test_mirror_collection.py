@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Container
 
-from infra.ports.clock import SystemClock
-from infra.postgres.names import PostgresNames
-from infra.postgres.pool import Database
+from infra.names import PostgresNames
+from infra.spine.ports.clock import SystemClock
+from infra.spine.postgres.pool import Database
 from producers.core.mirror_collection import collect_mirrors
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from infra.memory.event_log import MemoryLog
-from infra.memory.event_log import World as MemoryWorld
-from infra.ports.clock import ManualClock
 from infra.ports.services import RefList
 from infra.readmodel.deliveries import KnownRefs
+from infra.spine.memory.event_log import MemoryLog
+from infra.spine.memory.event_log import World as MemoryWorld
+from infra.spine.ports.clock import ManualClock
 from producers.core.polling import LONGEST_PAUSE_S, Ages, Poller, RefSources, host_of
 from schemas.errors import NotFound, RepositoryAway
 from schemas.events import RefsCheckRequested

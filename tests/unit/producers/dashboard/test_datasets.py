@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,18 +14,11 @@ from producers.dashboard.pages import datasets
 from tests.kit.application import Application, rows
 from tests.kit.hostile_strings import hostile_strings
 from tests.kit.markup import structure
-from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 pytestmark = pytest.mark.postgres
 
 HERE = "http://127.0.0.1"
 LARGEST_PAGE = 150_000
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 def lines(*values: object) -> str:

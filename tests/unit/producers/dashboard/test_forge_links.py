@@ -2,7 +2,6 @@
 
 import html
 import re
-from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import httpx
@@ -10,19 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.postgres.pool import connect
+from infra.spine.postgres.pool import connect
 from producers.dashboard.forge_links import commit_address
 from tests.kit.application import Application
 from tests.kit.hostile_strings import hostile_strings
 from tests.kit.markup import structure
 from tests.kit.showcase import FIRST, WORKSPACE, fill
-from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 SHA = "c" * 40
 
 
 @pytest.mark.parametrize(
-    ("repository", "provider", "page"),
+    ("repository", "forge", "page"),
     [
         ("https://github.com/o/r", None, "https://github.com/o/r/commit/"),
         ("https://github.com/o/r.git", "github", "https://github.com/o/r/commit/"),
@@ -41,12 +39,12 @@ SHA = "c" * 40
         ("https://hush@git.example/o/r?t=hush#hush", "gitea", "https://git.example/o/r/commit/"),
     ],
 )
-def test_the_page_of_a_commit(repository: str, provider: str | None, page: str) -> None:
-    assert commit_address(repository, SHA, provider=provider) == page + SHA
+def test_the_page_of_a_commit(repository: str, forge: str | None, page: str) -> None:
+    assert commit_address(repository, SHA, forge=forge) == page + SHA
 
 
 @pytest.mark.parametrize(
-    ("repository", "provider"),
+    ("repository", "forge"),
     [
         ("https://git.example/o/r", None),
         ("https://git.example/o/r", "none"),
@@ -71,9 +69,9 @@ def test_the_page_of_a_commit(repository: str, provider: str | None, page: str) 
     ],
 )
 def test_no_link_without_a_known_forge_and_a_plain_https_address(
-    repository: str, provider: str | None
+    repository: str, forge: str | None
 ) -> None:
-    assert commit_address(repository, SHA, provider=provider) is None
+    assert commit_address(repository, SHA, forge=forge) is None
 
 
 @pytest.mark.parametrize(
@@ -116,9 +114,9 @@ repositories = st.one_of(
     st.sampled_from([None, "github", "gitea", "gitlab", "none"]),
 )
 def test_a_link_is_plain_whatever_the_address_is(
-    repository: str, sha: str, provider: str | None
+    repository: str, sha: str, forge: str | None
 ) -> None:
-    found = commit_address(repository, sha, provider=provider)
+    found = commit_address(repository, sha, forge=forge)
     if found is None:
         return
     parts = urlsplit(found)
@@ -130,12 +128,6 @@ def test_a_link_is_plain_whatever_the_address_is(
     assert re.fullmatch(r"[!-~]+", found)
     assert not set(found) & set("\"'<>\\@ ")
     assert html.escape(found) == found
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 def _links(text: str) -> list[str]:
@@ -155,15 +147,15 @@ async def test_pages_link_to_commits_and_show_text_without_a_forge(
     for path, shas in ((f"/runs/{FIRST}", "c"), (f"/workspaces/{WORKSPACE}", "cb")):
         text = (await browser.get(path)).text
         assert [*dict.fromkeys(_links(text))] == [page + sha * 40 for sha in shas]
-    for url, provider in (
+    for url, forge in (
         ("http://git.example.org/team/sums", "gitea"),
         ("/srv/team/sums", "none"),
         ("https://git.example.org/team/sums", None),
         *((url, "gitea") for url in hostile_strings(40, storable=True)),
     ):
         async with connect(database_url) as database:
-            update = "update workspaces set url = $1, provider = $2"
-            await database.durable.execute(update, url, provider)
+            update = "update workspaces set url = $1, forge = $2"
+            await database.durable.execute(update, url, forge)
         for path, shas in ((f"/runs/{FIRST}", "c"), (f"/workspaces/{WORKSPACE}", "cb")):
             text = (await browser.get(path)).text
             assert _links(text) == []

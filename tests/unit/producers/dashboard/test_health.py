@@ -1,7 +1,6 @@
 """Reward health: bounded work, and groups that teach nothing."""
 
 import math
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -9,18 +8,12 @@ import pytest
 from producers.dashboard.charts import MOST_DOTS, scatter
 from producers.dashboard.lengths import length_bins
 from producers.dashboard.pages.health import SHOWN_STEPS, step_health, thinned_steps
-from schemas.sampling import Grade
+from schemas.errors import FailureCategory
+from schemas.sampling import Grade, SampleFailure
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, fill
-from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 HERE = "http://127.0.0.1"
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 def test_a_long_run_is_shown_at_few_steps_and_at_its_last_one() -> None:
@@ -38,6 +31,20 @@ def test_groups_with_equal_rewards_are_counted_and_samples_without_a_reward_are_
     assert health["same"] == 1
     assert health["mean"] == 0.75
     assert health["bins"] == [1, 0, 0, 0, 0, 0, 0, 0, 0, 3]
+
+
+def test_the_mean_counts_what_the_policy_made_fail_as_0_and_leaves_other_failures_out() -> None:
+    made_fail, broken = (
+        SampleFailure(category=category, message="why")
+        for category in (FailureCategory.AGENT, FailureCategory.GRADER)
+    )
+    group = (
+        Grade(index=0, reward=1.0),
+        Grade(index=1, reward=None, failure=made_fail),
+        Grade(index=2, reward=-1.0, failure=made_fail),
+        Grade(index=3, reward=None, failure=broken),
+    )
+    assert step_health([group], 0.0, 1.0)["mean"] == pytest.approx(1 / 3)
 
 
 def test_answers_are_binned_by_length_and_none_is_lost() -> None:

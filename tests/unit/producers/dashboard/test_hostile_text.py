@@ -1,6 +1,5 @@
 """Texts of users stay texts: whatever they hold, a page has the same structure and is answered."""
 
-from collections.abc import AsyncIterator
 from functools import partial
 from urllib.parse import urlencode
 
@@ -13,7 +12,6 @@ from tests.kit.hostile_strings import hostile_strings, one_line_of
 from tests.kit.markup import structure
 from tests.kit.poisoned_pages import Poison, RenderedPage, recorded_pages
 from tests.kit.showcase import FIRST, fill
-from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 pytestmark = pytest.mark.postgres
 
@@ -21,12 +19,6 @@ HERE = "http://127.0.0.1"
 NUM_STRINGS = 1000
 MB = 1 << 20
 LARGEST_PAGE = 150_000
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 async def pages(app: Application, browser: httpx.AsyncClient) -> dict[str, RenderedPage]:
@@ -71,7 +63,7 @@ async def test_without_escaping_the_strings_change_pages(
     assert set(changed) > {"runs", "run", "samples", "events", "evaluation", "dataset", "workspace"}
 
 
-async def test_what_users_stored_stays_text_and_large_texts_are_cut(
+async def test_stored_text_stays_text_and_large_texts_are_cut(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
     strings = iter(hostile_strings(2000, storable=True))

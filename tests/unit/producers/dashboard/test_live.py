@@ -8,17 +8,17 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.postgres.errors import DatabaseUnavailable
 from infra.readmodel.runs import Runs
+from infra.spine.postgres.errors import DatabaseUnavailable
 from producers.dashboard import live
 from producers.dashboard.formats import number
 from producers.dashboard.live import MOST_WAITING, LiveRuns
 from producers.dashboard.pages.run import VALIDATION
 from producers.dashboard.pages.runs import REWARD
 from schemas.events import Event
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import API_KEY, Application
+from tests.kit.signed_in import sign_in
 from tests.kit.story import whole_run
-from tests.unit.producers.dashboard.test_sign_in import sign_in
 
 pytestmark = pytest.mark.postgres
 WITHIN_S = 30
@@ -135,7 +135,7 @@ async def test_a_stream_ends_with_its_session(
     here = "http://127.0.0.1"
     async with httpx.AsyncClient(transport=transport, base_url=here) as browser:
         browser.headers["Origin"] = here
-        await sign_in(browser, TOKEN)
+        await sign_in(browser, API_KEY)
         following = asyncio.ensure_future(browser.get("/runs/r1/live"))
         while not hasattr(app.app.state, "live_runs") or not app.app.state.live_runs.num_viewers:
             await asyncio.sleep(0.01)

@@ -2,7 +2,6 @@
 
 import html
 import tomllib
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -19,8 +18,8 @@ from producers.dashboard.config_form import (
 from schemas.toml.parser import parse_run
 from tests.kit.application import Application
 from tests.kit.showcase import fill
-from tests.kit.tokens import tenant
-from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
+from tests.kit.signed_in import form_key_in
+from tests.kit.tenants import tenant
 
 FILLED = {
     "experiment.rollout": "math",
@@ -79,7 +78,7 @@ key = [1, 2]
 """
 
 
-def test_what_has_no_field_is_kept_when_the_config_is_written_from_fields() -> None:
+def test_keys_without_a_field_are_kept_in_the_config() -> None:
     config = tomllib.loads(KEPT)
     fields = read_toml(config)
     fields[rubric_field(0, "text")] = fields[rubric_field(0, "text")].replace("\n", "\r\n")
@@ -143,12 +142,6 @@ def test_any_text_in_any_field_makes_a_toml(fields: dict[str, str]) -> None:
 def test_a_config_of_any_shape_can_be_read(value: object) -> None:
     for config in ({"advanced": value}, {"training": value}, {"advanced": {"rubrics": value}}):
         assert isinstance(read_toml(config), dict)
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 @pytest.mark.postgres

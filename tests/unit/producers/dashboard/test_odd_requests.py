@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from infra.ports.event_log import Cursor
+from infra.spine.ports.event_log import Cursor
 from producers.http.browsers import COOKIE
 from tests.kit.application import Application
+from tests.kit.signed_in import form_key_in, signed_in
 from tests.kit.story import beginning
-from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
 
 pytestmark = pytest.mark.postgres
 

@@ -1,16 +1,15 @@
 """Every page."""
 
 import re
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from tests.kit.application import Application
 from tests.kit.showcase import fill
+from tests.kit.signed_in import form_key_in
 from tests.kit.story import beginning
-from tests.kit.tokens import Tenant, create_token, tenant
-from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
+from tests.kit.tenants import Tenant, create_api_key, tenant
 
 pytestmark = pytest.mark.postgres
 
@@ -36,17 +35,11 @@ PAGES = (
     "/workspaces/{workspace}",
     "/workspaces/{workspace}/alerts",
     "/sessions",
-    "/tokens",
+    "/api-keys",
     "/platform",
     "/new",
     "/new-evaluation",
 )
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 @pytest.fixture
@@ -84,7 +77,7 @@ async def test_the_platform_shows_its_disks(browser: httpx.AsyncClient) -> None:
     assert re.search(r"The database has [0-9.]+ MB", text)
 
 
-async def test_who_may_not_see_dead_letters_is_told_that_there_are_some(
+async def test_a_reader_without_rights_sees_that_there_are_dead_letters(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
     assert "There are none." in (await browser.get("/platform")).text
@@ -92,11 +85,11 @@ async def test_who_may_not_see_dead_letters_is_told_that_there_are_some(
     seen = (await browser.get("/platform")).text
     assert "Process again" in seen
     assert "None is on this page" in (await browser.get("/platform?offset=90")).text
-    reader = await create_token(app, "reader", "read")
-    await browser.post("/login", data={"token": reader})
+    reader = await create_api_key(app, "reader", "read")
+    await browser.post("/login", data={"api_key": reader})
     unseen = (await browser.get("/platform")).text
     assert "Process again" not in unseen
-    assert "1 wait. A token with the scope <code>admin</code> shows them." in unseen
+    assert "1 wait. An API key with the scope <code>admin</code> shows them." in unseen
 
 
 @pytest.mark.parametrize(

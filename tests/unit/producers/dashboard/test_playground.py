@@ -1,7 +1,6 @@
 """The pages of deployments and the playground, without a process that serves."""
 
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -10,16 +9,10 @@ from producers.dashboard.playground_form import MOST_TURNS, parse_question
 from schemas.errors import InvalidConfig
 from tests.kit.application import Application
 from tests.kit.showcase import fill
-from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
+from tests.kit.signed_in import form_key_in
 
 HERE = "http://127.0.0.1"
 FORM = {"left": "base", "right": "base:sums", "question": "Say 3"}
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 def test_each_side_has_its_own_answers_before_the_question() -> None:

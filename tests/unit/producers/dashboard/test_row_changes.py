@@ -1,7 +1,5 @@
 """Rows whose results changed between two checkpoints or evaluations."""
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
@@ -11,7 +9,6 @@ from tests.kit.application import Application
 from tests.kit.history import keep
 from tests.kit.specs import template
 from tests.kit.story import batch_of
-from tests.unit.producers.dashboard.test_sign_in import signed_in
 from tests.unit.producers.http.routes.test_evaluations import (
     LOST,
     beginning,
@@ -22,12 +19,6 @@ from tests.unit.producers.http.routes.test_evaluations import (
 from tests.unit.producers.http.test_checkpoint_comparison import graded, run_with_validation
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 def test_the_largest_differences_come_first_and_equal_rows_are_left_out() -> None:
@@ -94,6 +85,10 @@ async def test_two_evaluations_with_their_questions(
     assert "1 gained, 1 lost" in page.text
     assert "(95 % interval -6.353 to 6.353)" in page.text
     assert "eval/pass@1" in page.text
+    assert "Note:" not in page.text
+    await evaluated(app, "three", data, (1.0, 1.0))
+    page = await browser.get("/compare/evaluations?a=two&b=three")
+    assert "Note: the figures are of 2 rows in two and 1 in three" in page.text
     other = await dataset(app, "others")
     await evaluated(app, "four", other, (1.0, 1.0))
     refused = await browser.get("/compare/evaluations?a=one&b=four")

@@ -16,7 +16,7 @@ from tests.kit.application import Application
 from tests.kit.hostile_strings import hostile_strings
 from tests.kit.markup import structure
 from tests.kit.postgres import execute
-from tests.unit.producers.dashboard.test_sign_in import signed_in
+from tests.kit.signed_in import signed_in
 
 pytestmark = pytest.mark.postgres
 

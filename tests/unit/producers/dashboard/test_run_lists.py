@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import cast
 
@@ -15,19 +14,12 @@ from schemas.events import RunPaused
 from tests.kit.application import Application
 from tests.kit.pushes import origin
 from tests.kit.story import beginning
-from tests.kit.tokens import Tenant, tenant
-from tests.unit.producers.dashboard.test_sign_in import signed_in
+from tests.kit.tenants import Tenant, tenant
 
 
 @pytest.fixture
 async def owner(app: Application) -> Tenant:
     return await tenant(app, "first", "/repo")
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 @pytest.mark.postgres

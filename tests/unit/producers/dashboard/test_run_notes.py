@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from infra.ports.event_log import Cursor
+from infra.spine.ports.event_log import Cursor
 from producers.core.history.notes import LONGEST_NOTE, MOST_TAGS, check_note, check_tags
 from schemas.errors import InvalidConfig
 from schemas.events import RunDeleted
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, SECOND, fill
-from tests.kit.tokens import create_token, tenant
-from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
+from tests.kit.signed_in import form_key_in, signed_in
+from tests.kit.tenants import create_api_key, tenant
 
 
 def test_tags_are_short_words_each_once() -> None:
@@ -92,8 +92,8 @@ async def test_the_page_of_a_run_shows_and_changes_them(
         assert 'href="/?tag=a"' in text
     refused = await browser.post(f"/runs/{SECOND}/notes", data={"tags": "c", "note": ""})
     assert refused.status_code == 403, "a form of another page changes nothing"
-    reader = await create_token(app, "reader", "read")
-    await browser.post("/login", data={"token": reader})
+    reader = await create_api_key(app, "reader", "read")
+    await browser.post("/login", data={"api_key": reader})
     seen = (await browser.get(f"/runs/{SECOND}")).text
     assert 'href="/?tag=a"' in seen
     assert "Tags and note" not in seen, "who may not change them gets no form"
@@ -105,10 +105,10 @@ async def test_they_outlive_a_rebuild_and_are_deleted_with_their_run(
 ) -> None:
     notes = app.services.readmodel.run_notes
     await app.services.readmodel.reset()
-    assert await notes.get(FIRST) is not None
+    assert await notes.get_notes(FIRST) is not None
     await app.append([RunDeleted(run=FIRST)])
     await app.services.readmodel.caught_up(await app.services.log.visible_head())
-    assert await notes.get(FIRST) is None
+    assert await notes.get_notes(FIRST) is None
     assert await app.services.readmodel.cursor() > Cursor()
 
 
@@ -117,10 +117,10 @@ async def test_the_tags_of_another_workspace_cannot_be_changed(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
     ours = await tenant(app, "ours", "/repo")
-    headers = {"Authorization": f"Bearer {ours.token}"}
+    headers = {"Authorization": f"Bearer {ours.api_key}"}
     path = f"/api/v1/runs/{FIRST}/tags"
     answer = await app.api.post(path, json={"add": ["mine"]}, headers=headers)
     assert answer.status_code == 404
-    kept = await app.services.readmodel.run_notes.get(FIRST)
+    kept = await app.services.readmodel.run_notes.get_notes(FIRST)
     assert kept is not None
     assert "mine" not in kept.note.tags

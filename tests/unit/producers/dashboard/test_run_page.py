@@ -1,4 +1,4 @@
-"""The page of a run: where its time goes, in which environment it works, and the same as JSON."""
+"""The page of a run: where its time goes, its provenance, and the same as JSON."""
 
 import html
 import json
@@ -17,7 +17,7 @@ from schemas.ids import GroupKey, Purpose
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, PAUSED, PENDING, SECOND, SECONDS, fill
 from tests.kit.showcase_answers import NUM_SAMPLES
-from tests.unit.producers.dashboard.test_sign_in import signed_in
+from tests.kit.signed_in import signed_in
 
 pytestmark = pytest.mark.postgres
 FIGURES = [
@@ -43,13 +43,13 @@ async def test_the_time_of_a_step_is_split(browser: httpx.AsyncClient) -> None:
     assert (await browser.get(f"/runs/{PENDING}/run.json")).json()["time_split_s"] == {}
 
 
-async def test_the_environment_is_what_the_events_recorded(browser: httpx.AsyncClient) -> None:
-    shown = (await browser.get(f"/runs/{FIRST}/run.json")).json()["environment"]
+async def test_the_provenance_is_what_the_events_recorded(browser: httpx.AsyncClient) -> None:
+    shown = (await browser.get(f"/runs/{FIRST}/run.json")).json()["provenance"]
     assert shown["learner: torch"] == "2"
     assert " rows, " in shown["dataset"]
     assert "learner: torch" in (await browser.get(f"/runs/{FIRST}")).text
     pending = await browser.get(f"/runs/{PENDING}")
-    assert 'id="environment"' not in pending.text
+    assert 'id="provenance"' not in pending.text
 
 
 async def test_the_log_is_json_with_a_severity(browser: httpx.AsyncClient) -> None:
@@ -162,8 +162,8 @@ async def test_checkpoints_say_where_they_are_served_and_who_uploaded_them(
         "update deployments set served = replace(served, '\"step\":40', '\"step\":120')"
     )
     await app.database.durable.execute(
-        """insert into hub_pushes (push, run, step, repository, form, visibility, status,
-        requested_by, created_at) values ('p', $1, 400, 'org/<b>', 'adapter', 'private', 'pushed',
+        """insert into hub_uploads (upload, run, step, repository, form, visibility, status,
+        requested_by, created_at) values ('p', $1, 400, 'org/<b>', 'adapter', 'private', 'uploaded',
         '<i>ada', now())""",
         FIRST,
     )
@@ -175,7 +175,7 @@ async def test_checkpoints_say_where_they_are_served_and_who_uploaded_them(
     assert shown["checkpoints"][0]["hub_requested_by"] == "<i>ada"
     page = (await browser.get(f"/runs/{FIRST}")).text
     assert '<a href="/deployments/sums">sums</a> <span class="dim">active</span>' in page
-    assert "pushed by <bdi>&lt;i&gt;ada</bdi>" in page
+    assert "uploaded by <bdi>&lt;i&gt;ada</bdi>" in page
     assert "42 of 302 checkpoints" in page
 
 
@@ -247,7 +247,7 @@ async def test_four_numbers_and_the_reward_come_first_and_the_rest_is_folded(
     assert not re.search(r'<figure data-keys="[^"]*"( class="large")?>', empty), "no empty card"
 
 
-async def test_what_a_run_does_now_is_not_a_warning(
+async def test_the_current_work_of_a_run_is_not_a_warning(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
     await app.database.durable.execute(

@@ -8,7 +8,7 @@ import pytest
 from producers.dashboard.run_search import parse_search
 from tests.kit.application import Application
 from tests.kit.showcase import fill
-from tests.unit.producers.dashboard.test_sign_in import signed_in
+from tests.kit.signed_in import signed_in
 
 
 @pytest.mark.parametrize(

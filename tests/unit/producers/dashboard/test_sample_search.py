@@ -2,15 +2,14 @@
 
 import html
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import cast
 
 import httpx
 import pytest
 
-from infra.ports.services import Artifacts
 from infra.readmodel.runs import GroupRow
+from infra.spine.ports.artifacts import Artifacts
 from producers.core.history import sample_search
 from producers.core.history.sample_search import (
     NEWEST,
@@ -19,11 +18,12 @@ from producers.core.history.sample_search import (
     find_text,
     search_samples,
 )
-from schemas.sampling import ArtifactRef, Message, SampleBatch, SampleRecord
+from schemas.artifact_refs import ArtifactRef
+from schemas.errors import FailureCategory
+from schemas.sampling import Grade, Message, SampleBatch, SampleFailure, SampleOutput, SampleRecord
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, fill
-from tests.kit.tokens import tenant
-from tests.unit.producers.dashboard.test_sign_in import signed_in
+from tests.kit.tenants import tenant
 
 RECORD = SampleRecord(
     index=0,
@@ -37,8 +37,9 @@ RECORD = SampleRecord(
 class Samples:
     """A run of one sample a group, as the read model and the store of artifacts have it."""
 
-    def __init__(self, texts: list[str], *, size: int = 1) -> None:
+    def __init__(self, texts: list[str], *, size: int = 1, printed: str = "") -> None:
         self.texts, self.size, self.num_read = texts, size, 0
+        self.left = SampleOutput(stdout=printed) if printed else None
 
     async def groups_before(
         self, owner: str, purpose: str, place: tuple[int, int, int], *, limit: int
@@ -53,10 +54,11 @@ class Samples:
     def _ref(self, number: int) -> str:
         return ArtifactRef(uri=str(number), sha256="0" * 64, size=self.size).model_dump_json()
 
-    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
+    async def get_artifact(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
         self.num_read += 1
         record = SampleRecord(index=0, text=self.texts[int(ref.uri)])
-        return SampleBatch(group="g", samples=(record,)).model_dump_json().encode()
+        batch = SampleBatch(group="g", samples=(record,), grader_output=self.left)
+        return batch.model_dump_json().encode()
 
 
 async def searched(samples: Samples, words: str, place: SearchPlace) -> SearchPage:
@@ -85,6 +87,26 @@ def test_a_found_text_says_where_it_is_and_what_is_around_it() -> None:
     assert found is not None
     assert (found.before, found.words, found.after) == ("a" * 80, "Straße", "b" * 80)
     assert find_text(RECORD, "nothing") is None
+
+
+def test_output_of_a_grader_is_found() -> None:
+    failure = SampleFailure(category=FailureCategory.GRADER, message="main.py:3: bad label")
+    grade = Grade(index=0, reward=None, failure=failure)
+    left = SampleOutput(stdout="scored 4 of 5", traceback="Traceback: no key 'x'")
+    texts = {
+        "bad label": "failure",
+        "4 of 5": "printed by the grader",
+        "no key": "traceback by the grader",
+    }
+    for words, where in texts.items():
+        found = find_text(RECORD, words, grade=grade, grader_output=left)
+        assert found is not None
+        assert found.where == where
+        assert find_text(RECORD, words) is None
+
+
+async def test_a_search_reads_what_the_grader_of_a_group_printed() -> None:
+    assert await steps_of(Samples(["a", "b"], printed="scored 4 of 5"), "4 of 5") == [[1, 0]]
 
 
 def test_a_place_is_read_as_it_was_written() -> None:
@@ -122,7 +144,7 @@ async def test_the_hits_of_one_group_go_on_behind_the_last_one(
     async def get(ref: ArtifactRef, *, cached: bool = True) -> bytes:
         return SampleBatch(group="g", samples=records).model_dump_json().encode()
 
-    monkeypatch.setattr(samples, "get", get)
+    monkeypatch.setattr(samples, "get_artifact", get)
     place: SearchPlace | None = NEWEST
     found, counts = [], []
     while place:
@@ -131,12 +153,6 @@ async def test_the_hits_of_one_group_go_on_behind_the_last_one(
         counts.append(page.num_samples)
         place = page.following
     assert (found, counts) == ([[0, 1], [2, 3], [4]], [2, 2, 1])
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 @pytest.mark.postgres
@@ -184,7 +200,7 @@ async def test_the_api_searches_the_same_samples(app: Application) -> None:
 async def test_the_samples_of_another_workspace_are_not_searched(app: Application) -> None:
     ours = await tenant(app, "ours", "/repo")
     await fill(app, steps=2)
-    headers = {"Authorization": f"Bearer {ours.token}"}
+    headers = {"Authorization": f"Bearer {ours.api_key}"}
     here = f"/api/v1/runs/{FIRST}/search?text=a"
     assert (await app.api.get(here, headers=headers)).status_code == 404
     own = f"/api/v1/runs/{ours.run}/search?text=a"

@@ -2,7 +2,6 @@
 
 import html
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
@@ -17,10 +16,10 @@ from producers.dashboard.answers import (
 )
 from producers.dashboard.branches import RETURNED, num_given, parse_choice, shown_branch, tabs
 from producers.dashboard.pages.samples import EVERYTHING, GROUPS_IN_LIST, listed_groups
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import CorruptData, FailureCategory, InvalidConfig
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import (
-    ArtifactRef,
     Judgement,
     Message,
     SampleFailure,
@@ -32,7 +31,6 @@ from schemas.sampling import (
 from schemas.specs import DatasetRef
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, QUESTIONS, fill
-from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 HERE = "http://127.0.0.1"
 RECORD = SampleRecord(
@@ -133,12 +131,6 @@ def test_one_text_can_be_read_alone() -> None:
     assert text_part(RECORD, "message-0") == "How many?"
     assert text_part(RECORD, "message-1") == 'add {"a": 1}'
     assert text_part(RECORD, "message-2") is None
-
-
-@pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with signed_in(app) as client:
-        yield client
 
 
 @pytest.mark.postgres
@@ -321,7 +313,7 @@ async def test_a_damaged_answer_is_a_page_that_says_so(
     async def damaged(ref: ArtifactRef) -> bytes:
         raise CorruptData(f"{ref.uri} has another SHA-256; restore it from a backup")
 
-    monkeypatch.setattr(app.services.artifacts, "get", damaged)
+    monkeypatch.setattr(app.services.artifacts, "get_artifact", damaged)
     page = await browser.get(f"/runs/{FIRST}/samples?step=2")
     assert (page.status_code, page.headers["content-type"][:9]) == (500, "text/html")
     assert "another SHA-256; restore it from a backup" in page.text

@@ -11,8 +11,8 @@ from producers.dashboard.overlay import MeanPoint, band, mean_points
 from producers.dashboard.pages.compare import without_seed
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, PAUSED, SECOND, fill
-from tests.kit.tokens import tenant
-from tests.unit.producers.dashboard.test_sign_in import signed_in
+from tests.kit.signed_in import signed_in
+from tests.kit.tenants import tenant
 
 
 def test_the_mean_of_a_step_is_that_of_the_runs_that_have_it() -> None:
@@ -99,5 +99,5 @@ async def test_a_group_has_no_runs_of_another_workspace_or_code(
         assert [one["id"] for one in found] == [FIRST], column
         await app.database.durable.execute(change, SECOND, kept)
     ours = await tenant(app, "ours", "/repo")
-    await browser.post("/login", data={"token": ours.token})
+    await browser.post("/login", data={"api_key": ours.api_key})
     assert (await browser.get(f"/runs/{FIRST}/seeds")).status_code == 404

@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.access.sessions import Bearer
+from infra.identity.sessions import Bearer
 from infra.settings.settings import Settings
 from producers.http.browsers import COOKIE, HOST_COOKIE, local_path
-from tests.kit.application import TOKEN, Application, application
+from tests.kit.application import API_KEY, Application, application
 from tests.kit.hostile_strings import hostile_strings
-from tests.unit.producers.dashboard.test_sign_in import form_key_in, sign_in
+from tests.kit.signed_in import form_key_in, sign_in
 
 pytestmark = pytest.mark.postgres
 
@@ -33,7 +33,7 @@ async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
 async def test_every_answer_of_a_page_is_private_and_in_no_frame(
     browser: httpx.AsyncClient,
 ) -> None:
-    await sign_in(browser, TOKEN)
+    await sign_in(browser, API_KEY)
     key = form_key_in((await browser.get("/")).text)
     answers = [
         await browser.get("/"),
@@ -68,7 +68,7 @@ async def test_the_cookie_is_sent_over_https_only_where_the_server_is_reached_so
 ) -> None:
     settings = replace(app.services.settings, public_url=public_url)
     object.__setattr__(app.services, "settings", settings)
-    cookie = (await sign_in(browser, TOKEN)).headers["set-cookie"]
+    cookie = (await sign_in(browser, API_KEY)).headers["set-cookie"]
     parts = {part.strip().lower() for part in cookie.split(";")[1:]}
     assert {"httponly", "path=/", "samesite=lax"} <= parts
     assert ("secure" in parts) is is_secure
@@ -78,7 +78,7 @@ async def test_the_cookie_is_sent_over_https_only_where_the_server_is_reached_so
 async def test_a_session_expires_and_its_row_counts_for_nothing(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
-    await sign_in(browser, TOKEN)
+    await sign_in(browser, API_KEY)
     assert (await browser.get("/")).status_code == 200
     await app.database.durable.execute(
         "update browser_sessions set expires_at = now() - $1::interval", timedelta(seconds=1)
@@ -91,7 +91,7 @@ async def test_expired_sessions_and_codes_are_deleted_in_bounded_batches(app: Ap
     bearer = Bearer("root", b"x" * 32)
     for table in ("browser_sessions", "sign_in_codes"):
         await pool.execute(
-            f"insert into {table} (sha256, token, token_sha256, expires_at)"
+            f"insert into {table} (sha256, api_key, api_key_sha256, expires_at)"
             " select sha256(n::text::bytea), 'root', 'x', now() - interval '1 day'"
             " from generate_series(1, 1500) n"
         )
@@ -106,11 +106,11 @@ async def test_expired_sessions_and_codes_are_deleted_in_bounded_batches(app: Ap
 async def test_signing_in_again_makes_another_session(browser: httpx.AsyncClient) -> None:
     """A cookie that somebody else put into the browser never becomes a session."""
     browser.cookies.set(COOKIE, "chosen-by-somebody-else", domain="127.0.0.1")
-    await sign_in(browser, TOKEN)
+    await sign_in(browser, API_KEY)
     found = [cookie.value for cookie in browser.cookies.jar if cookie.name == COOKIE]
     assert "chosen-by-somebody-else" not in found[-1:]
     first = found[-1]
-    await sign_in(browser, TOKEN)
+    await sign_in(browser, API_KEY)
     assert [c.value for c in browser.cookies.jar if c.name == COOKIE][-1] != first
 
 
@@ -118,7 +118,7 @@ async def test_signing_in_again_makes_another_session(browser: httpx.AsyncClient
 async def test_another_site_cannot_sign_a_reader_in(
     browser: httpx.AsyncClient, origin: str | None
 ) -> None:
-    request = browser.build_request("POST", "/login", data={"token": TOKEN})
+    request = browser.build_request("POST", "/login", data={"api_key": API_KEY})
     del request.headers["origin"]
     if origin is not None:
         request.headers["origin"] = origin
@@ -164,7 +164,7 @@ async def test_over_https_the_cookie_is_of_this_host_alone(
         async with httpx.AsyncClient(
             transport=transport, base_url=here, headers={"Origin": here}
         ) as browser:
-            answer = await browser.post("/login", data={"token": TOKEN})
+            answer = await browser.post("/login", data={"api_key": API_KEY})
             [cookie] = answer.headers.get_list("set-cookie")
             value = cookie.partition("=")[2].partition(";")[0]
             assert cookie.startswith(f"{HOST_COOKIE}=")

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from infra.access.shares import MOST_SHARES
+from infra.identity.shares import MOST_SHARES
 from schemas.events import RunDeleted
 from tests.kit.application import Application
 from tests.kit.markup import structure
 from tests.kit.showcase import FAILED, FIRST, SECOND, fill
-from tests.kit.tokens import create_token, tenant
-from tests.unit.producers.dashboard.test_sign_in import form_key_in, signed_in
+from tests.kit.signed_in import form_key_in, signed_in
+from tests.kit.tenants import create_api_key, tenant
 
 pytestmark = pytest.mark.postgres
 
@@ -154,14 +154,14 @@ async def test_only_who_controls_a_run_shares_it(
 ) -> None:
     identity, path = await share(filled)
     ours = await tenant(filled, "ours", "/repo")
-    stranger = {"Authorization": f"Bearer {ours.token}"}
+    stranger = {"Authorization": f"Bearer {ours.api_key}"}
     here = f"/api/v1/runs/{FIRST}/shares"
     assert (await visitor.post(here, json={}, headers=stranger)).status_code == 404
     assert (await visitor.get(here, headers=stranger)).status_code == 404
     assert (await visitor.delete(f"{here}/{identity}", headers=stranger)).status_code == 404
     own = f"/api/v1/runs/{ours.run}/shares/{identity}"
     assert (await visitor.delete(own, headers=stranger)).status_code == 404
-    reader = {"Authorization": f"Bearer {await create_token(filled, 'reader', 'read')}"}
+    reader = {"Authorization": f"Bearer {await create_api_key(filled, 'reader', 'read')}"}
     assert (await visitor.post(here, json={}, headers=reader)).status_code == 403
     assert (await visitor.get(here, headers=reader)).status_code == 403
     assert (await visitor.get(path)).status_code == 200, "the link still works"

@@ -8,8 +8,8 @@ from infra.readmodel import timeline
 from infra.readmodel.timeline import Span, StepTimes
 from producers.dashboard.pages.timeline import NARROWEST, SHOWN_STEPS, WIDTH, bars
 from tests.kit.application import Application
+from tests.kit.signed_in import signed_in
 from tests.kit.story import beginning, step
-from tests.unit.producers.dashboard.test_sign_in import signed_in
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 

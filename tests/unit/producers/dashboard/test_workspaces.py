@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, WORKSPACE, fill
-from tests.unit.producers.dashboard.test_sign_in import signed_in
+from tests.kit.signed_in import signed_in
 
 pytestmark = pytest.mark.postgres
 

@@ -1,4 +1,4 @@
-"""Tokens and the audit list through the API: who may make which token, how soon a revocation takes
+"""API keys and the audit list through the API: who may make which API key, how soon a revocation takes
 effect, which events name whom, and what the audit list shows."""
 
 import asyncio
@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from infra.access.audit import FLUSH_S, record_access
-from infra.access.tokens import Tokens
-from infra.postgres.pool import connect
+from infra.identity.api_keys import ApiKeys
+from infra.identity.audit import FLUSH_S, record_access
+from infra.spine.postgres.pool import connect
 from schemas.events import RunRequested
 from schemas.ids import dataset_stream, run_stream
-from tests.kit.application import TOKEN, Application, rows
+from tests.kit.application import API_KEY, Application, rows
 from tests.kit.history import ended_run
 from tests.kit.story import beginning
-from tests.kit.tokens import ask, create_token
+from tests.kit.tenants import ask, create_api_key
 
 pytestmark = pytest.mark.postgres
 
@@ -25,13 +25,13 @@ async def audit(app: Application, **parameters: str) -> list[Any]:
     return found
 
 
-async def token_row(app: Application, name: str) -> Any:
-    return await app.database.durable.fetchrow("select * from api_tokens where name = $1", name)
+async def api_key_row(app: Application, name: str) -> Any:
+    return await app.database.durable.fetchrow("select * from api_keys where name = $1", name)
 
 
-async def rotate(app: Application, name: str, token: str = TOKEN, **body: object) -> Any:
-    path = f"/api/v1/tokens/{name}/rotate"
-    answer = await ask(app, "POST", path, token, json=body)
+async def rotate(app: Application, name: str, api_key: str = API_KEY, **body: object) -> Any:
+    path = f"/api/v1/api-keys/{name}/rotate"
+    answer = await ask(app, "POST", path, api_key, json=body)
     return answer.json() | {"status": answer.status_code}
 
 
@@ -39,29 +39,29 @@ async def status_of(app: Application, text: str) -> int:
     return (await ask(app, "GET", "/api/v1/runs", text)).status_code
 
 
-async def test_a_token_expires_after_a_year_unless_something_else_is_said(
+async def test_an_api_key_expires_after_a_year_unless_something_else_is_said(
     app: Application,
 ) -> None:
     for name, body, days in (("a", {}, 365), ("b", {"expires_s": 86_400}, 1)):
-        await create_token(app, name, "read", **body)
-        left = (await token_row(app, name))["expires_at"] - datetime.now(UTC)
+        await create_api_key(app, name, "read", **body)
+        left = (await api_key_row(app, name))["expires_at"] - datetime.now(UTC)
         assert timedelta(days=days - 0.01) < left <= timedelta(days=days)
-    await create_token(app, "c", "read", expires_s="never")
-    assert (await token_row(app, "c"))["expires_at"] is None
+    await create_api_key(app, "c", "read", expires_s="never")
+    assert (await api_key_row(app, "c"))["expires_at"] is None
 
 
-async def test_an_expired_token_is_told_so_and_a_rotation_makes_it_valid_again(
+async def test_an_expired_api_key_is_told_so_and_a_rotation_makes_it_valid_again(
     app: Application,
 ) -> None:
-    text = await create_token(app, "ci", "read", "inference")
+    text = await create_api_key(app, "ci", "read", "inference")
     past = datetime.now(UTC) - timedelta(days=1)
-    await app.database.durable.execute("update api_tokens set expires_at = $1", past)
-    app.services.recent_tokens.forget()
+    await app.database.durable.execute("update api_keys set expires_at = $1", past)
+    app.services.recent_api_keys.forget()
     for path in ("/api/v1/runs", "/v1/models"):
         answer = await ask(app, "GET", path, text)
         assert answer.status_code == 401
         assert f"expired at {past:%Y-%m-%d %H:%M} UTC" in answer.text
-        assert "`headrace token rotate ci`" in answer.text
+        assert "`headrace key rotate ci`" in answer.text
     rotated = await rotate(app, "ci", expires_s=3600)
     assert await status_of(app, rotated["secret"]) == 200
     assert await status_of(app, text) == 401, "a rotation does not make the old secret valid"
@@ -70,10 +70,10 @@ async def test_an_expired_token_is_told_so_and_a_rotation_makes_it_valid_again(
 async def test_a_rotation_replaces_the_secret_and_the_old_one_is_valid_for_an_hour(
     app: Application,
 ) -> None:
-    old = await create_token(app, "ci", "read", expires_s=7 * 86_400)
-    before = await token_row(app, "ci")
+    old = await create_api_key(app, "ci", "read", expires_s=7 * 86_400)
+    before = await api_key_row(app, "ci")
     answer = await rotate(app, "ci")
-    new, after = answer["secret"], await token_row(app, "ci")
+    new, after = answer["secret"], await api_key_row(app, "ci")
     assert new != old
     assert after["id"] == before["id"] == new.split("_")[1]
     assert [await status_of(app, text) for text in (old, new)] == [200, 200]
@@ -81,40 +81,42 @@ async def test_a_rotation_replaces_the_secret_and_the_old_one_is_valid_for_an_ho
     left = after["old_until"] - datetime.now(UTC)
     assert timedelta(minutes=59) < left <= timedelta(hours=1)
     assert after["expires_at"] - after["rotated_at"] > timedelta(days=6.99), "as long as before"
-    await app.database.durable.execute("update api_tokens set old_until = now()")
-    app.services.recent_tokens.forget()
+    await app.database.durable.execute("update api_keys set old_until = now()")
+    app.services.recent_api_keys.forget()
     refused = await ask(app, "GET", "/api/v1/runs", old)
     assert refused.status_code == 401
     assert "use the new secret" in refused.text
     assert await status_of(app, new) == 200
     third = (await rotate(app, "ci", overlap_s=0))["secret"]
     assert [await status_of(app, text) for text in (old, new, third)] == [401, 401, 200]
-    assert {one["route"] for one in await audit(app)} >= {"/tokens/{ref}/rotate"}
+    assert {one["route"] for one in await audit(app)} >= {"/api-keys/{ref}/rotate"}
 
 
-async def test_a_rotation_keeps_a_token_that_never_expires_as_it_is(app: Application) -> None:
-    await create_token(app, "forever", "read", expires_s="never")
+async def test_a_rotation_keeps_an_api_key_that_never_expires_as_it_is(app: Application) -> None:
+    await create_api_key(app, "forever", "read", expires_s="never")
     rotated = await rotate(app, "forever")
-    assert (await token_row(app, "forever"))["expires_at"] is None
+    assert (await api_key_row(app, "forever"))["expires_at"] is None
     assert await status_of(app, rotated["secret"]) == 200
-    mortal = await create_token(app, "boss", "admin", expires_s=3600)
+    mortal = await create_api_key(app, "boss", "admin", expires_s=3600)
     assert (await rotate(app, "forever", mortal))["status"] == 200
-    row = await token_row(app, "forever")
-    assert row["expires_at"] == (await token_row(app, "boss"))["expires_at"], "no more than its own"
+    row = await api_key_row(app, "forever")
+    assert row["expires_at"] == (await api_key_row(app, "boss"))["expires_at"], (
+        "no more than its own"
+    )
 
 
 async def test_an_old_secret_makes_nothing_that_outlives_it(app: Application) -> None:
-    old = await create_token(app, "boss", "admin")
+    old = await create_api_key(app, "boss", "admin")
     new = (await rotate(app, "boss", overlap_s=600))["secret"]
-    last = (await token_row(app, "boss"))["old_until"]
-    path = "/api/v1/tokens"
+    last = (await api_key_row(app, "boss"))["old_until"]
+    path = "/api/v1/api-keys"
     wanted = {"name": "later", "scopes": ["admin"]}
     asked = await ask(app, "POST", path, old, json=wanted | {"expires_s": 3600})
     assert asked.status_code == 403
     assert (await ask(app, "POST", path, old, json=wanted)).status_code == 201
-    assert (await token_row(app, "later"))["expires_at"] == last
+    assert (await api_key_row(app, "later"))["expires_at"] == last
     assert (await rotate(app, "later", old))["status"] == 200
-    assert (await token_row(app, "later"))["expires_at"] == last
+    assert (await api_key_row(app, "later"))["expires_at"] == last
     refused = await ask(app, "POST", f"{path}/boss/rotate", old, json={})
     assert refused.status_code == 403
     assert "rotate it with the new one" in refused.text
@@ -122,40 +124,51 @@ async def test_an_old_secret_makes_nothing_that_outlives_it(app: Application) ->
 
 
 async def test_another_process_knows_of_a_rotation(app: Application) -> None:
-    old = await create_token(app, "ci", "read")
+    old = await create_api_key(app, "ci", "read")
     assert await status_of(app, old) == 200
     async with connect(app.database.url) as database:
-        tokens = Tokens(database)
-        found = await tokens.find("ci", workspace=None)
-        _, issued = await tokens.rotate(found, overlap_s=0, expires_at=None)
+        api_keys = ApiKeys(database)
+        found = await api_keys.find("ci", workspace=None)
+        _, issued = await api_keys.rotate(found, overlap_s=0, expires_at=None)
         async with asyncio.timeout(30):
             while (await status_of(app, old), await status_of(app, issued.text)) != (401, 200):
                 await asyncio.sleep(0.1)
 
 
-async def test_nobody_rotates_a_token_to_more_rights_than_their_own(app: Application) -> None:
+async def test_nobody_rotates_an_api_key_to_more_rights_than_their_own(app: Application) -> None:
     await app.post("/workspaces", {"url": "/repo", "name": "w"})
-    await create_token(app, "free", "read")
-    await create_token(app, "other", "read", workspace="w", owner="bob")
-    await create_token(app, "own", "read", workspace="w", owner="ada", expires_s=60)
-    bound = await create_token(app, "bound", "admin", workspace="w", owner="ada", expires_s=600)
-    weak = await create_token(app, "weak", "control")
+    await create_api_key(app, "free", "read")
+    await create_api_key(app, "other", "read", workspace="w", owner="bob")
+    await create_api_key(app, "own", "read", workspace="w", owner="ada", expires_s=60)
+    bound = await create_api_key(app, "bound", "admin", workspace="w", owner="ada", expires_s=600)
+    weak = await create_api_key(app, "weak", "control")
     answers = [await rotate(app, name, bound) for name in ("free", "other", "own")]
     assert [answer["status"] for answer in answers] == [404, 403, 200]
     assert (await rotate(app, "own", bound, expires_s=3600))["status"] == 403
     assert (await rotate(app, "own", weak))["status"] == 403
-    assert (await app.api.delete("/api/v1/tokens/free")).status_code == 200
+    assert (await app.api.delete("/api/v1/api-keys/free")).status_code == 200
     assert (await rotate(app, "free"))["status"] == 409
 
 
-async def test_the_text_of_a_token_is_shown_once_and_stored_as_a_hash(app: Application) -> None:
-    made = await app.post("/tokens", {"name": "ci", "scopes": ["submit"], "owner": "ada"})
-    text, token = made.json()["secret"], made.json()["token"]
-    assert text.startswith(f"{token['prefix']}_")
-    listed = await app.api.get("/api/v1/tokens")
-    assert token["prefix"] in listed.text
+async def test_the_old_paths_answer_with_the_old_names(app: Application) -> None:
+    made = (await app.post("/tokens", {"name": "ci", "scopes": ["read"]})).json()
+    assert made["token"]["name"] == "ci"
+    assert (await ask(app, "GET", "/api/v1/runs", made["secret"])).status_code == 200
+    rotated = (await app.post("/tokens/ci/rotate", {})).json()
+    assert rotated["token"]["id"] == made["token"]["id"]
+    assert (await app.get("/tokens"))["tokens"] == (await app.get("/api-keys"))["api_keys"]
+    assert (await app.api.delete("/api/v1/tokens/ci")).json()["name"] == "ci"
+    assert {one["owner"] for one in (await app.get("/audit", token="admin"))["audit"]} == {"admin"}
+
+
+async def test_the_text_of_an_api_key_is_shown_once_and_stored_as_a_hash(app: Application) -> None:
+    made = await app.post("/api-keys", {"name": "ci", "scopes": ["submit"], "owner": "ada"})
+    text, api_key = made.json()["secret"], made.json()["api_key"]
+    assert text.startswith(f"{api_key['prefix']}_")
+    listed = await app.api.get("/api/v1/api-keys")
+    assert api_key["prefix"] in listed.text
     assert text not in listed.text
-    stored = await app.database.durable.fetchval("select api_tokens::text from api_tokens")
+    stored = await app.database.durable.fetchval("select api_keys::text from api_keys")
     assert text not in stored
     assert text.rpartition("_")[2] not in stored
     assert (await ask(app, "GET", "/api/v1/runs", text)).status_code == 200
@@ -176,69 +189,71 @@ async def test_the_text_of_a_token_is_shown_once_and_stored_as_a_hash(app: Appli
         ({"name": "t", "scopes": ["read", "inference"], "workspace": "w", "expires_s": 60}, 201),
     ],
 )
-async def test_a_token_is_checked(app: Application, body: object, status: int) -> None:
+async def test_an_api_key_is_checked(app: Application, body: object, status: int) -> None:
     await app.post("/workspaces", {"url": "/repo", "name": "w"})
-    assert (await app.post("/tokens", body)).status_code == status
+    assert (await app.post("/api-keys", body)).status_code == status
 
 
-async def test_nobody_makes_a_token_with_more_rights_than_their_own(app: Application) -> None:
+async def test_nobody_makes_an_api_key_with_more_rights_than_their_own(app: Application) -> None:
     await app.post("/workspaces", {"url": "/repo", "name": "w"})
-    bound = await create_token(app, "bound", "admin", workspace="w", owner="ada")
-    brief = await create_token(app, "brief", "admin", expires_s=600)
-    weak = await create_token(app, "weak", "read", "submit", "control")
+    bound = await create_api_key(app, "bound", "admin", workspace="w", owner="ada")
+    brief = await create_api_key(app, "brief", "admin", expires_s=600)
+    weak = await create_api_key(app, "weak", "read", "submit", "control")
 
-    async def make(token: str, **body: object) -> int:
-        answer = await ask(app, "POST", "/api/v1/tokens", token, json={"name": "new", **body})
+    async def make(api_key: str, **body: object) -> int:
+        answer = await ask(app, "POST", "/api/v1/api-keys", api_key, json={"name": "new", **body})
         return answer.status_code
 
     assert await make(weak) == 403
     assert await make(bound, owner="admin") == 403
     assert await make(bound, scopes=["admin"], name="own") == 201
-    made = (await app.get("/tokens"))["tokens"][0]
+    made = (await app.get("/api-keys"))["api_keys"][0]
     assert (made["name"], made["owner"]) == ("own", "ada")
     assert made["workspace"] is not None
     assert await make(brief, expires_s="never") == 403
     assert await make(brief, expires_s=3600) == 403
     assert await make(brief, expires_s=60) == 201
     assert await make(brief, name="usual") == 201
-    usual, short = await token_row(app, "usual"), await token_row(app, "brief")
+    usual, short = await api_key_row(app, "usual"), await api_key_row(app, "brief")
     assert usual["expires_at"] == short["expires_at"]
 
 
-async def test_a_name_is_in_use_until_its_token_is_revoked(app: Application) -> None:
-    await create_token(app, "ci", "read")
-    assert (await app.post("/tokens", {"name": "ci"})).status_code == 409
-    assert (await app.api.delete("/api/v1/tokens/ci")).status_code == 200
-    await create_token(app, "ci", "read")
-    assert (await app.api.delete("/api/v1/tokens/absent")).status_code == 404
+async def test_a_name_is_in_use_until_its_api_key_is_revoked(app: Application) -> None:
+    await create_api_key(app, "ci", "read")
+    assert (await app.post("/api-keys", {"name": "ci"})).status_code == 409
+    assert (await app.api.delete("/api/v1/api-keys/ci")).status_code == 200
+    await create_api_key(app, "ci", "read")
+    assert (await app.api.delete("/api/v1/api-keys/absent")).status_code == 404
 
 
-async def test_a_name_that_several_tokens_have_is_refused_with_their_ids(app: Application) -> None:
+async def test_a_name_that_several_api_keys_have_is_refused_with_their_ids(
+    app: Application,
+) -> None:
     await app.post("/workspaces", {"url": "/repo", "name": "w"})
-    await create_token(app, "ci", "read")
-    await create_token(app, "ci", "read", workspace="w")
-    ids = [one["id"] for one in (await app.get("/tokens"))["tokens"] if one["name"] == "ci"]
-    refused = await app.api.delete("/api/v1/tokens/ci")
+    await create_api_key(app, "ci", "read")
+    await create_api_key(app, "ci", "read", workspace="w")
+    ids = [one["id"] for one in (await app.get("/api-keys"))["api_keys"] if one["name"] == "ci"]
+    refused = await app.api.delete("/api/v1/api-keys/ci")
     assert refused.status_code == 409
-    assert all(text in refused.text for text in (*ids, "headrace token list"))
-    assert (await app.post("/tokens/ci/rotate", {})).status_code == 409
-    assert (await app.api.delete(f"/api/v1/tokens/{ids[0]}")).status_code == 200
+    assert all(text in refused.text for text in (*ids, "headrace key list"))
+    assert (await app.post("/api-keys/ci/rotate", {})).status_code == 409
+    assert (await app.api.delete(f"/api/v1/api-keys/{ids[0]}")).status_code == 200
 
 
 async def test_another_process_knows_of_a_revocation_within_five_seconds(app: Application) -> None:
-    text = await create_token(app, "ci", "read")
+    text = await create_api_key(app, "ci", "read")
     async with connect(app.database.url) as database:
         assert (await ask(app, "GET", "/api/v1/runs", text)).status_code == 200
-        await Tokens(database).revoke("ci", workspace=None)
+        await ApiKeys(database).revoke("ci", workspace=None)
         async with asyncio.timeout(30):
             while (await ask(app, "GET", "/api/v1/runs", text)).status_code != 401:
                 await asyncio.sleep(0.1)
 
 
-async def test_a_stream_of_events_ends_when_its_token_is_revoked(app: Application) -> None:
+async def test_a_stream_of_events_ends_when_its_api_key_is_revoked(app: Application) -> None:
     await app.append([next(beginning("r1", "first", steps=3))])
-    text = await create_token(app, "ci", "read")
-    await app.services.recent_tokens.find(text)
+    text = await create_api_key(app, "ci", "read")
+    await app.services.recent_api_keys.find(text)
 
     async def follow() -> str:
         headers = {"Accept": "text/event-stream", "Authorization": f"Bearer {text}"}
@@ -247,12 +262,12 @@ async def test_a_stream_of_events_ends_when_its_token_is_revoked(app: Applicatio
     stream = asyncio.ensure_future(follow())
     await asyncio.sleep(0.2)
     assert not stream.done()
-    await app.api.delete("/api/v1/tokens/ci")
+    await app.api.delete("/api/v1/api-keys/ci")
     assert "rl.run.requested" in await asyncio.wait_for(stream, 30)
 
 
 async def test_each_event_of_a_request_names_its_actor(app: Application) -> None:
-    text = await create_token(app, "ci", "submit", "control", owner="ada")
+    text = await create_api_key(app, "ci", "submit", "control", owner="ada")
     identity = text.split("_")[1]
     made = await ask(
         app, "POST", "/api/v1/datasets", text, json={"name": "d", "file_name": "r.jsonl"}
@@ -290,23 +305,23 @@ async def test_an_archive_keeps_the_actors(app: Application) -> None:
 
 
 async def test_the_audit_list_shows_what_was_allowed_and_refused(app: Application) -> None:
-    text = await create_token(app, "ci", "read", owner="ada")
+    text = await create_api_key(app, "ci", "read", owner="ada")
     assert (await ask(app, "POST", "/api/v1/gc", text)).status_code == 403
     for _ in range(3):
         await ask(app, "GET", "/api/v1/runs", text)
-        await ask(app, "GET", "/api/v1/runs", "not a token")
+        await ask(app, "GET", "/api/v1/runs", "not a key")
     found = await audit(app)
     shown = {(one["owner"], one["method"], one["route"], one["status"]): one for one in found}
-    assert shown["admin", "POST", "/tokens", 201]["allowed"]
+    assert shown["admin", "POST", "/api-keys", 201]["allowed"]
     assert not shown["ada", "POST", "/gc", 403]["allowed"]
     assert shown["ada", "GET", "/runs", 200]["count"] == 3
     refused = shown[None, "GET", "", 401]
     assert (refused["count"], refused["subject"]) == (3, "/api/v1/runs")
     assert refused["address"] == "127.0.0.1"
-    assert {one["owner"] for one in await audit(app, token="ada")} == {"ada"}
+    assert {one["owner"] for one in await audit(app, api_key="ada")} == {"ada"}
     assert await audit(app, since="2100-01-01") == []
     assert (await app.api.get("/api/v1/audit?since=x")).status_code == 400
-    assert TOKEN not in str(found)
+    assert API_KEY not in str(found)
 
 
 async def test_audit_entries_are_bounded(app: Application) -> None:
@@ -324,15 +339,15 @@ async def test_audit_entries_and_last_uses_are_written_without_being_asked(
     app: Application,
 ) -> None:
     core = app.services
-    text = await create_token(app, "ci", "read")
+    text = await create_api_key(app, "ci", "read")
     await ask(app, "GET", "/api/v1/runs", text)
     writing = asyncio.ensure_future(
-        record_access(core.audit, core.recent_tokens, core.tokens, core.clock)
+        record_access(core.audit, core.recent_api_keys, core.api_keys, core.clock)
     )
     async with asyncio.timeout(FLUSH_S * 20):
         while not await app.database.durable.fetchval(
             "select last_used_at is not null and exists (select from audit where status = 201) "
-            "from api_tokens"
+            "from api_keys"
         ):
             await asyncio.sleep(0.02)
     writing.cancel()

@@ -5,23 +5,23 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import API_KEY, Application
 
 pytestmark = pytest.mark.postgres
 
 
-async def test_everything_but_health_needs_the_token(app: Application) -> None:
+async def test_everything_but_health_needs_the_api_key(app: Application) -> None:
     for path in ("/healthz", "/readyz"):
         assert (await app.api.get(path, headers={"Authorization": ""})).status_code == 200
     for headers in (
         {"Authorization": ""},
         {"Authorization": "Bearer no"},
-        {"Authorization": TOKEN},
+        {"Authorization": API_KEY},
     ):
         for path in ("/api/v1/runs", "/metrics", "/api/v1/nothing"):
             refused = await app.api.get(path, headers=headers)
             assert refused.status_code == 401
-            assert "token" in refused.json()["detail"]
+            assert "API key" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infra.gateway.server import HttpGateway
+from infra.model_api.gateway.server import HttpGateway
 from infra.readmodel import worker_chats
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.events import Event

@@ -5,8 +5,8 @@ import base64
 import json
 from uuid import uuid4
 
-from infra.ports.event_log import Cursor, EventLog, Recorded
-from infra.runtime.dead_letters import dead_letter_message
+from infra.spine.ports.event_log import Cursor, EventLog, Recorded
+from infra.spine.runtime.dead_letters import dead_letter_message
 from schemas.errors import Conflict
 from schemas.events import MessageDeadLettered, RunPaused, RunResumed, RunWarned
 from schemas.ids import ConsumerName

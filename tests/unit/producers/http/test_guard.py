@@ -11,13 +11,13 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
+from infra.http.failed_auth_throttle import REFUSED_AT_ONCE
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
-from infra.http.strangers import REFUSED_AT_ONCE
 from producers.dashboard.pages import sign_in
 from producers.http.app import create_app
 from producers.http.client_address import ClientAddresses
-from tests.kit.application import TOKEN, Application
+from tests.kit.application import API_KEY, Application
 
 pytestmark = pytest.mark.postgres
 
@@ -39,8 +39,8 @@ async def converse(app: Application, scope: dict[str, Any], *received: Message) 
     return sent
 
 
-async def test_a_websocket_is_closed_without_a_look_at_its_token(app: Application) -> None:
-    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {TOKEN}".encode())]
+async def test_a_websocket_is_closed_without_a_look_at_its_api_key(app: Application) -> None:
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {API_KEY}".encode())]
     for path in ("/healthz", "/api/v1/runs", "/webhooks/w"):
         scope = {"type": "websocket", "path": path, "headers": headers, "query_string": b""}
         [answer] = await converse(app, scope, {"type": "websocket.connect"})
@@ -58,13 +58,13 @@ async def test_other_kinds_of_scopes_reach_nothing(app: Application) -> None:
     assert await converse(app, {"type": "something"}) == []
 
 
-@pytest.mark.parametrize("token", ["", "no", f"hr_{'a' * 10}_{'x' * 49}"])
-async def test_a_stranger_is_answered_before_a_body_arrives(app: Application, token: str) -> None:
+@pytest.mark.parametrize("api_key", ["", "no", f"hr_{'a' * 10}_{'x' * 49}"])
+async def test_a_stranger_is_answered_before_a_body_arrives(app: Application, api_key: str) -> None:
     server = HttpServer(app.app, host="127.0.0.1", port=0, limits=ConnectionLimits())
     await server.listen()
     serving = asyncio.ensure_future(server.serve())
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    sent = f"Authorization: Bearer {token}\r\n" if token else ""
+    sent = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
     writer.write(
         f"POST /api/v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n{sent}"
         "Content-Length: 8000000\r\n\r\n".encode()
@@ -78,10 +78,10 @@ async def test_a_stranger_is_answered_before_a_body_arrives(app: Application, to
     await asyncio.wait_for(serving, 10)
 
 
-async def test_a_token_without_the_scope_is_answered_before_a_body_is_read(
+async def test_an_api_key_without_the_scope_is_answered_before_a_body_is_read(
     app: Application,
 ) -> None:
-    made = await app.post("/tokens", {"name": "reader", "scopes": ["read"]})
+    made = await app.post("/api-keys", {"name": "reader", "scopes": ["read"]})
     text = made.json()["secret"]
 
     async def never() -> Message:
@@ -139,13 +139,13 @@ async def test_the_address_behind_a_proxy_is_in_the_audit_list(app: Application)
     assert "198.51.100.1" in {entry["address"] for entry in found}
 
 
-async def test_the_token_of_metrics_reads_metrics_only(app: Application) -> None:
+async def test_the_api_key_of_metrics_reads_metrics_only(app: Application) -> None:
     object.__setattr__(
-        app.services, "settings", replace(app.services.settings, metrics_token="for-prometheus")
+        app.services, "settings", replace(app.services.settings, metrics_key="for-prometheus")
     )
     headers = {"Authorization": "Bearer for-prometheus"}
     assert (await app.api.get("/metrics", headers=headers)).status_code == 200
-    for path in ("/api/v1/runs", "/api/v1/status", "/api/v1/tokens"):
+    for path in ("/api/v1/runs", "/api/v1/status", "/api/v1/api-keys"):
         assert (await app.api.get(path, headers=headers)).status_code == 403
 
 
@@ -155,25 +155,25 @@ async def refuse_many(app: Application) -> None:
         assert answer.status_code == 401
 
 
-async def test_refused_requests_are_counted_until_one_has_a_valid_token(app: Application) -> None:
-    strangers = app.services.strangers
+async def test_refused_requests_are_counted_until_one_has_a_valid_api_key(app: Application) -> None:
+    throttle = app.services.throttle
     await refuse_many(app)
-    assert strangers.must_leave("127.0.0.1")
+    assert throttle.must_leave("127.0.0.1")
     assert (await app.api.get("/api/v1/runs")).status_code == 200
-    assert not strangers.must_leave("127.0.0.1")
+    assert not throttle.must_leave("127.0.0.1")
 
 
-async def test_a_form_with_a_wrong_token_counts_and_reading_the_form_excuses_nothing(
+async def test_a_form_with_a_wrong_api_key_counts_and_reading_the_form_excuses_nothing(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sign_in, "REST_S", 0.0)
-    strangers, here = app.services.strangers, {"Origin": str(app.api.base_url)}
+    throttle, here = app.services.throttle, {"Origin": str(app.api.base_url)}
     for _ in range(int(REFUSED_AT_ONCE) + 50):
-        answer = await app.api.post("/login", data={"token": "no"}, headers=here)
+        answer = await app.api.post("/login", data={"api_key": "no"}, headers=here)
         assert answer.status_code == 401
-    assert strangers.must_leave("127.0.0.1")
+    assert throttle.must_leave("127.0.0.1")
     assert (await app.api.get("/login")).status_code == 200
-    assert strangers.must_leave("127.0.0.1")
+    assert throttle.must_leave("127.0.0.1")
 
 
 async def test_those_that_a_trusted_proxy_passes_on_are_not_counted(app: Application) -> None:
@@ -182,4 +182,4 @@ async def test_those_that_a_trusted_proxy_passes_on_are_not_counted(app: Applica
     transport = httpx.ASGITransport(create_app(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as api:
         await refuse_many(replace(app, api=api))
-    assert not services.strangers.must_leave("127.0.0.1")
+    assert not services.throttle.must_leave("127.0.0.1")

@@ -1,5 +1,5 @@
-"""Deployed models below /v1: found by name, answered by a process that serves, and only for tokens that
-may use them."""
+"""Deployed models below /v1: found by name, answered by a process that serves, and only for API keys
+that may use them."""
 
 import asyncio
 import contextlib
@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.access.serving import grants, training_watch
-from infra.access.serving.grants import KnownKeys, ServingDoors
-from infra.access.serving.training_watch import TrainingWatch
-from infra.access.serving.usage import UsageCounts
-from infra.gateway.serving.endpoint import ServingEndpoint
+from infra.model_api.serving import grants, training_watch
+from infra.model_api.serving.endpoint import ServingEndpoint
+from infra.model_api.serving.grants import KnownKeys, ServingDoors
+from infra.model_api.serving.training_watch import TrainingWatch
+from infra.model_api.serving.usage import UsageCounts
 from producers.http.routes import inference
 from schemas.deployments import ServedModel
 from schemas.events import (
@@ -31,7 +31,7 @@ from schemas.sampling import ModelRef, PolicyRef, SampleRequest, Turn
 from tests.kit.application import Application
 from tests.kit.fakes import FakeSampler, turn
 from tests.kit.story import beginning
-from tests.kit.tokens import ask, create_token, tenant
+from tests.kit.tenants import ask, create_api_key, tenant
 
 pytestmark = pytest.mark.postgres
 
@@ -79,24 +79,24 @@ async def serving(app: Application) -> AsyncIterator[FakeSampler]:
         await app.services.serving.aclose()
 
 
-async def chat(app: Application, model: str, token: str | None = None) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+async def chat(app: Application, model: str, api_key: str | None = None) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     body = {**CHAT, "model": model}
     return await app.api.post("/v1/chat/completions", json=body, headers=headers)
 
 
 async def test_a_deployment_answers_and_its_use_is_counted(app: Application) -> None:
     await deploy(app, served())
-    token = await create_token(app, "app", "inference")
+    api_key = await create_api_key(app, "app", "inference")
     async with serving(app) as sampler:
-        answer = await chat(app, "tiny:sums", token)
+        answer = await chat(app, "tiny:sums", api_key)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"] == "three"
         assert answer.json()["model"] == "tiny:sums"
-        assert (await chat(app, "tiny", token)).status_code == 200
+        assert (await chat(app, "tiny", api_key)).status_code == 200
     assert [request.policy.version for request in sampler.requests] == [2, 0]
-    [used] = (await app.get("/deployments/sums"))["deployment"]["usage_by_token"]
-    assert (used["token_name"], used["requests"]) == ("app", 1)
+    [used] = (await app.get("/deployments/sums"))["deployment"]["usage_by_api_key"]
+    assert (used["api_key_name"], used["requests"]) == ("app", 1)
     assert used["completion_tokens"] == answer.json()["usage"]["completion_tokens"]
 
 
@@ -125,21 +125,21 @@ async def test_without_a_process_that_serves_a_client_is_told_to_try_again(
     await app.services.serving.aclose()
 
 
-async def test_the_models_of_a_workspace_are_those_of_its_tokens(app: Application) -> None:
+async def test_the_models_of_a_workspace_are_those_of_its_api_keys(app: Application) -> None:
     await app.services.database.durable.execute("select 1")
     ours = await tenant(app, "ours", "/repo")
     await deploy(app, served("mine", workspace=ours.workspace), number=1)
     await deploy(app, served("theirs", workspace="another"), number=2)
-    token = await create_token(app, "bound", "inference", workspace="ours")
-    listed = (await ask(app, "GET", "/v1/models", token)).json()["data"]
+    api_key = await create_api_key(app, "bound", "inference", workspace="ours")
+    listed = (await ask(app, "GET", "/v1/models", api_key)).json()["data"]
     assert [model["id"] for model in listed] == ["tiny", "tiny:mine"]
     async with serving(app):
-        assert (await chat(app, "tiny:mine", token)).status_code == 200
-        refused = await chat(app, "tiny:theirs", token)
-        assert (await chat(app, "tiny:theirs")).status_code == 200, "the twin: an unbound token"
+        assert (await chat(app, "tiny:mine", api_key)).status_code == 200
+        refused = await chat(app, "tiny:theirs", api_key)
+        assert (await chat(app, "tiny:theirs")).status_code == 200, "the twin: an unbound key"
     assert refused.status_code == 404
     assert refused.json()["error"]["code"] == "model_not_found"
-    reader = await create_token(app, "reader", "read", workspace="ours")
+    reader = await create_api_key(app, "reader", "read", workspace="ours")
     shown = (await ask(app, "GET", "/api/v1/deployments", reader)).json()["deployments"]
     assert [deployment["name"] for deployment in shown] == ["mine"]
 
@@ -149,14 +149,14 @@ async def test_a_deployment_of_another_workspace_is_in_the_way_without_a_name(
 ) -> None:
     ours = await tenant(app, "ours", "/repo")
     await deploy(app, served("theirs", workspace="another"))
-    token = await create_token(app, "bound", "control", workspace="ours")
+    api_key = await create_api_key(app, "bound", "control", workspace="ours")
     asked = {"checkpoint": f"{ours.run}@last", "name": "mine"}
-    refused = await ask(app, "POST", "/api/v1/deployments", token, json=asked)
+    refused = await ask(app, "POST", "/api/v1/deployments", api_key, json=asked)
     assert refused.status_code == 409, refused.text
     assert "another workspace" in refused.json()["detail"]
     assert "theirs" not in refused.text
     told = await app.post("/deployments", asked)
-    assert "the deployment theirs (tiny)" in told.json()["detail"], "the twin: an unbound token"
+    assert "the deployment theirs (tiny)" in told.json()["detail"], "the twin: an unbound key"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ async def test_a_bad_request_has_an_error_of_openai(
         ("DELETE", "/v1/models/tiny", 405, "method"),
     ],
 )
-async def test_what_the_endpoint_does_not_have_is_an_error_of_openai(
+async def test_an_unknown_path_or_model_is_an_error_of_openai(
     app: Application, method: str, path: str, status: int, code: str
 ) -> None:
     refused = await app.api.request(method, path, json={"model": "tiny", "input": "x"})
@@ -206,8 +206,8 @@ STREAM_HEAD = (
 async def test_one_key_cannot_hold_the_memory_and_another_is_answered(app: Application) -> None:
     """At both processes: requests that are not answered yet have bytes of their own for each key."""
     await deploy(app, served())
-    hostile = await create_token(app, "hostile", "inference")
-    other = await create_token(app, "other", "inference")
+    hostile = await create_api_key(app, "hostile", "inference")
+    other = await create_api_key(app, "other", "inference")
     large = {"model": "tiny:sums", "messages": [{"role": "user", "content": "a " * 3_250_000}]}
     may_answer = asyncio.Event()
 
@@ -309,15 +309,15 @@ async def test_a_stream_whose_process_dies_ends_with_an_error(app: Application) 
     assert (error["type"], error["code"]) == ("server_error", "unavailable")
 
 
-async def test_a_stream_ends_when_its_token_is_revoked(
+async def test_a_stream_ends_when_its_api_key_is_revoked(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "LOOK_S", 0.0)
     await deploy(app, served())
-    made = (await app.post("/tokens", {"name": "leaked", "scopes": ["inference"]})).json()
+    made = (await app.post("/api-keys", {"name": "leaked", "scopes": ["inference"]})).json()
 
     async def revoke() -> None:
-        assert (await app.api.delete(f"/api/v1/tokens/{made['token']['id']}")).is_success
+        assert (await app.api.delete(f"/api/v1/api-keys/{made['api_key']['id']}")).is_success
 
     async with breaking_off(app, meanwhile=revoke):
         answer = await chat(app, "tiny:sums", made["secret"])
@@ -326,11 +326,11 @@ async def test_a_stream_ends_when_its_token_is_revoked(
     assert json.loads(said.removeprefix("data: "))["error"]["code"] == "unauthorized"
 
 
-async def test_a_token_without_the_scope_is_refused(app: Application) -> None:
-    reader = await create_token(app, "reader", "read", "submit", "control")
+async def test_an_api_key_without_the_scope_is_refused(app: Application) -> None:
+    reader = await create_api_key(app, "reader", "read", "submit", "control")
     refused = await ask(app, "GET", "/v1/models", reader)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
-    asker = await create_token(app, "asker", "inference")
+    asker = await create_api_key(app, "asker", "inference")
     assert (await ask(app, "GET", "/v1/models", asker)).status_code == 200  # the twin
 
 

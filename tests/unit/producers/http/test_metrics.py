@@ -56,7 +56,7 @@ async def test_a_rate_needs_two_steps(app: Application) -> None:
     assert "headrace_tokens_per_second" not in await told(app)
 
 
-async def test_what_waits_is_told_with_the_age_of_the_oldest(app: Application) -> None:
+async def test_waiting_effects_are_measured_with_the_oldest_age(app: Application) -> None:
     await app.services.effects.register(WorkerId("w"), host="h", pid=1, lease_s=60)
     calm = await told(app)
     assert calm["headrace_oldest_waiting_seconds"] == {(): 0.0}

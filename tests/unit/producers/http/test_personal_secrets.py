@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.access.sessions import Bearer, form_key
-from infra.access.token_format import digest, token_id
+from infra.identity.api_key_format import api_key_id, digest
+from infra.identity.sessions import Bearer, form_key
 from infra.ports.actor import CONTAINED, SCOPES
 from infra.ports.secrets import SecretOwner
 from producers.http.browsers import COOKIE
@@ -18,7 +18,7 @@ from schemas.secrets.secret_value import SecretValue
 from tests.kit.application import Application, application, rows
 from tests.kit.specs import ref
 from tests.kit.story import beginning, checkpoint, step
-from tests.kit.tokens import ask, create_token
+from tests.kit.tenants import ask, create_api_key
 
 pytestmark = pytest.mark.postgres
 
@@ -72,7 +72,7 @@ USES = [
             }
         },
     ),
-    Use("/checkpoints/first@2/pushes", {"repository": "org/sums", "secret": MINE}, "control"),
+    Use("/checkpoints/first@2/uploads", {"repository": "org/sums", "secret": MINE}, "control"),
 ]
 
 
@@ -98,14 +98,14 @@ async def app(database_url: str, tmp_path: Path) -> AsyncIterator[Application]:
 async def bound_keys(app: Application) -> dict[str, str]:
     """A bound key of each scope from the administrator, and one of each that a bound key created."""
     keys: dict[str, str] = {
-        scope: await create_token(app, scope, scope, workspace="w") for scope in SCOPES[:4]
+        scope: await create_api_key(app, scope, scope, workspace="w") for scope in SCOPES[:4]
     }
-    keys["inference"] = await create_token(app, "inference", "inference", workspace="w")
+    keys["inference"] = await create_api_key(app, "inference", "inference", workspace="w")
     for scope in SCOPES[:4]:
         made = await ask(
             app,
             "POST",
-            "/api/v1/tokens",
+            "/api/v1/api-keys",
             keys["admin"],
             json={"name": f"{scope}-2", "scopes": [scope]},
         )
@@ -116,7 +116,7 @@ async def bound_keys(app: Application) -> dict[str, str]:
 
 async def is_kept(app: Application) -> bool:
     """Whether the administrator's secret is there, as it was."""
-    [stored] = await app.services.secret_store.all([SecretOwner("personal", "admin")])
+    [stored] = await app.services.secret_store.all_secrets([SecretOwner("personal", "admin")])
     return stored.updated_by == "admin/root" and stored.used_at is None
 
 
@@ -147,7 +147,7 @@ async def test_no_key_of_a_workspace_reaches_a_personal_secret(app: Application)
 
 
 async def test_the_twin_a_key_of_the_person_does(app: Application) -> None:
-    key = await create_token(app, "own", "submit", "control")
+    key = await create_api_key(app, "own", "submit", "control")
     assert MINE in (await ask(app, "GET", "/api/v1/secrets", key)).text
     for use in USES:
         answer = await ask(app, "POST", f"/api/v1{use.path}", key, json=use.body)
@@ -160,10 +160,10 @@ async def test_the_twin_a_key_of_the_person_does(app: Application) -> None:
 
 async def test_a_workspaces_key_uses_the_workspaces_secret(app: Application) -> None:
     """Also when the creator of the key has a personal one with the same name, which would come first."""
-    key = await create_token(app, "ci", "submit", "control", workspace="w", owner="admin")
+    key = await create_api_key(app, "ci", "submit", "control", workspace="w", owner="admin")
     put = await ask(app, "PUT", f"/api/v1/secrets/{MINE}", key, json={"value": "hush-hush-3"})
     assert put.status_code == 201
-    assert put.json()["secret"]["created_by"] == f"admin/{token_id(key)}"
+    assert put.json()["secret"]["created_by"] == f"admin/{api_key_id(key)}"
     for use in USES:
         answer = await ask(app, "POST", f"/api/v1{use.path}", key, json=use.body)
         assert answer.is_success, (use, answer.text)
@@ -172,17 +172,17 @@ async def test_a_workspaces_key_uses_the_workspaces_secret(app: Application) -> 
     runs = (await app.get("/runs"))["runs"]
     assert {run["creator"] for run in runs if run["name"] != "first"} == {"admin"}
     resolved = await app.services.secret_store.resolve(
-        [MINE], workspace=(await app.services.workspaces.find("w")).id, submitter=None
+        [MINE], workspace=(await app.services.workspaces.find_workspace("w")).id, submitter=None
     )
     assert resolved == {MINE: SecretValue("hush-hush-3")}
 
 
-async def test_audit_entries_name_the_token(app: Application) -> None:
-    key = await create_token(app, "ci", "read", workspace="w")
+async def test_audit_entries_name_the_api_key(app: Application) -> None:
+    key = await create_api_key(app, "ci", "read", workspace="w")
     await ask(app, "PUT", f"/api/v1/secrets/{MINE}", key, json={"value": VALUE})
-    found = (await app.get("/audit", token="ci"))["audit"]
-    assert [(one["token"], one["token_name"], one["status"]) for one in found] == [
-        (token_id(key), "ci", 403)
+    found = (await app.get("/audit", api_key="ci"))["audit"]
+    assert [(one["api_key"], one["api_key_name"], one["status"]) for one in found] == [
+        (api_key_id(key), "ci", 403)
     ]
     assert key not in str(found)
 
@@ -192,8 +192,8 @@ async def submitters(app: Application) -> set[str | None]:
     found = await app.database.durable.fetch(
         "select data ->> 'submitter' as submitter from events"
         " where type in ('rl.run.requested', 'rl.evaluation.requested') and stream != 'run-r1'"
-        " union all select data -> 'push' ->> 'submitter' from events"
-        " where type = 'rl.hub-push.requested'"
+        " union all select data -> 'upload' ->> 'submitter' from events"
+        " where type = 'rl.hub-upload.requested'"
     )
     assert len(found) == len(USES), "a dry run requests nothing, and the form one more"
     return {row["submitter"] for row in found}
@@ -201,7 +201,7 @@ async def submitters(app: Application) -> set[str | None]:
 
 async def send_form(app: Application, key: str) -> httpx.Response:
     """Submit a run through the page for new runs, in a session that the key opened."""
-    identity = token_id(key)
+    identity = api_key_id(key)
     assert identity is not None
     bearer = Bearer(identity, digest(key))
     cookie = await app.services.sessions.open(bearer)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from infra.identity.secrets.sealed import Sealer
+from infra.identity.secrets.store import PostgresSecrets
 from infra.ports.secrets import SecretOwner
-from infra.postgres.keys.sealed import Sealer
-from infra.postgres.secrets import PostgresSecrets
 from schemas.events import EvaluationRequested
 from schemas.ids import eval_stream
 from schemas.secrets.secret_value import SecretValue
@@ -62,7 +62,7 @@ async def test_the_key_must_be_set_and_is_not_recorded(app: Application, workspa
     assert "headrace secret set OPENAI_API_KEY" in message
     secrets = PostgresSecrets(app.database, Sealer.of(app.services.settings))
     owner = SecretOwner("workspace", workspace)
-    await secrets.put(owner, "OPENAI_API_KEY", SecretValue(KEY), by="test")
+    await secrets.put_secret(owner, "OPENAI_API_KEY", SecretValue(KEY), by="test")
     made = await app.post("/evals", {"config": body})
     assert made.status_code == 201, made.text
     identity = made.json()["eval"]["id"]

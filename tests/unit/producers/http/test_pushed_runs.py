@@ -10,8 +10,8 @@ from producers.core.run_submissions import RunSubmissions
 from producers.core.submit import SubmitRequest
 from schemas.errors import Conflict, InvalidConfig
 from schemas.events import (
+    CommitRequested,
     Event,
-    RepositoryPushed,
     RunApproved,
     RunRequested,
     RunStopped,
@@ -61,7 +61,7 @@ async def ready(app: Application) -> Application:
 async def pushed(app: Application, number: int = 1, **match: Any) -> PushOrigin:
     """The origin of a run in the workspace `math`."""
     found = origin(number, **match)
-    workspace = await app.services.workspaces.find("math")
+    workspace = await app.services.workspaces.find_workspace("math")
     push = found.push.model_copy(update={"workspace": workspace.id, "url": workspace.url})
     return found.model_copy(update={"push": push})
 
@@ -81,7 +81,7 @@ async def events(app: Application, of: PushOrigin) -> list[Event]:
     return wanted + [
         recorded.event
         for recorded in loaded[streams[1]]
-        if isinstance(recorded.event, RepositoryPushed)
+        if isinstance(recorded.event, CommitRequested)
         and recorded.event.requester == run_stream(of.run)
     ]
 
@@ -98,7 +98,7 @@ async def test_a_push_submits_its_commit_with_the_values_that_its_trigger_sets(
     assert requested.config.training.lr == 0.25
     assert requested.config.experiment.commit_sha == AFTER
     assert requested.config.experiment.branch is None
-    assert isinstance(push, RepositoryPushed)
+    assert isinstance(push, CommitRequested)
     assert (push.commit.sha, push.commit.ref, push.commit.branch) == (AFTER, of.push.ref, None)
     assert push.workspace_name == "math"
 
@@ -138,7 +138,7 @@ async def test_the_commit_is_checked_when_it_is_known(ready: Application) -> Non
     entry = Entrypoint(rollout="say", path="main.py")
     synced = WorkspaceSynced(
         workspace=of.push.workspace,
-        push="00000000-0000-0000-0000-000000000001",  # type: ignore[arg-type]  # parsed
+        request="00000000-0000-0000-0000-000000000001",  # type: ignore[arg-type]  # parsed
         commit=AFTER,
         snapshot=ref("tree"),
         rollouts=(DiscoveredRollout(entrypoint=entry, error="main.py:1: no such module"),),
@@ -183,10 +183,10 @@ async def test_a_run_waits_for_approval_which_brings_its_commit(
         assert answer.status_code == 200, answer.text
         assert answer.json()["run"]["phase"] == ("provision" if config == CONFIG else "init")
     kinds = [type(event) for event in await events(ready, of)]
-    assert kinds == [RunRequested, RunApproved, *([RepositoryPushed] if config == CONFIG else [])]
+    assert kinds == [RunRequested, RunApproved, *([CommitRequested] if config == CONFIG else [])]
     if config == CONFIG:
         push = (await events(ready, of))[-1]
-        assert isinstance(push, RepositoryPushed)
+        assert isinstance(push, CommitRequested)
         assert (push.commit.sha, push.commit.ref) == (AFTER, of.push.ref)
 
 

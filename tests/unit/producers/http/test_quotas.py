@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.access.quotas import BLOCK_BYTES
+from infra.identity.quotas import BLOCK_BYTES
 from schemas.errors import QuotaExceeded
 from schemas.events import EvaluationCompleted, RunFailed
 from tests.kit.application import Application, application, rows
-from tests.kit.tokens import ask, create_token
+from tests.kit.tenants import ask, create_api_key
 from tests.unit.producers.http.test_submit import config
 
 pytestmark = pytest.mark.postgres
@@ -46,17 +46,17 @@ async def set_limits(app: Application, **limits: object) -> Any:
     return answer.json()["quotas"]
 
 
-async def shown(app: Application, token: str | None = None) -> Mapping[str, Any]:
+async def shown(app: Application, api_key: str | None = None) -> Mapping[str, Any]:
     path = "/api/v1/workspaces/w/quotas"
-    answer = await (ask(app, "GET", path, token) if token else app.api.get(path))
+    answer = await (ask(app, "GET", path, api_key) if api_key else app.api.get(path))
     return {f"{one['holder']} {one['name']}": one for one in answer.json()["quotas"]}
 
 
-async def submit(app: Application, token: str | None = None, **headers: str) -> httpx.Response:
+async def submit(app: Application, api_key: str | None = None, **headers: str) -> httpx.Response:
     body = {"config": config()}
-    if token is None:
+    if api_key is None:
         return await app.post("/runs", body, **headers)
-    return await ask(app, "POST", "/api/v1/runs", token, json=body)
+    return await ask(app, "POST", "/api/v1/runs", api_key, json=body)
 
 
 def refusal(answer: httpx.Response, name: str) -> str:
@@ -146,11 +146,11 @@ async def test_a_repeated_or_refused_submit_counts_once_or_never(ready: Applicat
     assert (await submit(ready)).status_code == 201, "the next day"
 
 
-async def test_a_key_has_quotas_of_its_own_and_the_root_token_has_none(
+async def test_a_key_has_quotas_of_its_own_and_the_root_api_key_has_none(
     ready: Application, other: Application
 ) -> None:
     limit_keys(ready, other, runs_per_day=1)
-    first, second = [await create_token(ready, name, "submit") for name in ("a", "b")]
+    first, second = [await create_api_key(ready, name, "submit") for name in ("a", "b")]
     answers = await asyncio.gather(*(submit(app, first) for app in (ready, other) * 2))
     assert sorted(one.status_code for one in answers) == [201, 429, 429, 429]
     assert "this API key" in next(one.text for one in answers if one.status_code == 429)
@@ -162,10 +162,10 @@ async def test_requests_beyond_the_limit_of_a_minute_are_refused_by_every_proces
     ready: Application, other: Application
 ) -> None:
     limit_keys(ready, other, requests_per_minute=6)
-    token = await create_token(ready, "ci", "read", "inference")
+    api_key = await create_api_key(ready, "ci", "read", "inference")
     paths = ("/api/v1/runs", "/v1/models")
     answers = [
-        await ask(app, "GET", path, token)
+        await ask(app, "GET", path, api_key)
         for _ in range(5)
         for app in (ready, other)
         for path in paths
@@ -176,12 +176,12 @@ async def test_requests_beyond_the_limit_of_a_minute_are_refused_by_every_proces
     assert refused
     assert "requests_per_minute" in refused[0].text
     assert 1 <= int(refused[0].headers["retry-after"]) <= 60
-    assert (await ready.api.get("/api/v1/runs")).status_code == 200, "the root token has no limit"
+    assert (await ready.api.get("/api/v1/runs")).status_code == 200, "the root API key has no limit"
 
 
 async def test_a_workspace_shares_its_requests_among_its_keys(ready: Application) -> None:
     await set_limits(ready, requests_per_minute=4)
-    keys = [await create_token(ready, name, "read", workspace="w") for name in ("a", "b")]
+    keys = [await create_api_key(ready, name, "read", workspace="w") for name in ("a", "b")]
     answers = [await ask(ready, "GET", "/api/v1/runs", key) for _ in range(6) for key in keys]
     assert 4 <= [one.status_code for one in answers].count(200) <= 8
     assert (await set_limits(ready, requests_per_minute="unlimited"))[2]["most"] is None
@@ -192,11 +192,11 @@ async def test_uploads_beyond_the_bytes_of_a_day_are_refused_before_they_are_rea
     ready: Application, other: Application
 ) -> None:
     limit_keys(ready, other, upload_bytes_per_day=1000)
-    token = await create_token(ready, "ci", "submit")
+    api_key = await create_api_key(ready, "ci", "submit")
     path = "/api/v1/datasets/validate?file_name=a.jsonl"
 
     async def check(app: Application, content: Any) -> httpx.Response:
-        return await ask(app, "POST", path, token, content=content)
+        return await ask(app, "POST", path, api_key, content=content)
 
     async def never() -> AsyncIterator[bytes]:
         raise AssertionError("the body was read")
@@ -205,11 +205,11 @@ async def test_uploads_beyond_the_bytes_of_a_day_are_refused_before_they_are_rea
     content = rows(8).encode()
     assert 300 < len(content) < 600
     assert (await check(ready, content)).status_code == 200
-    declared = {"Authorization": f"Bearer {token}", "Content-Length": str(len(content) * 2)}
+    declared = {"Authorization": f"Bearer {api_key}", "Content-Length": str(len(content) * 2)}
     refused = await other.api.post(path, content=never(), headers=declared)
     assert "1000 bytes of uploads a day" in refusal(refused, "upload_bytes_per_day")
     assert (await check(other, content)).status_code == 200
-    assert (await shown(other, token))["API key upload_bytes_per_day"]["used"] == len(content) * 2
+    assert (await shown(other, api_key))["API key upload_bytes_per_day"]["used"] == len(content) * 2
 
     async def parts() -> AsyncIterator[bytes]:
         yield content
@@ -220,15 +220,15 @@ async def test_uploads_beyond_the_bytes_of_a_day_are_refused_before_they_are_rea
 
 
 async def test_an_administrator_sets_limits_and_everybody_sees_them(ready: Application) -> None:
-    token = await create_token(ready, "ci", "read", workspace="w")
-    before = await shown(ready, token)
+    api_key = await create_api_key(ready, "ci", "read", workspace="w")
+    before = await shown(ready, api_key)
     assert before["workspace runs_at_once"]["most"] is None
     await set_limits(ready, runs_at_once=3, runs_per_day="unlimited")
-    assert (await shown(ready, token))["workspace runs_at_once"]["most"] == 3
+    assert (await shown(ready, api_key))["workspace runs_at_once"]["most"] == 3
     await set_limits(ready, runs_at_once="default")
-    assert (await shown(ready, token))["workspace runs_at_once"]["most"] is None
+    assert (await shown(ready, api_key))["workspace runs_at_once"]["most"] is None
     await set_limits(ready, samples_in_flight=64)
-    after = await shown(ready, token)
+    after = await shown(ready, api_key)
     samples = after["workspace samples_in_flight"]
     assert (samples["most"], samples["used"]) == (64, 0)
     assert "API key samples_in_flight" not in after
@@ -237,8 +237,8 @@ async def test_an_administrator_sets_limits_and_everybody_sees_them(ready: Appli
         assert refused.status_code == 400, refused.text
     half_wrong = {"limits": {"runs_per_day": 5, "requests_per_minute": "many"}}
     assert (await ready.post("/workspaces/w/quotas", half_wrong)).status_code == 400
-    assert (await shown(ready, token))["workspace runs_per_day"]["most"] is None
-    bound = await create_token(ready, "bound", "admin", workspace="w")
+    assert (await shown(ready, api_key))["workspace runs_per_day"]["most"] is None
+    bound = await create_api_key(ready, "bound", "admin", workspace="w")
     body = {"limits": {"runs_at_once": 100}}
     answer = await ask(ready, "POST", "/api/v1/workspaces/w/quotas", bound, json=body)
     assert answer.status_code == 403, "a workspace does not raise its own limits"

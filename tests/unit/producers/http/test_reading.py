@@ -29,8 +29,10 @@ async def told(app: Application) -> Application:
         DatasetRow(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n))
         for n in range(8)
     ]
-    content = await artifacts.put(b"".join(row.to_line() for row in rows), run="d", blob=True)
-    manifest = await artifacts.put(b'{"step": 3}', run="r1", blob=True)
+    content = await artifacts.put_artifact(
+        b"".join(row.to_line() for row in rows), run="d", blob=True
+    )
+    manifest = await artifacts.put_artifact(b'{"step": 3}', run="r1", blob=True)
     for event in whole_run("r1", "first", steps=STEPS):
         if event.type == "rl.run.requested":
             dataset = DATASET.model_copy(update={"content": content})
@@ -260,7 +262,7 @@ async def test_a_stream_starts_again_when_the_database_went_back(app: Applicatio
     await app.append(list(beginning("r1", "first", steps=1)))
     following = asyncio.ensure_future(stream(app, "r1"))
     await app.append(list(step("r1", 1)))
-    app.database.history.turns += 1
+    app.database.history.history_epoch += 1
     await app.append([RunFinished(run="r1", step=1)])
     found = await asyncio.wait_for(following, 60)
     assert list(dict(found).values()).count("rl.run.finished") == 1

@@ -18,9 +18,9 @@ HALF = "a\ud800"
     [
         ("/runs", {"config": {}, "workspace": HALF}),
         ("/datasets", {"name": "a", "file_name": HALF}),
-        ("/tokens", {"name": "a", "workspace": HALF}),
-        ("/tokens", {"name": "a", "expires_s": 10**400}),
-        ("/tokens", {"name": "a", "expires_s": -(10**400)}),
+        ("/api-keys", {"name": "a", "workspace": HALF}),
+        ("/api-keys", {"name": "a", "expires_s": 10**400}),
+        ("/api-keys", {"name": "a", "expires_s": -(10**400)}),
         ("/workspaces/w/quotas", {"limits": {HALF: 1}}),
         ("/workspaces/w/quotas", {"limits": {"runs_per_day": 10**400}}),
     ],

@@ -1,5 +1,5 @@
-"""Every route against every kind of token: which scope it needs, and what a token of a workspace gets
-from its own workspace and from another one."""
+"""Every route against every kind of API key: which scope it needs, and what a key of a workspace
+gets from its own workspace and from another one."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ import pytest
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from infra.access.sessions import Bearer, form_key
-from infra.access.token_format import digest, token_id
+from infra.identity.api_key_format import api_key_id, digest
+from infra.identity.sessions import Bearer, form_key
 from infra.ports.actor import CONTAINED, SCOPES
 from producers.http.browsers import COOKIE
 from producers.http.routing import Reach, RouteScope, scoped_routes, scoped_table
 from tests.kit.application import Application, application, rows
-from tests.kit.tokens import Tenant, ask, create_token, tenant
+from tests.kit.tenants import Tenant, ask, create_api_key, tenant
 
 pytestmark = pytest.mark.postgres
 
@@ -27,7 +27,8 @@ JSONL = {"content": rows(5).encode()}
 
 @dataclass(frozen=True)
 class Row:
-    """A route, the scope it needs, and the status for a token of the workspace that `path` names."""
+    """A route, the scope it needs, and the status for an API key of the workspace that `path`
+    names."""
 
     method: str
     path: str
@@ -49,7 +50,7 @@ class Row:
 
 SUBMITTED: dict[str, Any] = {"json": {"config": {}}}
 RENAMED: dict[str, Any] = {"json": {"name": "renamed"}}
-PUSHED: dict[str, Any] = {"json": {"repository": "org/name"}}
+UPLOADED: dict[str, Any] = {"json": {"repository": "org/name"}}
 MADE: dict[str, Any] = {"json": {"name": "a b"}}
 
 TABLE = [
@@ -59,6 +60,7 @@ TABLE = [
     Row("GET", "/metrics", "metrics", reach="installation"),
     Row("GET", "/api/v1/status", "read", reach="installation"),
     Row("GET", "/api/v1/models", "read"),
+    Row("GET", "/api/v1/asyncapi.json", "read"),
     Row("POST", "/api/v1/runs", "submit", 400, content=SUBMITTED),
     Row("GET", "/api/v1/runs", "read"),
     Row("GET", "/api/v1/runs/{run}", "read"),
@@ -106,8 +108,11 @@ TABLE = [
     Row("GET", "/api/v1/checkpoints/{run_name}@3", "read"),
     Row("GET", "/api/v1/checkpoints/{run_name}@3/files/nothing", "read", 404),
     Row("GET", "/api/v1/checkpoints/{run_name}@3/compare/{run_name}@3", "read"),
+    Row("GET", "/api/v1/checkpoints/{run_name}@3/uploads", "read"),
+    Row("POST", "/api/v1/checkpoints/{run_name}@3/uploads", "control", 400, content=UPLOADED),
+    Row("DELETE", "/api/v1/checkpoints/{run_name}@3/uploads/nothing", "control", 404),
     Row("GET", "/api/v1/checkpoints/{run_name}@3/pushes", "read"),
-    Row("POST", "/api/v1/checkpoints/{run_name}@3/pushes", "control", 400, content=PUSHED),
+    Row("POST", "/api/v1/checkpoints/{run_name}@3/pushes", "control", 400, content=UPLOADED),
     Row("DELETE", "/api/v1/checkpoints/{run_name}@3/pushes/nothing", "control", 404),
     Row("POST", "/api/v1/checkpoints/{run_name}@3/chat", "inference", 400),
     Row("GET", "/api/v1/deployments", "read"),
@@ -151,6 +156,10 @@ TABLE = [
     ),
     Row("DELETE", "/api/v1/workspaces/{workspace}/alerts/{run_name}", "control", 404),
     Row("POST", "/api/v1/workspaces/{workspace}/alerts/{run_name}/rotate", "control", 404),
+    Row("GET", "/api/v1/api-keys", "admin"),
+    Row("POST", "/api/v1/api-keys", "admin", 400, content=MADE),
+    Row("DELETE", "/api/v1/api-keys/{run_name}", "admin", 404),
+    Row("POST", "/api/v1/api-keys/{run_name}/rotate", "admin", 404),
     Row("GET", "/api/v1/tokens", "admin"),
     Row("POST", "/api/v1/tokens", "admin", 400, content=MADE),
     Row("DELETE", "/api/v1/tokens/{run_name}", "admin", 404),
@@ -261,11 +270,11 @@ PAGES = [
     Row("POST", "/workspaces/{workspace}/alerts", "control", 400),
     Row("POST", "/workspaces/{workspace}/alerts/{run_name}/rotate", "control", 404),
     Row("POST", "/workspaces/{workspace}/alerts/{run_name}/remove", "control", 404),
-    Row("GET", "/tokens", "admin"),
-    Row("GET", "/tokens.json", "admin"),
-    Row("POST", "/tokens", "admin", 400),
-    Row("POST", "/tokens/{run_name}/rotate", "admin", 404),
-    Row("POST", "/tokens/{run_name}/revoke", "admin", 404),
+    Row("GET", "/api-keys", "admin"),
+    Row("GET", "/api-keys.json", "admin"),
+    Row("POST", "/api-keys", "admin", 400),
+    Row("POST", "/api-keys/{run_name}/rotate", "admin", 404),
+    Row("POST", "/api-keys/{run_name}/revoke", "admin", 404),
     Row("GET", "/sessions", "read"),
     Row("GET", "/sessions.json", "read"),
     Row("POST", "/sessions/end", "read", 303),
@@ -292,13 +301,15 @@ async def theirs(shared: Application) -> Tenant:
     return await tenant(shared, "theirs", "/theirs")
 
 
-async def send(app: Application, row: Row, path: str, token: str, **content: Any) -> httpx.Response:
-    """The response to the request of a row with a token. Forms send the cookie of a session that the
-    token opened, and its key."""
-    identity = token_id(token)
+async def send(
+    app: Application, row: Row, path: str, api_key: str, **content: Any
+) -> httpx.Response:
+    """The response to the request of a row with an API key. Forms send the cookie of a session that
+    the key opened, and its key."""
+    identity = api_key_id(api_key)
     if not row.is_form or identity is None:
-        return await ask(app, row.method, path, token, **content)
-    bearer = Bearer(identity, digest(token))
+        return await ask(app, row.method, path, api_key, **content)
+    bearer = Bearer(identity, digest(api_key))
     cookie = await app.services.sessions.open(bearer)
     transport = httpx.ASGITransport(app.app, raise_app_exceptions=False)
     here = str(app.api.base_url)
@@ -327,46 +338,46 @@ async def test_a_route_without_a_scope_does_not_start() -> None:
         scoped_table([Route("/open", nothing)])
 
 
-async def test_a_token_needs_the_scope_of_the_route(shared: Application) -> None:
+async def test_an_api_key_needs_the_scope_of_the_route(shared: Application) -> None:
     """The requests are about nothing that exists, so that a request with enough rights changes
     nothing."""
     nothing = dict.fromkeys(("run", "run_name", "dataset", "evaluation"), "none")
     nothing |= {"workspace": "none", "verification": "none"}
     for scope in SCOPES:
-        token = await create_token(shared, scope, scope)
+        api_key = await create_api_key(shared, scope, scope)
         for row in TABLE:
             if row.scope == "open":
                 continue
             allowed = row.scope in CONTAINED[scope]
             content = {} if row.reach == "installation" else row.content
-            answer = await send(shared, row, row.path.format(**nothing), token, **content)
+            answer = await send(shared, row, row.path.format(**nothing), api_key, **content)
             assert (answer.status_code == 403) is not allowed, (scope, row, answer.text)
             assert answer.status_code != 401, (scope, row)
 
 
-async def test_a_token_that_is_not_valid_opens_nothing(shared: Application) -> None:
-    revoked = await create_token(shared, "revoked", "admin")
-    expired = await create_token(shared, "expired", "admin", expires_s=3600)
+async def test_an_api_key_that_is_not_valid_opens_nothing(shared: Application) -> None:
+    revoked = await create_api_key(shared, "revoked", "admin")
+    expired = await create_api_key(shared, "expired", "admin", expires_s=3600)
     await shared.database.durable.execute(
-        "update api_tokens set expires_at = $1 where name = 'expired'",
+        "update api_keys set expires_at = $1 where name = 'expired'",
         datetime.now(UTC) - timedelta(seconds=1),
     )
-    answer = await shared.api.delete("/api/v1/tokens/revoked")
+    answer = await shared.api.delete("/api/v1/api-keys/revoked")
     assert answer.status_code == 200
     mistyped = revoked[:-1] + ("0" if revoked[-1] != "0" else "1")
     for row in TABLE:
-        for token in (revoked, expired, mistyped, "no", ""):
+        for api_key in (revoked, expired, mistyped, "no", ""):
             if row.scope != "open":
-                answer = await send(shared, row, row.path, token, **row.content)
-                assert answer.status_code == 401, (row, token)
+                answer = await send(shared, row, row.path, api_key, **row.content)
+                assert answer.status_code == 401, (row, api_key)
                 assert answer.headers["connection"] == "close"
 
 
-async def test_a_workspaces_token_works_in_its_own_workspace(
+async def test_a_workspaces_api_key_works_in_its_own_workspace(
     shared: Application, ours: Tenant
 ) -> None:
     for row in TABLE:
-        answer = await send(shared, row, ours.fill(row.path), ours.token, **row.content)
+        answer = await send(shared, row, ours.fill(row.path), ours.api_key, **row.content)
         wanted = 403 if row.reach == "installation" else row.own
         assert answer.status_code == wanted, (row, answer.text)
         assert answer.headers["x-content-type-options"] == "nosniff", row
@@ -378,12 +389,12 @@ async def test_another_workspaces_things_are_absent(
     for row in TABLE:
         if row.scope == "open" or not row.is_about_a_thing or row.reach == "installation":
             continue
-        answer = await send(shared, row, theirs.fill(row.path), ours.token, **row.content)
+        answer = await send(shared, row, theirs.fill(row.path), ours.api_key, **row.content)
         absent = (
             theirs.fill(row.path).replace("theirs", "absent").replace(theirs.workspace, "absent")
         )
         absent = absent.replace(theirs.dataset, "absent").replace(theirs.verification, "absent")
-        other = await send(shared, row, absent, ours.token, **row.content)
+        other = await send(shared, row, absent, ours.api_key, **row.content)
         assert answer.status_code == 404, (row, answer.text)
         assert (
             answer.text.replace("theirs", "absent")
@@ -398,14 +409,14 @@ async def test_lists_leave_out_other_workspaces(
     shared: Application, ours: Tenant, theirs: Tenant
 ) -> None:
     await shared.upload("common", rows(4))
-    for path in ("runs", "datasets", "workspaces", "evals", "tokens", "audit"):
-        answer = await ask(shared, "GET", f"/api/v1/{path}?limit=1000", ours.token)
+    for path in ("runs", "datasets", "workspaces", "evals", "api-keys", "audit"):
+        answer = await ask(shared, "GET", f"/api/v1/{path}?limit=1000", ours.api_key)
         assert answer.status_code == 200, answer.text
         assert "theirs" not in answer.text
-        assert answer.json()["total_count"] == len(answer.json()[path])
+        assert answer.json()["total_count"] == len(answer.json()[path.replace("-", "_")])
         everything = await shared.api.get(f"/api/v1/{path}?limit=1000")
         assert "theirs" in everything.text
-    datasets = await ask(shared, "GET", "/api/v1/datasets", ours.token)
+    datasets = await ask(shared, "GET", "/api/v1/datasets", ours.api_key)
     assert {row["name"] for row in datasets.json()["datasets"]} == {"common", "ours-data"}
 
 
@@ -413,9 +424,9 @@ async def test_a_shared_dataset_is_read_by_all_and_deleted_by_none_of_them(
     shared: Application, ours: Tenant
 ) -> None:
     await shared.upload("common", rows(4))
-    answer = await ask(shared, "GET", "/api/v1/datasets/common/content", ours.token)
+    answer = await ask(shared, "GET", "/api/v1/datasets/common/content", ours.api_key)
     assert answer.status_code == 200
-    answer = await ask(shared, "DELETE", "/api/v1/datasets/common", ours.token)
+    answer = await ask(shared, "DELETE", "/api/v1/datasets/common", ours.api_key)
     assert answer.status_code == 409
     assert "shared" in answer.text
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from producers.http.routes import runs
-from schemas.events import EvaluationCompleted, RepositoryPushed, RunRequested, WorkspaceSynced
+from schemas.events import CommitRequested, EvaluationCompleted, RunRequested, WorkspaceSynced
 from schemas.ids import run_stream, workspace_stream
 from schemas.specs import DiscoveredRollout, Entrypoint
 from tests.kit.application import Application, rows
@@ -61,7 +61,7 @@ async def test_a_run_is_requested_with_the_push_that_brings_its_commit(ready: Ap
     requested, pushed = loaded[streams[0]][0].event, loaded[streams[1]][-1].event
     assert isinstance(requested, RunRequested)
     assert requested.model.name == "qwen3-tiny"
-    assert isinstance(pushed, RepositoryPushed)
+    assert isinstance(pushed, CommitRequested)
     assert pushed.requester == streams[0]
     assert pushed.commit.branch == "dev"
     assert loaded[streams[0]][0].cursor < loaded[streams[1]][-1].cursor
@@ -128,7 +128,7 @@ async def test_twin_without_the_key_it_is_two_runs(
     assert await runs_of_a_request_whose_answer_was_lost(ready) == 2
 
 
-async def test_what_was_refused_can_be_asked_again_mended(ready: Application) -> None:
+async def test_a_refused_request_can_be_corrected_and_repeated(ready: Application) -> None:
     for change in ({"training": {"lr": -1}}, {"env": {"BIG": "x" * 70_000}}):
         wrong = {"config": config(**change), "name": "mine"}
         refused = await ready.post("/runs", wrong, Idempotency_Key=next(iter(change)))
@@ -252,7 +252,7 @@ async def test_commands_reach_the_run_that_is_shown_when_another_has_its_id_as_a
         ),
     ],
 )
-async def test_what_cannot_be_run_is_refused_with_its_key(
+async def test_an_invalid_config_is_refused_with_its_key(
     ready: Application,
     change: dict[str, dict[str, Any]],
     key: str,
@@ -359,7 +359,7 @@ async def test_characters_that_the_vocabulary_lacks_are_warned_of(ready: Applica
 
 async def looked_into(ready: Application, sha: str, *names: str, broken: str | None = None) -> None:
     """A commit of the workspace that was synced with all its rollouts."""
-    workspace = await ready.services.workspaces.find("w")
+    workspace = await ready.services.workspaces.find_workspace("w")
     stream = workspace_stream(workspace.id)
     pushed = (await ready.services.log.load({stream: 0}))[stream][0]
     found = tuple(
@@ -370,7 +370,7 @@ async def looked_into(ready: Application, sha: str, *names: str, broken: str | N
     )
     synced = WorkspaceSynced(
         workspace=workspace.id,
-        push=pushed.id,
+        request=pushed.id,
         commit=sha,
         snapshot=ref("snapshot"),
         rollouts=found,
@@ -446,5 +446,5 @@ async def test_the_key_of_a_deleted_evaluation_makes_no_other_one(ready: Applica
     again = await ready.post("/evals", body, Idempotency_Key="k")
     assert again.status_code == 409, again.text
     assert "was deleted; send a new key" in again.json()["detail"]
-    assert await ready.services.readmodel.names.find("evaluation", "gone") is None
+    assert await ready.services.readmodel.names.find_id("evaluation", "gone") is None
     assert (await ready.post("/evals", body)).status_code == 201

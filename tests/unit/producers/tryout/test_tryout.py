@@ -113,6 +113,9 @@ def test_a_rollout_is_tried_with_a_providers_model(
     assert "asked What is 2 * 2? [31m" in printed
     assert "\x1b" not in printed
     assert "mean reward 1" in printed
+    assert main(["rollout", "test", "mine", "--rows", "2", *options]) == 1
+    summary = "2 tried, 1 failed, mean reward 0.5 (1 that the policy made fail count as 0)"
+    assert summary in capsys.readouterr().out
     assert main(["rollout", "test", "mine", "--first", "64", *options]) == 1
     assert "behind the last row of mine.jsonl, which is 63" in capsys.readouterr().err
 

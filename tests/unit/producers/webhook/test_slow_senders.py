@@ -77,8 +77,8 @@ class Sender:
 async def serving(database_url: str, home: Path) -> AsyncIterator[Served]:
     async with application(database_url, home) as app:
         await app.services.readmodel.names.take("workspace", "sums", "w-sums")
-        await app.services.connections.put(
-            "w-sums", provider="github", url="/srv/x.git", secret=SECRET
+        await app.services.connections.put_connection(
+            "w-sums", forge="github", url="/srv/x.git", secret=SECRET
         )
         app.services.webhooks._reader = BodyReader(LIMITS)
         limits = ConnectionLimits(head_s=60, body_s=60)

@@ -14,11 +14,11 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from infra.ports.event_log import EdgeAppend, EdgeAppended
-from infra.postgres.errors import DatabaseUnavailable
+from infra.spine.ports.event_log import EdgeAppend, EdgeAppended
+from infra.spine.postgres.errors import DatabaseUnavailable
 from producers.webhook.body import MOST_BYTES
 from schemas.errors import Refused
-from schemas.events import HookPinged, Provider, PushReceived
+from schemas.events import ForgeKind, HookPinged, PushReceived
 from schemas.ids import delivery_stream
 from tests.kit.application import Application, application
 from tests.kit.prometheus import samples
@@ -36,10 +36,10 @@ async def app(database_url: str, tmp_path: Path) -> AsyncIterator[Application]:
         yield served
 
 
-async def connect(app: Application, name: str, provider: Provider, secret: str = SECRET) -> None:
+async def connect(app: Application, name: str, forge: ForgeKind, secret: str = SECRET) -> None:
     await app.services.readmodel.names.take("workspace", name, f"w-{name}")
-    await app.services.connections.put(
-        f"w-{name}", provider=provider, url="/srv/x.git", secret=secret
+    await app.services.connections.put_connection(
+        f"w-{name}", forge=forge, url="/srv/x.git", secret=secret
     )
 
 
@@ -74,7 +74,7 @@ async def received(app: Application, name: str = "sums") -> list[Any]:
     return [r.event for r in (await app.services.log.load({stream: 0}))[stream]]
 
 
-def test_the_official_vector() -> None:
+def test_the_official_signature_is_accepted() -> None:
     from producers.webhook.signature import WebhookKeys
 
     digest = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
@@ -92,7 +92,7 @@ async def test_a_signed_push_is_durable_when_it_is_answered(app: Application) ->
     assert await received(app) == [
         PushReceived(
             workspace="w-sums",
-            provider="github",
+            forge="github",
             delivery=headers["x-github-delivery"],
             ref="refs/heads/main",
             before=A,
@@ -183,7 +183,7 @@ async def test_doubled_headers_are_refused(app: Application) -> None:
 
 async def test_both_secrets_are_valid_during_a_rotation(app: Application) -> None:
     await app.services.connections.rotate("w-sums")
-    found = await app.services.connections.get("w-sums")
+    found = await app.services.connections.get_connection("w-sums")
     assert found is not None
     for secret in (SECRET, found.secrets[0]):
         body = push(before=ZERO)
@@ -222,7 +222,7 @@ async def test_a_form_is_read_like_json(app: Application) -> None:
     ("changes", "before", "after"),
     [({"before": ZERO}, None, B), ({"after": ZERO}, A, None), ({"deleted": True}, A, None)],
 )
-async def test_new_and_deleted_refs(
+async def test_new_and_deleted_refs_have_one_commit(
     app: Application, changes: dict[str, object], before: str | None, after: str | None
 ) -> None:
     body = push(**changes)
@@ -294,7 +294,7 @@ async def test_gitlab_sends_its_secret_and_its_own_headers(app: Application) -> 
     }
     assert (await deliver(app, body, headers, "lab")).status_code == 202
     [event] = await received(app, "lab")
-    assert (event.provider, event.pusher, event.after) == ("gitlab", "grace", B)
+    assert (event.forge, event.pusher, event.after) == ("gitlab", "grace", B)
     assert (await deliver(app, body, signed(body), "lab")).status_code == 401
     wrong = headers | {"x-gitlab-token": SECRET + "x"}
     assert (await deliver(app, body, wrong, "lab")).status_code == 401

@@ -21,7 +21,7 @@ def test_passwords_are_hidden(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["http://h:8420/runs/r@3", "mail a@b.org", "git@h:o/r", "plain"])
-def test_what_holds_no_password_is_left_alone(text: str) -> None:
+def test_text_without_a_password_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 

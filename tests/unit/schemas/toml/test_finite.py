@@ -54,7 +54,7 @@ def test_a_multiline_text_moves_no_line() -> None:
     assert found(text) == [("b", "must be a finite number, got inf in line 4")]
 
 
-def test_both_readers_refuse_it(tmp_path: Path) -> None:
+def test_both_readers_refuse_inf_and_nan(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text("[training]\nlr = inf\n")
     with pytest.raises(Failure, match=r"training\.lr: must be a finite number, got inf in line 2"):

@@ -70,7 +70,7 @@ def test_the_last_pattern_that_matches_decides(
         ("x" * 201, "at most 200"),
     ],
 )
-def test_what_is_not_a_glob_is_refused(pattern: str, says: str) -> None:
+def test_a_pattern_that_is_not_a_glob_is_refused(pattern: str, says: str) -> None:
     assert says in (glob_problem(pattern) or "")
 
 

@@ -162,7 +162,7 @@ def test_a_branch_and_a_commit_are_one_too_many() -> None:
     assert "not both" in issue.message
 
 
-def test_missing_things_are_named() -> None:
+def test_missing_sections_and_keys_are_named() -> None:
     with pytest.raises(InvalidConfig, match=r"add the section \[experiment\]"):
         parse_run({})
     with pytest.raises(InvalidConfig, match=r"experiment.dataset: is missing"):
@@ -187,7 +187,9 @@ def test_sft_needs_no_code() -> None:
         ({"sampling": {"rollout_temperature": 0}}, "sampling.rollout_temperature"),
     ],
 )
-def test_what_is_valid_and_not_built_is_refused_by_name(sections: dict[str, Any], key: str) -> None:
+def test_a_valid_value_that_is_not_built_is_refused_by_name(
+    sections: dict[str, Any], key: str
+) -> None:
     assert [issue.key for issue in unsupported(parse_run(toml(**sections)))] == [key]
 
 

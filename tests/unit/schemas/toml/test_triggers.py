@@ -62,7 +62,7 @@ def test_a_trigger_has_defaults() -> None:
         ('tags = ["v*"]\nbranches = ["main"]', "refs/heads/v1", False),
     ],
 )
-def test_branches_and_tags(keys: str, ref: str, wanted: bool) -> None:
+def test_a_trigger_matches_branches_and_tags(keys: str, ref: str, wanted: bool) -> None:
     assert only(keys).wants_ref(ref) is wanted
 
 

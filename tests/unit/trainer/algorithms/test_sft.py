@@ -109,7 +109,7 @@ def test_no_conversation_sees_another() -> None:
     assert not torch.equal(three, third)
 
 
-def test_what_is_learned_is_counted_and_what_is_cut_too() -> None:
+def test_learned_and_cut_tokens_are_counted() -> None:
     chat = chat_of(policy64())
     whole = sft.demonstrations(chat, TALK, max_tokens=64, learned="assistant")
     assert whole.num_actions == sum(map(len, ("one", "two", "7", "yes indeed", "seven"))) + 5

@@ -59,7 +59,7 @@ def test_values_and_gradients_are_those_of_the_plain_pass(
         torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=1e-10)
 
 
-def test_what_is_trained_whole_too_large_or_too_coarse_takes_the_plain_pass(
+def test_full_large_or_coarse_training_takes_the_plain_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base = base_of(QWEN3)

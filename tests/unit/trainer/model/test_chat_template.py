@@ -102,7 +102,7 @@ def test_a_template_that_asks_for_the_time_is_told_the_day_as_python_would(
     assert dated.text(request("x").messages, reply_next=True) == "\n" + expected
 
 
-def test_what_cannot_be_spelled_is_unknown(chat: Chat) -> None:
+def test_a_token_without_a_spelling_is_unknown(chat: Chat) -> None:
     assert chat.encode("aé") == [*chat.encode("a"), 1]
     assert chat.decode(chat.encode("a\nb ~")) == "a\nb ~"
 

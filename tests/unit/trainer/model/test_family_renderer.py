@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from schemas.sampling import Message, ToolCall, ToolSpec, Turn, sequences_of
+from tests.kit.property_examples import examples
 from tests.unit.trainer.model.family_tokenizers import SPECIAL, family_chat, family_tokenizer
 from tests.unit.trainer.support import request
 from trainer.model.chat_template import Chat
@@ -119,9 +120,9 @@ def test_a_call_that_is_no_json_stays_in_the_content() -> None:
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(texts=st.lists(st.text(max_size=10), min_size=1, max_size=3), said=st.text(max_size=10))
-def test_what_was_sampled_is_in_the_next_prompt(name: str, texts: list[str], said: str) -> None:
+def test_sampled_tokens_are_in_the_next_prompt(name: str, texts: list[str], said: str) -> None:
     chat = CHATS[name]
     (end,) = chat._stop_ids
     turns: list[Turn] = []

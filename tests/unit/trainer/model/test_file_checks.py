@@ -54,7 +54,7 @@ def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_what_ships_with_transformers_is_fine(tmp_path: Path) -> None:
+def test_an_attention_of_transformers_is_accepted(tmp_path: Path) -> None:
     document = {"model_type": "qwen3", "_attn_implementation": "sdpa"}
     (tmp_path / "config.json").write_text(json.dumps(document))
     with pytest.raises(Refused, match="cannot be loaded"):

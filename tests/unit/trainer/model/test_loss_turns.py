@@ -117,7 +117,7 @@ def test_spans_are_those_that_a_template_marks_itself() -> None:
     assert 0 < sum(row.learned) < len(row.learned)
 
 
-def test_what_a_template_adds_after_a_turn_is_context_of_the_next() -> None:
+def test_tokens_after_a_turn_are_context_of_the_next() -> None:
     chat = chat_of(TAILED)
     (row,) = rows(chat, *TALK)
     assert spans(row) == [[*chat.encode("4"), END], [*chat.encode("that is 5"), END]]
@@ -169,7 +169,9 @@ TEXT = st.text("ab1 \n<|end|>", max_size=8)
     st.sampled_from(sorted(TEMPLATES)),
     st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4),
 )
-def test_whatever_is_said_the_pieces_are_the_whole(name: str, turns: list[tuple[str, str]]) -> None:
+def test_the_pieces_of_a_conversation_are_the_whole(
+    name: str, turns: list[tuple[str, str]]
+) -> None:
     chat = TEMPLATES[name]
     talk = [pair for asked, told in turns for pair in (("user", asked), ("assistant", told))]
     (row,) = rows(chat, *talk)

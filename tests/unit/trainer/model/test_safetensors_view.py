@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import CorruptData
-from schemas.sampling import ArtifactRef
 from tests.unit.trainer.support import Shelf, job, request
 from trainer.engine import Engine
 from trainer.model.safetensors_view import ALIGNED_BYTES, alignment_padding, view_tensors
@@ -47,7 +47,7 @@ def test_they_are_what_the_library_reads() -> None:
         assert found[name].data_ptr() % ALIGNED_BYTES == 0
 
 
-def test_what_lies_aligned_is_not_copied_and_the_rest_is() -> None:
+def test_only_unaligned_tensors_are_copied() -> None:
     data = placed(save({"a": torch.zeros(16), "b": torch.zeros(3), "c": torch.zeros(16)}))
     found = view_tensors(data)
     data[8 + int.from_bytes(data[:8], "little") :] = b"\xff" * (4 * 35)

@@ -1,11 +1,12 @@
 """Ids of consecutive texts, with tokenizers that put a space before each text."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from schemas.sampling import Message, Turn
+from tests.kit.property_examples import examples
 from tests.kit.tokenizers import PREFIXED, TEMPLATES, Kind, tokenizer_of
 from tests.unit.trainer.support import request
 from trainer.model import text_parts
@@ -51,7 +52,7 @@ def test_it_is_known_which_tokenizers_put_something_before_a_text(kind: Kind) ->
 
 @pytest.mark.parametrize("template", ["llama 2", "mistral", "lines"])
 @pytest.mark.parametrize("kind", ALL)
-def test_what_is_trained_has_the_ids_of_the_whole_conversation(kind: Kind, template: str) -> None:
+def test_trained_tokens_have_the_ids_of_the_whole_conversation(kind: Kind, template: str) -> None:
     chat = chat_of(kind, template)
     for answer in ANSWERS:
         talk = (TALK[0], ("assistant", answer), *TALK[2:])
@@ -112,7 +113,7 @@ def test_a_continuation_goes_on_as_the_whole_does(
 TEXT = st.text("ab4 .\n?é好", max_size=6) | st.sampled_from(["</s>", "[INST]", " [/INST]", "the"])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(kind=st.sampled_from(ALL), texts=st.lists(TEXT, min_size=1, max_size=5))
 def test_the_parts_are_the_whole_but_where_a_token_reaches_over(
     kind: Kind, texts: list[str]

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import UserCodeError
 from schemas.sampling import Message, SampleRequest, ToolCall, ToolSpec, Turn, sequences_of
+from tests.kit.property_examples import examples
 from tests.unit.trainer.support import TINY, request
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
@@ -162,7 +163,7 @@ WORDS = st.one_of(
 
 
 @pytest.mark.parametrize("template", [None, TAGGED, REWRITING])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_each_sampled_id_is_trained_once_and_nothing_else(
     template: str | None, data: st.DataObject

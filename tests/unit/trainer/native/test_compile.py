@@ -112,7 +112,7 @@ def test_a_library_that_is_not_whole_is_compiled_again(
     assert file.read_bytes() == whole
 
 
-def test_what_cannot_be_loaded_is_compiled_again_once(
+def test_a_broken_library_is_compiled_again_once(
     built: Callable[..., ctypes.CDLL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []

@@ -183,7 +183,7 @@ def test_the_tensors_of_a_version_are_left_as_they_are() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_what_is_trained_whole_wide_odd_or_coarse_is_left_to_torch() -> None:
+def test_full_wide_odd_or_coarse_training_is_left_to_torch() -> None:
     base = base_of(QWEN3)
     view, shape = views(base)["all-linear"], decoder(base)
     assert learner_pass(shape, view) is not None

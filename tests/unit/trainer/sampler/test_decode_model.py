@@ -85,7 +85,7 @@ def test_fusing_leaves_the_version_as_it_is() -> None:
         assert all(torch.equal(view.base[name], before[name]) for name in before)
 
 
-def test_what_cannot_be_copied_or_has_no_complex_twin_is_read_as_it_is(
+def test_a_model_that_cannot_be_copied_is_read_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base = base_of(QWEN3)

@@ -31,6 +31,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_by_its_characters(
     with pytest.raises(UserCodeError, match=r"6500\d\d\d characters, so at least") as refused:
         await engine.sampler.sample(asked)
     assert refused.value.category is FailureCategory.PROMPT_TOO_LONG
+    assert "training." not in str(refused.value), "the key of an evaluation is in another section"
     with pytest.raises(UserCodeError, match="characters, so at least"):
         await engine.sampler.count_prompt_tokens(asked)
     with pytest.raises(AssertionError):  # the twin: this one may fit
@@ -39,7 +40,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_by_its_characters(
 
 @pytest.mark.parametrize("name", SPECIAL)
 @pytest.mark.parametrize("text", ["<|im_start|>" * 9, " " * 90, "é" * 30, "e\u0301" * 30, "abc"])
-def test_what_fits_is_never_refused_by_its_characters(name: str, text: str) -> None:
+def test_a_prompt_that_fits_is_never_refused_by_its_characters(name: str, text: str) -> None:
     chat, asked = family_chat(name), request(text)
     num_tokens = len(chat.prompt_ids(asked))
     assert chat.least_tokens(num_characters(asked)) <= num_tokens

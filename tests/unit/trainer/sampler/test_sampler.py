@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
 from schemas.learner import LearnerState
-from schemas.sampling import ArtifactRef, Message, PolicyRef, SampleRequest, Turn
+from schemas.sampling import Message, PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
 from trainer.model.base import build_base
@@ -184,7 +185,7 @@ async def test_a_prompt_that_does_not_fit_is_the_samples_failure(engine: Engine)
         with pytest.raises(UserCodeError, match="at most") as failure:
             await engine.sampler.sample(asked)
         assert failure.value.category is FailureCategory.PROMPT_TOO_LONG
-        assert ("training.max_prompt_length" in failure.value.message) is has_room
+        assert ("raise max_prompt_length" in failure.value.message) is has_room
 
 
 async def test_the_context_bounds_the_completion(engine: Engine) -> None:

@@ -5,9 +5,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.property_examples import examples
 from tests.kit.tokenizers import Kind, tokenizer_of
 from trainer.sampler import stop_strings
 from trainer.sampler.stop_strings import StopStrings
@@ -63,7 +64,7 @@ TOKENS = st.lists(st.integers(0, 299), min_size=1, max_size=120)
 """Any tokens: characters that never end, bytes that are none, special tokens in between."""
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(kind=st.sampled_from(KINDS), ids=TOKENS, data=st.data())
 def test_any_tokens_stop_where_decoding_everything_stops(
     kind: Kind, ids: list[int], data: st.DataObject
@@ -75,7 +76,7 @@ def test_any_tokens_stop_where_decoding_everything_stops(
     streamed(kind, stops, ids)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     kind=st.sampled_from(KINDS),
     texts=st.lists(st.sampled_from([SPOKEN, "好", "é", "🙂", " is", "\n", "4 ", "a"]), max_size=12),
@@ -93,7 +94,7 @@ def test_spoken_text_stops_where_decoding_everything_stops(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_decodes_to_no_character_can_be_a_stop_too(kind: Kind) -> None:
+def test_a_token_without_a_character_can_stop_too(kind: Kind) -> None:
     ids = list(tokenizer_of(kind).encode("好 is 好", add_special_tokens=False))
     streamed(kind, ["\N{REPLACEMENT CHARACTER}"], ids)
 

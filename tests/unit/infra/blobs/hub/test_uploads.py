@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from infra.blobs.hub.uploads import HubUploads, check_endpoint
-from infra.ports.hub import HubUpload
-from infra.runtime.attempt import pause_after
+from infra.ports.hub import PreparedUpload
+from infra.spine.runtime.attempt import pause_after
 from schemas.errors import HubAway, InvalidConfig, Refused
 from schemas.secrets.secret_value import SecretValue
 from tests.kit.model_hub import CHUNK, TOKEN, Hub, HubFault, model_hub
@@ -34,7 +34,7 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def wanted(tmp_path: Path) -> HubUpload:
+def wanted(tmp_path: Path) -> PreparedUpload:
     """An upload with a small file and one of several parts."""
     directory = tmp_path / "model"
     (directory / "base").mkdir(parents=True)
@@ -43,7 +43,7 @@ def wanted(tmp_path: Path) -> HubUpload:
     (directory / "adapter_config.json").write_text("{}")
     (directory / "README.md").write_text(CARD)
     (directory / "headrace.json").write_text("{}")
-    return HubUpload(
+    return PreparedUpload(
         id="p1", directory=directory, repository="org/sums", private=True, title="Upload run@3"
     )
 
@@ -53,7 +53,7 @@ def oid(data: bytes) -> str:
 
 
 async def test_an_upload_is_one_private_commit_with_the_same_bytes(
-    hub: Hub, wanted: HubUpload
+    hub: Hub, wanted: PreparedUpload
 ) -> None:
     made = await HubUploads(hub.url).upload(wanted, SecretValue(TOKEN))
     repository = hub.repositories["org/sums"]
@@ -69,20 +69,31 @@ async def test_an_upload_is_one_private_commit_with_the_same_bytes(
     assert hub.uploads(oid(LARGE)) == 4, "in parts"
 
 
-async def test_the_same_upload_again_finds_its_commit(hub: Hub, wanted: HubUpload) -> None:
+async def test_the_same_upload_again_finds_its_commit(hub: Hub, wanted: PreparedUpload) -> None:
     uploads = HubUploads(hub.url)
     first = await uploads.upload(wanted, SecretValue(TOKEN))
     assert await uploads.upload(wanted, SecretValue(TOKEN)) == first
     assert len(hub.commits_of("org/sums")) == 1
 
 
+async def test_the_commit_of_an_earlier_release_is_found(hub: Hub, wanted: PreparedUpload) -> None:
+    """A worker of that release began the upload, and died."""
+    uploads = HubUploads(hub.url)
+    first = await uploads.upload(wanted, SecretValue(TOKEN))
+    [commit] = hub.commits_of("org/sums")
+    assert commit["message"] == "Headrace-Upload: p1"
+    commit["message"] = "Headrace-Push: p1"
+    assert await uploads.upload(wanted, SecretValue(TOKEN)) == first
+    assert len(hub.commits_of("org/sums")) == 1
+
+
 async def test_another_upload_is_another_commit_and_uploads_only_what_is_new(
-    hub: Hub, wanted: HubUpload
+    hub: Hub, wanted: PreparedUpload
 ) -> None:
     uploads = HubUploads(hub.url)
     await uploads.upload(wanted, SecretValue(TOKEN))
     (wanted.directory / "base" / "model.safetensors").unlink()
-    (wanted.directory / "headrace.json").write_text('{"push": "p2"}')
+    (wanted.directory / "headrace.json").write_text('{"upload": "p2"}')
     await uploads.upload(replace(wanted, id="p2"), SecretValue(TOKEN))
     assert len(hub.commits_of("org/sums")) == 2
     assert hub.uploads(oid(LARGE)) == 4
@@ -100,7 +111,7 @@ async def test_another_upload_is_another_commit_and_uploads_only_what_is_new(
     ],
 )
 async def test_a_hub_that_refuses_in_mid_upload_says_why(
-    hub: Hub, wanted: HubUpload, fault: HubFault, words: str
+    hub: Hub, wanted: PreparedUpload, fault: HubFault, words: str
 ) -> None:
     hub.faults.append(fault)
     if "create" in fault.path:
@@ -113,7 +124,7 @@ async def test_a_hub_that_refuses_in_mid_upload_says_why(
 
 
 async def test_a_wrong_token_and_a_foreign_namespace_are_refused(
-    hub: Hub, wanted: HubUpload
+    hub: Hub, wanted: PreparedUpload
 ) -> None:
     with pytest.raises(Refused, match="headrace secret set HF_TOKEN"):
         await HubUploads(hub.url).upload(wanted, SecretValue("hf_wrong-token-1"))
@@ -124,7 +135,7 @@ async def test_a_wrong_token_and_a_foreign_namespace_are_refused(
 
 
 async def test_a_name_that_is_taken_or_of_another_visibility_is_refused(
-    hub: Hub, wanted: HubUpload
+    hub: Hub, wanted: PreparedUpload
 ) -> None:
     uploads = HubUploads(hub.url)
     await uploads.upload(wanted, SecretValue(TOKEN))
@@ -137,7 +148,9 @@ async def test_a_name_that_is_taken_or_of_another_visibility_is_refused(
     assert len(hub.commits_of("org/sums")) == 1
 
 
-async def test_a_rate_limit_waits_for_as_long_as_the_hub_says(hub: Hub, wanted: HubUpload) -> None:
+async def test_a_rate_limit_waits_for_as_long_as_the_hub_says(
+    hub: Hub, wanted: PreparedUpload
+) -> None:
     hub.faults.append(
         HubFault("POST", "/repos/create$", 429, "slow down", {"Retry-After": "77"}, times=9)
     )
@@ -147,7 +160,7 @@ async def test_a_rate_limit_waits_for_as_long_as_the_hub_says(hub: Hub, wanted: 
     assert away.value.longest_pause_s is None
 
 
-async def test_a_hub_that_is_away_is_asked_again(wanted: HubUpload) -> None:
+async def test_a_hub_that_is_away_is_asked_again(wanted: PreparedUpload) -> None:
     with pytest.raises(HubAway, match="does not answer") as away:
         await HubUploads("http://127.0.0.1:9").upload(wanted, SecretValue(TOKEN))
     pauses = [pause_after(away.value, tries) for tries in (1, 2, 3, 50)]
@@ -155,14 +168,14 @@ async def test_a_hub_that_is_away_is_asked_again(wanted: HubUpload) -> None:
 
 
 async def test_an_error_of_the_storage_is_repeated_by_the_client(
-    hub: Hub, wanted: HubUpload
+    hub: Hub, wanted: PreparedUpload
 ) -> None:
     hub.faults.append(HubFault("PUT", "/storage/", 500, "try again"))
     await HubUploads(hub.url).upload(wanted, SecretValue(TOKEN))
     assert len(hub.commits_of("org/sums")) == 1
 
 
-async def test_a_commit_whose_answer_was_lost_is_found(hub: Hub, wanted: HubUpload) -> None:
+async def test_a_commit_whose_answer_was_lost_is_found(hub: Hub, wanted: PreparedUpload) -> None:
     hub.faults.append(HubFault("POST", "/commit/main$", 502, "lost", after=True))
     uploads = HubUploads(hub.url)
     with pytest.raises(HubAway):
@@ -174,7 +187,7 @@ async def test_a_commit_whose_answer_was_lost_is_found(hub: Hub, wanted: HubUplo
 @pytest.mark.processes
 @pytest.mark.parametrize("where", ["/storage/[0-9a-f]+/2$", "/commit/main$"])
 async def test_a_killed_upload_goes_on_where_it_was(
-    hub: Hub, wanted: HubUpload, where: str
+    hub: Hub, wanted: PreparedUpload, where: str
 ) -> None:
     """The attempt is killed while the hub has a request in its hands. What is on the hub already is not
     uploaded again, and there is one commit."""
@@ -202,7 +215,7 @@ async def test_a_killed_upload_goes_on_where_it_was(
 
 
 async def test_the_program_dials_no_private_address_that_the_hub_names(
-    hub: Hub, wanted: HubUpload
+    hub: Hub, wanted: PreparedUpload
 ) -> None:
     """A hub on this machine may name this machine, and no address of a private network."""
     hub.faults.append(
@@ -230,18 +243,18 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from infra.blobs.hub.uploads import HubUploads
-from infra.ports.hub import HubUpload
+from infra.ports.hub import PreparedUpload
 from schemas.secrets.secret_value import SecretValue
 
 hub, directory, token = sys.argv[1], Path(sys.argv[2]), sys.stdin.readline().strip()
-wanted = HubUpload("p1", directory, "org/sums", True, "Upload run@3")
+wanted = PreparedUpload("p1", directory, "org/sums", True, "Upload run@3")
 asyncio.run(HubUploads(hub).upload(wanted, SecretValue(token)))
 """
 
 
 @pytest.mark.processes
 async def test_when_its_worker_is_killed_the_upload_ends_and_another_worker_finishes_it(
-    hub: Hub, wanted: HubUpload
+    hub: Hub, wanted: PreparedUpload
 ) -> None:
     held, release = threading.Event(), threading.Event()
 

@@ -50,7 +50,7 @@ def test_a_uri_of_another_place_is_not_ours(uri: str) -> None:
 @pytest.mark.parametrize(
     "text", ["s3:/b/c", "s3://ab", "s3://bucket/..", "s3://bucket/a/./b", "s3://bucket\n", "bucket"]
 )
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_an_address_that_is_not_a_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not"):
         S3Place.parse(text)
 

@@ -2,7 +2,8 @@
 changes.
 
 `python -m tests.unit.infra.sandbox.environments.hostile_wheels` installs all of them as the user that it
-runs as, and prints a JSON object, wheel -> problems.
+runs as, and prints a JSON object, wheel -> problems. With the program of a Python, it installs those
+that aim at the start of one, for that one.
 """
 
 import asyncio
@@ -20,14 +21,15 @@ from pathlib import Path
 
 from infra.ports.packages import DeclaredPackages
 from infra.sandbox.environments import uv_process
-from infra.sandbox.environments.environments import Environments
+from infra.sandbox.environments.environments import PackageEnvironments
+from infra.sandbox.environments.interpreters import ask, reachable_python
 from infra.sandbox.environments.uv_process import UvTask, run_confined
 from infra.sandbox.interpreter import Interpreter
 from infra.sandbox.levels.probe import choose_level
 from infra.settings.packages import PackageSettings
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Refused
-from schemas.sampling import ArtifactRef
-from schemas.specs import EnvironmentRef
+from schemas.specs import PackageEnvironment
 from tests.kit.package_index import LocalIndex, serve_index
 
 MINORS = range(11, 15)
@@ -182,10 +184,21 @@ WHEELS = {
 }
 
 
+AIMED = (
+    "its own configuration and library",
+    "a search path of the program",
+    "lines that site runs",
+    "modules of the standard library",
+    "a compiler",
+    "site-packages by data",
+)
+"""The wheels that aim at the start of a Python, which versions do differently."""
+
+
 class Machine:
     """A machine with something of the platform (`victim`), and environments from an index."""
 
-    def __init__(self, root: Path, index: LocalIndex) -> None:
+    def __init__(self, root: Path, index: LocalIndex, python: str = "") -> None:
         self.victim = root / "victim"
         self.victim.mkdir(mode=0o700)
         (self.victim / "secret").write_text("secret")
@@ -194,8 +207,13 @@ class Machine:
             os.chown(self.victim / "secret", 4321, 4321)
         self.directory = root / "environments"
         self.index = index
-        settings = PackageSettings(self.directory, index=index.url, largest_bytes=16 << 20)
-        self.environments = Environments(choose_level("bwrap"), settings)
+        named = (Path(python),) if python else ()
+        settings = PackageSettings(
+            self.directory, index=index.url, pythons=named, largest_bytes=16 << 20
+        )
+        chosen = [python.minor for python in map(ask, named) if python is not None]
+        self.requires_python = f"=={chosen[0]}.*" if chosen else ""
+        self.environments = PackageEnvironments(choose_level("bwrap"), settings)
 
     def look(self) -> object:
         """What is outside of the environments, with its modes, owners and bytes."""
@@ -214,11 +232,13 @@ class Machine:
             for name, text in wheel.files.items()
         }
         self.index.add_wheel("evil", "1.0", files=files, modes=wheel.modes)
-        declared = DeclaredPackages(path="p", dependencies=("evil",))
+        declared = DeclaredPackages(
+            path="p", dependencies=("evil",), requires_python=self.requires_python
+        )
         resolved = await self.environments.resolve(declared)
         pins = resolved.pins.encode()
         lock = ArtifactRef(uri="m:", sha256=hashlib.sha256(pins).hexdigest(), size=len(pins))
-        ref = EnvironmentRef(
+        ref = PackageEnvironment(
             key=resolved.key, lock=lock, python=resolved.python, platform=resolved.platform
         )
         self._run_at_the_end(wheel.code.replace(VICTIM, place))
@@ -260,14 +280,14 @@ def links(env: Path) -> set[str]:
 
 
 @contextlib.contextmanager
-def open_machine() -> Iterator[Machine]:
-    """A new machine, until the block ends."""
+def open_machine(python: str = "") -> Iterator[Machine]:
+    """A new machine, until the block ends. Its environments are for `python`, or for the default."""
     with tempfile.TemporaryDirectory(prefix="headrace-test-", ignore_cleanup_errors=True) as place:
         root = Path(place)
         root.chmod(0o755)
         (root / "machine").mkdir()
         with serve_index(root / "index") as index:
-            made = Machine(root / "machine", index)
+            made = Machine(root / "machine", index, python)
             yield made
             made.environments.close()
 
@@ -297,23 +317,29 @@ async def find_problems(machine: Machine, wheel: Wheel) -> list[str]:
     return problems
 
 
-async def install_all() -> dict[str, list[str]]:
+async def install_all(python: str = "") -> dict[str, list[str]]:
     """Install all wheels, each on a machine of its own. Returns the problems of each."""
     places = asyncio.Semaphore(AT_ONCE)
+    names = AIMED if python else tuple(WHEELS)
+    if (found := ask(Path(python)) if python else None) is not None:
+        copied = Path(tempfile.mkdtemp())  # once for all machines, in the place of this corpus
+        copied.chmod(0o755)
+        python = str(reachable_python(found, copied).path)
 
     async def install(wheel: Wheel) -> list[str]:
         async with places:
-            with open_machine() as machine:
+            with open_machine(python) as machine:
                 return await find_problems(machine, wheel)
 
-    return dict(zip(WHEELS, await asyncio.gather(*map(install, WHEELS.values())), strict=True))
+    problems = await asyncio.gather(*(install(WHEELS[name]) for name in names))
+    return dict(zip(names, problems, strict=True))
 
 
 def main() -> None:
     """Print the problems of all wheels."""
     uv_process.RETRIES = 0
     with contextlib.redirect_stdout(sys.stderr):
-        found = asyncio.run(install_all())
+        found = asyncio.run(install_all(*sys.argv[1:]))
     sys.stdout.write(json.dumps(found))
 
 

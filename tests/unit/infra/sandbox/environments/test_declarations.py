@@ -85,7 +85,7 @@ def test_names_versions_and_harmless_options_are_taken() -> None:
         (f"{HEAD}[[tool.uv.index]]\nurl = 'https://x.example'\n", "tool.uv.index"),
     ],
 )
-def test_what_cannot_be_installed_is_refused_by_name(text: str, says: str) -> None:
+def test_a_requirement_that_cannot_be_installed_is_refused_by_name(text: str, says: str) -> None:
     with pytest.raises(Refused, match=r"rollouts/x/pyproject\.toml") as refused:
         read(text)
     assert says in str(refused.value)

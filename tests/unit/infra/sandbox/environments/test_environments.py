@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from infra.ports.packages import DeclaredPackages, ResolvedPackages
-from infra.sandbox.environments.environments import Environments
+from infra.sandbox.environments.environments import PackageEnvironments
 from infra.sandbox.environments.interpreters import find_pythons
 from infra.sandbox.environments.removal import make_room
 from infra.sandbox.environments.uv_process import UvTask, prepared_folder, run_confined
@@ -26,9 +26,9 @@ from infra.sandbox.levels.bubblewrap import SandboxProcess
 from infra.sandbox.levels.probe import choose_level
 from infra.sandbox.user_process import UserProcess
 from infra.settings.packages import PackageSettings
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Refused, TransientError
-from schemas.sampling import ArtifactRef
-from schemas.specs import EnvironmentRef
+from schemas.specs import PackageEnvironment
 from tests.kit.package_index import LocalIndex, serve_index
 
 PATH = "rollouts/x/pyproject.toml"
@@ -57,8 +57,8 @@ def settings(index: LocalIndex) -> Iterator[PackageSettings]:
 
 
 @pytest.fixture
-def environments(settings: PackageSettings) -> Iterator[Environments]:
-    made = Environments(choose_level("bwrap"), settings)
+def environments(settings: PackageSettings) -> Iterator[PackageEnvironments]:
+    made = PackageEnvironments(choose_level("bwrap"), settings)
     yield made
     made.close()
 
@@ -67,21 +67,21 @@ def asking(*dependencies: str, lock: str | None = None, python: str = "") -> Dec
     return DeclaredPackages(path=PATH, dependencies=dependencies, lock=lock, requires_python=python)
 
 
-def ref_of(resolved: ResolvedPackages) -> EnvironmentRef:
+def ref_of(resolved: ResolvedPackages) -> PackageEnvironment:
     pins = resolved.pins.encode()
     lock = ArtifactRef(uri="m:", sha256=hashlib.sha256(pins).hexdigest(), size=len(pins))
-    return EnvironmentRef(
+    return PackageEnvironment(
         key=resolved.key, lock=lock, python=resolved.python, platform=resolved.platform
     )
 
 
-async def built(environments: Environments, *dependencies: str) -> Path:
+async def built(environments: PackageEnvironments, *dependencies: str) -> Path:
     """Resolve and build, and return the Python of the environment."""
     resolved = await environments.resolve(asking(*dependencies))
     return (await environments.get(ref_of(resolved), resolved.pins.encode())).path
 
 
-async def test_packages_are_pinned_built_and_imported(environments: Environments) -> None:
+async def test_packages_are_pinned_built_and_imported(environments: PackageEnvironments) -> None:
     resolved = await environments.resolve(asking("one", "two<2"))
     assert resolved.count == 2
     assert "one==1.0" in resolved.pins
@@ -102,19 +102,19 @@ async def test_packages_are_pinned_built_and_imported(environments: Environments
 
 
 async def test_an_environment_is_built_once(
-    environments: Environments, settings: PackageSettings, monkeypatch: pytest.MonkeyPatch
+    environments: PackageEnvironments, settings: PackageSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolved = await environments.resolve(asking("one"))
     ref, pins = ref_of(resolved), resolved.pins.encode()
     builds: list[str] = []
-    build = Environments._build
+    build = PackageEnvironments._build
 
-    async def counted(self: Environments, *parts: object) -> None:
+    async def counted(self: PackageEnvironments, *parts: object) -> None:
         builds.append(str(parts[0]))
         await build(self, *parts)  # type: ignore[arg-type]  # passed on as they are
 
-    monkeypatch.setattr(Environments, "_build", counted)
-    others = [Environments(choose_level("bwrap"), settings) for _ in range(7)]
+    monkeypatch.setattr(PackageEnvironments, "_build", counted)
+    others = [PackageEnvironments(choose_level("bwrap"), settings) for _ in range(7)]
     left = settings.directory / f"{ref.key}-killed.partial"
     left.mkdir()
     await asyncio.gather(*(each.get(ref, pins) for each in (environments, *others) * 2))
@@ -125,7 +125,7 @@ async def test_an_environment_is_built_once(
 
 
 async def test_a_cancelled_wait_for_a_build_keeps_no_lock(
-    environments: Environments, settings: PackageSettings
+    environments: PackageEnvironments, settings: PackageSettings
 ) -> None:
     resolved = await environments.resolve(asking("two"))
     ref, pins = ref_of(resolved), resolved.pins.encode()
@@ -149,8 +149,12 @@ async def test_a_cancelled_wait_for_a_build_keeps_no_lock(
         (("elsewhere",), "no wheels with a matching platform tag", "has a wheel for this platform"),
     ],
 )
-async def test_what_cannot_be_resolved_is_said_by_uv(
-    environments: Environments, index: LocalIndex, asked: tuple[str, ...], says: str, advice: str
+async def test_a_failed_resolution_quotes_uv(
+    environments: PackageEnvironments,
+    index: LocalIndex,
+    asked: tuple[str, ...],
+    says: str,
+    advice: str,
 ) -> None:
     index.add_source("only-source", "1.0")
     index.add_wheel("elsewhere", "1.0", tag="cp311-cp311-win_amd64")
@@ -161,17 +165,84 @@ async def test_what_cannot_be_resolved_is_said_by_uv(
     assert advice in str(refused.value)
 
 
+INFO = "evil-1.0.dist-info"
+NESTED = f"{'(' * 20_000}python_version > '3'{')' * 20_000}"
+
+
+@pytest.mark.parametrize(
+    ("files", "says", "advice"),
+    [
+        ({"good-1.0.dist-info/METADATA": ""}, "Multiple .dist-info", "whose wheel is in order"),
+        (
+            {f"{INFO}/METADATA": "Metadata-Version: 2.1\nName: evil\nVersion: 2.0\n"},
+            "Wheel version does not match",
+            "whose wheel is in order",
+        ),
+        (
+            {f"{INFO}/METADATA": "Metadata-Version: 2.1\nName: good\nVersion: 1.0\n"},
+            "Package metadata name `good`",
+            "whose wheel is in order",
+        ),
+        ({f"{INFO}/METADATA": "nothing"}, "has invalid metadata", "whose wheel is in order"),
+        (
+            {
+                f"{INFO}/METADATA": "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n"
+                "Requires-Dist: two @ http://169.254.169.254/two-1.0-py3-none-any.whl\n"
+            },
+            "included as a URL dependency",
+            "packages come from the index only",
+        ),
+        (
+            {
+                f"{INFO}/METADATA": "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n"
+                f"Requires-Dist: two; {NESTED}\n"
+            },
+            "overflowed its stack",
+            "leave out the package that was added last",
+        ),
+    ],
+)
+async def test_a_package_that_is_not_in_order_is_to_be_left_out(
+    environments: PackageEnvironments,
+    index: LocalIndex,
+    files: dict[str, str],
+    says: str,
+    advice: str,
+) -> None:
+    """And nobody is told to change a lock that there is not."""
+    index.add_wheel("evil", "1.0", files={"evil.py": "", **files})
+    with pytest.raises(Refused) as refused:
+        await built(environments, "evil")
+    assert says in str(refused.value)
+    assert advice in str(refused.value)
+    assert "uv.lock" not in str(refused.value)
+
+
+async def test_metadata_that_unpacks_to_more_than_the_memory_is_refused(
+    environments: PackageEnvironments, index: LocalIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel of 1 MB took 4 GiB of the machine before there was a limit."""
+    monkeypatch.setattr("infra.sandbox.environments.uv_process.MEMORY_BYTES", 1 << 30)
+    head = "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n"
+    text = head + "Requires-Dist: evil\n" * (128 << 20 >> 4)
+    index.add_wheel("evil", "1.0", files={"evil.py": "", f"{INFO}/METADATA": text})
+    with pytest.raises(Refused, match=r"leave out the package that was added last.*memory alloc"):
+        await environments.resolve(asking("evil"))
+
+
 async def test_an_index_that_is_away_is_named(settings: PackageSettings) -> None:
     away = replace(settings, index="http://127.0.0.1:9/simple")
     with pytest.raises(Refused, match=r"http://127.0.0.1:9/simple cannot be reached"):
-        await Environments(choose_level("bwrap"), away).resolve(asking("one"))
+        await PackageEnvironments(choose_level("bwrap"), away).resolve(asking("one"))
 
 
 async def test_an_index_that_is_away_while_building_is_tried_again(
-    environments: Environments, settings: PackageSettings
+    environments: PackageEnvironments, settings: PackageSettings
 ) -> None:
     resolved = await environments.resolve(asking("one"))
-    away = Environments(choose_level("bwrap"), replace(settings, index="http://127.0.0.1:9/simple"))
+    away = PackageEnvironments(
+        choose_level("bwrap"), replace(settings, index="http://127.0.0.1:9/simple")
+    )
     with pytest.raises(TransientError, match="cannot be reached"):
         await away.get(ref_of(resolved), resolved.pins.encode())
     away.close()
@@ -183,7 +254,7 @@ async def test_an_environment_has_a_limit_of_bytes(
 ) -> None:
     """Whether the size is seen while uv works, or uv ends because a file reached the limit."""
     index.add_wheel("large", "1.0", padding=8 << 20)
-    small = Environments(choose_level("bwrap"), replace(settings, largest_bytes=4 << 20))
+    small = PackageEnvironments(choose_level("bwrap"), replace(settings, largest_bytes=4 << 20))
     monkeypatch.setattr("infra.sandbox.environments.uv_process.LOOK_S", look_s)
     resolved = await small.resolve(asking("large"))
     with pytest.raises(Refused, match=r"more than 4 MiB .*use fewer or smaller packages"):
@@ -193,7 +264,7 @@ async def test_an_environment_has_a_limit_of_bytes(
 
 
 async def test_a_python_that_nobody_has_is_refused_with_those_that_exist(
-    environments: Environments,
+    environments: PackageEnvironments,
 ) -> None:
     with pytest.raises(Refused, match=find_pythons(())[0].text):
         await environments.resolve(asking("one", python=">=3.99"))
@@ -209,13 +280,13 @@ def test_directories_of_pythons_can_be_named(tmp_path: Path) -> None:
     assert found["3.14.9"].prefix == Path("/opt/a")
 
 
-async def test_pins_with_another_hash_are_refused(environments: Environments) -> None:
+async def test_pins_with_another_hash_are_refused(environments: PackageEnvironments) -> None:
     resolved = await environments.resolve(asking("one"))
     with pytest.raises(Refused, match="hash"):
         await environments.get(ref_of(resolved), resolved.pins.encode() + b"\n")
 
 
-async def test_another_platform_is_refused(environments: Environments) -> None:
+async def test_another_platform_is_refused(environments: PackageEnvironments) -> None:
     other = (await environments.resolve(asking("one"))).model_copy(update={"platform": "win-amd64"})
     with pytest.raises(Refused, match="are for win-amd64"):
         await environments.get(ref_of(other), other.pins.encode())
@@ -245,7 +316,7 @@ REGISTRY = 'registry = "https://elsewhere.example/simple"'
 
 
 async def test_a_lock_decides_the_versions_and_the_index_stays_ours(
-    environments: Environments, settings: PackageSettings, tmp_path: Path
+    environments: PackageEnvironments, settings: PackageSettings, tmp_path: Path
 ) -> None:
     wheel = tmp_path / "index/simple/two/two-1.0-py3-none-any.whl"
     lock = LOCK.replace("HASH", hashlib.sha256(wheel.read_bytes()).hexdigest())
@@ -272,7 +343,7 @@ async def test_a_lock_decides_the_versions_and_the_index_stays_ours(
     ],
 )
 async def test_a_lock_that_does_not_fit_is_refused(
-    environments: Environments, lock: str, asked: str, says: str
+    environments: PackageEnvironments, lock: str, asked: str, says: str
 ) -> None:
     with pytest.raises(Refused, match=r"rollouts/x/uv\.lock") as refused:
         await environments.resolve(asking(asked, lock=lock))
@@ -280,7 +351,7 @@ async def test_a_lock_that_does_not_fit_is_refused(
 
 
 async def test_a_lock_for_another_platform_says_so_when_it_is_installed(
-    environments: Environments, index: LocalIndex
+    environments: PackageEnvironments, index: LocalIndex
 ) -> None:
     index.add_wheel("two", "3.0", tag="cp311-cp311-win_amd64")
     lock = LOCK.replace("HASH", "0" * 64).replace('version = "1.0"', 'version = "3.0"')
@@ -292,8 +363,24 @@ async def test_a_lock_for_another_platform_says_so_when_it_is_installed(
         await environments.get(ref_of(resolved), resolved.pins.encode())
 
 
+async def test_a_lock_of_a_package_without_wheels_says_so_when_it_is_installed(
+    environments: PackageEnvironments, index: LocalIndex
+) -> None:
+    """Its build backend is not run, and another lock would not help."""
+    index.add_source("two", "3.0")
+    file = 'sdist = { url = "https://elsewhere.example/two-3.0.tar.gz", hash = "sha256:%s" }'
+    lock = LOCK.partition("wheels =")[0].replace('"1.0"', '"3.0"') + file % ("0" * 64)
+    wrong = LOCK.replace("HASH", "0" * 64).replace('version = "1.0"', 'version = "3.0"')
+    with pytest.raises(Refused, match="run `uv lock` again"):
+        await environments.resolve(asking("two>=1", lock=wrong))
+    resolved = await environments.resolve(asking("two>=1", lock=lock))
+    with pytest.raises(Refused, match=r"leave the package out by tool\.uv") as refused:
+        await environments.get(ref_of(resolved), resolved.pins.encode())
+    assert "remove uv.lock" not in str(refused.value)
+
+
 async def test_certificates_of_the_operator_are_seen_from_a_private_directory(
-    environments: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environments: PackageEnvironments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "private" / "ca.pem"
     file.parent.mkdir(mode=0o700)
@@ -325,11 +412,11 @@ while not os.path.exists("ticks"):
 
 
 @pytest.mark.parametrize(("level", "goes_on"), [("bwrap", False), ("process-trusted", True)])
-async def test_what_a_command_left_behind_writes_nothing_after_it(
+async def test_a_leftover_process_writes_nothing_after_its_command(
     settings: PackageSettings, level: str, goes_on: bool
 ) -> None:
     """The twin is the level that promises nothing."""
-    environments = Environments(choose_level(level), settings)
+    environments = PackageEnvironments(choose_level(level), settings)
     environments._prepare()
     folder = prepared_folder(environments._directory, "look")
     python = find_interpreter()
@@ -345,7 +432,7 @@ async def test_what_a_command_left_behind_writes_nothing_after_it(
 
 
 async def test_nothing_is_used_while_a_process_that_wrote_it_does_not_end(
-    environments: Environments, settings: PackageSettings, monkeypatch: pytest.MonkeyPatch
+    environments: PackageEnvironments, settings: PackageSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolved = await environments.resolve(asking("one"))
     end = UserProcess.end
@@ -361,7 +448,7 @@ async def test_nothing_is_used_while_a_process_that_wrote_it_does_not_end(
 
 
 async def test_settings_of_this_machine_do_not_leak_in(
-    environments: Environments, monkeypatch: pytest.MonkeyPatch
+    environments: PackageEnvironments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
@@ -370,7 +457,7 @@ async def test_settings_of_this_machine_do_not_leak_in(
 
 
 async def test_environments_in_use_stay_and_unused_ones_are_removed(
-    environments: Environments, settings: PackageSettings
+    environments: PackageEnvironments, settings: PackageSettings
 ) -> None:
     first, second = [(await built(environments, asked)).parents[1] for asked in ("two<2", "two>=2")]
     await built(environments, "two<2")
@@ -383,7 +470,7 @@ async def test_environments_in_use_stay_and_unused_ones_are_removed(
     assert not first.exists()
 
 
-def test_what_killed_processes_left_is_removed(settings: PackageSettings) -> None:
+def test_leftovers_of_killed_processes_are_removed(settings: PackageSettings) -> None:
     settings.directory.mkdir()
     removed, old, new = (
         settings.directory / name for name in ("a.removed", "old.partial", "new.partial")
@@ -416,20 +503,20 @@ def test_copies_that_no_environment_needs_are_removed(settings: PackageSettings)
 BUILDER = """
 import asyncio, sys
 from pathlib import Path
-from infra.sandbox.environments.environments import Environments
+from infra.sandbox.environments.environments import PackageEnvironments
 from infra.sandbox.levels.probe import choose_level
 from infra.settings.packages import PackageSettings
-from schemas.specs import EnvironmentRef
+from schemas.specs import PackageEnvironment
 
 directory, index, ref, pins = sys.argv[1:]
 settings = PackageSettings(directory=Path(directory), index=index)
-made = Environments(choose_level("bwrap"), settings)
-asyncio.run(made.get(EnvironmentRef.model_validate_json(ref), pins.encode()))
+made = PackageEnvironments(choose_level("bwrap"), settings)
+asyncio.run(made.get(PackageEnvironment.model_validate_json(ref), pins.encode()))
 """
 
 
 async def test_a_killed_builder_leaves_nothing_that_is_used(
-    environments: Environments, settings: PackageSettings
+    environments: PackageEnvironments, settings: PackageSettings
 ) -> None:
     resolved = await environments.resolve(asking("one"))
     ref, pins = ref_of(resolved), resolved.pins.encode()

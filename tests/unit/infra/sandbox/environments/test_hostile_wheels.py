@@ -11,17 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from infra.sandbox.environments.interpreters import find_pythons
 from tests.escapes.neighbour import python_of_victims
 from tests.escapes.run_corpus import ROOT, UNPRIVILEGED_TESTER
 from tests.unit.infra.sandbox.environments import hostile_wheels
-from tests.unit.infra.sandbox.environments.hostile_wheels import WHEELS, open_machine
+from tests.unit.infra.sandbox.environments.hostile_wheels import AIMED, WHEELS, open_machine
 
 CORPUS = hostile_wheels.__name__
 USERS = ("root", "ordinary")
 
 
-def install_all(user: str) -> dict[str, list[str]]:
-    """Install all wheels as root, or as a user without rights. Returns the problems of each."""
+def install_all(user: str, *python: str) -> dict[str, list[str]]:
+    """Install all wheels as root, or as a user without rights. Returns the problems of each. With the
+    program of a Python, those are installed that aim at the start of one."""
     uid = UNPRIVILEGED_TESTER + os.getpid() % 4000 if user != "root" and not os.geteuid() else None
     place = Path(tempfile.mkdtemp(prefix="headrace-wheels-", dir="/tmp"))
     place.chmod(0o755)
@@ -29,7 +31,7 @@ def install_all(user: str) -> dict[str, list[str]]:
         os.chown(place, uid, uid)
     try:
         done = subprocess.run(
-            [sys.executable if uid is None else python_of_victims(), "-m", CORPUS],
+            [sys.executable if uid is None else python_of_victims(), "-m", CORPUS, *python],
             cwd=ROOT,
             env={
                 "PATH": os.environ["PATH"],
@@ -60,6 +62,16 @@ def test_the_corpus_is_large() -> None:
 def test_a_hostile_wheel_has_its_answer_and_no_effect(user: str) -> None:
     found = install_all(user)
     assert list(found) == list(WHEELS)
+    assert {name: problems for name, problems in found.items() if problems} == {}
+
+
+@pytest.mark.parametrize("minor", ["3.12", "3.13"])
+def test_a_wheel_that_aims_at_another_python_has_no_effect(minor: str) -> None:
+    others = {python.minor: python.path for python in find_pythons(())[1:]}
+    if minor not in others:  # a machine needs one Python; .ci/run ends without 3.12
+        pytest.skip(f"this machine has no Python {minor} besides its default")
+    found = install_all("root" if os.geteuid() == 0 else "ordinary", str(others[minor]))
+    assert list(found) == list(AIMED)
     assert {name: problems for name, problems in found.items() if problems} == {}
 
 

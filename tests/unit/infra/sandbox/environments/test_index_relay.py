@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.sandbox.environments.index_relay import IndexRelay, proxies_of, without_login
-from infra.sandbox.service.child import environment
+from infra.sandbox.service.child import make_env_vars
 from schemas.errors import Refused
 
 
@@ -137,7 +137,7 @@ async def test_without_a_name_the_first_host_is_the_index_and_others_must_share_
     "request_line",
     ["x", "CONNECT nothing HTTP/1.1", "GET ftp://a/b HTTP/1.1", "GET /x HTTP/1.1", "a" * 70_000],
 )
-async def test_what_is_no_request_of_a_proxy_is_refused(request_line: str) -> None:
+async def test_a_request_that_is_not_for_a_proxy_is_refused(request_line: str) -> None:
     relay = IndexRelay(None, environ={}, resolve=nowhere)
     async with relay.listen(group=None) as path:
         assert (await ask(path, request_line)).startswith("HTTP/1.1 400 ")
@@ -215,7 +215,7 @@ def test_a_proxy_with_a_login_is_refused_and_the_login_goes_nowhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy.example.com:3128")
-    given = environment("bwrap")
+    given = make_env_vars("bwrap")
     assert "secret" not in str(given)
     with pytest.raises(Refused, match="HTTPS_PROXY has a login"):
         proxies_of(given)

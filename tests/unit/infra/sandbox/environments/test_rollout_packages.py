@@ -19,8 +19,9 @@ from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.service.child import ChildService
 from infra.sandbox.service.client import SandboxClient
 from infra.settings.packages import PackageSettings
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import UserCodeError
-from schemas.sampling import ArtifactRef, Message, SampleRecord
+from schemas.sampling import Message, SampleRecord
 from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
 from tests.kit.package_index import LocalIndex, serve_index
 from tests.kit.runsc import runsc
@@ -77,7 +78,7 @@ class Store:
     def __init__(self) -> None:
         self._held: dict[str, bytes] = {}
 
-    async def put(
+    async def put_artifact(
         self,
         data: bytes,
         *,
@@ -90,7 +91,7 @@ class Store:
         self._held[ref.sha256] = data
         return ref
 
-    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
+    async def get_artifact(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
         return self._held[ref.sha256]
 
     async def discard(self, ref: ArtifactRef) -> None:
@@ -128,7 +129,7 @@ async def user(
     if request.param == "gvisor":
         monkeypatch.setenv("HEADRACE_RUNSC", str(runsc()))
     sockets = DeadSockets()
-    made = SandboxClient(ChildService(request.param), fetch=store.get, sockets=sockets)
+    made = SandboxClient(ChildService(request.param), fetch=store.get_artifact, sockets=sockets)
     yield made
     await made.aclose()
     sockets.close()
@@ -169,7 +170,7 @@ async def rollout_in(user: SandboxClient, store: Store, requires: str) -> Rollou
     assert found.error is None
     assert found.environment is not None
     return RolloutRef(
-        snapshot=await store.put(tree, run="workspace"),
+        snapshot=await store.put_artifact(tree, run="workspace"),
         commit="0" * 40,
         entrypoint=SAY,
         workflow=found.workflow,
@@ -219,7 +220,7 @@ async def test_a_rollout_imports_what_it_asks_for_and_others_do_not(
 async def test_an_environment_is_in_use_while_a_process_has_it(
     index: LocalIndex, store: Store
 ) -> None:
-    local = LocalUserCode("bwrap", fetch=store.get)
+    local = LocalUserCode("bwrap", fetch=store.get_artifact)
     tree = snapshot(">=3.11")
     broken = snapshot(">=3.11", main="import one\nraise ValueError")
     directory = PackageSettings.load(os.environ).directory
@@ -230,7 +231,7 @@ async def test_an_environment_is_in_use_while_a_process_has_it(
     assert "ValueError" in (found.error or "")
     (place,) = directory.glob("?" * 64)
     rollout = RolloutRef(
-        snapshot=await store.put(tree, run="workspace"),
+        snapshot=await store.put_artifact(tree, run="workspace"),
         commit="0" * 40,
         entrypoint=SAY,
         workflow="Do",

@@ -78,7 +78,7 @@ def test_an_old_bubblewrap_is_named(programs: Path) -> None:
         ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
     ],
 )
-def test_what_forbids_namespaces_is_named(
+def test_the_setting_that_forbids_namespaces_is_named(
     programs: Path, monkeypatch: pytest.MonkeyPatch, file: str, value: str, says: str
 ) -> None:
     install(programs, "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")

@@ -380,7 +380,7 @@ async def count_daemons_after_a_command() -> int:
     return found
 
 
-async def test_what_a_command_left_behind_is_dead_when_the_command_is() -> None:
+async def test_a_leftover_process_is_dead_when_its_command_is() -> None:
     assert [await count_daemons_after_a_command() for _ in range(3)] == [0, 0, 0]
 
 

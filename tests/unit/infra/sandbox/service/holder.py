@@ -15,7 +15,8 @@ from infra.sandbox.service import child
 from infra.sandbox.service.child import ChildService
 from infra.sandbox.service.client import SandboxClient
 from infra.settings.settings import Settings
-from schemas.sampling import ArtifactRef, Message
+from schemas.artifact_refs import ArtifactRef
+from schemas.sampling import Message
 from tests.kit.sockets import DeadSockets
 from tests.kit.user_snapshots import rollout_of, snapshot_of
 
@@ -43,9 +44,9 @@ async def hold(mode: str) -> None:
     settings = Settings.load(os.environ)
     in_memory = [f"{settings.database_url} {number}" for number in range(1000)]
     if "PYTHONPATH" in os.environ:  # of a Python that does not have our libraries itself
-        whole = child.environment
+        whole = child.make_env_vars
         path = {"PYTHONPATH": os.environ["PYTHONPATH"]}
-        child.environment = lambda level, *, environments=None: {
+        child.make_env_vars = lambda level, *, environments=None: {
             **whole(level, environments=environments),
             **path,
         }

@@ -12,10 +12,11 @@ from infra.ports.services import SandboxOwner, UserCode
 from infra.sandbox.service import peer
 from infra.sandbox.service.child import ChildService
 from infra.sandbox.service.client import SandboxClient
+from infra.sandbox.service.connect import RemoteService
 from infra.sandbox.service.listener import SandboxListener
-from infra.sandbox.service.remote import RemoteService
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import CorruptData, FailureCategory, StoreAway, TransientError, UserCodeError
-from schemas.sampling import ArtifactRef, Message, SampleRecord
+from schemas.sampling import Message, SampleRecord
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import RolloutRef
 from tests.kit.sockets import DeadSockets

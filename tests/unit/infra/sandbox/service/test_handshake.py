@@ -8,11 +8,11 @@ import pytest
 
 from infra.sandbox.service import handshake, listener
 from infra.sandbox.service.client import SandboxClient
+from infra.sandbox.service.connect import RemoteService
 from infra.sandbox.service.handshake import MAGIC, NONCE_BYTES, HandshakeFailed, greet_service
 from infra.sandbox.service.listener import SandboxListener
-from infra.sandbox.service.remote import RemoteService
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import SandboxAway
-from schemas.sampling import ArtifactRef
 
 KEY = b"a key that nobody else has"
 PROOF_BYTES = hashlib.sha256().digest_size

@@ -26,6 +26,7 @@ HOLDER = "tests.unit.infra.sandbox.service.holder"
 CANARIES = {
     "HEADRACE_DATABASE_URL": "postgresql://headrace:canary-database-fa83@127.0.0.1:1/headrace",
     "AWS_SECRET_ACCESS_KEY": "canary-s3-secret-9b1d",
+    "HEADRACE_API_KEY": "canary-api-key-41d0",
     "HEADRACE_TOKEN": "canary-api-token-77ae",
     "HEADRACE_SECRET_KEY": "c0ffee" * 10 + "0bad",
 }

@@ -19,8 +19,9 @@ from infra.sandbox.service.frames import HEAD, LARGEST_ANSWER, FrameKind
 from infra.sandbox.service.handshake import greet_service
 from infra.sandbox.service.listener import SandboxListener
 from infra.sandbox.service.streams import WINDOW
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import TransientError
-from schemas.sampling import ArtifactRef, Message
+from schemas.sampling import Message
 from tests.kit.sockets import DeadSockets
 from tests.kit.user_snapshots import rollout_of, snapshot_of
 

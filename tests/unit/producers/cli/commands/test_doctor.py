@@ -42,7 +42,7 @@ def test_a_machine_with_everything_is_fine_without_a_server(headrace: Run) -> No
 
 
 @pytest.mark.usefixtures("free_port")
-def test_what_is_missing_is_named_with_what_to_do(
+def test_a_missing_program_is_named_with_advice(
     headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -58,7 +58,10 @@ def test_what_is_missing_is_named_with_what_to_do(
 
 def test_an_open_home_is_named(headrace: Run, server: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(mode=0o755)
-    assert check(headrace("doctor", "--json"), "home")["ok"] is False
+    found = check(headrace("doctor", "--json"), "home")
+    assert found["ok"] is False
+    assert "open to other users" in found["detail"]
+    assert "chmod 700" in found["fix"]
 
 
 def test_a_key_file_that_cannot_be_used_is_named(
@@ -186,7 +189,7 @@ def test_the_hub_is_asked_and_not_needed(headrace: Run, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("free_port")
 def test_a_git_that_is_too_old_is_named(headrace: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.git.process.OLDEST", (99, 1))
+    monkeypatch.setattr("infra.repositories.git.process.OLDEST", (99, 1))
     found = check(headrace("doctor", "--json"), "git")
     assert found["ok"] is False
     assert "install git 99.1 or newer" in found["fix"]

@@ -1,4 +1,4 @@
-"""`headrace model deploy|undeploy|list|info|push`: what is asked of the server, and what is printed."""
+"""`headrace model deploy|undeploy|list|info|upload`: what the server is asked, and what is printed."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ def deployment(**others: Any) -> dict[str, Any]:
         "requested_by": "ada",
         "deployed_at": "2026-11-23T12:00:00Z",
         "usage": {"requests": 7},
-        "usage_by_token": [
+        "usage_by_api_key": [
             {
-                "token": "t1",
-                "token_name": "ci",
+                "api_key": "t1",
+                "api_key_name": "ci",
                 "owner": "ada",
                 "requests": 7,
                 "prompt_tokens": 70,
@@ -35,7 +35,7 @@ def deployment(**others: Any) -> dict[str, Any]:
     }
 
 
-def push(status: str, **others: Any) -> dict[str, Any]:
+def upload(status: str, **others: Any) -> dict[str, Any]:
     made = {"id": "p1", "ref": "my-run@3", "repository": "o/sums", "status": status}
     return {**made, "waiting": None, **others}
 
@@ -43,7 +43,7 @@ def push(status: str, **others: Any) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "POLL_S", 0.0)
-    monkeypatch.setattr(model, "PUSH_POLL_S", 0.0)
+    monkeypatch.setattr(model, "UPLOAD_POLL_S", 0.0)
 
 
 def test_deploy_waits_until_the_checkpoint_is_loaded(server: FakeServer, headrace: Run) -> None:
@@ -101,7 +101,7 @@ def test_list_shows_how_many_are_active(server: FakeServer, headrace: Run) -> No
     assert headrace("model", "list", "--json").document["deployments"] == [deployment()]
 
 
-def test_info_shows_what_each_token_used(server: FakeServer, headrace: Run) -> None:
+def test_info_shows_what_each_api_key_used(server: FakeServer, headrace: Run) -> None:
     server.answer("GET", "/deployments/sums", {"deployment": deployment()})
     ran = headrace("model", "info", "sums")
     assert ran.code == 0
@@ -112,15 +112,15 @@ def test_info_shows_what_each_token_used(server: FakeServer, headrace: Run) -> N
     assert server.requests[-1].path == "/api/v1/deployments/no%2Fsuch"
 
 
-def test_push_waits_says_why_once_and_ends_with_the_address(
+def test_upload_waits_says_why_once_and_ends_with_the_address(
     server: FakeServer, headrace: Run
 ) -> None:
-    away = push("requested", waiting="the hub answers 503")
-    pushed = push("pushed", url="https://hub.example.org/o/sums", revision="r1")
-    server.answer("POST", "/checkpoints/my-run@best/pushes", {"push": push("requested")}, 201)
-    for rows in ([away], [away], [pushed]):
-        server.answer("GET", "/checkpoints/my-run@3/pushes", {"pushes": rows})
-    ran = headrace("model", "push", "my-run@best", "o/sums", "--public", "--merged")
+    away = upload("requested", waiting="the hub answers 503")
+    uploaded = upload("uploaded", url="https://hub.example.org/o/sums", revision="r1")
+    server.answer("POST", "/checkpoints/my-run@best/uploads", {"upload": upload("requested")}, 201)
+    for rows in ([away], [away], [uploaded]):
+        server.answer("GET", "/checkpoints/my-run@3/uploads", {"uploads": rows})
+    ran = headrace("model", "upload", "my-run@best", "o/sums", "--public", "--merged")
     assert ran.code == 0, ran.err
     assert server.requests[0].document == {
         "repository": "o/sums",
@@ -133,34 +133,40 @@ def test_push_waits_says_why_once_and_ends_with_the_address(
     assert "my-run@3 is on https://hub.example.org/o/sums (revision r1)" in said
 
 
-def test_a_push_that_the_hub_refused_is_an_error(server: FakeServer, headrace: Run) -> None:
-    refused = push("failed", error="401: the token is wrong")
-    server.answer("POST", "/checkpoints/my-run@3/pushes", {"push": push("requested")}, 201)
-    server.answer("GET", "/checkpoints/my-run@3/pushes", {"pushes": [refused]})
-    ran = headrace("model", "push", "my-run@3", "o/sums", "--json")
+def test_an_upload_that_the_hub_refused_is_an_error(server: FakeServer, headrace: Run) -> None:
+    refused = upload("failed", error="401: the token is wrong")
+    server.answer("POST", "/checkpoints/my-run@3/uploads", {"upload": upload("requested")}, 201)
+    server.answer("GET", "/checkpoints/my-run@3/uploads", {"uploads": [refused]})
+    ran = headrace("model", "upload", "my-run@3", "o/sums", "--json")
     assert ran.code != 0
     assert ran.error["message"] == "401: the token is wrong"
 
 
-def test_a_push_that_waits_is_cancelled(server: FakeServer, headrace: Run) -> None:
-    path = "/checkpoints/my-run@3/pushes"
-    away, ended = push("requested"), push("failed", error="the push was cancelled")
+def test_an_upload_that_waits_is_cancelled(server: FakeServer, headrace: Run) -> None:
+    path = "/checkpoints/my-run@3/uploads"
+    away, ended = upload("requested"), upload("failed", error="the upload was cancelled")
     for rows in ([ended, away], [ended]):
-        server.answer("GET", path, {"pushes": rows})
-    server.answer("DELETE", f"{path}/{away['id']}", {"push": away}, 202)
-    ran = headrace("model", "push", "my-run@3", str(away["repository"]), "--cancel")
+        server.answer("GET", path, {"uploads": rows})
+    server.answer("DELETE", f"{path}/{away['id']}", {"upload": away}, 202)
+    ran = headrace("model", "upload", "my-run@3", str(away["repository"]), "--cancel")
     assert ran.code == 0, ran.err
     assert "is cancelled" in ran.out + ran.err
     assert [request.method for request in server.requests] == ["GET", "DELETE", "GET"]
-    server.answer("GET", path, {"pushes": [ended]})
-    nothing = headrace("model", "push", "my-run@3", str(away["repository"]), "--cancel", "--json")
+    server.answer("GET", path, {"uploads": [ended]})
+    nothing = headrace("model", "upload", "my-run@3", str(away["repository"]), "--cancel", "--json")
     assert nothing.error["code"] == "NOT_FOUND"
 
 
-def test_a_push_without_waiting_leaves_it_to_a_worker(server: FakeServer, headrace: Run) -> None:
-    server.answer("POST", "/checkpoints/my-run@3/pushes", {"push": push("requested")}, 201)
+def test_an_upload_without_waiting_leaves_it_to_a_worker(server: FakeServer, headrace: Run) -> None:
+    server.answer("POST", "/checkpoints/my-run@3/uploads", {"upload": upload("requested")}, 201)
     arguments = ("my-run@3", "o/sums", "--no-wait", "--token-secret", "MY_TOKEN")
-    ran = headrace("model", "push", *arguments, "--json")
-    assert ran.document["push"]["status"] == "requested"
+    ran = headrace("model", "upload", *arguments, "--json")
+    assert ran.document["upload"]["status"] == "requested"
     assert server.requests[0].document["secret"] == "MY_TOKEN"
     assert len(server.requests) == 1
+
+
+def test_the_old_command_works_and_is_in_no_help(server: FakeServer, headrace: Run) -> None:
+    server.answer("POST", "/checkpoints/my-run@3/uploads", {"upload": upload("requested")}, 201)
+    assert headrace("model", "push", "my-run@3", "o/sums", "--no-wait").code == 0
+    assert "push" not in headrace("model", "--help").out

@@ -71,11 +71,11 @@ def test_gc_archives_what_is_due_and_tells_what_it_could_not(
 
 def test_a_dry_run_archives_nothing(server: FakeServer, headrace: Run) -> None:
     due = [{"id": "1", "name": "run-1", "status": "failed"}]
-    server.answer("GET", "/gc", {"runs": due, "records": {"hub_pushes": 3, "statuses": 0}})
+    server.answer("GET", "/gc", {"runs": due, "records": {"hub_uploads": 3, "statuses": 0}})
     ran = headrace("gc", "--older-than", "2w", "--dry-run")
     assert (ran.code, len(server.requests)) == (0, 1)
     assert "run-1" in ran.out
-    assert "hub pushes" in ran.out
+    assert "hub uploads" in ran.out
     assert "statuses" not in ran.out
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import supervisor
+from infra.operations.local import supervisor
 from infra.sandbox.levels import probe
 from schemas.errors import InvalidConfig
 from tests.unit.producers.cli.conftest import FakeServer, Run

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from infra.local.home import own
+from infra.operations.local.home import own
 from producers.cli.demo.command import (
     _directory_to_keep,
     check_equal_weights,
@@ -106,7 +106,7 @@ def test_a_demo_keeps_its_state_unless_told_not_to(
 
 
 @pytest.mark.parametrize(("arguments", "kept"), [([], True), (["--discard"], False)])
-def test_what_a_demo_made_is_there_afterwards_or_not(
+def test_the_state_of_a_demo_stays_or_goes_as_asked(
     headrace: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,7 +140,7 @@ def test_what_a_demo_made_is_there_afterwards_or_not(
         assert (tmp_path / "mine").exists()
 
 
-def test_what_a_killed_demo_began_is_removed_with_its_database(
+def test_the_state_of_a_killed_demo_is_removed_with_its_database(
     headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed when there is a home with a database, and no workspace yet."""

@@ -58,7 +58,7 @@ def test_a_refusal_is_a_json_envelope_on_stderr(
     assert ran.out == ""
     assert ran.error["code"] == "NOT_FOUND"
     assert ran.error["issues"] == []
-    assert server.requests[-1].headers["Authorization"] == "Bearer the-token"
+    assert server.requests[-1].headers["Authorization"] == "Bearer the-api-key"
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
@@ -125,10 +125,10 @@ def test_an_answer_that_is_not_ours_is_named(server: FakeServer, headrace: Run) 
     assert headrace("models", "--json").error["code"] == "BAD_ANSWER"
 
 
-def test_the_local_token_is_read_from_the_home(
+def test_the_local_api_key_is_read_from_the_home(
     server: FakeServer, headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("HEADRACE_TOKEN")
+    monkeypatch.delenv("HEADRACE_API_KEY")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "token").write_text("from-the-file\n")
     headrace("models", "--json")
@@ -164,7 +164,7 @@ def _every_help() -> list[list[str]]:
         "checkpoint": ["list", "info", "download", "merge", "chat"],
         "model": ["deploy", "undeploy", "list", "info"],
         "dlq": ["list", "show", "redrive"],
-        "token": ["create", "list", "rotate", "revoke"],
+        "key": ["create", "list", "rotate", "revoke"],
         "sessions": ["list", "end"],
         "secret": ["set", "list", "delete", "rotate-key"],
     }

@@ -91,7 +91,7 @@ def test_a_search_shows_what_it_found_and_how_to_search_on(
         "searched": {"samples": 8, "groups": 2, "newest_step": 4, "oldest_step": 3},
         "next_place": "2.1.0.0",
     }
-    address = ServerAddress(url="http://127.0.0.1:1", token="t")
+    address = ServerAddress(url="http://127.0.0.1:1", api_key="t")
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json=answer))
     with Client(address, transport=transport) as searching:
         show_search(searching, "/runs/r1/search", "brief", place=None, as_json=False)

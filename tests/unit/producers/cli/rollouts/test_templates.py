@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import discovery
+from headrace.user_code import discovery
 from producers.cli.errors import Failure
 from producers.cli.rollouts.templates import TEMPLATES, make_rollout
 from producers.tryout.plan import check_rows, read_dataset

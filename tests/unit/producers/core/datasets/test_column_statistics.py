@@ -26,9 +26,9 @@ from producers.core.datasets.column_statistics import (
 )
 from producers.core.datasets.readers import MAX_ROW_BYTES
 from producers.core.datasets.recent_statistics import RecentStatistics, read_head
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import NotFound
 from schemas.events import DatasetRegistered
-from schemas.sampling import ArtifactRef
 from schemas.specs import DatasetRef
 
 Rows = Sequence[dict[str, Any]]

@@ -183,6 +183,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_problem(tmp_path: Path) -> Non
         (lines(*good(3)), "file", "has 3 rows; a dataset needs at least 4"),
         (lines({"prompt": "a", "ground_truth": "b"}), "file", "missing required columns: user_pr"),
         (lines(*good()) + "{oops\n", "line 5", "is not JSON"),
+        (lines(*good()) + '{"user_prompt": "cut off\n', "line 5", "Unterminated string"),
         (lines(*good()) + "[1]\n", "line 5", "must be a JSON object"),
         (lines(*good()) + '{"user_prompt": "\\ud800"}', "line 5", "surrogates"),
         (lines(*good()) + '{"user_prompt": NaN}', "line 5", "NaN"),
@@ -220,7 +221,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_problem(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_is_wrong_is_named_by_line_and_column(
+def test_a_problem_is_named_by_line_and_column(
     tmp_path: Path, content: str, where: str, says: str
 ) -> None:
     report, _ = check(tmp_path, content)
@@ -293,9 +294,7 @@ def test_csv_ends_with_a_line_that_cannot_be_read_and_not_with_one_of_other_leng
 
 
 @given(columns=st.dictionaries(st.text(), st.text() | st.integers(), max_size=3), text=st.text())
-def test_what_is_stored_of_problems_is_bounded_and_comes_back(
-    columns: dict[str, object], text: str
-) -> None:
+def test_stored_problems_are_bounded_and_read_back(columns: dict[str, object], text: str) -> None:
     issues = [line_issue(2, text, text), file_issue(text, text)]
     issues.append(RowIssue("x", text, line=1, column=text, excerpt=excerpt_of(columns)))
     stored = to_text(issues)
@@ -350,7 +349,7 @@ def test_a_mapping_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "already has a column user_prompt" in twice.issues[0].message
 
 
-def test_what_is_wrong_is_named_as_the_file_names_it(tmp_path: Path) -> None:
+def test_a_problem_is_named_by_the_column_of_the_file(tmp_path: Path) -> None:
     content = lines({"question": 5, "ground_truth": "a"})
     report, _ = check(tmp_path, content, question="user_prompt")
     assert report.issues[0].key == "line 1, column question (mapped to user_prompt)"

@@ -59,12 +59,12 @@ def test_a_listed_directory_that_is_a_link_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("actor", [BOUND, PUSHED])
 @pytest.mark.parametrize("path", ["/etc", "~", "./x", "/absent", "models/a"])
-def test_a_workspaces_token_names_no_directory(tmp_path: Path, actor: Actor, path: str) -> None:
+def test_a_workspaces_api_key_names_no_directory(tmp_path: Path, actor: Actor, path: str) -> None:
     place = model(tmp_path / "models/a")
     if path == "models/a":
         path = str(place)
     for directories in (OWN_MACHINE, ModelDirectories((tmp_path / "models",)), ModelDirectories()):
-        with pytest.raises(InvalidConfig, match="a token of a workspace cannot name"):
+        with pytest.raises(InvalidConfig, match="an API key of a workspace cannot name"):
             find(path, directories, actor)
 
 

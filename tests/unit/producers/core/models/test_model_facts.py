@@ -9,8 +9,8 @@ import pytest
 from producers.core.estimates import estimate
 from producers.core.models.model_facts import ModelFacts, facts_of_config, model_facts
 from schemas.config import RunConfig
+from schemas.models.scratch import SHAPES
 from schemas.sampling import ModelRef
-from schemas.scratch_models import SHAPES
 from schemas.toml.parser import parse_run
 from tests.kit.hub import QWEN3_06B
 

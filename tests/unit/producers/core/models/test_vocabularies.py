@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from producers.core.models.vocabularies import Vocabularies, scratch_vocabulary, vocabulary_of
+from schemas.models.scratch import SHAPES
 from schemas.sampling import ModelRef
-from schemas.scratch_models import SHAPES
 from schemas.text import BYTES
 from trainer.model.char_tokenizer import character_tokenizer
 from trainer.model.token_bytes import TokenBytes

@@ -9,7 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from infra.git.credentials import TokenCredential
+from infra.repositories.git.credentials import TokenCredential
 from producers.core import connecting
 from producers.core.connecting import Connecting
 from schemas.events import (
@@ -19,8 +19,7 @@ from schemas.events import (
     WorkspaceDisconnected,
 )
 from schemas.ids import short_id
-from tests.kit.application import TOKEN as API_TOKEN
-from tests.kit.application import Application, application
+from tests.kit.application import API_KEY, Application, application
 from tests.kit.forge_server import TOKEN, FakeForge, FakeGitea, Reply, serving
 
 pytestmark = pytest.mark.postgres
@@ -58,7 +57,7 @@ async def play_sync(app: Application) -> None:
 
 
 async def connect(served: Application, forge: FakeForge, /, **body: object) -> httpx.Response:
-    asked = {"url": forge.url, "provider": "gitea", "token": TOKEN, **body}
+    asked = {"url": forge.url, "forge": "gitea", "token": TOKEN, **body}
     return await served.post(
         "/workspaces/connect", {k: v for k, v in asked.items() if v is not None}
     )
@@ -81,12 +80,20 @@ async def test_connecting_makes_the_hook_after_the_refs_are_remembered(
     assert isinstance(listed, RefsListed)
     [made] = forge.hooks
     assert connected == WorkspaceConnected(
-        workspace=WORKSPACE, provider="gitea", hook=str(made["id"]), can_post=True
+        workspace=WORKSPACE, forge="gitea", hook=str(made["id"]), can_post=True
     )
-    stored = await app.services.connections.get(WORKSPACE)
+    stored = await app.services.connections.get_connection(WORKSPACE)
     assert stored is not None
     assert (stored.hook, stored.secrets) == (str(made["id"]), (hook["secret"],))
     assert stored.credential == TokenCredential("git", TOKEN)
+
+
+async def test_the_old_name_of_the_field_names_the_forge(
+    app: Application, forge: FakeForge
+) -> None:
+    answer = await connect(app, forge, forge=None, provider="gitea")
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["forge"] == answer.json()["provider"] == "gitea"
 
 
 async def test_no_event_log_line_or_answer_holds_the_token(
@@ -108,7 +115,7 @@ async def test_connecting_again_keeps_the_secret_and_remembers_nothing(
     app: Application, forge: FakeForge
 ) -> None:
     first = (await connect(app, forge)).json()["hook"]
-    again = await app.post("/workspaces/connect", {"url": "repo", "provider": "gitea"})
+    again = await app.post("/workspaces/connect", {"url": "repo", "forge": "gitea"})
     assert again.status_code == 201, again.text
     assert again.json()["hook"] == {**first, "secret": None}
     assert forge.shown_hooks() == [(first["url"], first["secret"])]
@@ -116,7 +123,7 @@ async def test_connecting_again_keeps_the_secret_and_remembers_nothing(
 
 
 async def test_a_repeated_request_gets_the_same_answer(app: Application, forge: FakeForge) -> None:
-    body = {"url": forge.url, "provider": "gitea", "token": TOKEN}
+    body = {"url": forge.url, "forge": "gitea", "token": TOKEN}
     first = await app.post("/workspaces/connect", body, idempotency_key="k")
     again = await app.post("/workspaces/connect", body, idempotency_key="k")
     assert again.json() == first.json()
@@ -144,13 +151,13 @@ async def test_without_a_token_the_secret_is_shown_and_no_hook_is_made(
     assert len(hook["secret"]) == 64
     assert forge.requests == []
     [connected] = await app.recorded(WORKSPACE, WorkspaceConnected)
-    assert connected == WorkspaceConnected(workspace=WORKSPACE, provider="gitea")
+    assert connected == WorkspaceConnected(workspace=WORKSPACE, forge="gitea")
 
 
-async def test_a_directory_needs_no_provider(app: Application) -> None:
+async def test_a_directory_needs_no_forge(app: Application) -> None:
     answer = await app.post("/workspaces/connect", {"url": "/repo"})
     assert answer.status_code == 201, answer.text
-    assert answer.json()["provider"] == "none"
+    assert answer.json()["forge"] == "none"
 
 
 @pytest.mark.parametrize("cut_at", ["_remember_refs", "_make_hook", "_append_once"])
@@ -181,7 +188,7 @@ async def test_a_workspace_is_found_while_a_transaction_holds_the_horizon(app: A
             "select pg_current_xact_id()"
         )  # from here on it holds the horizon
         added = await app.services.workspaces.add("/repo", "held")
-        assert (await app.services.workspaces.find("held")).id == added.event.run_id
+        assert (await app.services.workspaces.find_workspace("held")).id == added.event.run_id
         await transaction.rollback()
 
 
@@ -202,7 +209,7 @@ async def test_the_repository_is_opened_with_the_credential(
     ("body", "said"),
     [
         ({"url": "https://plain.example/o/r"}, "cannot be told from this address"),
-        ({"provider": "bitbucket"}, "must be one of github, gitea, gitlab, none"),
+        ({"forge": "bitbucket"}, "must be one of github, gitea, gitlab, none"),
         ({"token": "wrong-token"}, "answers 401"),
         ({"token": "to ken"}, "is not a token"),
         ({"token": "tökən"}, "is not a token"),
@@ -213,7 +220,7 @@ async def test_the_repository_is_opened_with_the_credential(
         ({"token": None, "app": {"id": "../1", "private_key": KEY}}, "number of the GitHub App"),
         ({"token": None, "app": {"id": "1", "key": KEY}}, "has unknown fields"),
         ({"token": None, "app": "1"}, "must be an object"),
-        ({"url": "/nowhere", "provider": "none", "token": None}, "is not a git repository"),
+        ({"url": "/nowhere", "forge": "none", "token": None}, "is not a git repository"),
         ({"url": "nobody", "token": None}, "there is no workspace"),
         ({"url": "/repo", "name": "Bad Name"}, "cannot name"),
         ({"secret": "mine"}, "unrecognized field secret"),
@@ -223,14 +230,14 @@ async def test_a_wrong_request_stores_nothing(
     app: Application, forge: FakeForge, body: dict[str, object], said: str
 ) -> None:
     if body.get("url") == "https://plain.example/o/r":
-        body = {**body, "provider": None, "token": None}
+        body = {**body, "forge": None, "token": None}
     if "name" in body:
-        body = {**body, "provider": "none", "token": None}
+        body = {**body, "forge": "none", "token": None}
     answer = await connect(app, forge, **body)
     assert 400 <= answer.status_code < 500, answer.text
     assert said in answer.json()["detail"]
     assert "hush" not in answer.text
-    assert await app.services.connections.all() == []
+    assert await app.services.connections.all_connections() == []
     assert await app.recorded(WORKSPACE, WorkspaceConnected) == []
 
 
@@ -238,7 +245,7 @@ async def test_a_forge_that_is_away_is_said(app: Application, forge: FakeForge) 
     forge.planned.append(Reply(503))
     answer = await connect(app, forge)
     assert answer.status_code == 503
-    assert await app.services.connections.all() == []
+    assert await app.services.connections.all_connections() == []
 
 
 async def test_a_hook_that_is_refused_is_made_by_hand(app: Application, forge: FakeForge) -> None:
@@ -249,7 +256,7 @@ async def test_a_hook_that_is_refused_is_made_by_hand(app: Application, forge: F
     assert hook["made"] is False
     assert "write:repository" in hook["problem"]
     assert len(hook["secret"]) == 64
-    assert len(await app.services.connections.all()) == 1
+    assert len(await app.services.connections.all_connections()) == 1
 
 
 async def test_refs_that_are_never_listed_hold_nothing_up(
@@ -265,11 +272,11 @@ async def test_rotating_gives_the_hook_the_new_secret(app: Application, forge: F
     second = answer.json()["hook"]
     assert second["made"] is True
     assert forge.shown_hooks() == [(second["url"], second["secret"])]
-    stored = await app.services.connections.get(WORKSPACE)
+    stored = await app.services.connections.get_connection(WORKSPACE)
     assert stored is not None
     assert stored.secrets == (second["secret"], first)
     third = (await app.post("/workspaces/repo/rotate-secret", {"now": True})).json()["hook"]
-    stored = await app.services.connections.get(WORKSPACE)
+    stored = await app.services.connections.get_connection(WORKSPACE)
     assert stored is not None
     assert stored.secrets == (third["secret"],)
 
@@ -280,7 +287,7 @@ async def test_disconnecting_deletes_hook_and_secrets(app: Application, forge: F
     assert answer.status_code == 200, answer.text
     assert answer.json()["hook"] == {"deleted": True, "problem": None}
     assert forge.hooks == []
-    assert await app.services.connections.all() == []
+    assert await app.services.connections.all_connections() == []
     assert await app.recorded(WORKSPACE, WorkspaceDisconnected) == [
         WorkspaceDisconnected(workspace=WORKSPACE)
     ]
@@ -303,7 +310,7 @@ async def test_a_hook_that_stays_on_the_forge_is_said(app: Application, forge: F
     answer = await app.api.delete("/api/v1/workspaces/repo/connection")
     assert answer.status_code == 200
     assert "answers 500" in answer.json()["hook"]["problem"]
-    assert await app.services.connections.all() == []
+    assert await app.services.connections.all_connections() == []
 
 
 async def test_after_the_key_was_lost_connecting_again_helps(
@@ -325,8 +332,8 @@ async def test_a_workspace_of_that_name_is_shown(app: Application, forge: FakeFo
     assert (await app.api.get("/api/v1/workspaces/connect")).status_code == 404
 
 
-async def test_the_routes_need_the_token_of_the_api(app: Application) -> None:
-    assert app.api.headers["Authorization"] == f"Bearer {API_TOKEN}"
+async def test_the_routes_need_an_api_key(app: Application) -> None:
+    assert app.api.headers["Authorization"] == f"Bearer {API_KEY}"
     for method, path in (
         ("POST", "connect"),
         ("POST", "repo/rotate-secret"),

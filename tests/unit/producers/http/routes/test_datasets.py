@@ -89,7 +89,7 @@ async def test_a_bad_file_is_refused_with_its_first_problems(app: Application) -
     assert (await app.get("/datasets/bad"))["dataset"]["status"] == "uploaded"
 
 
-async def test_what_cannot_be_read_is_refused_by_name(app: Application) -> None:
+async def test_an_unreadable_file_is_refused_by_name(app: Application) -> None:
     parquet = await app.upload("p", b"PAR1", "p.parquet")
     assert parquet.status_code == 400
     assert "JSON Lines" in parquet.json()["detail"]

@@ -6,6 +6,7 @@ from uuid import uuid4
 import pytest
 
 from schemas.events import (
+    CommitRequested,
     CommitStatusDecided,
     Event,
     HookPinged,
@@ -14,7 +15,6 @@ from schemas.events import (
     RefsCheckRequested,
     RefsListed,
     RefsMoved,
-    RepositoryPushed,
     TriggerFired,
     TriggerRefused,
     TriggerSkipped,
@@ -44,8 +44,8 @@ def later_push(number: int) -> Push:
 
 async def known_workspace(app: Application) -> None:
     await app.services.readmodel.names.take("workspace", "sums", WS)
-    pushed = RepositoryPushed(workspace=WS, workspace_name="sums", commit=CommitSpec(url=URL))
-    await append(app, pushed, WorkspaceConnected(workspace=WS, provider="gitea"))
+    pushed = CommitRequested(workspace=WS, workspace_name="sums", commit=CommitSpec(url=URL))
+    await append(app, pushed, WorkspaceConnected(workspace=WS, forge="gitea"))
 
 
 async def append(app: Application, *events: Event) -> None:
@@ -56,7 +56,7 @@ async def append(app: Application, *events: Event) -> None:
 def received(ref: str = MAIN, after: str | None = B) -> PushReceived:
     return PushReceived(
         workspace=WS,
-        provider="gitea",
+        forge="gitea",
         delivery=uuid4().hex,
         ref=ref,
         before=A,
@@ -88,7 +88,7 @@ async def entries(app: Application) -> list[dict[str, Any]]:
 
 async def test_a_push_shows_its_run_and_the_status_of_its_commit(app: Application) -> None:
     await known_workspace(app)
-    await append(app, HookPinged(workspace=WS, provider="gitea", delivery="d0"), received())
+    await append(app, HookPinged(workspace=WS, forge="gitea", delivery="d0"), received())
     [push, ping] = await entries(app)
     assert (ping["event"], ping["result"]) == ("ping", "the webhook works")
     assert push["result"] == "waits until the repository answers which refs it has"
@@ -186,14 +186,14 @@ async def test_a_workspace_shows_its_forge_and_why_its_refs_cannot_be_listed(
     await known_workspace(app)
     await append(app, listed(error="it is not there"))
     found = (await app.get("/workspaces/sums"))["workspace"]
-    assert (found["provider"], found["refs_error"]) == ("gitea", "it is not there")
+    assert (found["forge"], found["refs_error"]) == ("gitea", "it is not there")
     known = await app.services.readmodel.deliveries.known_refs([WS, "unknown"])
     assert known[WS].error == "it is not there"
     assert known[WS].digest is None
     assert "unknown" not in known
     await append(app, listed(2), WorkspaceDisconnected(workspace=WS))
     found = (await app.get("/workspaces/sums"))["workspace"]
-    assert (found["provider"], found["refs_error"]) == (None, None)
+    assert (found["forge"], found["refs_error"]) == (None, None)
     assert (await app.services.readmodel.deliveries.known_refs([WS]))[WS].digest == "d1"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from schemas.config import EvalConfig
+from schemas.config import EvalConfig, Evaluation
 from schemas.events import (
     EvaluationCompleted,
     EvaluationRequested,
@@ -47,10 +47,10 @@ async def dataset(app: Application, name: str = "numbers") -> DatasetRef:
     return recorded.event.dataset  # type: ignore[attr-defined]  # DatasetRegistered
 
 
-def beginning(name: str, data: DatasetRef) -> Iterator[Event]:
+def beginning(name: str, data: DatasetRef, *, config: EvalConfig = CONFIG) -> Iterator[Event]:
     shape = template(num_samples=2, dataset=data)
     yield EvaluationRequested(
-        evaluation=name, eval_name=name, template=shape, rows=(1, 3), config=CONFIG, workspace="w1"
+        evaluation=name, eval_name=name, template=shape, rows=(1, 3), config=config, workspace="w1"
     )
     yield EvaluationStarted(
         evaluation=name, template=shape, rows=(1, 3), batch_size=2, pass_threshold=1.0
@@ -80,7 +80,7 @@ async def grade(
         for i, reward in enumerate(rewards)
     )
     batch = SampleBatch(group=group, samples=samples).model_dump_json().encode()
-    artifact = await app.services.artifacts.put(batch, run=name, blob=True)
+    artifact = await app.services.artifacts.put_artifact(batch, run=name, blob=True)
     shape = template(num_samples=len(rewards), dataset=data)
     return GroupGraded(
         spec=GroupSpec(group=group, row=(1, 3)[slot], template=shape, attempts=attempts),
@@ -99,6 +99,7 @@ async def evaluated(
     data: DatasetRef,
     *groups: Sequence[Any],
     failure: SampleFailure = TIMEOUT,
+    config: EvalConfig = CONFIG,
 ) -> None:
     """An evaluation that ended with these rewards by slot. Attempts without one have `failure`."""
     graded = [
@@ -106,7 +107,7 @@ async def evaluated(
         for slot, each in enumerate(groups)
     ]
     done = EvaluationCompleted(evaluation=name, status="finished", metrics={"eval/pass@1": 0.5})
-    await app.append([*beginning(name, data), *graded, done])
+    await app.append([*beginning(name, data, config=config), *graded, done])
 
 
 async def test_rows_and_attempts_with_their_rewards(app: Application) -> None:
@@ -188,6 +189,40 @@ async def test_an_evaluation_that_has_not_started_is_not_retried(app: Applicatio
     assert "has not started" in refused.json()["detail"]
 
 
+async def test_equal_rewards_are_no_difference_at_different_thresholds(app: Application) -> None:
+    data = await dataset(app)
+    lower = CONFIG.model_copy(update={"evaluation": Evaluation(n=2, pass_threshold=0.5)})
+    await evaluated(app, "low", data, (0.5, 0.5), (0.5, 0.5), config=lower)
+    await evaluated(app, "high", data, (0.5, 0.5), (0.5, 0.5))
+    found = await app.get("/evals/low/compare/high")
+    assert found["counts"]["same"] == 2
+    assert [one["difference"] for one in found["differences"]] == [0.0, 0.0]
+    assert found["rows"][0]["passed"] == [2, 2]
+    assert found["caveats"] == [
+        "an attempt passes at 0.5 in low and at 1 in high; the paired differences and the rows use 0.5 "
+        "for both"
+    ]
+    assert (await app.get("/evals/high/compare/low"))["rows"][0]["passed"] == [0, 0]
+
+
+async def test_a_comparison_says_which_rows_its_figures_are_of(app: Application) -> None:
+    data = await dataset(app)
+    await evaluated(app, "both", data, (1.0, 1.0), (0.0, 0.0))
+    await evaluated(app, "one", data, (1.0, 1.0))
+    found = await app.get("/evals/both/compare/one")
+    assert found["caveats"] == [
+        "the figures are of 2 rows in both and 1 in one, and 1 of these are the same; compare the "
+        "paired differences"
+    ]
+    await evaluated(app, "lost", data, (None, None), failure=LOST)
+    found = await app.get("/evals/one/compare/lost")
+    assert found["differences"] == []
+    assert found["caveats"][0].endswith("0 of these are the same; nothing can be compared")
+    await app.append([*beginning("runs", data)])
+    found = await app.get("/evals/runs/compare/one")
+    assert found["caveats"][0] == "runs has not ended, so only its rows so far are compared"
+
+
 async def test_two_evaluations_are_compared_by_row(app: Application) -> None:
     data = await dataset(app)
     await evaluated(app, "one", data, (1.0, None), (0.0, 0.5), failure=LOST)
@@ -207,6 +242,7 @@ async def test_two_evaluations_are_compared_by_row(app: Application) -> None:
         "attempts": [2, 2],
         "reward": [0.25, 0.75],
     }
+    assert found["caveats"] == []
     await evaluated(app, "three", data, (None, None), failure=LOST)
     found = await app.get("/evals/one/compare/three")
     assert found["counts"] == {"gained": 0, "lost": 0, "same": 0, "missing": 2}

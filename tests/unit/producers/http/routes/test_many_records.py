@@ -10,10 +10,10 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from infra.maintenance import records
-from infra.maintenance.archive import call_removal
-from infra.maintenance.records import EVALUATIONS, OTHERS, ROWS
-from infra.postgres.pool import administering
+from infra.operations.maintenance import records
+from infra.operations.maintenance.archive import call_removal
+from infra.operations.maintenance.records import EVALUATIONS, OTHERS, ROWS
+from infra.spine.postgres.pool import administering
 from schemas.events import MessageDeadLettered, MessageRedriven
 from schemas.ids import dead_letter_stream, run_stream
 from tests.kit.application import Application, rows
@@ -178,7 +178,7 @@ async def test_uploads_that_became_no_dataset_go(app: Application) -> None:
 
 async def test_use_of_long_ago_is_added_up(app: Application) -> None:
     await app.database.durable.execute(
-        "insert into inference_usage (token, model, day, requests, prompt_tokens, completion_tokens,"
+        "insert into inference_usage (api_key, model, day, requests, prompt_tokens, completion_tokens,"
         " last_at) values ('k', 'm', '2020-01-01', 1, 10, 100, $1), ('k', 'm', '2020-01-02', 2, 20, 200,"
         " $1), ('l', 'm', '2020-01-01', 4, 40, 400, $1), ('k', 'm', '2999-01-01', 8, 80, 800, $1)",
         OLD,

@@ -16,10 +16,12 @@ from consumers.trigger.state import TriggerState
 from infra.blobs import garbage
 from infra.blobs.garbage import REMOVED_GRACE, collect
 from infra.blobs.installed import InstalledBlobs
-from infra.postgres.pool import Database
+from infra.spine.postgres.pool import Database
+from schemas.artifact_refs import ArtifactRef
 from schemas.effects import ExaminePush, Failed, PushRead, RunSubmitted
 from schemas.errors import FailureCategory
 from schemas.events import (
+    CommitRequested,
     CommitStatusDecided,
     CommitStatusPosted,
     Event,
@@ -27,7 +29,6 @@ from schemas.events import (
     RefsListed,
     RefsMoved,
     RefsRequested,
-    RepositoryPushed,
     RunDeleted,
     RunRequested,
     RunStopped,
@@ -36,10 +37,10 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import StreamName, run_stream, status_stream, trigger_stream, workspace_stream
-from schemas.sampling import ArtifactRef
 from schemas.specs import CommitSpec, CommitStatus, Concurrency, PushOrigin, RefMove
 from tests.kit.application import Application
 from tests.kit.decider import given
+from tests.kit.old_events import OldRepositoryPushed
 from tests.kit.story import beginning
 from tests.unit.consumers.trigger.test_trigger import (
     MAIN,
@@ -65,7 +66,7 @@ pytestmark = pytest.mark.postgres
 WS = "w1"
 DEV = "refs/heads/dev"
 URL = "/srv/sums.git"
-FIRST = RepositoryPushed(workspace=WS, workspace_name="sums", commit=CommitSpec(url=URL))
+FIRST = CommitRequested(workspace=WS, workspace_name="sums", commit=CommitSpec(url=URL))
 TABLES = ("pushes", "triggered_runs", "workspaces", "log_lines")
 
 
@@ -83,7 +84,7 @@ def moved(number: int, ref: str = MAIN, *, gone: bool = False, baseline: bool = 
 
 async def begin(app: Application) -> None:
     await app.services.readmodel.names.take("workspace", "sums", WS)
-    await append(app, FIRST, WorkspaceConnected(workspace=WS, provider="gitea"))
+    await append(app, FIRST, WorkspaceConnected(workspace=WS, forge="gitea"))
 
 
 async def add_run(app: Application, run: str) -> None:
@@ -220,7 +221,7 @@ async def test_a_push_that_superseded_a_run_stays_as_long_as_that_run(
     assert (await trigger_state(app)).scopes == {}
 
 
-async def test_what_a_workspace_works_on_keeps_its_history(app: Application) -> None:
+async def test_work_of_a_workspace_keeps_its_history(app: Application) -> None:
     await begin(app)
     await append(app, moved(1), examined(1, day="d1"), moved(2), examined(2, day="d2"))
     await add_effect(app)
@@ -241,7 +242,7 @@ async def add_effect(app: Application) -> None:
 def synced(snapshot: ArtifactRef, requester: StreamName | None = None) -> WorkspaceSynced:
     return WorkspaceSynced(
         workspace=WS,
-        push=uuid4(),
+        request=uuid4(),
         commit="c" * 40,
         snapshot=snapshot,
         rollouts=(),
@@ -253,12 +254,12 @@ def sync_of(snapshot: ArtifactRef, requester: StreamName | None = None) -> tuple
     """The packages that were chosen for a commit, and the commit that was synced."""
     done = synced(snapshot, requester)
     chosen = PackagesChosen(
-        workspace=WS, push=done.push, commit=done.commit, rollouts=(), requester=requester
+        workspace=WS, request=done.request, commit=done.commit, rollouts=(), requester=requester
     )
     return chosen, done
 
 
-def asked(requester: StreamName) -> RepositoryPushed:
+def asked(requester: StreamName) -> CommitRequested:
     return FIRST.model_copy(update={"requester": requester})
 
 
@@ -266,14 +267,14 @@ async def test_syncs_go_with_their_run_or_when_a_later_one_is_there(app: Applica
     await begin(app)
     await add_run(app, "r1")
     store = app.services.artifacts
-    old, new = [await store.put(data, run=WS, blob=True) for data in (b"old", b"new")]
+    old, new = [await store.put_artifact(data, run=WS, blob=True) for data in (b"old", b"new")]
     gone, kept = StreamName("eval-gone"), run_stream("r1")
     await append(app, synced(old), asked(gone), synced(old, gone), asked(kept), synced(new, kept))
-    rejected = WorkspaceRejected(workspace=WS, push=uuid4(), message="x")
+    rejected = WorkspaceRejected(workspace=WS, request=uuid4(), message="x")
     await append(app, rejected, synced(new), asked(gone), rejected)
     await assert_same(app, "syncs", syncs=4)
     left = await types_in(app, workspace_stream(WS))
-    assert left.count(RepositoryPushed.type) == 3, "the first one, that of the run, the newest"
+    assert left.count(CommitRequested.type) == 3, "the first one, that of the run, the newest"
     assert left.count(WorkspaceSynced.type) == 2
     assert left[-1] == WorkspaceRejected.type
 
@@ -293,10 +294,33 @@ async def test_syncs_go_with_their_run_or_when_a_later_one_is_there(app: Applica
     assert await stored(app, "discarded_blobs") == []
 
 
+async def test_requests_of_commits_that_an_earlier_release_wrote_count_as_such(
+    app: Application,
+) -> None:
+    def pushed(requester: StreamName | None = None) -> OldRepositoryPushed:
+        url = CommitSpec(url=URL)
+        return OldRepositoryPushed(
+            workspace=WS, workspace_name="sums", commit=url, requester=requester
+        )
+
+    await app.services.readmodel.names.take("workspace", "sums", WS)
+    snapshot = await app.services.artifacts.put_artifact(b"commit", run=WS, blob=True)
+    gone = StreamName("eval-gone")
+    await append(app, pushed(), synced(snapshot), pushed(gone), synced(snapshot, gone))
+    await assert_same(app, "syncs", syncs=0)
+    await append(app, asked(gone), synced(snapshot, gone), synced(snapshot))
+    await assert_same(app, "syncs", syncs=4)
+    assert await types_in(app, workspace_stream(WS)) == [
+        CommitRequested.type,
+        CommitRequested.type,
+        WorkspaceSynced.type,
+    ]
+
+
 async def test_syncs_are_counted_in_events_and_those_of_runs_stay_whole(app: Application) -> None:
     """Each of two runs sees a new commit, which the workspace then fetches for itself too."""
     await begin(app)
-    snapshot = await app.services.artifacts.put(b"commit", run=WS, blob=True)
+    snapshot = await app.services.artifacts.put_artifact(b"commit", run=WS, blob=True)
     await append(app, *sync_of(snapshot))
     for run in ("r1", "r2"):
         await add_run(app, run)
@@ -308,7 +332,7 @@ async def test_syncs_are_counted_in_events_and_those_of_runs_stay_whole(app: App
     assert left.count(WorkspaceSynced.type) == 3, (
         "those of the runs, and the newest of the workspace"
     )
-    assert left.count(RepositoryPushed.type) == 3
+    assert left.count(CommitRequested.type) == 3
 
 
 async def test_a_snapshot_that_is_stored_again_during_the_collection_is_kept(
@@ -317,14 +341,16 @@ async def test_a_snapshot_that_is_stored_again_during_the_collection_is_kept(
     """The workspace asks for an old commit just after the collector has read the names of blobs."""
     await begin(app)
     store, blobs = app.services.artifacts, app.services.blobs
-    old, new = [await store.put(data, run=WS, blob=True) for data in (b"old", b"new")]
+    old, new = [await store.put_artifact(data, run=WS, blob=True) for data in (b"old", b"new")]
     await append(app, synced(old), synced(new))
     await assert_same(app, "syncs", syncs=1)
     find_named, syncs = garbage._find_named, list[asyncio.Task[None]]()
 
     async def sync() -> None:
         await append(app, asked(run_stream("r1")))
-        await append(app, synced(await store.put(b"old", run=WS, blob=True), run_stream("r1")))
+        await append(
+            app, synced(await store.put_artifact(b"old", run=WS, blob=True), run_stream("r1"))
+        )
 
     async def find_late(database: Database, its: InstalledBlobs, keys: Any) -> set[str]:
         names = await find_named(database, its, keys)
@@ -401,7 +427,7 @@ async def test_any_history_folds_into_the_same_state(app: Application, seed: int
 async def test_removers_at_once_share_the_pushes(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.maintenance.records.AT_ONCE", 4)
+    monkeypatch.setattr("infra.operations.maintenance.records.AT_ONCE", 4)
     await begin(app)
     for number in range(1, 21):
         await append(app, moved(number), examined(number, day=f"d{number}"))

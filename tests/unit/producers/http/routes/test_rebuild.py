@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import consumers.project.consumer as projection
-from infra.ports.event_log import Cursor, Recorded
 from infra.readmodel.rows import Write
+from infra.spine.ports.event_log import Cursor, Recorded
 from schemas.events import RunArchived, StepSettled
 from tests.kit.application import Application
 from tests.kit.history import ended_run

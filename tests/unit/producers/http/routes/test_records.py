@@ -11,11 +11,11 @@ from consumers.deploy.consumer import CONSUMER as DEPLOY
 from consumers.project.consumer import Projector
 from consumers.status import CONSUMER as STATUS
 from infra.blobs.garbage import REMOVED_GRACE, collect
-from infra.maintenance.integrity import Inspection, _streams
-from infra.maintenance.records import EVALUATIONS, OTHERS
-from infra.postgres.pool import administering
-from infra.runtime.consumer import AnyConsumer
-from infra.runtime.folded_states import StateCache
+from infra.operations.maintenance.integrity import Inspection, _streams
+from infra.operations.maintenance.records import EVALUATIONS, OTHERS
+from infra.spine.postgres.pool import administering
+from infra.spine.runtime.consumer import AnyConsumer
+from infra.spine.runtime.folded_states import StateCache
 from schemas.deployments import ServedModel
 from schemas.errors import TransientError
 from schemas.events import (
@@ -28,9 +28,9 @@ from schemas.events import (
     EvaluationStopRequested,
     Event,
     HookPinged,
-    HubPushCancelRequested,
-    HubPushed,
-    HubPushRequested,
+    HubUploadCancelRequested,
+    HubUploaded,
+    HubUploadRequested,
     ModelDeployed,
     ModelDeployFailed,
     ModelDeployRequested,
@@ -43,14 +43,20 @@ from schemas.ids import StreamName, delivery_stream, eval_stream, model_stream, 
 from schemas.specs import CommitStatus
 from tests.kit.application import Application
 from tests.kit.history import ended_run
+from tests.kit.old_events import (
+    OldHubPushCancelRequested,
+    OldHubPushed,
+    OldHubPushRequested,
+    old_push,
+)
 from tests.kit.specs import template
 from tests.unit.consumers.deploy.test_deploy import served
-from tests.unit.consumers.deploy.test_publish import PUSH
+from tests.unit.consumers.deploy.test_publish import UPLOAD
 
 pytestmark = pytest.mark.postgres
 
 WS = "w1"
-TABLES = ("dead_letters", "evaluations", "hub_pushes", "deliveries", "log_lines", "graded_groups")
+TABLES = ("dead_letters", "evaluations", "hub_uploads", "deliveries", "log_lines", "graded_groups")
 
 
 def later() -> datetime:
@@ -118,7 +124,7 @@ async def test_an_old_evaluation_goes_with_its_samples_and_its_name(app: Applica
     names = app.services.readmodel.names
     for name in ("old", "open", "again"):
         await names.take("evaluation", name, name)
-    blob = await app.services.artifacts.put(b"sample", run="old", blob=True)
+    blob = await app.services.artifacts.put_artifact(b"sample", run="old", blob=True)
     again = EvaluationRetryRequested(evaluation="again", number=1)
     await append(app, *evaluation("old"), *evaluation("open")[:2], *evaluation("again"), again)
     assert await remove(app, EVALUATIONS) == {EVALUATIONS: 1}
@@ -126,7 +132,7 @@ async def test_an_old_evaluation_goes_with_its_samples_and_its_name(app: Applica
     assert sorted(one["name"] for one in left) == ["again", "open"]
     assert (await app.api.get("/api/v1/evals/old")).status_code == 404
     assert await types_in(app, eval_stream("old")) == []
-    assert await names.find("evaluation", "old") is None
+    assert await names.find_id("evaluation", "old") is None
     # The validation of a run goes with its run.
     assert len(await types_in(app, eval_stream("r1v"))) == 2
     later_still = later() + REMOVED_GRACE
@@ -140,26 +146,26 @@ async def test_an_old_evaluation_goes_with_its_samples_and_its_name(app: Applica
 
 
 async def test_young_records_stay(app: Application) -> None:
-    await append(app, *evaluation("young"), HubPushRequested(push=PUSH), pushed())
+    await append(app, *evaluation("young"), HubUploadRequested(upload=UPLOAD), uploaded())
     hour_ago = datetime.now(UTC) - timedelta(hours=1)
     kinds = (EVALUATIONS, *OTHERS)
     assert not any((await app.services.records.remove(kinds, before=hour_ago)).values())
     assert not any((await app.services.records.count(kinds, before=hour_ago)).values())
 
 
-def pushed() -> HubPushed:
-    return HubPushed(push=PUSH, url="https://hub/org/sums", revision="c" * 40)
+def uploaded() -> HubUploaded:
+    return HubUploaded(upload=UPLOAD, url="https://hub/org/sums", revision="c" * 40)
 
 
-async def test_pushes_to_a_hub_and_verifications_go_when_they_have_ended(app: Application) -> None:
-    open_push = HubPushRequested(push=PUSH.model_copy(update={"push": "p2"}))
+async def test_uploads_to_a_hub_and_verifications_go_when_they_have_ended(app: Application) -> None:
+    open_upload = HubUploadRequested(upload=UPLOAD.model_copy(update={"upload": "p2"}))
     checked = VerificationRequested(verification="v1", run="r1")
     done = VerificationCompleted(verification="v1", run="r1", steps=3)
-    await append(app, HubPushRequested(push=PUSH), open_push, pushed(), checked, done)
+    await append(app, HubUploadRequested(upload=UPLOAD), open_upload, uploaded(), checked, done)
     await append(app, VerificationRequested(verification="v2", run="r1"))
     assert await remove(app, *OTHERS) == {
         **dict.fromkeys(OTHERS, 0),
-        "hub_pushes": 1,
+        "hub_uploads": 1,
         "verifications": 1,
     }
     assert [
@@ -173,11 +179,13 @@ async def test_pushes_to_a_hub_and_verifications_go_when_they_have_ended(app: Ap
     await assert_sound(app)
 
 
-async def test_a_deleted_run_takes_its_pushes_and_verifications_along(app: Application) -> None:
+async def test_a_deleted_run_takes_its_uploads_and_verifications_along(app: Application) -> None:
     await ended_run(app)
     checked = VerificationRequested(verification="v1", run="r1")
     done = VerificationCompleted(verification="v1", run="r1", steps=3)
-    await append(app, HubPushRequested(push=PUSH), pushed(), checked, done, *evaluation("own"))
+    await append(
+        app, HubUploadRequested(upload=UPLOAD), uploaded(), checked, done, *evaluation("own")
+    )
     assert (await app.api.delete("/api/v1/runs/first")).status_code == 200
     assert [await types_in(app, one) for one in ("hub-p1", "verify-v1")] == [[], []]
     assert len(await types_in(app, eval_stream("own"))) == 3
@@ -188,14 +196,14 @@ async def test_the_newest_delivery_of_a_workspace_stays(app: Application) -> Non
     def received(number: int) -> PushReceived:
         return PushReceived(
             workspace=WS,
-            provider="gitea",
+            forge="gitea",
             delivery=f"d{number}",
             ref="refs/heads/main",
             before=None,
             after="b" * 40,
         )
 
-    ping = HookPinged(workspace=WS, provider="gitea", delivery="d0")
+    ping = HookPinged(workspace=WS, forge="gitea", delivery="d0")
     await append(app, ping, received(1), received(2))
     assert (await remove(app, "deliveries")) == {"deliveries": 2}
     assert len(await stored(app, "deliveries")) == 1
@@ -233,7 +241,7 @@ def model(name: str) -> ServedModel:
     return served(3, name=name)
 
 
-async def test_what_is_served_and_the_newest_of_each_name_stay(app: Application) -> None:
+async def test_served_models_and_the_newest_of_each_name_stay(app: Application) -> None:
     def deployed(name: str, request: str, number: int) -> ModelDeployed:
         return ModelDeployed(deployment=name, request=request, served=model(name), number=number)
 
@@ -280,10 +288,34 @@ async def test_a_request_to_stop_that_came_too_late_keeps_nothing(app: Applicati
     for name in ("one", "two"):
         await names.take("evaluation", name, name)
         await append(app, *evaluation(name), EvaluationStopRequested(evaluation=name))
-    await append(app, HubPushRequested(push=PUSH), pushed(), HubPushCancelRequested(push=PUSH))
+    await append(
+        app, HubUploadRequested(upload=UPLOAD), uploaded(), HubUploadCancelRequested(upload=UPLOAD)
+    )
     assert (await app.api.delete("/api/v1/evals/one")).json() == {"deleted": "one"}
-    assert await remove(app, EVALUATIONS, "hub_pushes") == {EVALUATIONS: 1, "hub_pushes": 1}
+    assert await remove(app, EVALUATIONS, "hub_uploads") == {EVALUATIONS: 1, "hub_uploads": 1}
     await assert_sound(app)
+
+
+async def test_an_upload_of_an_earlier_release_goes_like_another_one(app: Application) -> None:
+    push = old_push(UPLOAD)
+    await append(
+        app,
+        OldHubPushRequested(push=push),
+        OldHubPushed(push=push, url="https://hub/org/sums", revision="c" * 40),
+        OldHubPushCancelRequested(push=push),
+    )
+    assert await app.recorded("p1") == [
+        HubUploadRequested(upload=UPLOAD),
+        uploaded(),
+        HubUploadCancelRequested(upload=UPLOAD),
+    ]
+    [row] = await app.services.readmodel.hub_uploads.of("r1")
+    assert (row["status"], row["url"]) == ("uploaded", "https://hub/org/sums")
+    assert len(await stored(app, "log_lines")) == 2
+    await assert_sound(app)
+    assert await remove(app, "hub_uploads") == {"hub_uploads": 1}
+    assert await stored(app, "log_lines") == []
+    assert await app.recorded("p1") == []
 
 
 async def test_evaluations_are_deleted_by_request_and_counted_for_gc(app: Application) -> None:

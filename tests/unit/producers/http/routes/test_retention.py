@@ -17,12 +17,12 @@ import pytest
 from infra.blobs import garbage, references
 from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, REMOVED_GRACE, collect
-from infra.maintenance.archive import Archives, Moved
-from infra.maintenance.archive_file import members
-from infra.maintenance.integrity import Inspection, _events, _Recorded, _rows, _streams
-from infra.ports.event_log import Cursor
-from infra.postgres.pool import administering
-from infra.postgres.restored_dump import repair
+from infra.operations.maintenance.archive import Archives, Moved
+from infra.operations.maintenance.archive_file import members
+from infra.operations.maintenance.integrity import Inspection, _events, _Recorded, _rows, _streams
+from infra.spine.ports.event_log import Cursor
+from infra.spine.postgres.pool import administering
+from infra.spine.postgres.restored_dump import repair
 from schemas.deployments import deployment_id
 from schemas.errors import CorruptData
 from schemas.events import (
@@ -198,7 +198,7 @@ async def test_bytes_of_an_archived_run_are_collected_and_checkpoints_stay(
     left = [blob.key for blob in await blobs.keys("runs/r1/")]
     assert len([key for key in left if "/archives/" in key]) == 1
     manifest = (await ended.get("/runs/first"))["checkpoints"][0]["uri"]
-    assert await blobs.get(manifest) == b'"manifest of r1"'
+    assert await blobs.get_blob(manifest) == b'"manifest of r1"'
     assert len(left) == 2, "the weights of step 2 are in the archive"
     await sound(ended)
 
@@ -334,7 +334,7 @@ async def test_nothing_is_removed_that_a_consumer_has_not_read(
     ended: Application, monkeypatch: pytest.MonkeyPatch, looks_before: bool
 ) -> None:
     """The earlier check only saves work; the check inside the transaction decides."""
-    monkeypatch.setattr("infra.maintenance.archive.PATIENCE_S", 0.3)
+    monkeypatch.setattr("infra.operations.maintenance.archive.PATIENCE_S", 0.3)
     if not looks_before:
         monkeypatch.setattr(Archives, "_until_read", no_look_before)
     await ended.services.log.advance([ConsumerName("learn")], Cursor(1, 1))
@@ -413,7 +413,7 @@ async def test_a_run_that_another_began_from_is_not_deleted_but_archived(
     await collect(ended.database, ended.services.blobs, now=now)
     model = (await ended.services.lookup.checkpoint("first@last")).model()
     for file in model.files.values():
-        await ended.services.artifacts.get(file, cached=False)
+        await ended.services.artifacts.get_artifact(file, cached=False)
 
 
 async def test_a_run_whose_checkpoint_is_measured_is_not_deleted(ended: Application) -> None:
@@ -570,7 +570,7 @@ async def test_an_archive_is_a_tar_that_anybody_can_read(
     notice = await ended.services.retention._notice("r1")
     assert notice is not None
     path = tmp_path / "archive.tar.gz"
-    path.write_bytes(await ended.services.blobs.get(notice.archive.uri))
+    path.write_bytes(await ended.services.blobs.get_blob(notice.archive.uri))
     with tarfile.open(path) as tar:
         names = tar.getnames()
     assert (names[0], names[-1]) == ("archive.json", "end.json")

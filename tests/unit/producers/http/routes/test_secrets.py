@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from infra.identity.secrets.local import LocalKey
+from infra.identity.secrets.sealed import Sealer
 from infra.ports.actor import Actor, acting_as
-from infra.postgres.connections import Connections
-from infra.postgres.keys.local import LocalKey
-from infra.postgres.keys.sealed import Sealer
+from infra.repositories.forge_connections import ForgeConnections
 from producers.core.secrets import OwnedBy
 from schemas.errors import NotFound
 from schemas.events import EvaluationRequested, RunRequested
@@ -91,7 +91,7 @@ async def test_a_bad_request_is_refused_and_its_value_not_shown(
 async def test_without_a_name_there_must_be_only_one_workspace(app: Application) -> None:
     assert (await app.post("/workspaces", {"url": "/b", "name": "b"})).is_success
     refused = await put(app, "KEY")
-    assert "name one of: " in refused.json()["detail"]
+    assert refused.json()["detail"].endswith("name one of: w, b (--workspace)")
     assert (await put(app, "KEY", workspace="b")).is_success
     unknown = await put(app, "KEY", workspace="none")
     assert unknown.status_code == 404
@@ -110,20 +110,20 @@ def config(**sections: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def test_a_token_of_one_workspace_sees_no_other_one(app: Application) -> None:
+async def test_an_api_key_of_one_workspace_sees_no_other_one(app: Application) -> None:
     assert (await app.post("/workspaces", {"url": "/b", "name": "b"})).is_success
     assert (await put(app, "KEY", workspace="b")).is_success
-    mine = (await app.services.workspaces.find("w")).id
+    mine = (await app.services.workspaces.find_workspace("w")).id
     keeping = app.services.secrets
     actor = Actor("t", "ann", frozenset({"control"}), workspace=mine)
     with acting_as(actor):
-        await keeping.put(OwnedBy("ann"), "OTHER", SecretValue(VALUE), author="ann/t")
-        found, _ = await keeping.all("ann", None)
+        await keeping.put_secret(OwnedBy("ann"), "OTHER", SecretValue(VALUE), author="ann/t")
+        found, _ = await keeping.all_secrets("ann", None)
         assert [one.name for one in found] == ["OTHER"]
         with pytest.raises(NotFound):
-            await keeping.all("ann", "b")
+            await keeping.all_secrets("ann", "b")
         with pytest.raises(NotFound):
-            await keeping.put(
+            await keeping.put_secret(
                 OwnedBy("ann", workspace="b"), "KEY", SecretValue("of-somebody"), author="ann/t"
             )
         with pytest.raises(NotFound):
@@ -134,7 +134,7 @@ RUN = {"training": {"rollout_batch_size": 2, "n_samples_per_prompt": 2}}
 
 
 @pytest.mark.parametrize(("path", "more"), [("/runs", RUN), ("/evals", {})])
-async def test_what_a_run_requires_must_be_set_before_it_is_submitted(
+async def test_required_secrets_must_be_set_before_the_submit(
     app: Application, path: str, more: dict[str, Any]
 ) -> None:
     refused = await app.post(path, {"config": config(**more)})
@@ -162,8 +162,8 @@ async def test_the_key_is_replaced_for_secrets_and_connections(
     await put(app, "KEY")
     old = LocalKey(lambda: (app.services.settings.home / "secret.key").read_bytes())
     connections = app.services.connections
-    await connections.put("w", provider="github", url="https://forge.example/o/r")
-    before = await connections.get("w")
+    await connections.put_connection("w", forge="github", url="https://forge.example/o/r")
+    before = await connections.get_connection("w")
     new = LocalKey(lambda: b"n" * 32)
     sealer = app.services.sealer
     former = sealer._current
@@ -174,7 +174,7 @@ async def test_the_key_is_replaced_for_secrets_and_connections(
     assert done.json()["secrets"] == 1
     assert done.json()["connections"] == 1
     assert done.json()["key"] == await new.key_id()
-    assert await Connections(app.database, Sealer(new)).get("w") == before
+    assert await ForgeConnections(app.database, Sealer(new)).get_connection("w") == before
     values = await app.services.secret_store.resolve(["KEY"], workspace=None, submitter=None)
     assert values == {}
     [stored] = (await app.get("/secrets"))["secrets"]

@@ -84,7 +84,7 @@ def test_an_argument_is_no_way_to_pass_a_value(headrace: Run, server: FakeServer
 
 
 @pytest.mark.parametrize(("data", "says"), [(b"\xff\xfe" * 9, "UTF-8"), (b"ab1!" * 9000, "32 KiB")])
-def test_what_is_no_value_is_refused_before_it_is_sent(
+def test_an_invalid_value_is_refused_before_it_is_sent(
     headrace: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch, data: bytes, says: str
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Stdin(data))

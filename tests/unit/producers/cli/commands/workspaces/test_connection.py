@@ -12,9 +12,9 @@ WORKSPACE = {"id": "w", "name": "r", "url": URL}
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nhush\n"
 
 
-def answer(provider: str = "gitea", **hook: object) -> dict[str, Any]:
+def answer(forge: str = "gitea", **hook: object) -> dict[str, Any]:
     made = {"url": "https://h/webhooks/r", "secret": "s3cret", "made": True, "problem": None}
-    return {"workspace": WORKSPACE, "provider": provider, "hook": {**made, **hook}}
+    return {"workspace": WORKSPACE, "forge": forge, "hook": {**made, **hook}}
 
 
 def test_a_token_travels_in_the_body_only(
@@ -22,14 +22,21 @@ def test_a_token_travels_in_the_body_only(
 ) -> None:
     monkeypatch.setenv("FORGE_TOKEN", "hush-token\n")
     server.answer("POST", "/workspaces/connect", answer(), status=201)
-    ran = headrace("workspace", "connect", URL, "--provider", "gitea", "--token-env", "FORGE_TOKEN")
+    ran = headrace("workspace", "connect", URL, "--forge", "gitea", "--token-env", "FORGE_TOKEN")
     assert ran.code == 0, ran.err
     [request] = server.requests
-    assert request.document == {"url": URL, "provider": "gitea", "token": "hush-token"}
+    assert request.document == {"url": URL, "forge": "gitea", "token": "hush-token"}
     assert "hush" not in request.path + request.query + str(request.headers)
     assert "posts pushes to https://h/webhooks/r" in ran.out
     assert "s3cret" not in ran.out
     assert "hush" not in ran.out
+
+
+def test_the_old_option_works_and_is_in_no_help(headrace: Run, server: FakeServer) -> None:
+    server.answer("POST", "/workspaces/connect", answer(), status=201)
+    assert headrace("workspace", "connect", URL, "--provider", "gitea").code == 0
+    assert server.requests[-1].document == {"url": URL, "forge": "gitea"}
+    assert "--provider" not in headrace("workspace", "connect", "--help").out
 
 
 def test_keys_are_read_from_files(headrace: Run, server: FakeServer, tmp_path: Path) -> None:
@@ -45,7 +52,7 @@ def test_keys_are_read_from_files(headrace: Run, server: FakeServer, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("provider", "said"),
+    ("forge", "said"),
     [
         ("github", "Payload URL"),
         ("gitea", "Target URL"),
@@ -54,9 +61,9 @@ def test_keys_are_read_from_files(headrace: Run, server: FakeServer, tmp_path: P
     ],
 )
 def test_without_a_token_the_steps_are_printed(
-    headrace: Run, server: FakeServer, provider: str, said: str
+    headrace: Run, server: FakeServer, forge: str, said: str
 ) -> None:
-    server.answer("POST", "/workspaces/connect", answer(provider, made=False), status=201)
+    server.answer("POST", "/workspaces/connect", answer(forge, made=False), status=201)
     out = headrace("workspace", "connect", URL).out
     assert said in out
     assert "  1. " in out
@@ -89,7 +96,7 @@ def test_a_path_is_sent_as_the_server_reads_it(
         (("--deploy-key-file", "{}/binary"), "cannot be read (it is not text)"),
         (("--deploy-key-file", "{}/huge"), "has more than 64 KiB"),
         (("--app-id", "7"), "belong together"),
-        (("--provider", "bitbucket"), "bitbucket"),
+        (("--forge", "bitbucket"), "bitbucket"),
         (("--deploy-key-file", "{}/missing"), "does not exist"),
     ],
 )

@@ -1,0 +1,177 @@
+"""The channels of alerts: webhooks and mail, of the operator and of workspaces. An error names the host
+and never an address or a password, because the path of a webhook is often its secret."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import smtplib
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from email.message import EmailMessage
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from infra.http.checked_addresses import CheckedDialling
+from infra.http.checked_client import CheckedTransport, no_cookies
+from infra.operations.maintenance.alert_targets import ADVICE as TARGET_ADVICE
+from infra.operations.maintenance.alert_targets import AlertTargets
+from infra.settings.alerts import PREFIX, AlertSettings, MailServer
+from infra.settings.git import AllowedAddresses
+from schemas.errors import HeadraceError, TransientError
+
+ADVICE = "use a public address, or let the operator allow it with HEADRACE_ALERT_ALLOW"
+TIMEOUT_S = 15.0
+LONGEST_SUBJECT = 200
+
+
+class AlertAway(TransientError):
+    """A channel did not take an alert. It is tried again."""
+
+
+def sign(secret: str, identity: str, at: int, body: bytes) -> Mapping[str, str]:
+    """The headers that let a receiver verify an alert, by the convention of Standard Webhooks."""
+    key = base64.b64decode(secret.removeprefix(PREFIX))
+    signed = f"{identity}.{at}.".encode() + body
+    digest = base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+    return {
+        "webhook-id": identity,
+        "webhook-timestamp": str(at),
+        "webhook-signature": f"v1,{digest}",
+    }
+
+
+class AlertChannels:
+    """Sends alerts through the channels of the settings, and to the targets of workspaces. What the
+    operator allows for the own webhook is not allowed for those of workspaces: they obey the rules for
+    repositories (`allowed`)."""
+
+    def __init__(
+        self, settings: AlertSettings, targets: AlertTargets, *, allowed: AllowedAddresses
+    ) -> None:
+        self._settings = settings
+        self._targets = targets
+        self._allowed = {"webhook": (settings.allowed, ADVICE), "target": (allowed, TARGET_ADVICE)}
+        self._clients: dict[str, httpx.AsyncClient] = {}
+
+    async def send(self, channel: str, identity: str, content: str) -> None:
+        """Send an alert (a JSON object) through a channel. The same `identity` means the same alert, so
+        a receiver can leave out repetitions. Raises AlertAway."""
+        settings = self._settings
+        if channel == "webhook":
+            await self._post("webhook", settings.webhook or "", settings.secret, identity, content)
+        elif channel == "mail":
+            await asyncio.to_thread(self._mail, identity, json.loads(content), settings.mail_to)
+        else:
+            await self._send_to_target(channel, identity, content)
+
+    async def aclose(self) -> None:
+        """Close the connections. Whoever sends later opens new ones."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.aclose()
+
+    async def _send_to_target(self, target: str, identity: str, content: str) -> None:
+        try:
+            found = await self._targets.open(target)
+        except HeadraceError as error:
+            raise AlertAway(f"the target {target} does not open: {error}") from error
+        if found is None:
+            return
+        if found.medium == "webhook":
+            await self._post("target", found.address, found.secret, identity, content)
+        else:
+            await asyncio.to_thread(self._mail, identity, json.loads(content), (found.address,))
+
+    async def _post(
+        self, whose: str, url: str, secret: str | None, identity: str, content: str
+    ) -> None:
+        host, key, body = urlsplit(url).hostname, _key(identity), content.encode()
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+        if secret is not None:
+            headers |= sign(secret, key, int(time.time()), body)
+        try:
+            async with (
+                asyncio.timeout(TIMEOUT_S),
+                self._http(whose).stream("POST", url, content=body, headers=headers) as answer,
+            ):
+                status = answer.status_code
+        except HeadraceError as error:
+            raise AlertAway(f"the webhook of {host}: {error}") from error
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as error:
+            raise AlertAway(f"the webhook of {host} does not answer: {_kind(error)}") from None
+        if not 200 <= status < 300:
+            raise AlertAway(f"the webhook of {host} answered {status}; it must answer 2xx")
+
+    def _http(self, whose: str) -> httpx.AsyncClient:
+        """The HTTP client. It follows no redirect, because a server could lead it to another host."""
+        if whose not in self._clients:
+            allowed, advice = self._allowed[whose]
+            dialling = CheckedDialling(allowed, advice=advice)
+            tls, limits = httpx.create_ssl_context(), httpx.Limits(max_connections=32)
+            self._clients[whose] = httpx.AsyncClient(
+                timeout=TIMEOUT_S,
+                transport=CheckedTransport(dialling, tls=tls, limits=limits),
+                cookies=no_cookies(),
+            )
+        return self._clients[whose]
+
+    def _mail(self, identity: str, alert: Mapping[str, Any], to: Sequence[str]) -> None:
+        server = self._settings.server
+        if server is None:
+            raise AlertAway("no mail server is set; set HEADRACE_SMTP_URL")
+        try:
+            _deliver(server, mail_of(identity, alert, self._settings.mail_from, to))
+        except smtplib.SMTPResponseException as error:
+            raise AlertAway(f"the mail server {server.host} answered {error.smtp_code}") from None
+        except (smtplib.SMTPException, OSError, ValueError) as error:
+            raise AlertAway(f"the mail server {server.host} fails: {_kind(error)}") from None
+
+
+def mail_of(
+    identity: str, alert: Mapping[str, Any], sender: str, to: Sequence[str]
+) -> EmailMessage:
+    """The mail of an alert. Its names are text of users, so they are made printable and short."""
+    message = EmailMessage()
+    message["Subject"] = _one_line(f"Headrace: {alert['text']}")[:LONGEST_SUBJECT]
+    message["From"] = sender
+    message["To"] = ", ".join(to)
+    message["Message-ID"] = f"<{_key(identity)}@headrace>"
+    lines = (
+        f"{name}: {_one_line(str(value))}" for name, value in alert.items() if value is not None
+    )
+    message.set_content("\n".join(lines))
+    return message
+
+
+def _deliver(server: MailServer, message: EmailMessage) -> None:
+    tls = ssl.create_default_context()
+    if server.is_tls:
+        opened: smtplib.SMTP = smtplib.SMTP_SSL(
+            server.host, server.port, timeout=TIMEOUT_S, context=tls
+        )
+    else:
+        opened = smtplib.SMTP(server.host, server.port, timeout=TIMEOUT_S)
+    with opened as smtp:
+        smtp.ehlo()
+        if not server.is_tls and (server.user or smtp.has_extn("starttls")):
+            smtp.starttls(context=tls)  # fails without TLS, so a password is never sent in clear
+        if server.user:
+            smtp.login(server.user, server.password or "")
+        smtp.send_message(message)
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _key(identity: str) -> str:
+    return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__

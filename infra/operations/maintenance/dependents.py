@@ -1,0 +1,80 @@
+"""Finds the runs, evaluations and deployments that need a run or a dataset, so that it is not deleted.
+
+The search for runs and evaluations reads the log itself, by the first events of everything that has a
+name. It misses nothing, because a name is taken before anything is appended under it. Deployments are
+those that the read model has.
+"""
+
+from infra.spine.postgres.pool import Database
+
+SHOWN = 5
+"""How many names a refusal lists."""
+
+STARTED = """
+select n.name from names n join events e on e.stream = 'run-' || n.id and e.version = 1
+where n.kind = 'run' and n.id <> $1 and e.data -> 'model' ->> 'kind' = 'checkpoint'
+  and split_part(e.data -> 'model' ->> 'name', '@', 1) = $1
+order by n.created_at limit $2
+"""
+
+EVALUATING = """
+select n.name from names n join events e on e.stream = 'eval-' || n.id and e.version = 1
+left join evaluations v on v.evaluation = n.id
+where n.kind = 'evaluation' and coalesce(v.status, 'pending') in ('pending', 'running')
+  and e.data -> 'template' -> 'model' ->> 'kind' = 'checkpoint'
+  and split_part(e.data -> 'template' -> 'model' ->> 'name', '@', 1) = $1
+order by n.created_at limit $2
+"""
+
+SERVED = """
+select deployment as name from deployments
+where status = 'active' and served::json ->> 'run' = $1
+  or split_part(pending, '@', 1) in (select name from names where kind = 'run' and id = $1)
+order by number limit $2
+"""
+
+TRAINED_ON = """
+select n.name from names n join events e on e.stream = 'run-' || n.id and e.version = 1
+where n.kind = 'run' and (e.data -> 'dataset' ->> 'dataset' = $1
+                          or e.data -> 'validation' ->> 'dataset' = $1)
+order by n.created_at limit $2
+"""
+
+MEASURED_ON = """
+select n.name from names n join events e on e.stream = 'eval-' || n.id and e.version = 1
+left join evaluations v on v.evaluation = n.id
+where n.kind = 'evaluation' and coalesce(v.status, 'pending') in ('pending', 'running')
+  and e.data -> 'template' -> 'dataset' ->> 'dataset' = $1
+order by n.created_at limit $2
+"""
+
+
+class Holders:
+    """Finds the dependents of a run or dataset. Each method returns at most SHOWN names."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.durable
+
+    async def runs_from(self, run: str) -> list[str]:
+        """Return the runs that began from a checkpoint of `run`, archived ones included. They need it to
+        be verified and to say where they come from."""
+        return await self._names(STARTED, run)
+
+    async def evaluations_of(self, run: str) -> list[str]:
+        """Return the evaluations of a checkpoint of `run` that have not ended."""
+        return await self._names(EVALUATING, run)
+
+    async def deployments_of(self, run: str) -> list[str]:
+        """Return the deployments that serve a checkpoint of `run`, or are loading one."""
+        return await self._names(SERVED, run)
+
+    async def runs_on(self, dataset: str) -> list[str]:
+        """Return the runs that train or validate on a dataset, ended and archived ones included."""
+        return await self._names(TRAINED_ON, dataset)
+
+    async def evaluations_on(self, dataset: str) -> list[str]:
+        """Return the evaluations on a dataset that have not ended."""
+        return await self._names(MEASURED_ON, dataset)
+
+    async def _names(self, sql: str, identity: str) -> list[str]:
+        return [row["name"] for row in await self._pool.fetch(sql, identity, SHOWN)]

@@ -1,0 +1,44 @@
+"""Issues with addresses: those that a config wants its workflow to connect to, and that of the model
+provider that an evaluation names."""
+
+from collections.abc import Collection, Iterator
+
+from infra.model_api.providers.endpoints import check_base_url, is_own_server
+from infra.settings.network_policy import VARIABLE
+from schemas.config import EvalConfig, RunConfig
+from schemas.errors import Issue
+from schemas.network import NetworkAddress, parse_address
+from schemas.sampling import ProviderRef
+
+
+def network_issues(
+    config: RunConfig | EvalConfig, workspace: str, allowed: Collection[NetworkAddress]
+) -> Iterator[Issue]:
+    """An issue for each address that the operator does not allow this workspace. Those that are not
+    addresses have issues of their own."""
+    for index, text in enumerate(config.advanced.network):
+        try:
+            address = parse_address(text)
+        except ValueError:
+            continue
+        if address not in allowed:
+            yield Issue(
+                f"advanced.network[{index}]",
+                f"the operator does not allow workspace {workspace} to connect to {address}; ask for "
+                f"HEADRACE_NETWORK_ALLOW={workspace}={address}, or leave it out",
+            )
+
+
+def provider_address_issues(
+    provider: ProviderRef, workspace: str, allowed: Collection[NetworkAddress]
+) -> Iterator[Issue]:
+    """An issue if the operator does not allow this workspace to reach the provider."""
+    if is_own_server(provider.base_url):
+        return
+    address = check_base_url(provider.base_url)
+    if address not in allowed:
+        yield Issue(
+            "advanced.base_url",
+            f"the operator does not allow workspace {workspace} to ask a model at {address}; ask for "
+            f"{VARIABLE}={workspace}={address}, or use a provider",
+        )
