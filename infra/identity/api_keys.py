@@ -13,7 +13,7 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.errors import Conflict, NotFound
 
-SQL = queries("access")
+SQL = queries("infra/identity/access.sql")
 
 MOST_API_KEYS = 10_000
 """How many API keys may be valid at the same time."""

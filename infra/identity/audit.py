@@ -22,7 +22,7 @@ from infra.spine.postgres.queries import queries
 logger = logging.getLogger(__name__)
 logger.addFilter(RateLimit())
 
-SQL = queries("access")
+SQL = queries("infra/identity/access.sql")
 
 FLUSH_S = 0.5
 TRIM_S = 3600.0

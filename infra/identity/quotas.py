@@ -19,7 +19,7 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.errors import InvalidConfig, Issue, QuotaExceeded
 
-SQL = queries("quotas")
+SQL = queries("infra/identity/quotas.sql")
 
 KEPT_S = 2.0
 """How long a process remembers how many requests workspaces may send."""

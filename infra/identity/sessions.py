@@ -16,7 +16,7 @@ from infra.ports.actor import ROOT, ROOT_OWNER, Actor
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 
-SQL = queries("access")
+SQL = queries("infra/identity/access.sql")
 
 SESSION_S = 12 * 3600.0
 CODE_S = 600.0

@@ -13,7 +13,7 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.errors import Conflict
 
-SQL = queries("access")
+SQL = queries("infra/identity/access.sql")
 
 DAY_S = 24 * 3600.0
 DEFAULT_DAYS, MOST_DAYS = 7, 90

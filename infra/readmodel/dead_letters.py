@@ -7,7 +7,7 @@ from infra.readmodel.runs import PageRange
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 SHORTEST_REF = 8
 """How many characters of an id a caller must give at least."""

@@ -9,7 +9,7 @@ from infra.readmodel.runs import PageRange, escape_like
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 
 class DeliveryRow(TypedDict):

@@ -10,7 +10,7 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.deployments import ServedModel
 
-SQL = queries("serving")
+SQL = queries("infra/readmodel/deployments.sql")
 
 DeploymentStatus = Literal["active", "inactive", "loading", "failed"]
 

@@ -6,7 +6,7 @@ from typing import TypedDict, cast
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 
 class HubUploadJson(TypedDict):

@@ -7,7 +7,7 @@ from typing import TypedDict
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 COUNTED = 1000
 """Up to how many events above a cursor are counted; this is asked every few seconds."""

@@ -13,7 +13,7 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.errors import Conflict
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 MAX_ERROR = 1000
 """Characters of the reason for which an upload was refused."""

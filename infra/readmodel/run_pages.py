@@ -13,7 +13,7 @@ from infra.readmodel.runs import PageRange, RunJson, escape_like
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)

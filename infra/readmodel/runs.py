@@ -13,7 +13,7 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.ids import GroupKey, Purpose
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 
 class RunJson(TypedDict):

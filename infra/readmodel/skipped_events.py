@@ -9,7 +9,7 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.ids import ConsumerName
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 SHOWN = 5
 """How many skipped events an answer lists; all are counted."""

@@ -17,7 +17,7 @@ from schemas.errors import HeadraceError
 
 logger = logging.getLogger(__name__)
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 EVERY_S = 60.0
 """How often the control process looks for such effects."""

@@ -10,7 +10,7 @@ from schemas.envelope import stored_types
 from schemas.events import EVENT_TYPES
 from schemas.ids import StreamName
 
-SQL = queries("state_at_event")
+SQL = queries("infra/readmodel/state_at_event.sql")
 
 Place = tuple[StreamName, int]
 """A stream and a version."""

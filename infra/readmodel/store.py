@@ -67,7 +67,7 @@ from schemas.errors import Refused
 from schemas.events import EVENT_TYPES
 from schemas.ids import ConsumerName, StreamName
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 PROJECT = ConsumerName("project")
 """The watermark that is the read model's cursor."""

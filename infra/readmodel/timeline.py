@@ -20,7 +20,7 @@ from schemas.events import (
 )
 from schemas.ids import GroupKey, Purpose, run_stream
 
-SQL = queries("timeline")
+SQL = queries("infra/readmodel/timeline.sql")
 
 GENERATE, GRADE, LEARN, PUBLISH = PHASES = ("generate", "grade", "learn", "publish")
 OF_GROUPS = (GroupGenerated.type, GroupGraded.type)

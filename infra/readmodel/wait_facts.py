@@ -27,7 +27,7 @@ from schemas.ids import GroupKey, Purpose, run_stream
 FULL_BYTES = 16 << 20
 """A disk with less free space than this has no room for the next write of Postgres or a checkpoint."""
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 Fact = TypeVar("Fact")
 

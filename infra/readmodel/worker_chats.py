@@ -12,7 +12,7 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.ids import WorkerId
 
-SQL = queries("read_model")
+SQL = queries("infra/readmodel/read_model.sql")
 
 GRANT_S = 60.0
 PREFIX = "hrg-"

@@ -17,7 +17,7 @@ from infra.spine.postgres.queries import queries
 from schemas.errors import TransientError
 from schemas.ids import WorkerId
 
-SQL = queries("serving")
+SQL = queries("infra/model_api/serving/serving.sql")
 
 GRANT_S = 3600.0
 PREFIX = "hrs-"

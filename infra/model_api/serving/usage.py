@@ -12,7 +12,7 @@ from infra.spine.postgres.queries import queries
 
 logger = logging.getLogger(__name__)
 
-SQL = queries("serving")
+SQL = queries("infra/model_api/serving/serving.sql")
 WRITE_S = 1.0
 
 

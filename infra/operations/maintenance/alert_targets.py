@@ -17,7 +17,7 @@ from infra.spine.postgres.pool import Database, Row
 from infra.spine.postgres.queries import queries
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound, RepositoryAway
 
-SQL = queries("alerts")
+SQL = queries("infra/operations/maintenance/alerts.sql")
 
 MOST_TARGETS = 20
 """How many targets a workspace may have."""

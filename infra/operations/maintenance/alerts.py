@@ -27,7 +27,7 @@ from infra.spine.postgres.queries import queries
 from schemas.errors import TransientError
 from schemas.secrets.redact import redact
 
-SQL = queries("alerts")
+SQL = queries("infra/operations/maintenance/alerts.sql")
 
 logger = logging.getLogger(__name__)
 logger.addFilter(RateLimit())

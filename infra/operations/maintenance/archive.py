@@ -56,7 +56,7 @@ LOOK_EVERY_S = 0.2
 LOCK_S = 30.0
 """How long a restore waits for the garbage collector, which must not run at the same time."""
 
-SQL = queries("event_log")
+SQL = queries("infra/spine/postgres/sql/event_log.sql")
 
 
 class Moved(Exception):

@@ -32,7 +32,7 @@ AT_ONCE = 1000
 
 BEGINNING = datetime.min.replace(tzinfo=UTC)
 
-SQL = queries("event_log")
+SQL = queries("infra/spine/postgres/sql/event_log.sql")
 
 
 class Records:

@@ -37,7 +37,7 @@ from schemas.errors import Refused
 from schemas.events.event import Event
 from schemas.ids import ConsumerName, EventId, StreamName
 
-SQL = queries("event_log")
+SQL = queries("infra/spine/postgres/sql/event_log.sql")
 
 MISSES = {"HR001": "stale", "HR002": "fenced", "HR004": "duplicate"}
 """The error conditions of `commit_decision`, each as the kind of a CommitMiss."""

@@ -32,7 +32,7 @@ class Horizon:
 
     @property
     def below(self) -> str:
-        """Return the condition on an event, as the name of a part of `sql/queries/event_log.sql`."""
+        """Return the condition on an event, as the name of a part of `sql/event_log.sql`."""
         return "below_own_horizon" if self._clock() < self._own_until else "below_horizon"
 
     def note(self, after: Cursor, *, hidden: bool) -> None:

@@ -1,4 +1,4 @@
-"""Named queries in files: `sql/queries/TOPIC.sql`, read once when its adapter is imported.
+"""Named queries in `.sql` files beside the modules that use them, read once when those are imported.
 
 `-- name: tail` begins a statement, and `-- part: event_columns` begins a part of one. Each ends where
 the next begins. Other comments are for the reader and are not sent to the server. Braces may hold
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-DIRECTORY = Path(__file__).parent / "sql" / "queries"
+ROOT = Path(__file__).parents[3]
 
 HEADER = re.compile(r"^-- (name|part): (\w+)$", re.M)
 COMMENT = re.compile(r"^\s*--.*\n?", re.M)
@@ -28,24 +28,22 @@ class BadQueries(Exception):
 
 
 class Queries:
-    """The queries of one topic."""
+    """The queries of one file."""
 
-    def __init__(self, topic: str, text: str) -> None:
+    def __init__(self, file: str, text: str) -> None:
         """Parse the text. Raises BadQueries when a name is missing, defined twice, or not a part."""
-        self._topic = topic
+        self._file = file
         self._parts: dict[str, str] = {}
         self._statements: dict[str, str] = {}
         self._variants: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}
         before, *blocks = HEADER.split(text)
         if COMMENT.sub("", before).strip():
-            raise BadQueries(f"{topic}.sql has text before the first name: put a name above it")
+            raise BadQueries(f"{file} has text before the first name: put a name above it")
         for kind, name, body in zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True):
             if name in self._parts or name in self._statements:
-                raise BadQueries(f"{topic}.sql has {name} twice: rename one")
+                raise BadQueries(f"{file} has {name} twice: rename one")
             if not (statement := COMMENT.sub("", body).strip()):
-                raise BadQueries(
-                    f"{topic}.sql has nothing below {name}: write it, or drop the name"
-                )
+                raise BadQueries(f"{file} has nothing below {name}: write it, or drop the name")
             (self._parts if kind == "part" else self._statements)[name] = statement
         for found in (self._parts, self._statements):
             for name, statement in found.items():
@@ -65,7 +63,7 @@ class Queries:
         key = (name, tuple(sorted(choices.items())))
         if key not in self._variants:
             if name not in self._statements:
-                raise BadQueries(f"{self._topic}.sql has no query {name!r}: add it")
+                raise BadQueries(f"{self._file} has no query {name!r}: add it")
             self._variants[key] = self._choose(name, choices)
         return self._variants[key]
 
@@ -85,7 +83,7 @@ class Queries:
 
     def _part(self, name: str, part: str) -> str:
         if part not in self._parts:
-            raise BadQueries(f"{self._topic}.sql: {name} names {part!r}, which is not a part of it")
+            raise BadQueries(f"{self._file}: {name} names {part!r}, which is not a part of it")
         return self._parts[part]
 
     def _choose(self, name: str, choices: Mapping[str, str]) -> str:
@@ -106,9 +104,9 @@ class Queries:
 
 
 @cache
-def queries(topic: str) -> Queries:
-    """Read the queries in `sql/queries/TOPIC.sql`. Raises BadQueries."""
-    path = DIRECTORY / f"{topic}.sql"
+def queries(file: str) -> Queries:
+    """Read a file of queries, named from the root of the project. Raises BadQueries."""
+    path = ROOT / file
     if not path.is_file():
-        raise BadQueries(f"there is no {path}: write it, or correct the topic")
-    return Queries(topic, path.read_text())
+        raise BadQueries(f"there is no {path}: write it, or correct the name")
+    return Queries(file, path.read_text())

@@ -2,14 +2,15 @@
 queries."""
 
 import ast
-from pathlib import Path
+import re
+from collections import defaultdict
 
 import pytest
 
-from infra.spine.postgres.migrate import DIRECTORY as MIGRATIONS
-from infra.spine.postgres.queries import DIRECTORY, BadQueries, Queries, queries
+from infra.spine.postgres.queries import ROOT, BadQueries, Queries, queries
 
-INFRA = MIGRATIONS.parents[3]
+INFRA = ROOT / "infra"
+NAMED = re.compile(r'^SQL = queries\("([^"]+)"\)', re.M)
 
 TEXT = """
 -- What this file is.
@@ -76,28 +77,34 @@ def test_a_query_that_is_missing_or_incomplete_is_refused() -> None:
     with pytest.raises(BadQueries, match="no size to choose"):
         found.variant("page", age="old", size="1")
     with pytest.raises(BadQueries, match=r"there is no .*nowhere\.sql"):
-        queries("nowhere")
+        queries("infra/nowhere.sql")
 
 
-@pytest.mark.parametrize("path", sorted(DIRECTORY.glob("*.sql")), ids=lambda path: path.stem)
-def test_every_query_is_used_and_every_used_one_is_there(path: Path) -> None:
-    used: set[str] = set()
-    words: set[str] = set()
+def test_every_query_is_used_and_every_used_one_is_there() -> None:
+    used: dict[str, set[str]] = defaultdict(set)
+    words: dict[str, set[str]] = defaultdict(set)
     for module in INFRA.rglob("*.py"):
         text = module.read_text()
-        if f'queries("{path.stem}")' not in text:
+        if (found := NAMED.search(text)) is None:
             continue
+        file = found[1]
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                words.add(node.value)
+                words[file].add(node.value)
             if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "SQL":
-                used |= _strings(node.slice)
+                used[file] |= _strings(node.slice)
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "SQL.variant":
-                used |= _strings(node.args[0])
-    names = queries(path.stem).names
-    assert used, "nobody uses it"
-    assert not used - names
-    assert not names - words
+                used[file] |= _strings(node.args[0])
+    files = {
+        str(path.relative_to(ROOT))
+        for path in INFRA.rglob("*.sql")
+        if "-- name: " in path.read_text()
+    }
+    assert set(used) == files
+    for file in files:
+        names = queries(file).names
+        assert not used[file] - names, file
+        assert not names - words[file], file
 
 
 def _strings(node: ast.expr) -> set[str]:
