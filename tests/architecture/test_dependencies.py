@@ -110,7 +110,7 @@ def test_a_lock_holds_what_its_extras_ask_for(name: str) -> None:
     assert not missing, "run `make lock`"
 
 
-def test_whatever_is_installed_from_the_network_has_its_hash_checked() -> None:
+def test_installs_from_the_network_check_hashes() -> None:
     """An install is either of a lock, with hashes, or of our own source without dependencies."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     for name in ("BOOTSTRAP", "INSTALL"):

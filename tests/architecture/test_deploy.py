@@ -133,7 +133,9 @@ def test_services_host_nothing_that_the_registry_lacks_or_they_never_start() -> 
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTABLE if name in REGISTRY])
-def test_what_needs_an_engine_has_torch_and_nothing_that_decides_only_carries_it(name: str) -> None:
+def test_services_that_need_an_engine_have_torch_and_those_that_only_decide_lack_it(
+    name: str,
+) -> None:
     needs_device = bool(DEVICE_LANES & set(lanes_of((load(name),))))
     dockerfile = ours()[name]["build"]["dockerfile"]
     if needs_device:
@@ -392,7 +394,7 @@ def test_control_images_never_install_torch_for_they_hold_no_model() -> None:
     assert not re.search(r"^(torch|transformers|peft|safetensors|nvidia-\w+)==", listed, re.M)
 
 
-def test_what_runs_in_control_images_starts_without_what_they_lack() -> None:
+def test_programs_of_control_images_start_without_the_packages_that_these_lack() -> None:
     here = [name for name, s in ours().items() if s["build"]["dockerfile"].endswith(".control")]
     consumers = [name for name in here if name in REGISTRY]
     assert consumers
@@ -446,7 +448,7 @@ def test_secrets_come_from_outside_and_the_example_names_each() -> None:
     assert ignored.returncode == 0
 
 
-def test_what_is_depended_on_exists_and_has_what_its_condition_asks_for() -> None:
+def test_a_service_that_others_wait_for_exists_and_meets_their_condition() -> None:
     for name, service in services().items():
         for other, about in service.get("depends_on", {}).items():
             assert other in services(), name

@@ -31,7 +31,7 @@ def run(variables: dict[str, str], mode: str) -> "subprocess.CompletedProcess[st
     )
 
 
-def test_what_is_missing_is_named_in_one_line_and_tests_run_without_it(
+def test_missing_programs_are_named_in_one_line_and_tests_run_without_them(
     bare: dict[str, str],
 ) -> None:
     ended = run(bare, "tests")

@@ -30,6 +30,12 @@ TOKEN = re.compile(r"(?<![\w/.\"-])tokens?\b", re.I)
 """The word as a word of its own, and not the file of that name, a former name or a standard function."""
 
 
+QUESTION = re.compile(
+    r"test_(?:twin_)?(?:what|who|whom|whose|which|where|how|when|why|if|whether)(?:ever|soever)?_"
+)
+"""The name of a test that begins with a question word, where its subject should be."""
+
+
 def is_bare_participle(name: str) -> bool:
     """Whether a function's name is one participle: `sent`, `_listed`."""
     word = name.strip("_")
@@ -62,6 +68,22 @@ def test_no_function_is_named_by_a_bare_participle() -> None:
 def test_twin_a_participle_is_recognised() -> None:
     assert all(map(is_bare_participle, ("sent", "_listed", "told", "shaped")))
     assert not any(map(is_bare_participle, ("send", "seed", "is_listed", "listed_runs", "red")))
+
+
+def test_the_name_of_a_test_begins_with_its_subject() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno} {node.name}"
+        for path in modules("tests")
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and QUESTION.match(node.name)
+    ]
+    assert not found, "name a test with subject, verb and expected result"
+
+
+def test_twin_a_question_word_in_place_of_a_subject_is_seen() -> None:
+    asked = ("test_what_is_put_is_got", "test_twin_where_it_is_traced_it_ends", "test_whoever_asks")
+    assert all(map(QUESTION.match, asked))
+    assert not any(map(QUESTION.match, ("test_a_put_object_is_read_back", "test_whole_groups_fit")))
 
 
 def test_the_credential_of_the_api_is_called_an_api_key() -> None:

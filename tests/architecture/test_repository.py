@@ -60,12 +60,12 @@ SILENT = re.compile("# *(noqa" + "|type: *ignore" + "|pragma: *no cover)")
         ("x = 1  # pragma" + ": no cover", False),
     ],
 )
-def test_what_a_reason_is(line: str, well: bool) -> None:
+def test_only_words_after_the_code_of_a_check_are_a_reason(line: str, well: bool) -> None:
     assert SILENT.search(line)
     assert any(form.search(line) for form in REASONED) == well
 
 
-def test_what_silences_a_check_says_why() -> None:
+def test_a_comment_that_silences_a_check_says_why() -> None:
     silent = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in tracked()

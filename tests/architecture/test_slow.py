@@ -81,7 +81,7 @@ def ledger(
         ('time="10.0"', 'time="4051"', 1, "FAILED: all stages took 4051 s and may take 2700"),
     ],
 )
-def test_what_takes_too_long_is_named_and_three_times_as_long_fails(
+def test_a_slow_test_is_named_and_one_that_takes_three_times_its_limit_fails(
     before: str, after: str, code: int, says: str, ledger: Ledger
 ) -> None:
     ended, said = ledger(before, after)
@@ -90,12 +90,12 @@ def test_what_takes_too_long_is_named_and_three_times_as_long_fails(
     assert said[0].startswith(f"{says}; make ")
 
 
-def test_what_takes_no_longer_than_it_may_is_not_named(ledger: Ledger) -> None:
+def test_a_test_within_its_limit_is_not_named(ledger: Ledger) -> None:
     assert ledger() == (0, [])
 
 
 @pytest.mark.parametrize("pattern", ["tests/unit/schemas/test_ids", "tests/unit/schemas/*"])
-def test_what_is_listed_may_take_as_long_as_it_needs(pattern: str, ledger: Ledger) -> None:
+def test_a_listed_file_may_take_as_long_as_it_needs(pattern: str, ledger: Ledger) -> None:
     assert ledger("1.500", "99.000", pattern) == (0, [])
 
 

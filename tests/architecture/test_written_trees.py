@@ -168,7 +168,7 @@ def test_exempt_modules_run_no_confined_process() -> None:
         assert names_in((ROOT / name).read_text()).isdisjoint(INNER), name
 
 
-def test_who_lets_a_confined_process_write_is_known() -> None:
+def test_modules_that_let_a_confined_process_write_are_known() -> None:
     found = {name for name, source in modules(*ROOTS).items() if may_let_write(source)}
     assert found == WRITERS, "add its folder to HANDLERS"
 

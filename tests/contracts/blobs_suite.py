@@ -13,7 +13,7 @@ from schemas.errors import NotFound
 class BlobsSuite:
     """The contract."""
 
-    async def test_what_is_put_is_got(self, blobs: Blobs, tmp_path: Path) -> None:
+    async def test_a_put_object_is_read_back(self, blobs: Blobs, tmp_path: Path) -> None:
         uri = await blobs.put_blob("runs/r/objects/a", b"\0one")
         assert await blobs.get_blob(uri) == b"\0one"
         await blobs.put_blob("runs/r/objects/a", b"two")

@@ -45,7 +45,7 @@ class BusSuite:
                     break
         assert seen.count(run) == 1
 
-    async def test_what_was_not_acknowledged_comes_again(self, bound: BoundBus) -> None:
+    async def test_unacknowledged_events_are_delivered_again(self, bound: BoundBus) -> None:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
         await bound.log.commit(commit_of(warning(run, 1), 1))
         for _ in range(2):
@@ -53,7 +53,7 @@ class BusSuite:
                 batch = await anext(heard)
             assert batch[0][0] == name
 
-    async def test_what_the_inbox_holds_is_not_delivered(self, bound: BoundBus) -> None:
+    async def test_events_in_the_inbox_are_not_delivered(self, bound: BoundBus) -> None:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
         (recorded,) = await bound.log.commit(commit_of(warning(run, 1), 1))
         await bound.log.commit(Commit(consumed=((name, EventId(recorded.id)),)))
@@ -65,7 +65,7 @@ class BusSuite:
                     break
         assert mine == [2]
 
-    async def test_what_is_left_stays_for_another_process(self, bound: BoundBus) -> None:
+    async def test_events_left_by_a_process_stay_for_another_one(self, bound: BoundBus) -> None:
         """The process that left it goes on, and its watermark stays below."""
         name, run = ConsumerName(uuid4().hex), uuid4().hex
         bus = bound.make()
@@ -82,7 +82,7 @@ class BusSuite:
                 again = [r.version for _, r in await anext(heard) if r.run == run]
             assert again == [1]
 
-    async def test_what_lies_below_the_watermark_is_not_delivered(self, bound: BoundBus) -> None:
+    async def test_events_below_the_watermark_are_not_delivered(self, bound: BoundBus) -> None:
         """Its inbox row may have been deleted, because another process moved the watermark while we
         listened."""
         name, run = ConsumerName(uuid4().hex), uuid4().hex

@@ -184,7 +184,7 @@ class EffectsSuite:
         assert await bound.effects.save_memo(taken, "mine")
         await bound.log.commit(Commit(worker=heir, finished=((taken.id, taken.epoch),)))
 
-    async def test_what_a_worker_holds_it_does_not_claim_again(self, bound: Bound) -> None:
+    async def test_a_worker_does_not_claim_again_the_effects_it_holds(self, bound: Bound) -> None:
         who = await worker(bound)
         await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
         (held,) = await claim(bound, who)
@@ -262,7 +262,9 @@ class EffectsSuite:
             await bound.log.commit(Commit(worker=who, finished=finished))
         assert spent == [poison.effect.id]
 
-    async def test_what_outlives_two_deaths_is_held_beside_half_as_many(self, bound: Bound) -> None:
+    async def test_effects_that_outlived_two_deaths_are_claimed_half_as_many_at_once(
+        self, bound: Bound
+    ) -> None:
         await bound.log.commit(Commit(effects=tuple(effect("r") for _ in range(8))))
         for _ in range(3):
             who = await worker(bound)
@@ -292,7 +294,9 @@ class EffectsSuite:
         for lane, name in ((Lane.TRAIN, SYNC), (Lane.CONTROL, stranger)):
             assert await bound.effects.next_due_s(who, lanes=[lane], consumers=[name]) is None
 
-    async def test_who_waits_knows_when_the_lease_of_a_holder_runs_out(self, bound: Bound) -> None:
+    async def test_an_idle_worker_knows_when_the_lease_of_a_holder_expires(
+        self, bound: Bound
+    ) -> None:
         holder, idle, heir = await worker(bound), await worker(bound), await worker(bound)
 
         async def wait(who: WorkerId) -> float | None:
@@ -343,9 +347,7 @@ class EffectsSuite:
         await gate(bound, EvaluationCompleted(evaluation=run, status="finished"), 3)
         assert await bound.effects.gates([run]) == {run: "closed"}
 
-    async def test_what_is_asked_for_in_the_name_of_a_closed_run_is_not_kept(
-        self, bound: Bound
-    ) -> None:
+    async def test_effects_of_a_closed_run_are_not_kept(self, bound: Bound) -> None:
         who, run = await worker(bound), uuid4().hex
         await gate(bound, RunStopped(run=run, step=1), 1)
         born = effect(run, claimed=True)
@@ -383,7 +385,7 @@ class EffectsSuite:
         await append(bound, redrive_of(quiet))
         assert len(await claim(bound, who)) == 1
 
-    async def test_what_a_worker_does_not_know_of_is_given_back_uncounted(
+    async def test_effects_that_a_worker_does_not_know_are_released_and_not_counted(
         self, bound: Bound
     ) -> None:
         one, two = await worker(bound), await worker(bound)
@@ -425,7 +427,9 @@ class EffectsSuite:
         assert await bound.effects.disown(stranger, generation=0, keep=[]) is None
         assert (await bound.effects.holding(stranger)).claims == {}
 
-    async def test_what_rests_or_is_over_is_not_left_to_do(self, bound: Bound) -> None:
+    async def test_effects_of_paused_or_stopped_runs_do_not_count_as_unfinished(
+        self, bound: Bound
+    ) -> None:
         async def is_left(*, lane: Lane = Lane.CONTROL, name: ConsumerName = SYNC) -> bool:
             return await bound.effects.has_unfinished(lanes=[lane], consumers=[name])
 
@@ -472,7 +476,9 @@ class EffectsSuite:
         assert await bound.effects.runs_of_newer([ours, newer]) == frozenset()
         assert await claimed_runs() == [newer] * 3
 
-    async def test_what_a_newer_release_has_to_do_is_not_left_to_do(self, bound: Bound) -> None:
+    async def test_effects_of_a_newer_release_do_not_count_as_unfinished(
+        self, bound: Bound
+    ) -> None:
         run = uuid4().hex
         await gate(bound, requested(run, priority=1).model_copy(update={"decider": 2}), 1)
         await bound.log.commit(Commit(effects=(effect(run),)))

@@ -59,7 +59,7 @@ async def stream_of(log: EventLog, version: int) -> StreamName:
 class EventLogSuite:
     """The contract."""
 
-    async def test_what_is_committed_is_loaded_in_order(self, log: EventLog) -> None:
+    async def test_committed_events_are_loaded_in_order(self, log: EventLog) -> None:
         run = uuid4().hex
         written = [(await log.commit(commit_of(warning(run, n), n)))[0] for n in (1, 2, 3)]
         stream = written[0].stream
@@ -101,7 +101,7 @@ class EventLogSuite:
         assert miss.value.kind == "stale"
         assert list((await log.load({first.stream: 0}))[first.stream]) == []
 
-    async def test_what_was_decided_on_a_moved_stream_is_stale_though_nothing_is_appended(
+    async def test_a_decision_on_a_moved_stream_is_stale_even_if_it_appends_nothing(
         self, log: EventLog
     ) -> None:
         stream = await stream_of(log, 2)
@@ -162,7 +162,7 @@ class EventLogSuite:
         async with asyncio.timeout(30):
             await asyncio.gather(*(log.commit(commit) for _ in range(16)))
 
-    async def test_who_reads_what_the_other_appends_to_never_waits_in_a_circle(
+    async def test_commits_that_read_each_others_streams_never_deadlock(
         self, log: EventLog
     ) -> None:
         pair = sorted([await stream_of(log, 1), await stream_of(log, 1)])
@@ -186,7 +186,7 @@ class EventLogSuite:
         other = (CONSUMER, EventId(uuid4()))
         assert await log.filter_consumed([key, other]) == frozenset({key})
 
-    async def test_what_lies_below_the_watermark_is_not_consumed_again(self, log: EventLog) -> None:
+    async def test_events_below_the_watermark_are_not_consumed_again(self, log: EventLog) -> None:
         name, other = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex)
         written = [(await log.commit(commit_of(warning(uuid4().hex, n), 1)))[0] for n in (1, 2, 3)]
         ids = [EventId(r.id) for r in written]
@@ -208,7 +208,7 @@ class EventLogSuite:
         assert (await log.versions([stream]))[stream] == 1
         await log.commit(Commit(consumed=((name, ids[2]), (other, ids[0])), cursors=cursors))
 
-    async def test_what_the_same_decision_appends_lies_above_every_watermark(
+    async def test_events_of_the_decision_that_consumes_them_lie_above_every_watermark(
         self, log: EventLog
     ) -> None:
         name, appended = ConsumerName(uuid4().hex), new_event(warning(uuid4().hex, 1), 1)
@@ -388,7 +388,9 @@ class EventLogSuite:
         assert await log.artifact(sha) == b"\0bytes"
         assert await log.artifact("0" * 64) is None
 
-    async def test_what_cannot_be_held_is_refused_for_good(self, log: EventLog) -> None:
+    async def test_a_commit_that_the_database_cannot_hold_is_refused_permanently(
+        self, log: EventLog
+    ) -> None:
         event, key = warning(uuid4().hex, 1), (CONSUMER, EventId(uuid4()))
         good = new_event(event, 1)
         for wrong in ("a\0b", "\ud800"):

@@ -115,7 +115,7 @@ async def test_a_claim_that_finds_nothing_reads_next_to_nothing(crowded: Databas
     assert 3000 < later < 3600
 
 
-async def test_who_died_is_found_without_looking_at_what_the_living_hold(
+async def test_dead_workers_are_found_without_reading_the_effects_of_living_ones(
     crowded: Database,
 ) -> None:
     await execute(crowded.url, "update workers set expires_at = now() where id = 'busy7'")
@@ -138,7 +138,7 @@ async def read_by(database: Database, query: str) -> int:
 LEFT = "select has_unfinished('{control,train}', '{sync}')"
 
 
-async def test_whether_work_is_left_reads_next_to_nothing(crowded: Database) -> None:
+async def test_the_check_for_unfinished_work_reads_few_rows(crowded: Database) -> None:
     assert await read_by(crowded, LEFT) < 50
 
 
@@ -182,7 +182,7 @@ async def resting(crowded: Database) -> Database:
     return crowded
 
 
-async def test_what_waits_for_paused_runs_costs_others_nothing(resting: Database) -> None:
+async def test_effects_of_paused_runs_cost_other_runs_nothing(resting: Database) -> None:
     read, claimed = await read_for(resting, 100)
     assert len(claimed) == 100
     mine = "select count(*) from effects where worker = 'me' and run_id like 'p%'"
@@ -197,7 +197,7 @@ async def test_twin_without_the_mark_each_claim_walks_through_it(resting: Databa
     assert read > EACH
 
 
-async def test_what_the_dead_held_of_paused_runs_is_met_once(resting: Database) -> None:
+async def test_effects_of_paused_runs_that_the_dead_held_are_read_once(resting: Database) -> None:
     await execute(resting.url, "update effects set worker = 'busy7' where run_id = 'p3'")
     await execute(resting.url, "update workers set expires_at = now() where id = 'busy7'")
     read, claimed = await read_for(resting, EACH // 50, worker=HEIR)
@@ -354,7 +354,7 @@ async def test_claims_at_once_share_what_waits_and_miss_nothing(crowded: Databas
     assert len(taken) == EACH
 
 
-async def test_what_slipped_in_while_its_run_was_closed_is_found_when_a_worker_registers(
+async def test_effects_added_while_their_run_was_closed_are_deleted_when_a_worker_registers(
     database: Database,
 ) -> None:
     closed = "insert into run_gates values ('r7', 'closed')"

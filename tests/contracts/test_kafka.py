@@ -204,7 +204,9 @@ async def brought_of_what_the_relay_passed_over(
     return brought
 
 
-async def test_what_kafka_never_gets_the_reconciler_brings(here: BrokerFixture) -> None:
+async def test_the_reconciler_delivers_events_that_kafka_never_received(
+    here: BrokerFixture,
+) -> None:
     both = {"lost", "sent"}
     await brought_of_what_the_relay_passed_over(
         here, here.reconciled(wait_s=0.5), until=lambda brought: brought == both

@@ -75,7 +75,7 @@ def with_own_uris(value: Any, numbers: Iterator[int]) -> Any:
     return [with_own_uris(one, numbers) for one in value] if isinstance(value, list) else value
 
 
-async def test_what_any_kind_of_event_names_is_found(database: Database) -> None:
+async def test_uris_in_every_type_of_event_are_found(database: Database) -> None:
     numbers = itertools.count()
     wanted: set[str] = set()
     for path in sorted(GOLDEN.glob("*.json")):

@@ -78,7 +78,7 @@ async def walked(database: Database, asked: Asked) -> list[str]:
     return found
 
 
-async def test_what_each_message_asks_for_is_found_by_an_index(
+async def test_every_query_per_message_uses_an_index(
     filled: tuple[PostgresLog, Asked], database: Database
 ) -> None:
     log, asked = filled

@@ -74,7 +74,7 @@ async def test_readers_do_not_wait_for_one_another(bench: Bench) -> None:
         await bench.second.commit(read(stream, 2))
 
 
-async def test_who_appends_waits_for_whoever_decided_on_the_stream(bench: Bench) -> None:
+async def test_an_append_waits_for_a_decision_on_the_stream(bench: Bench) -> None:
     stream = await stream_of(bench.log, 1)
     async with bench.open(read(stream, 1)):
         appending = await bench.waits(commit_of(warning(stream[4:], 2), 2))
@@ -82,7 +82,7 @@ async def test_who_appends_waits_for_whoever_decided_on_the_stream(bench: Bench)
     assert (await bench.log.versions([stream]))[stream] == 2
 
 
-async def test_who_decided_on_a_stream_that_then_moves_is_stale(bench: Bench) -> None:
+async def test_a_decision_on_a_stream_that_moves_before_it_commits_is_stale(bench: Bench) -> None:
     stream = await stream_of(bench.log, 1)
     async with bench.open(commit_of(warning(stream[4:], 2), 2)):
         reading = await bench.waits(read(stream, 1))
@@ -91,7 +91,7 @@ async def test_who_decided_on_a_stream_that_then_moves_is_stale(bench: Bench) ->
     assert (miss.value.kind, miss.value.what) == ("stale", stream)
 
 
-async def test_who_creates_a_stream_waits_for_whoever_decided_that_there_is_none(
+async def test_the_first_append_waits_for_a_decision_on_the_empty_stream(
     bench: Bench,
 ) -> None:
     first = warning(uuid4().hex, 1)
@@ -101,7 +101,9 @@ async def test_who_creates_a_stream_waits_for_whoever_decided_that_there_is_none
     assert created.version == 1
 
 
-async def test_who_decided_that_there_is_none_is_stale_once_it_is_created(bench: Bench) -> None:
+async def test_a_decision_on_an_empty_stream_is_stale_once_the_stream_is_created(
+    bench: Bench,
+) -> None:
     first = warning(uuid4().hex, 1)
     async with bench.open(commit_of(first, 1)):
         reading = await bench.waits(read(first.stream, 0))

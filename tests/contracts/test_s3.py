@@ -27,7 +27,7 @@ async def test_a_good_store_is_proven_and_left_clean(bucket: Bucket) -> None:
     assert not bucket.contents()
 
 
-async def test_what_others_put_is_read_but_not_listed_under_names_that_are_no_keys(
+async def test_foreign_objects_are_read_but_not_listed_if_their_names_are_not_keys(
     bucket: Bucket,
 ) -> None:
     for key in ("p/of others", "p/ümlaut", "p/plain", "outside"):

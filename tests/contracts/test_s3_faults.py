@@ -189,7 +189,7 @@ async def test_a_manifest_whose_answer_was_lost_is_adopted_by_the_next_attempt(
 @pytest.mark.parametrize(
     "fault", [Fault.BUSY, Fault.CONFLICT, Fault.CUT, Fault.UNKNOWN], ids=lambda f: f.name
 )
-async def test_what_never_arrives_is_said_and_leaves_nothing(
+async def test_a_put_that_never_arrives_raises_and_leaves_no_object(
     bucket: Bucket, proxy: FaultyProxy, fault: Fault
 ) -> None:
     proxy.plan = lambda request: fault

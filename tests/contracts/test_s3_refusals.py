@@ -42,20 +42,20 @@ def one_line(message: str) -> str:
     return message
 
 
-async def test_a_wrong_secret(bucket: Bucket) -> None:
+async def test_a_wrong_secret_is_refused_and_its_variable_named(bucket: Bucket) -> None:
     assert "set AWS_SECRET_ACCESS_KEY" in await refusal(bucket, secret_key="wrong")
 
 
-async def test_a_wrong_access_key(bucket: Bucket) -> None:
+async def test_a_wrong_access_key_is_refused_and_its_variable_named(bucket: Bucket) -> None:
     assert "set AWS_ACCESS_KEY_ID" in await refusal(bucket, access_key="nobody")
 
 
-async def test_a_bucket_that_is_not_there(bucket: Bucket) -> None:
+async def test_a_missing_bucket_is_named(bucket: Bucket) -> None:
     message = await refusal(replace(bucket, name="no-such-bucket"))
     assert "has no bucket no-such-bucket; create it, or name another" in message
 
 
-async def test_an_address_where_nobody_answers(
+async def test_an_address_where_nobody_answers_is_named_with_its_setting(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infra.blobs.s3.store.PROBE_PATIENCE_S", 0.3)
@@ -65,7 +65,7 @@ async def test_an_address_where_nobody_answers(
     assert endpoint in one_line(str(raised.value))
 
 
-async def test_a_clock_that_is_an_hour_ahead(
+async def test_a_clock_that_is_an_hour_ahead_is_named(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=1)
@@ -73,7 +73,9 @@ async def test_a_clock_that_is_an_hour_ahead(
     assert "the clock of this machine is wrong; set it" in await refusal(bucket)
 
 
-async def test_no_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_credentials_are_refused_and_their_variables_named(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -111,7 +113,7 @@ async def test_a_store_without_the_client_installed_is_named(
             pass
 
 
-async def test_a_store_that_overwrites_what_it_shall_create(bucket: Bucket) -> None:
+async def test_a_store_that_overwrites_existing_objects_is_refused(bucket: Bucket) -> None:
     store = bucket.store("p")
 
     def unconditional(request: Any, **_: Any) -> None:
@@ -161,7 +163,9 @@ def web_server(request: pytest.FixtureRequest) -> Iterator[str]:
     thread.join()
 
 
-async def test_what_is_no_store_at_all(web_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_web_server_that_is_not_a_store_is_named(
+    web_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("infra.blobs.s3.store.PROBE_PATIENCE_S", 0.3)
     store = S3Store(S3Place("bucket"), endpoint=web_server, keys=Keys("a", "b"))
     with pytest.raises((InvalidConfig, TransientError)) as raised:

@@ -173,7 +173,7 @@ async def test_samples_that_are_requested_together_with_their_evaluation_count(
     assert len(await claim(effects, WORKERS[0], 9, 5)) == 5
 
 
-async def test_what_dead_workers_held_never_exceeds_the_quota_when_it_is_claimed_again(
+async def test_effects_of_dead_workers_never_exceed_the_quota_when_claimed_again(
     database: Database, log: PostgresLog, effects: PostgresEffects
 ) -> None:
     await request_run(log, "r", "w")

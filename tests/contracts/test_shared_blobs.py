@@ -74,7 +74,7 @@ async def test_runs_that_begin_alike_store_their_weights_once(
     assert await artifacts.get_artifact(refs[1], cached=False) == WEIGHTS
 
 
-async def test_what_an_event_names_stays_and_the_rest_goes_when_it_is_old(
+async def test_named_blobs_stay_and_old_unnamed_ones_are_deleted(
     artifacts: ArtifactStore, blobs: InstalledBlobs, log: PostgresLog, database: Database
 ) -> None:
     named = await put(artifacts, "r")
@@ -86,7 +86,7 @@ async def test_what_an_event_names_stays_and_the_rest_goes_when_it_is_old(
 
 
 @pytest.mark.parametrize("looks_again", [True, False])
-async def test_what_a_run_stores_again_while_it_is_collected_stays(
+async def test_a_blob_that_a_run_stores_again_during_a_collection_stays(
     artifacts: ArtifactStore,
     blobs: InstalledBlobs,
     database: Database,

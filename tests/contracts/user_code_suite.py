@@ -235,7 +235,7 @@ class UserCodeSuite:
         assert "HEADRACE" not in said
         assert "KEY=" not in (await say(user, "environment") or "")
 
-    async def test_what_an_attempt_leaves_behind_comes_back(self, user: UserCode) -> None:
+    async def test_the_output_of_an_attempt_is_returned(self, user: UserCode) -> None:
         async def left(what: str) -> UserOutput | None:
             try:
                 result = await user.run_workflow(
@@ -275,7 +275,7 @@ class UserCodeSuite:
         assert "time.sleep(3600)" in (output.traceback or "")
         assert "headrace/" not in (output.traceback or "")
 
-    async def test_what_a_grader_leaves_behind_comes_back(self, user: UserCode) -> None:
+    async def test_the_output_of_a_grader_is_returned(self, user: UserCode) -> None:
         result = await user.grade(
             rollout_of(), owner=OWNER, group="g", label="print", metadata={}, samples=SAMPLES
         )

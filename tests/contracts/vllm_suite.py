@@ -177,7 +177,7 @@ class VllmSuite:
         shown = b"".join(bytes(piece) for piece in turn.pieces or () if piece is not None)
         assert shown.decode(errors="replace").startswith(turn.text)
 
-    async def test_what_does_not_fit_is_refused_and_what_does_is_cut_at_the_end(
+    async def test_a_prompt_that_is_too_long_is_refused_and_a_completion_is_cut(
         self, world: World
     ) -> None:
         with pytest.raises(UserCodeError, match="at most 127 fit") as raised:
@@ -254,7 +254,7 @@ class VllmSuite:
             again = await healthy.policy(1)
             await healthy.sampler.sample(healthy.ask(policy=again))
 
-    async def test_what_vllm_cannot_do_is_refused(self, world: World) -> None:
+    async def test_requests_that_vllm_cannot_serve_are_refused(self, world: World) -> None:
         policy = await world.policy(1)
         with pytest.raises(Refused, match="HEADRACE_SAMPLER=torch"):
             await world.sampler.sample(world.ask(policy=policy, deterministic=True))

@@ -102,7 +102,9 @@ def test_a_run_ends_though_the_database_went_back(
         assert _workers_started(running) == restarts, "processes outlive it"
 
 
-async def test_what_was_read_before_moves_nothing_after(own_server: PostgresServer) -> None:
+async def test_reads_from_before_a_restart_of_the_database_are_not_used(
+    own_server: PostgresServer,
+) -> None:
     """Each connection to a server that was started again is asked who it is, before it is used."""
     await migrate(own_server.url)
     async with connect(own_server.url) as database:

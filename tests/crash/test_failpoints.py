@@ -46,14 +46,14 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
 
 
 @pytest.mark.parametrize("index", range(len(batches(points("embedded")))))
-def test_every_failpoint(embedded: Chaos, index: int) -> None:
+def test_a_kill_at_every_failpoint_changes_nothing(embedded: Chaos, index: int) -> None:
     line = embedded.armed(trial(0, index, stack="embedded"))
     assert "wrong" not in line, line
 
 
 @pytest.mark.kafka
 @pytest.mark.s3
-def test_a_failpoint_of_every_consumer_on_real_components(
+def test_a_kill_of_every_consumer_on_real_components_changes_nothing(
     real_stack: RealStack, tmp_path: Path
 ) -> None:
     with calmed(tmp_path, real_stack.fresh_settings) as chaos:

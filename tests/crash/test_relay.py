@@ -138,7 +138,7 @@ async def on_our_node(database_url: str, kafka_node: KafkaServer) -> AsyncIterat
         yield found
 
 
-async def test_what_a_dead_broker_was_handed_is_handed_over_again(
+async def test_events_sent_to_a_broker_that_died_are_sent_again(
     on_our_node: BrokerFixture, kafka_node: KafkaServer, tmp_path: Path
 ) -> None:
     assert not await lost_by(RELAY, "relay.after_send", on_our_node, kafka_node, tmp_path)

@@ -233,7 +233,7 @@ async def _watermark_passes(url: str) -> None:
         )
 
 
-async def test_what_the_watermark_passed_is_not_decided_on_again(
+async def test_messages_below_the_watermark_are_not_decided_on_again(
     database_url: str, tmp_path: Path
 ) -> None:
     assert await performed_after_the_watermark_passed(database_url, tmp_path) == 1

@@ -324,7 +324,9 @@ def test_deployments_come_back_after_the_process_was_killed(
     assert statuses <= {200, 503}
 
 
-def test_what_cannot_be_deployed_is_refused(running: Platform, deployed: str) -> None:
+def test_a_deployment_without_checkpoint_or_valid_name_is_refused(
+    running: Platform, deployed: str
+) -> None:
     missing = running.post("/deployments", {"checkpoint": "first@3", "name": "sums"})
     assert missing.status_code == 404
     bad = running.post("/deployments", {"checkpoint": "first@2", "name": "No Name"})

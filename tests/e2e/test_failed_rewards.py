@@ -41,7 +41,7 @@ def play(started: Platform, **advanced: Any) -> tuple[str, dict[str, Any]]:
     return run, started.wait(run, "finished")
 
 
-def test_what_a_failed_sample_is_worth_is_trained(tmp_path: Path) -> None:
+def test_a_failed_sample_trains_with_its_configured_reward(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "workspace", {"rollouts/say/main.py": MAIN})
     with platform(tmp_path / "home") as started:
         made = started.post("/workspaces", {"url": str(workspace), "name": "w"})

@@ -96,7 +96,7 @@ def test_checkpoint_files_have_the_hashes_they_promise(running: Platform, finish
         assert len(content) == file["size"]
 
 
-def test_sft_then_grpo_from_its_checkpoint(running: Platform) -> None:
+def test_grpo_starts_from_a_checkpoint_of_sft(running: Platform) -> None:
     sft = running.submit(
         {
             "experiment": {"model_path": TINY, "dataset": "numbers"},

@@ -48,14 +48,16 @@ def on(environment: dict[str, str], home: Path, workspace: Path) -> str:
         return final_adapter(info)
 
 
-def test_the_embedded_default(workspace: Path, in_memory_adapter: str, tmp_path: Path) -> None:
+def test_the_embedded_stack_ends_in_the_same_bits_as_memory(
+    workspace: Path, in_memory_adapter: str, tmp_path: Path
+) -> None:
     assert on({}, tmp_path / "home", workspace) == in_memory_adapter
 
 
 @pytest.mark.kafka
 @pytest.mark.s3
 @pytest.mark.parametrize("workers", [pytest.param("one", marks=pytest.mark.kills), "each"])
-def test_real_components(
+def test_real_components_end_in_the_same_bits_as_memory(
     workspace: Path, in_memory_adapter: str, real_stack: RealStack, tmp_path: Path, workers: str
 ) -> None:
     environment = {**real_stack.fresh_settings(), "HEADRACE_WORKERS": workers}

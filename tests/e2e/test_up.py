@@ -89,7 +89,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
     assert "HEADRACE_URL" in document["error"]["message"]
 
 
-def test_status_and_doctor_of_a_running_platform(headrace: Shell) -> None:
+def test_status_and_doctor_find_a_running_platform_healthy(headrace: Shell) -> None:
     code, status = headrace("status")
     assert code == 0
     children = {child["name"] for child in status["supervisor"]["children"]}

@@ -224,7 +224,9 @@ def test_entry_points_that_cannot_be_used_are_refused(
         ({"branch": "no-such-branch"}, "no-such-branch"),
     ],
 )
-def test_what_does_not_exist_is_named(running: Platform, change: dict[str, Any], says: str) -> None:
+def test_the_error_of_a_run_names_the_missing_part(
+    running: Platform, change: dict[str, Any], says: str
+) -> None:
     config = run_config(experiment={"dataset": "rows", **change})
     info = running.wait(running.submit(config, workspace="w"), "failed", within_s=60)
     assert says in info["run"]["error"]

@@ -29,7 +29,7 @@ PLAIN = Case(2, (0.0, 1.0, 0.3, 0.1), ONE, -ONE, -1.1 * ONE, -1.05 * ONE, -ONE, 
 @pytest.mark.parametrize("name", COMPARISONS)
 @examples(30)
 @given(case=cases())
-def test_value_and_gradient(name: str, case: Case) -> None:
+def test_value_and_gradient_equal_those_of_other_implementations(name: str, case: Case) -> None:
     mine, theirs = COMPARISONS[name](case)
     for found in theirs.values():
         same(mine, found)
@@ -149,7 +149,7 @@ def test_with_one_update_the_ratio_to_the_proximal_policy_is_one() -> None:
 
 @examples(25)
 @given(case=cases())
-def test_liger_fused_from_hidden_states(case: Case) -> None:
+def test_the_loss_equals_ligers_fused_one_on_hidden_states(case: Case) -> None:
     """The same numbers as logits. Liger rounds them to fp32, whose last digit at a log-probability
     of about -5 is 5e-7."""
     generator = torch.Generator().manual_seed(case.num_rows)

@@ -41,7 +41,7 @@ def several(case: Case) -> None:
 
 
 @given(case=cases(smallest=1), gamma=factors, penalised=st.booleans())
-def test_reinforce_plus_plus(case: Case, gamma: float, penalised: bool) -> None:
+def test_reinforce_plus_plus_equals_verl(case: Case, gamma: float, penalised: bool) -> None:
     several(case)
     penalty = 0.3 * (case.proximal - case.reference) if penalised else None
     found = reinforce_plus_plus.estimate(before(case, penalty), Hyperparameters(gamma=gamma))
@@ -50,7 +50,7 @@ def test_reinforce_plus_plus(case: Case, gamma: float, penalised: bool) -> None:
     torch.testing.assert_close(found.advantage_E, theirs[case.mask > 0], atol=1e-9, rtol=1e-12)
 
 
-def test_reinforce_plus_plus_by_hand() -> None:
+def test_reinforce_plus_plus_equals_returns_computed_by_hand() -> None:
     mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     case = Case(1, (1.0, -1.0), mask, mask, mask, mask, mask)
     found = reinforce_plus_plus.estimate(before(case), Hyperparameters(gamma=0.5)).advantage_E
@@ -60,7 +60,7 @@ def test_reinforce_plus_plus_by_hand() -> None:
 
 
 @given(case=cases())
-def test_reinforce_plus_plus_with_a_group_baseline(case: Case) -> None:
+def test_reinforce_plus_plus_with_a_group_baseline_equals_verl(case: Case) -> None:
     several(case)
     known = [g for g, is_known in zip(case.group, case.has_reward, strict=True) if is_known]
     assume(all(known.count(g) > 1 for g in known))
@@ -80,7 +80,7 @@ def test_a_reward_alone_is_its_own_baseline_and_verl_s_has_none() -> None:
 
 
 @given(case=cases(smallest=1), gamma=factors, lam=st.sampled_from([0.0, 0.95, 1.0]))
-def test_gae(case: Case, gamma: float, lam: float) -> None:
+def test_gae_equals_verl(case: Case, gamma: float, lam: float) -> None:
     several(case)
     assert case.value is not None
     live = case.mask > 0
@@ -113,7 +113,7 @@ def test_gae_is_its_definition(case: Case, gamma: float, lam: float) -> None:
 
 
 @given(case=cases())
-def test_the_value_loss(case: Case) -> None:
+def test_the_value_loss_equals_verl(case: Case) -> None:
     assert case.value is not None
     before, returns = case.value / 2, case.now
     assume(bool((((case.value - before).abs() - 0.2).abs() > 1e-9).all()))
@@ -130,7 +130,7 @@ def test_the_value_loss(case: Case) -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @given(case=cases())
-def test_kl_estimators(estimator: KlEstimator, case: Case) -> None:
+def test_kl_estimators_equal_verl(estimator: KlEstimator, case: Case) -> None:
     leaves = [case.now.clone().requires_grad_() for _ in range(2)]
     mine = divergence(estimator, case.reference - leaves[0])
     theirs = theirs_verl.CORE.kl_penalty(leaves[1], case.reference, estimator)

@@ -42,7 +42,7 @@ def test_the_sides_alternate_and_only_what_is_missing_is_measured() -> None:
     ],
     ids=["the same, slower", "another curve", "the same, faster", "nothing yet"],
 )
-def test_the_same_curve_in_less_time(
+def test_the_report_passes_for_the_same_curve_in_less_time(
     theirs: list[tuple[float, ...]], reached: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = [

@@ -153,7 +153,7 @@ def test_a_runs_validation_starts_at_once() -> None:
     said.after().when(requested(run="r1")).then_nothing()
 
 
-def test_chunk_by_chunk_to_the_mean_over_all_graded_samples() -> None:
+def test_an_evaluation_ends_with_the_mean_over_all_graded_samples() -> None:
     world, rewards = begun(requested()), iter([1.0, 0.0, 1.0, None, 1.0])
     while True:
         asked = [e for e in world.events if isinstance(e, GroupsRequested)][-1]
@@ -180,7 +180,7 @@ def test_a_chunk_of_any_size_fits_into_its_events() -> None:
     assert max(len(event.model_dump_json().encode()) for event in requests) < MAX_EVENT_BYTES / 2
 
 
-def test_when_every_sample_fails_the_first_error_is_quoted() -> None:
+def test_an_evaluation_whose_samples_all_fail_quotes_the_first_error() -> None:
     world = begun(requested(rows=1))
     (asked,) = [e for e in world.events if isinstance(e, GroupsRequested)]
     (spec,) = asked.group_specs()

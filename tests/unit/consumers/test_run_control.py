@@ -115,7 +115,7 @@ def test_stop_takes_one_more_step_when_the_last_version_is_not_durable() -> None
     story.tell(updated(2)).then_types(StepSettled, CheckpointRequested)
 
 
-def test_stop_before_the_start_and_while_paused() -> None:
+def test_a_run_stops_before_its_start_and_while_paused() -> None:
     early = Story(requested())
     early.tell(RunStopRequested(run="r1")).then(events=[RunStopped(run="r1", step=0)])
     paused = Story(requested())

@@ -16,7 +16,7 @@ def rates(total: int, **advanced: Any) -> list[float]:
     return [lr_at(s, total_steps=total, peak=1.0, advanced=section) for s in range(1, total + 1)]
 
 
-def test_constant() -> None:
+def test_the_learning_rate_is_constant_by_default() -> None:
     assert rates(3) == [1.0, 1.0, 1.0]
 
 
@@ -33,7 +33,7 @@ def test_cosine_stays_above_its_floor() -> None:
     assert 0.1 < values[-1] < 0.11
 
 
-def test_a_warmup_longer_than_the_run() -> None:
+def test_a_warmup_may_be_longer_than_the_run() -> None:
     assert rates(2, warmup_steps=9) == [0.5, 1.0]
 
 

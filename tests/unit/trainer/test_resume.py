@@ -30,7 +30,7 @@ async def straight(engine: Engine, asked: LearnerJob) -> list[StepResult]:
 
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 @pytest.mark.parametrize("variant", VARIANTS)
-async def test_resuming_at_every_step(
+async def test_a_run_resumed_at_any_step_ends_in_the_same_bits(
     engine: Engine, shelf: Shelf, variant: str, tuning: str
 ) -> None:
     asked = job(**{**SCHEDULE, **VARIANTS[variant], "tuning": tuning})

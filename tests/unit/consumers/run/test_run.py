@@ -141,7 +141,7 @@ def test_events_of_others_are_not_for_a_run() -> None:
     assert CONSUMER.routes(completed) == ()
 
 
-def test_a_whole_run_in_sync_mode() -> None:
+def test_a_run_in_sync_mode_steps_saves_and_finishes() -> None:
     story = Story(requested())
     (_, first) = story.begin().then_types(StepSettled, GroupsRequested).events
     assert isinstance(first, GroupsRequested)

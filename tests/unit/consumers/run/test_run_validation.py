@@ -56,7 +56,7 @@ def test_failed_samples_get_no_reward_in_a_validation() -> None:
     assert validation.template.rollout.failed_rewards == {}
 
 
-def test_validation_before_on_cadence_and_after_the_last() -> None:
+def test_a_run_validates_before_the_first_step_on_cadence_and_after_the_last() -> None:
     story = Story(requested(steps=3, validate=True))
     said = story.begin()
     (zero,) = only(said, EvaluationRequested)

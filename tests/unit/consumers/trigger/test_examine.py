@@ -70,7 +70,9 @@ async def test_a_trigger_without_conditions_matches_every_branch(tmp_path: Path)
         ("", "refs/heads/any/thing", True),
     ],
 )
-async def test_refs(tmp_path: Path, table: str, ref: str, *, matches: bool) -> None:
+async def test_a_trigger_matches_refs_by_its_patterns(
+    tmp_path: Path, table: str, ref: str, *, matches: bool
+) -> None:
     outcome = await found(tmp_path, triggers(table), ref=ref)
     assert bool(outcome.matches) is matches
     assert outcome.reason == (None if matches else NO_MATCH)

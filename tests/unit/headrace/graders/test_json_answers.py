@@ -106,7 +106,9 @@ def test_types_exclude_each_other(value: Any, other: Any) -> None:
         ({"additionalProperties": {"type": "null"}}, {"a": 1}, False),
     ],
 )
-def test_keywords(schema: dict[str, Any], value: Any, valid: bool) -> None:
+def test_each_keyword_accepts_and_refuses_as_json_schema_says(
+    schema: dict[str, Any], value: Any, valid: bool
+) -> None:
     assert is_valid(value, schema) is valid
 
 

@@ -71,7 +71,7 @@ async def test_a_blob_that_is_gone_is_not_found(tmp_path: Path) -> None:
         await store.read(ref, lambda head: 0)
 
 
-async def test_what_is_no_file_or_in_memory_already_is_got_as_ever(tmp_path: Path) -> None:
+async def test_reads_without_a_local_file_return_the_content(tmp_path: Path) -> None:
     afar = ArtifactStore(MemoryLog(World()), MemoryBlobs())
     ref = await afar.put_artifact(CONTENT, run="r", blob=True)
     assert await afar.read(ref, lambda head: 0) == CONTENT

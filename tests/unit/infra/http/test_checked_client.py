@@ -129,6 +129,6 @@ async def test_a_name_that_does_not_resolve_is_an_absence() -> None:
             await CheckedDialling(AllowedAddresses(), resolve=resolve).addresses(NAME, 443)
 
 
-async def test_the_resolver_of_this_machine() -> None:
+async def test_the_resolver_finds_the_loopback_addresses_of_localhost() -> None:
     found = await checked_addresses.resolve("localhost", 80)
     assert set(found) <= {"127.0.0.1", "::1"}

@@ -95,7 +95,7 @@ def test_two_rows_that_gain_alike_do_not_prove_that_all_rows_gain() -> None:
     assert almost.low is not None
 
 
-def test_the_difference_of_attempts_at_rows_by_hand() -> None:
+def test_the_difference_of_two_evaluations_equals_one_computed_by_hand() -> None:
     one = estimate_difference([[0, 1], [1], [], [0]], [[1, 1], [1], [1], [1]])
     assert one is not None
     differences = [0.5, 0.0, 1.0]
@@ -125,7 +125,9 @@ def test_equal_passes_have_an_interval_with_a_width() -> None:
     ("degrees", "quantile"),
     [(1, 12.7062), (4, 2.77645), (5, 2.57058), (6, 2.44691), (10, 2.22814), (30, 2.04227)],
 )
-def test_the_quantiles_of_student_s_t(degrees: int, quantile: float) -> None:
+def test_the_quantiles_of_student_s_t_equal_the_tabulated_ones(
+    degrees: int, quantile: float
+) -> None:
     assert t_quantile(degrees) == pytest.approx(quantile, abs=2e-4)
 
 

@@ -157,7 +157,7 @@ async def test_nobody_may_trace_a_process_of_user_code(
     assert await run(user, rollout, "seized") == "False"
 
 
-async def test_twin_where_it_may_be_traced_its_tracer_is_ended_with_it(
+async def test_twin_a_process_that_may_be_traced_ends_with_its_tracer(
     trusted: LocalUserCode, rollout: RolloutRef
 ) -> None:
     if os.geteuid() != 0:

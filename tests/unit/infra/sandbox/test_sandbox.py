@@ -273,7 +273,7 @@ async def test_a_flood_of_output_is_dropped(user: LocalUserCode, rollout: Rollou
     assert await run(user, patient, "print") == "done"
 
 
-async def test_who_it_is_and_what_it_can_see(
+async def test_user_code_runs_as_its_own_user_and_sees_no_secrets(
     user: LocalUserCode, rollout: RolloutRef, tmp_path: Path
 ) -> None:
     uid, _, names = (await run(user, rollout, "who")).partition(" ")
@@ -393,7 +393,7 @@ async def test_a_grader_sees_every_branch(user: LocalUserCode, rollout: RolloutR
     ("label", "category"),
     [("never", FailureCategory.TIMEOUT), ("raise", FailureCategory.GRADER)],
 )
-async def test_a_grader_that_fails_as_a_whole(
+async def test_a_grader_that_fails_as_a_whole_is_refused_with_its_category(
     user: LocalUserCode, rollout: RolloutRef, label: str, category: FailureCategory
 ) -> None:
     with pytest.raises(UserCodeError) as raised:

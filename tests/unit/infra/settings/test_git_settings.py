@@ -89,6 +89,6 @@ def test_none_beside_another_word_is_the_name_of_no_host() -> None:
     assert load(GIT_ALLOW="none,file").addresses.hosts == frozenset()
 
 
-def test_the_quota() -> None:
+def test_the_quota_is_read_in_megabytes() -> None:
     assert load().quota_bytes == 2048 << 20
     assert load(GIT_QUOTA_MB="100").quota_bytes == 100 << 20

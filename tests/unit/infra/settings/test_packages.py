@@ -9,7 +9,7 @@ from infra.settings.packages import KEPT_MB, SYSTEM_DIRECTORY, PackageSettings
 from infra.settings.settings import BadSetting, Settings
 
 
-def test_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_defaults_follow_from_the_user_and_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = PackageSettings.load({})
     assert settings.index is None
     assert settings.kept_bytes == KEPT_MB << 20
@@ -22,7 +22,7 @@ def test_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert elsewhere.directory == Path("/srv/headrace/packages")
 
 
-def test_all_values() -> None:
+def test_every_variable_sets_its_value() -> None:
     settings = PackageSettings.load(
         {
             "HEADRACE_PACKAGE_INDEX": "https://index.example/simple",

@@ -179,5 +179,5 @@ async def test_a_new_connection_is_asked_by_the_running_poll() -> None:
         ("file:///srv/a.git", ""),
     ],
 )
-def test_hosts(url: str, host: str) -> None:
+def test_the_host_is_taken_from_every_form_of_url(url: str, host: str) -> None:
     assert host_of(url) == host

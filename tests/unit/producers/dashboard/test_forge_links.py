@@ -39,7 +39,9 @@ SHA = "c" * 40
         ("https://hush@git.example/o/r?t=hush#hush", "gitea", "https://git.example/o/r/commit/"),
     ],
 )
-def test_the_page_of_a_commit(repository: str, forge: str | None, page: str) -> None:
+def test_a_commit_links_to_its_page_on_each_forge(
+    repository: str, forge: str | None, page: str
+) -> None:
     assert commit_address(repository, SHA, forge=forge) == page + SHA
 
 
@@ -68,7 +70,7 @@ def test_the_page_of_a_commit(repository: str, forge: str | None, page: str) -> 
         ("", "gitea"),
     ],
 )
-def test_no_link_without_a_known_forge_and_a_plain_https_address(
+def test_a_link_needs_a_known_forge_and_a_plain_https_address(
     repository: str, forge: str | None
 ) -> None:
     assert commit_address(repository, SHA, forge=forge) is None
@@ -89,7 +91,7 @@ def test_no_link_without_a_known_forge_and_a_plain_https_address(
         "../../../login",
     ],
 )
-def test_no_link_without_a_hexadecimal_sha(sha: str | None) -> None:
+def test_a_link_needs_a_hexadecimal_sha(sha: str | None) -> None:
     assert commit_address("https://github.com/o/r", sha) is None
 
 

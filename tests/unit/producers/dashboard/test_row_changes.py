@@ -32,7 +32,9 @@ def test_the_largest_differences_come_first_and_equal_rows_are_left_out() -> Non
     assert [row["row"] for row in sort_changes(rows)] == [2, 1, 3, 4]
 
 
-async def test_two_checkpoints(app: Application, browser: httpx.AsyncClient) -> None:
+async def test_two_checkpoints_are_compared_row_by_row(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
     data = await dataset(app)
     events: list[Event] = [
         *run_with_validation("r1", "first"),
@@ -75,7 +77,7 @@ async def test_two_checkpoints(app: Application, browser: httpx.AsyncClient) -> 
     assert missing.status_code == 404
 
 
-async def test_two_evaluations_with_their_questions(
+async def test_two_evaluations_are_compared_with_their_questions(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
     data = await dataset(app)

@@ -149,7 +149,7 @@ async def test_the_key_is_stored_nowhere(
     assert key not in listed
 
 
-async def test_only_who_controls_a_run_shares_it(
+async def test_only_members_who_control_a_run_may_share_it(
     filled: Application, visitor: httpx.AsyncClient
 ) -> None:
     identity, path = await share(filled)

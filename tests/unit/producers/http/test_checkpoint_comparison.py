@@ -95,7 +95,7 @@ async def test_a_checkpoint_without_held_out_results_says_why(told: Application)
     assert gone.status_code == 404
 
 
-async def test_the_best_checkpoint_by_a_metric(told: Application) -> None:
+async def test_best_with_a_metric_names_the_checkpoint_that_leads_in_it(told: Application) -> None:
     for name, chosen in (
         ("rollout.raw_reward", 2),
         ("train.loss", 2),  # equal at both steps: the latest one

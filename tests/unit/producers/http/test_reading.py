@@ -188,7 +188,7 @@ async def test_a_trace_has_eight_hops_in_order(told: Application) -> None:
         assert answer.status_code == status
 
 
-async def test_a_checkpoint_by_step_last_and_best(told: Application) -> None:
+async def test_a_checkpoint_is_found_by_step_last_and_best(told: Application) -> None:
     for ref in ("first@3", "r1@last", "first@best"):
         shown = (await told.get(f"/checkpoints/{ref}"))["checkpoint"]
         assert (shown["run"], shown["step"], shown["ref"]) == ("r1", 3, "first@3")

@@ -74,7 +74,7 @@ def test_a_value_of_several_lines_is_masked_line_by_line() -> None:
     assert masks(key).text(key).strip() == MASK
 
 
-def test_where_values_overlap_nothing_of_either_stays() -> None:
+def test_overlapping_values_are_masked_completely() -> None:
     both = Masks({"A": "abcdefgh1234", "B": "1234ijklmnop"})
     assert both.text("<abcdefgh1234ijklmnop>") in ("<***A***>", "<***B***>")
 

@@ -198,7 +198,7 @@ def test_the_kl_of_reinforce_plus_plus_is_in_the_reward_and_with_a_baseline_in_t
     assert kl(rules=1, group_baseline=True) == ("reward", "k1"), "runs of before keep theirs"
 
 
-def test_reinforce_plus_plus_with_a_baseline_by_hand() -> None:
+def test_reinforce_plus_plus_with_a_baseline_equals_a_loss_computed_by_hand() -> None:
     """Rewards 1 and 0 for one prompt, 0.5 and 0.5 for the other, one action each; all written
     out."""
     now, ref = [-1.0, -1.2, -0.9, -1.1], [-1.1, -1.0, -1.0, -0.8]

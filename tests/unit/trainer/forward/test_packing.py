@@ -103,7 +103,7 @@ def test_a_group_that_fits_is_never_divided() -> None:
         assert one.segments == other.segments
 
 
-def test_where_padding_is_computed_it_counts() -> None:
+def test_padding_that_is_computed_counts() -> None:
     rows = [example(i, (i,), tuple(range(n))) for i, n in enumerate((99, 9, 9, 9, 9))]
     sizes = [m.blocks[0].query_B_T.numel() for m in packed(rows, tokens=200, share=False)]
     assert sizes == [200, 30]

@@ -91,7 +91,7 @@ def test_every_answer_is_learned_and_nothing_else(chat: Chat) -> None:
     assert row.ids == chat.encode(chat.text(said(*TALK), reply_next=False))
 
 
-def test_the_last_answer_alone(chat: Chat) -> None:
+def test_only_the_last_answer_is_learned(chat: Chat) -> None:
     (row,) = rows(chat, *TALK, learned="last")
     assert spans(row) == [[*chat.encode("that is 5"), END]]
     assert row.ids == rows(chat, *TALK)[0].ids

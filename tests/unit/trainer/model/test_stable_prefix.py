@@ -157,7 +157,7 @@ def test_no_part_of_a_tagged_call_is_told(kind: str) -> None:
     assert before_marks("a<tool", ()) == "a<tool"
 
 
-def test_marks() -> None:
+def test_text_is_cut_before_marks_that_may_begin() -> None:
     assert before_marks("ab", ("bc",)) == "a"
     assert before_marks("abcd", ("bc", "a")) == ""
     assert before_marks("<<think>", ("<think>",)) == "<"

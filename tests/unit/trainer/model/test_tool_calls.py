@@ -101,7 +101,7 @@ def test_a_template_of_a_model_gets_arguments_as_an_object(tagged: Chat) -> None
         ("plain ", "plain ", []),
     ],
 )
-def test_tagged_calls(text: str, content: str, names: list[str]) -> None:
+def test_tagged_calls_are_split_from_the_text(text: str, content: str, names: list[str]) -> None:
     found, calls = split_tagged(text)
     assert (found, [call.name for call in calls]) == (content, names)
 
@@ -130,7 +130,9 @@ def test_there_are_at_most_128_calls() -> None:
         ("so <think>no</think>", False, (None, "so <think>no</think>")),
     ],
 )
-def test_reasoning(text: str, *, is_open: bool, expected: tuple[str | None, str]) -> None:
+def test_reasoning_is_split_from_the_answer(
+    text: str, *, is_open: bool, expected: tuple[str | None, str]
+) -> None:
     assert split_reasoning(text, is_open=is_open) == expected
 
 

@@ -124,7 +124,7 @@ def test_the_room_of_a_version_that_is_gone_is_used_again() -> None:
             assert_same(one, pack(shape, view))
 
 
-def test_panels_and_turns() -> None:
+def test_panels_and_turns_hold_each_element_in_its_place() -> None:
     """Twin of their meaning, element by element."""
     weight = torch.arange(3.0 * 40).view(3, 40)
     found = panels(weight)

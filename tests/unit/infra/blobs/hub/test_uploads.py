@@ -234,7 +234,7 @@ def test_no_token_is_sent_to_such_an_address(endpoint: str) -> None:
         check_endpoint(endpoint)
 
 
-def test_addresses_of_hubs() -> None:
+def test_https_and_loopback_addresses_of_hubs_are_accepted() -> None:
     for endpoint in ("https://huggingface.co", "http://127.0.0.1:8000", "http://localhost:1"):
         check_endpoint(endpoint)
 
@@ -253,7 +253,7 @@ asyncio.run(HubUploads(hub).upload(wanted, SecretValue(token)))
 
 
 @pytest.mark.processes
-async def test_when_its_worker_is_killed_the_upload_ends_and_another_worker_finishes_it(
+async def test_an_upload_ends_with_its_killed_worker_and_another_one_finishes_it(
     hub: Hub, wanted: PreparedUpload
 ) -> None:
     held, release = threading.Event(), threading.Event()

@@ -94,7 +94,7 @@ async def client(
 HELLO: Any = {"role": "user", "content": "hello"}
 
 
-async def test_a_completion_and_its_exact_record(
+async def test_a_completion_is_answered_and_recorded_exactly(
     session: sessions.GatewaySession, sampler: Scripted
 ) -> None:
     async with client(session) as ai:
@@ -114,7 +114,7 @@ async def test_a_completion_and_its_exact_record(
     assert [m.content for m in conversation] == ["hello", "answer 1"]
 
 
-async def test_a_stream(session: sessions.GatewaySession) -> None:
+async def test_a_stream_carries_the_text_and_the_usage(session: sessions.GatewaySession) -> None:
     async with client(session) as ai:
         stream = await ai.chat.completions.create(
             model="m",

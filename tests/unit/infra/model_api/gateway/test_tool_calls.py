@@ -105,7 +105,7 @@ async def test_calls_have_unique_ids_in_a_sample() -> None:
     assert recorded == ids
 
 
-async def test_a_stream_of_calls() -> None:
+async def test_a_stream_carries_tool_calls_and_the_usage() -> None:
     policy = ScriptedPolicy([said("I add.", reasoning="hm", add='{"a": 1}', sub="{}")])
     async with (
         client(policy) as (ai, _),

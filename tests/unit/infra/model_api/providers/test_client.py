@@ -95,7 +95,7 @@ def test_the_key_of_a_provider_goes_to_its_own_server(url: str | None) -> None:
     assert ref.secret == "OPENAI_API_KEY"
 
 
-async def test_an_answer_with_its_usage_and_the_key() -> None:
+async def test_an_answer_carries_its_usage_and_the_request_the_key() -> None:
     async with provider(lambda n, body: completion("2")) as fake:
         answer = await ask(fake, options={"temperature": 0.5}, network=policy_for(fake))
     assert answer.message == Message(role="assistant", content="2")
@@ -237,7 +237,7 @@ async def test_an_answer_that_is_none_or_too_large_is_no_crash() -> None:
             await ask(fake, deadline_s=0.5)
 
 
-async def test_only_addresses_that_the_operator_allows() -> None:
+async def test_only_addresses_that_the_operator_allows_are_asked() -> None:
     async with provider(lambda n, body: completion("2")) as fake:
         with pytest.raises(InvalidConfig, match="HEADRACE_NETWORK_ALLOW"):
             await ask(fake, network=NO_NETWORK)

@@ -79,7 +79,7 @@ async def test_blocks_that_are_sent_back_continue_the_turn() -> None:
     assert len(sequences_of(turns)) == 1
 
 
-async def test_the_events_of_a_stream() -> None:
+async def test_a_stream_sends_the_events_of_each_block_in_order() -> None:
     policy = ScriptedPolicy([said("I add.", reasoning="hm", add='{"a": 17}')])
     async with client(policy) as ai:
         text = (await ai.post({**ASK, "stream": True, "tools": [ADD]})).text

@@ -82,7 +82,7 @@ async def test_a_response_continues_an_earlier_one_of_its_sample() -> None:
     assert [m.content for m in conversation] == ["B.", "hello", "one", "more", "two"]
 
 
-async def test_the_events_of_a_stream() -> None:
+async def test_a_stream_sends_the_events_of_each_item_in_order() -> None:
     policy = ScriptedPolicy([said("I add.", reasoning="hm", add='{"a": 17}')])
     async with client(policy) as (ai, _):
         stream = await ai.responses.create(model="m", input="hello", tools=[ADD], stream=True)

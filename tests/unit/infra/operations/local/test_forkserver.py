@@ -81,7 +81,9 @@ def test_a_worker_that_is_killed_is_known_by_its_signal(forks: ForkServer, tmp_p
     worker.terminate()  # a dead one may be asked again
 
 
-def test_where_it_is_not_ready_or_dead_there_is_no_worker_and_it_comes_back(tmp_path: Path) -> None:
+def test_a_fork_server_that_starts_or_died_forks_no_worker_and_is_started_again(
+    tmp_path: Path,
+) -> None:
     now = [0.0]
     program = [sys.executable, "-c", SERVER]
     server = ForkServer(program, ENVIRONMENT, log=tmp_path / "l", clock=lambda: now[0])

@@ -91,7 +91,7 @@ async def test_a_server_that_answers_503_is_waited_for(
     assert done.outcome.commit == head(server)
 
 
-async def test_twin_if_every_failure_were_the_users_a_503_would_end_the_work(
+async def test_twin_a_503_that_counts_as_the_users_failure_ends_the_work(
     server: GitServer,
     repositories: GitRepositories,
     tmp_path: Path,

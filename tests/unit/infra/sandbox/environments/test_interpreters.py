@@ -59,7 +59,7 @@ def test_the_default_comes_first_and_then_the_newest_that_fits(
 
 
 @pytest.mark.parametrize("requires", [">=3.15", "<3.11", "==3.12.99"])
-def test_where_none_fits_those_of_this_machine_are_named(pythons: Path, requires: str) -> None:
+def test_a_refusal_names_the_pythons_of_this_machine(pythons: Path, requires: str) -> None:
     with pytest.raises(Refused) as refused:
         choose_python(requires, "rollouts/x/pyproject.toml", [pythons])
     assert f"rollouts/x/pyproject.toml has requires-python = {requires!r}" in str(refused.value)

@@ -40,7 +40,7 @@ async def test_naps_are_a_part_of_what_was_waited(monkeypatch: pytest.MonkeyPatc
     assert log.naps[-1] == SHORTEST_NAP_S, "something else is hidden now"
 
 
-async def test_where_nothing_is_hidden_a_wake_up_is_waited_for(
+async def test_the_tail_waits_for_a_wake_up_if_no_commit_is_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log, wakeup = Hidden(monkeypatch), Wakeup()

@@ -82,7 +82,7 @@ async def test_a_raising_decider_holds_its_run_alone(tmp_path: Path) -> None:
     assert (consumer(script).name, bad.id) in bench.world.inbox
 
 
-async def test_whose_stream_moves_while_it_is_put_aside_is_decided_on_after_all(
+async def test_a_message_whose_stream_moves_before_the_dead_letter_is_decided_on(
     tmp_path: Path,
 ) -> None:
     """Each attempt fails because of the stream's state; before the dead letter is written, another

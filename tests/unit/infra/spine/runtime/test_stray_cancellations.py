@@ -112,7 +112,7 @@ async def test_an_outcome_counts_although_a_cancellation_is_left(
         assert outcomes[0].message == "the tree of the commit is hostile"
 
 
-async def test_twin_what_asks_only_the_count_drops_the_outcome(
+async def test_twin_a_check_of_the_count_alone_drops_the_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims.Claims, "is_given_up", lambda self, claimed: True)

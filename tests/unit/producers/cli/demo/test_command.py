@@ -41,7 +41,7 @@ def test_a_promise_that_was_kept_passes() -> None:
     check_promise(held_out(0.9, 0.75))
 
 
-def test_three_commands_to_go_on_with() -> None:
+def test_the_demo_ends_with_three_commands_to_try_next() -> None:
     lines = next_commands("HEADRACE_HOME=x", "arithmetic-grpo-5a1@100")
     assert len(next_commands(None, "arithmetic-grpo@100")) == len(lines) == 3
     assert all(line.startswith("HEADRACE_HOME=x headrace") for line in lines)

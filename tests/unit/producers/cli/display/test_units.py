@@ -28,7 +28,7 @@ from producers.cli.display.units import (
         ("12", None),
     ],
 )
-def test_sizes(number: object, shown: str | None) -> None:
+def test_sizes_are_shown_in_binary_units(number: object, shown: str | None) -> None:
     assert format_size(number) == shown
 
 
@@ -44,7 +44,7 @@ def test_durations_and_counts() -> None:
     assert (time_left(None), time_left(120)) == ("", " (about 2.0 min left)")
 
 
-def test_the_time_left_of_a_run() -> None:
+def test_the_time_left_is_estimated_only_for_a_run_that_steps() -> None:
     now = datetime(2030, 1, 1, 1, tzinfo=UTC)
     run = {
         "status": "running",

@@ -161,7 +161,7 @@ def test_a_conversation_that_cannot_be_is_named(
     assert says in report.issues[0].message
 
 
-def test_csv_with_metadata_as_json_text(tmp_path: Path) -> None:
+def test_csv_may_hold_metadata_as_json_text(tmp_path: Path) -> None:
     head = 'user_prompt,label,metadata\n"a, b",1,"{""k"": 1}"\n'
     report, rows = check(tmp_path, head + 'c,2,"{""k"": 2}"\n' * 3, "csv")
     assert report.issues == []
@@ -401,7 +401,7 @@ def sharegpt(*said: tuple[str, str], **more: Any) -> dict[str, Any]:
     return {"conversations": [{"from": one, "value": text} for one, text in said], **more}
 
 
-def test_conversations_in_the_form_of_sharegpt(tmp_path: Path) -> None:
+def test_conversations_in_the_form_of_sharegpt_are_converted(tmp_path: Path) -> None:
     call = json.dumps({"name": "add", "arguments": {"a": 1}})
     said = [("system", "s"), ("human", "1?"), ("function_call", call)]
     said += [("observation", "3"), ("gpt", "three")]
@@ -429,7 +429,9 @@ def test_conversations_in_the_form_of_sharegpt(tmp_path: Path) -> None:
         (("function_call", "[1]"), "must have function.name"),
     ],
 )
-def test_a_wrong_message_in_the_form_of_sharegpt(tmp_path: Path, said: Any, says: str) -> None:
+def test_a_wrong_message_in_the_form_of_sharegpt_is_named(
+    tmp_path: Path, said: Any, says: str
+) -> None:
     path = tmp_path / "shared.jsonl"
     path.write_text("\n".join(json.dumps(sharegpt(said, ("gpt", "a"))) for _ in range(4)))
     issues = check_file(path, "jsonl", lambda _: None, mapping={"conversations": "messages"}).issues

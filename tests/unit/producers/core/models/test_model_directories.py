@@ -77,7 +77,7 @@ def test_without_a_list_an_administrator_of_an_own_machine_names_any(tmp_path: P
             find(place, directories, actor)
 
 
-def test_the_setting(tmp_path: Path) -> None:
+def test_the_setting_names_directories_by_absolute_paths(tmp_path: Path) -> None:
     home = {"HEADRACE_HOME": str(tmp_path)}
     assert Settings.load(home).model_directories == OWN_MACHINE
     open_to_all = {**home, "HEADRACE_URL": "http://0.0.0.0:8420"}

@@ -110,7 +110,7 @@ async def evaluated(
     await app.append([*beginning(name, data, config=config), *graded, done])
 
 
-async def test_rows_and_attempts_with_their_rewards(app: Application) -> None:
+async def test_rows_and_attempts_are_listed_with_their_rewards(app: Application) -> None:
     data = await dataset(app)
     await evaluated(app, "one", data, (1.0, None), (0.0, 0.5))
     listed = await app.get("/evals/one/rows")

@@ -308,7 +308,7 @@ async def test_twin_without_the_check_a_redirect_reaches_this_machine(
     scene.reached.clear()
 
 
-async def test_twin_if_git_followed_redirects_itself_they_would_reach_this_machine(
+async def test_twin_redirects_that_git_follows_itself_reach_this_machine(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     careless = tuple(one for one in process.CONFIG if "followRedirects" not in one)

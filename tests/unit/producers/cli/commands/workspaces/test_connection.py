@@ -111,7 +111,9 @@ def test_wrong_options_send_nothing(
     assert server.requests == []
 
 
-def test_disconnect_and_rotate(headrace: Run, server: FakeServer) -> None:
+def test_disconnect_and_rotate_say_which_hook_and_secret_remain(
+    headrace: Run, server: FakeServer
+) -> None:
     for problem, deleted in (("git.example answers 500", False), (None, False), (None, True)):
         gone = {"workspace": WORKSPACE, "hook": {"deleted": deleted, "problem": problem}}
         server.answer("DELETE", "/workspaces/r/connection", gone)
