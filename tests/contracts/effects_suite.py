@@ -180,8 +180,6 @@ class EffectsSuite:
         assert (taken.id, taken.epoch, taken.crashes) == (held.id, held.epoch + 1, 1)
         with pytest.raises(CommitMiss, match="fenced"):
             await bound.log.commit(Commit(worker=dead, finished=((held.id, held.epoch),)))
-        assert not await bound.effects.save_memo(held, "late")
-        assert await bound.effects.save_memo(taken, "mine")
         await bound.log.commit(Commit(worker=heir, finished=((taken.id, taken.epoch),)))
 
     async def test_a_worker_does_not_claim_again_the_effects_it_holds(self, bound: Bound) -> None:

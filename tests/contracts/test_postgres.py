@@ -10,7 +10,7 @@ from infra.spine.postgres.effects import PostgresEffects
 from infra.spine.postgres.event_log import PostgresLog
 from infra.spine.postgres.notify import Notifier
 from infra.spine.postgres.pool import Database
-from infra.spine.postgres.queries import DIRECTORY, Queries
+from infra.spine.postgres.queries import ROOT, Queries
 from schemas.ids import WorkerId
 from tests.contracts.bus_suite import BoundBus, BusSuite
 from tests.contracts.effects_suite import Bound, EffectsSuite
@@ -18,7 +18,7 @@ from tests.contracts.event_log_suite import EventLogSuite, warning
 
 pytestmark = pytest.mark.postgres
 
-QUERIES = (DIRECTORY / "event_log.sql").read_text()
+QUERIES = (ROOT / "infra/spine/postgres/sql/event_log.sql").read_text()
 
 
 @pytest.fixture(scope="module", params=["embedded", "server"])

@@ -25,7 +25,7 @@ from infra.spine.postgres.event_log import PostgresLog
 from infra.spine.postgres.horizon import Horizon
 from infra.spine.postgres.notify import Notifier
 from infra.spine.postgres.pool import Database
-from infra.spine.postgres.queries import DIRECTORY, Queries
+from infra.spine.postgres.queries import ROOT, Queries
 from tests.kit.postgres import database_of, execute
 
 pytestmark = pytest.mark.postgres
@@ -216,7 +216,9 @@ before the sessions are looked at is in neither."""
 
 HELD_UP_QUERIES = Queries(
     "event_log",
-    (DIRECTORY / "event_log.sql").read_text().replace("own_horizon(", "held_up_horizon("),
+    (ROOT / "infra/spine/postgres/sql/event_log.sql")
+    .read_text()
+    .replace("own_horizon(", "held_up_horizon("),
 )
 """Between its snapshot and its look at the sessions a reader waits for a lock."""
 

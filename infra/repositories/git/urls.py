@@ -35,10 +35,6 @@ class RepositoryUrl:
     host: str = ""
     port: int = 0
 
-    @property
-    def bracketed_host(self) -> str:
-        return f"[{self.host}]" if ":" in self.host else self.host
-
     @classmethod
     def parse(cls, url: str) -> "RepositoryUrl":
         """Parse a source for git: a local directory, or an https, ssh or file URL. An http URL is taken

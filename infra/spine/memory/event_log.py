@@ -52,7 +52,6 @@ class _EffectRow:
     crashes: int = 0
     deaths: int = 0
     size: int = 1
-    memo: str | None = None
 
 
 @dataclass
@@ -440,12 +439,6 @@ class MemoryEffects:
                 row.worker = None
         return world.generations[worker]
 
-    async def save_memo(self, claimed: Claimed, memo: str) -> bool:
-        row = self._row_of(claimed)
-        if row is not None:
-            row.memo = memo
-        return row is not None
-
     async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
         world = self._world
         known = [run for run in run_ids if run in world.gates or run in world.holds]
@@ -492,7 +485,6 @@ def _claim_of(row: _EffectRow) -> Claimed:
         epoch=row.epoch,
         attempts=row.attempts,
         crashes=row.crashes,
-        memo=row.memo,
         spent=row.crashes > CRASH_LIMIT,
         size=row.size,
     )

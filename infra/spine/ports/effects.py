@@ -38,7 +38,6 @@ class Claimed:
     crashes: int
     correlation: UUID
     traceparent: str | None
-    memo: str | None = None
     spent: bool = False
     size: int = 1
 
@@ -154,10 +153,6 @@ class Effects(Protocol):
 
         Returns None, with nothing given back, when `generation` is not the worker's current one. A call
         that arrives late must not give back what the worker holds now."""
-        ...
-
-    async def save_memo(self, claimed: Claimed, memo: str) -> bool:
-        """Save a note for the next claim of this effect. Returns False if this claim was lost."""
         ...
 
     async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:

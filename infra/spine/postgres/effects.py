@@ -144,15 +144,6 @@ class PostgresEffects:
         )
         return raised
 
-    async def save_memo(self, claimed: Claimed, memo: str) -> bool:
-        status = await self._pool.execute(
-            "update effects set memo = $3 where id = $1 and epoch = $2",
-            claimed.id,
-            claimed.epoch,
-            memo,
-        )
-        return bool(status == "UPDATE 1")
-
     async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
         rows = await self._pool.fetch(
             "select run_id, case when state = 'open' and holds > 0 then 'paused' else state end"
@@ -212,7 +203,6 @@ def _claim_in(row: Any) -> Claimed:
         crashes=row["crashes"],
         correlation=row["correlation"],
         traceparent=row["traceparent"],
-        memo=row["memo"],
         spent=row["crashes"] > CRASH_LIMIT,
         size=row["size"],
     )
