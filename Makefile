@@ -185,9 +185,9 @@ test-stacks: $(READY)
 	$(PYTEST) -m '($(STACKS)) and not (kills or timed or $(APART))' $(STACK_TESTS) $(ARGS)
 
 # All tests that kill, freeze or cut off the processes of a run, or repeat a run on every stack (an hour).
-# CI runs an eighth of them (HEADRACE_TEST_KILLS=sample), chosen by the commit, and a quarter while the
-# spine, the failpoints or the consumers differ from those on which all have passed. Run all before a
-# release, and commit what it notes. `make test` runs their twins.
+# CI runs an eighth of them (HEADRACE_TEST_KILLS=sample), chosen by the number of commits, so eight commits
+# in a row run all. It runs a quarter while the spine, the failpoints or the consumers differ from those on
+# which all have passed. Run all before a release, and commit what it notes. `make test` runs their twins.
 KILL_TESTS := tests/crash tests/e2e/test_backup.py tests/e2e/test_matrix.py tests/e2e/test_retention.py \
 	tests/e2e/test_s3.py tests/e2e/test_stacks.py
 test-kills: PROCESSES := 3
