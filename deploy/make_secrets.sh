@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the secrets of docker-compose.yml, once: .env, and in deploy/secrets one file for each service with its
-# own accounts. Existing files are never changed. Usage:
+# own accounts and certificate. Existing files are never changed. Usage:
 #
 #   sh deploy/make_secrets.sh https://headrace.example.org    # the address of HEADRACE_PUBLIC_URL
 set -eu
@@ -8,10 +8,15 @@ umask 077
 cd "$(dirname "$0")/.."
 url=${1:?give the address by which browsers and forges reach the API, such as http://127.0.0.1:8420}
 services="api relay sync run checkpoint evaluate rollout grade learn verify publish deploy"
+users_of_code="api sync rollout grade" # the clients of the service that runs user code
 folder=deploy/secrets
 
 if [ -e $folder ]; then
     echo "$folder exists already; remove it to make new accounts, then start everything again" >&2
+    exit 1
+fi
+if ! command -v openssl >/dev/null; then
+    echo "openssl is missing, which makes the certificates; install it" >&2
     exit 1
 fi
 
@@ -48,6 +53,18 @@ END
     databases=$databases,$service=$database
     stores=$stores,$service=$store
     users="$users user_headrace_$service=\"$kafka\""
+done
+# one line for each certificate and key, because an environment file has one for each variable
+pem() {
+    printf 'HEADRACE_SANDBOX_TLS_%s=%s\n' "$1" "$(awk '{ printf "%s\\n", $0 }' "$certificates/$2")"
+}
+
+certificates=$folder/certificates
+sh deploy/make_certificates.sh $certificates $users_of_code
+for name in service $users_of_code; do
+    file=$name
+    if [ $name = service ]; then file=sandbox; fi
+    { pem CERT $name.pem; pem KEY $name.key; pem CA ca.pem; } >>$folder/$file.env
 done
 cat >$folder/accounts.env <<END
 HEADRACE_DATABASE_ACCOUNTS=${databases#,}

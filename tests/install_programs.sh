@@ -56,6 +56,7 @@ if [ "$1" = tests ]; then
   need java openjdk-17-jre-headless
   need mvn maven
   need bwrap bubblewrap  # confines user code
+  need openssl openssl  # makes the certificates of a sandbox service
   need faketime faketime  # its library moves the clocks of processes
   need cc build-essential  # compiles the C code of narrow models
   need clang clang  # compiles the same code, also for other processors than this one

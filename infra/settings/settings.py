@@ -230,9 +230,8 @@ def _sandbox_limits(environ: Mapping[str, str]) -> SandboxLimits:
 
 
 def _sandbox_service(environ: Mapping[str, str]) -> SandboxAddress | None:
-    url, key = environ.get("HEADRACE_SANDBOX_URL"), environ.get("HEADRACE_SANDBOX_KEY")
     try:
-        return SandboxAddress.load(url or "", key or "")
+        return SandboxAddress.load(environ)
     except ValueError as error:
         raise BadSetting(str(error)) from error
 

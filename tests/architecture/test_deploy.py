@@ -21,7 +21,11 @@ from consumers.process.command import HOSTABLE, RELAY
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.blobs.s3.accounts import access_key_of
 from infra.operations.local.supervisor import SPIN
+from infra.sandbox.service.connect import service_of
+from infra.sandbox.service.tls import make_context
 from infra.settings.accounts import DATABASE_ACCOUNTS, S3_ACCOUNTS, load_accounts
+from infra.settings.sandbox_service import PEM, SandboxCertificates
+from infra.settings.sandbox_service import VARIABLES as TLS
 from infra.settings.settings import Settings
 from infra.spine.bus.kafka.accounts import user_of
 from producers.http.auth import OPEN_PATHS
@@ -106,8 +110,10 @@ class Asked(dict[str, str]):
 
 @cache
 def settings() -> frozenset[str]:
-    """All HEADRACE_* that the settings read; with Kafka and vLLM named, their companions are too."""
+    """All HEADRACE_* that the settings read; with Kafka, vLLM and a sandbox service named,
+    their companions are too."""
     named = {"HEADRACE_KAFKA": "kafka:9092", "HEADRACE_VLLM_MODEL": "model"}
+    named |= {"HEADRACE_SANDBOX_URL": "tcp://sandbox:8422", **dict.fromkeys(TLS, PEM)}
     found: set[str] = set()
     for sampler in ("vllm=http://vllm:8000", "vllm"):
         environ = Asked({**named, "HEADRACE_SAMPLER": sampler})
@@ -159,7 +165,7 @@ def secret_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which the secrets were made."""
     directory = tmp_path_factory.mktemp("secrets")
     (directory / "deploy").mkdir()
-    for file in (".env.example", "deploy/make_secrets.sh"):
+    for file in (".env.example", "deploy/make_secrets.sh", "deploy/make_certificates.sh"):
         (directory / file).write_bytes((ROOT / file).read_bytes())
     assert make_secrets(directory).returncode == 0
     return directory
@@ -187,6 +193,8 @@ def test_the_given_settings_load_for_a_refused_one_stops_every_container(
         }
         own = variables_of(secret_files / about["env_file"]) if "env_file" in about else {}
         loaded = Settings.load({**own, **filled})
+        if "HEADRACE_SANDBOX_URL" in filled:
+            assert service_of(loaded).name == "the sandbox service at sandbox:8422"
         if name in ALONE | ONCE:
             continue
         assert loaded.database_url
@@ -196,9 +204,9 @@ def test_the_given_settings_load_for_a_refused_one_stops_every_container(
 
 
 def test_each_service_has_an_account_of_its_own_and_knows_no_other(secret_files: Path) -> None:
-    made = {path.stem: path for path in (secret_files / "deploy" / "secrets").iterdir()}
+    made = {path.stem: path for path in (secret_files / "deploy" / "secrets").glob("*.env")}
     services_with_accounts = set(ours()) - ALONE - ONCE
-    assert set(made) == services_with_accounts | {"accounts", "kafka"}
+    assert set(made) == services_with_accounts | {"accounts", "kafka", SANDBOX}
     assert services_with_accounts == set(consumed_types())
     roles = load_accounts(variables_of(made["accounts"]), DATABASE_ACCOUNTS)
     keys = load_accounts(variables_of(made["accounts"]), S3_ACCOUNTS)
@@ -209,7 +217,8 @@ def test_each_service_has_an_account_of_its_own_and_knows_no_other(secret_files:
     for name in services_with_accounts:
         assert ours()[name]["env_file"] == f"deploy/secrets/{name}.env"
         assert not {*LOGIN} & set(ours()[name]["environment"])
-        assert variables_of(made[name]) == dict(
+        given = variables_of(made[name])
+        assert {key: value for key, value in given.items() if key not in TLS} == dict(
             zip(
                 LOGIN,
                 (
@@ -220,11 +229,29 @@ def test_each_service_has_an_account_of_its_own_and_knows_no_other(secret_files:
                 strict=True,
             )
         )
-    for path in made.values():
+    for path in (secret_files / "deploy" / "secrets").rglob("*.*"):
         assert path.stat().st_mode & 0o077 == 0, "it holds secrets"
     for name in ("accounts", "accounts-kafka"):
         assert ours()[name]["env_file"] == "deploy/secrets/accounts.env"
     assert services()["kafka"]["env_file"] == "deploy/secrets/kafka.env"
+
+
+def test_the_service_of_user_code_and_each_of_its_clients_have_a_certificate_of_their_own(
+    secret_files: Path,
+) -> None:
+    given = {
+        path.stem: held
+        for path in (secret_files / "deploy" / "secrets").glob("*.env")
+        if TLS[0] in (held := variables_of(path))
+    }
+    clients = {n for n, one in ours().items() if "HEADRACE_SANDBOX_URL" in one["environment"]}
+    assert set(given) == clients | {SANDBOX}
+    assert set(given[SANDBOX]) == set(TLS), "and nothing else"
+    for name in TLS[:2]:
+        assert len({one[name] for one in given.values()}) == len(given)
+    assert len({one[TLS[2]] for one in given.values()}) == 1
+    for name, one in given.items():
+        make_context(SandboxCertificates.load(one), is_service=name == SANDBOX)
 
 
 def kafka_users(variables: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import yaml
 
 from consumers.process.ports import port_names
 from consumers.registry import CONTROL_CONSUMERS, lanes_of, load
-from infra.settings.sandbox_service import SandboxAddress, listen_address
+from infra.settings.sandbox_service import PEM, URL, VARIABLES, SandboxAddress, listen_address
 from infra.spine.runtime.hosting import Hosting
 from schemas.ids import WorkerId
 from tests.architecture.test_deploy import SANDBOX, compose, hosted, ours, services
@@ -20,7 +20,6 @@ from tests.architecture.test_deploy import SANDBOX, compose, hosted, ours, servi
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "packages"
 CLIENTS = {"api", "sync", "rollout", "grade"}
-KEY = "0f" * 16
 OPENED = {"clone", "clone3", "unshare", "mount", "umount2", "pivot_root", "sethostname"}
 
 
@@ -48,12 +47,12 @@ def test_the_service_has_no_credentials_and_no_network_but_that_of_its_clients()
     assert set(about["environment"]) == {
         *(
             "HEADRACE_SANDBOX",
-            "HEADRACE_SANDBOX_KEY",
             "HEADRACE_PACKAGE_INDEX",
             "HEADRACE_PACKAGE_HOSTS",
         ),
         *("HEADRACE_ENVIRONMENTS", "HTTPS_PROXY", "HTTP_PROXY"),
     }
+    assert about["env_file"] == f"deploy/secrets/{SANDBOX}.env"
     assert about["networks"] == [SANDBOX]
     assert "ports" not in about
     (volume,) = about["volumes"]
@@ -92,7 +91,7 @@ def test_exactly_the_processes_with_user_code_are_its_clients() -> None:
         url = about["environment"].get("HEADRACE_SANDBOX_URL")
         assert (url is not None) == (name in CLIENTS), name
         if url is not None:
-            address = SandboxAddress.load(url, KEY)
+            address = SandboxAddress.load({URL: url, **dict.fromkeys(VARIABLES, PEM)})
             assert address is not None
             assert (address.host, address.port) == (SANDBOX, port)
 
@@ -148,7 +147,7 @@ def test_on_kubernetes_it_is_restricted_by_bubblewrap_and_its_context() -> None:
     }
     assert {one["name"] for one in container["env"]} == {
         "HEADRACE_SANDBOX",
-        "HEADRACE_SANDBOX_KEY",
+        *VARIABLES,
         "HEADRACE_ENVIRONMENTS",
     }
     assert container["image"] == services()[SANDBOX]["image"]
@@ -172,7 +171,7 @@ def test_on_kubernetes_only_workers_reach_it_and_it_reaches_nothing() -> None:
     assert re.search(rf"HEADRACE_SANDBOX_URL=tcp://{name}:{port}$", text, re.M)
 
 
-def test_it_refuses_to_start_without_a_key() -> None:
+def test_it_refuses_to_start_without_a_certificate() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "infra.sandbox.service", "--listen", "tcp://127.0.0.1:0"],
         cwd=ROOT,
@@ -182,4 +181,4 @@ def test_it_refuses_to_start_without_a_key() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "HEADRACE_SANDBOX_KEY is not set" in done.stderr
+    assert "HEADRACE_SANDBOX_TLS_CERT is not set" in done.stderr

@@ -17,10 +17,9 @@ from infra.sandbox.service.client import SandboxClient
 from schemas.events import SampleGenerated
 from tests.kit.in_memory import InMemory, in_memory
 from tests.kit.platform import ROOT, ROWS, make_workspace, run_config
+from tests.kit.sandbox_certificates import tls_variables
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
-
-KEY = "a-key-that-nobody-else-has"
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,7 @@ def listening() -> Iterator[int]:
     process = subprocess.Popen(
         [sys.executable, "-m", "infra.sandbox.service", "--listen", "tcp://127.0.0.1:0"],
         cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "HEADRACE_SANDBOX_KEY": KEY},
+        env={"PATH": os.environ["PATH"], **tls_variables("service")},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -114,6 +113,6 @@ def test_a_service_elsewhere_changes_no_bit(
     with listening() as port:
         environ = {
             "HEADRACE_SANDBOX_URL": f"tcp://127.0.0.1:{port}",
-            "HEADRACE_SANDBOX_KEY": KEY,
+            **tls_variables("client"),
         }
         assert adapter(workspace, tmp_path / "home", environ=environ) == undisturbed

@@ -2,8 +2,8 @@
 starts user code. It holds no credentials of the platform.
 
 With `--fd` it serves the process that started it, over that descriptor, and ends with it. With
-`--listen` it serves all clients that have the key HEADRACE_SANDBOX_KEY. HEADRACE_SANDBOX names the
-level.
+`--listen` it serves all clients that have a certificate of the authority HEADRACE_SANDBOX_TLS_CA, and
+shows its own (HEADRACE_SANDBOX_TLS_CERT and _KEY). HEADRACE_SANDBOX names the level.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 
 from infra.sandbox.service.listener import READ_AHEAD, SandboxListener
@@ -19,9 +20,10 @@ from infra.sandbox.service.self_protection import die_with_parent, hide_memory
 from infra.sandbox.service.session import ServiceSession
 from infra.sandbox.service.snapshots import SnapshotCache
 from infra.sandbox.service.sockets import RemoteSockets
+from infra.sandbox.service.tls import check_key_is_hidden, make_context
 from infra.settings.packages import PackageSettings
 from infra.settings.sandbox_limits import load_sandbox_limits
-from infra.settings.sandbox_service import listen_address, parse_service_key
+from infra.settings.sandbox_service import VARIABLES, SandboxCertificates, listen_address
 from infra.settings.settings import sandbox_level
 
 
@@ -39,9 +41,9 @@ async def serve_parent(descriptor: int, level: str) -> None:
         snapshots.close()
 
 
-async def serve_clients(url: str, key: bytes, level: str) -> None:
+async def serve_clients(url: str, context: ssl.SSLContext, level: str) -> None:
     """Serve clients until SIGTERM or SIGINT. Prints the port, because `url` may hold port 0."""
-    listener = SandboxListener(url, key, level=level)
+    listener = SandboxListener(url, context, level=level)
     await listener.listen()
     sys.stdout.write(f"listening on port {listener.port}\n")
     sys.stdout.flush()
@@ -50,6 +52,15 @@ async def serve_clients(url: str, key: bytes, level: str) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await stopped.wait()
     await listener.aclose()
+
+
+def _take_certificates(level: str) -> ssl.SSLContext:
+    """Read our certificates and remove them from the environment. Raises ValueError."""
+    certificates = SandboxCertificates.load(os.environ)
+    for name in VARIABLES:
+        del os.environ[name]
+    check_key_is_hidden(certificates, level)
+    return make_context(certificates, is_service=True)
 
 
 def main() -> int:
@@ -68,12 +79,12 @@ def main() -> int:
         PackageSettings.load(os.environ)
         load_sandbox_limits(os.environ)
         url = listen_address(options.listen) if options.listen else None
-        key = parse_service_key(os.environ.pop("HEADRACE_SANDBOX_KEY", "")) if url else b""
+        context = _take_certificates(level) if url else None
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    if url is not None:
-        asyncio.run(serve_clients(url, key, level))
+    if url is not None and context is not None:
+        asyncio.run(serve_clients(url, context, level))
     else:
         die_with_parent(options.parent)
         asyncio.run(serve_parent(options.fd, level))

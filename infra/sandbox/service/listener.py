@@ -1,22 +1,23 @@
-"""The service as a server of its own: it accepts clients that have the key.
+"""The service as a server of its own: it accepts clients that have a certificate.
 
-FailedAuthThrottle can hold a few connections for a few seconds, and nothing else.
+A stranger can hold a few connections for a few seconds, and nothing else.
 """
 
 import asyncio
 import logging
 import socket
+import ssl
 from urllib.parse import urlsplit
 
-from infra.sandbox.service.handshake import HandshakeFailed, admit_client
 from infra.sandbox.service.session import ServiceSession
 from infra.sandbox.service.snapshots import SnapshotCache
 from infra.sandbox.service.sockets import CarriedSockets
+from infra.sandbox.service.tls import HandshakeFailed, admit_client
 
 logger = logging.getLogger(__name__)
 
 MOST_STRANGERS = 64
-"""The most connections that have not proved yet that they have the key. Further ones are closed."""
+"""The most connections that have not shown a certificate yet. Further ones are closed."""
 
 MOST_CLIENTS = 256
 READ_AHEAD = 1 << 20
@@ -25,10 +26,10 @@ READ_AHEAD = 1 << 20
 class SandboxListener:
     """Accepts clients at `url` (tcp://host:port) until it is closed."""
 
-    def __init__(self, url: str, key: bytes, *, level: str) -> None:
+    def __init__(self, url: str, context: ssl.SSLContext, *, level: str) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 0
-        self._key = key
+        self._context = context
         self._level = level
         self._server: asyncio.Server | None = None
         self._snapshots = SnapshotCache()
@@ -64,8 +65,8 @@ class SandboxListener:
         keep_alive(writer)
         self._strangers += 1
         try:
-            await admit_client(reader, writer, self._key)
-        except (HandshakeFailed, TimeoutError, ConnectionError):
+            await admit_client(writer, self._context)
+        except HandshakeFailed:
             writer.transport.abort()
             return
         finally:

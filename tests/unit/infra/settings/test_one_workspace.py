@@ -9,15 +9,19 @@ from infra.names import check_one_workspace
 from infra.sandbox.service.client import SandboxClient
 from infra.sandbox.service.connect import RemoteService
 from infra.sandbox.service.listener import SandboxListener
+from infra.settings.sandbox_service import VARIABLES
 from infra.settings.settings import Settings
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import InvalidConfig
 from tests.kit.application import Application, application
+from tests.kit.sandbox_certificates import tls_context
 
 TRUSTED = {"HEADRACE_SANDBOX": "process-trusted"}
 CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-SERVICE = {"HEADRACE_SANDBOX_URL": "tcp://sandbox:8422", "HEADRACE_SANDBOX_KEY": "0f" * 16}
-KEY = b"a key that nobody else has"
+SERVICE = {
+    "HEADRACE_SANDBOX_URL": "tcp://sandbox:8422",
+    **dict.fromkeys(VARIABLES, "-----BEGIN CERTIFICATE-----"),
+}
 
 
 @pytest.mark.parametrize(
@@ -85,9 +89,9 @@ async def test_a_service_that_trusts_is_refused_by_clients_that_do_not(
     async def no_fetch(ref: ArtifactRef) -> bytes:
         raise AssertionError(ref)
 
-    listener = SandboxListener("tcp://127.0.0.1:0", KEY, level=served)
+    listener = SandboxListener("tcp://127.0.0.1:0", tls_context("service"), level=served)
     await listener.listen()
-    service = RemoteService("127.0.0.1", listener.port, KEY)
+    service = RemoteService("127.0.0.1", listener.port, tls_context("client"))
     client = SandboxClient(service, fetch=no_fetch, level=wanted)
     try:
         if is_served:

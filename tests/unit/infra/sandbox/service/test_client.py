@@ -19,6 +19,7 @@ from schemas.errors import CorruptData, FailureCategory, StoreAway, TransientErr
 from schemas.sampling import Message, SampleRecord
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import RolloutRef
+from tests.kit.sandbox_certificates import tls_context
 from tests.kit.sockets import DeadSockets
 from tests.kit.user_snapshots import rollout_of, snapshot_of
 
@@ -48,7 +49,6 @@ class Check(Grader):
 """
 SNAPSHOT = snapshot_of(MAIN)
 LEVEL = "bwrap"
-KEY = b"0123456789abcdef"
 
 
 class Blobs:
@@ -81,11 +81,11 @@ def blobs() -> Blobs:
 async def user(
     request: pytest.FixtureRequest, blobs: Blobs, sockets: DeadSockets
 ) -> AsyncIterator[SandboxClient]:
-    listener = SandboxListener("tcp://127.0.0.1:0", KEY, level=LEVEL)
+    listener = SandboxListener("tcp://127.0.0.1:0", tls_context("service"), level=LEVEL)
     service: ChildService | RemoteService = ChildService(LEVEL)
     if request.param == "tcp":
         await listener.listen()
-        service = RemoteService("127.0.0.1", listener.port, KEY)
+        service = RemoteService("127.0.0.1", listener.port, tls_context("client"))
     made = SandboxClient(service, fetch=blobs.fetch, sockets=sockets)
     await made.start()
     yield made

@@ -15,13 +15,14 @@ from infra.ports.services import SandboxOwner
 from infra.sandbox.service import client, frames, peer
 from infra.sandbox.service.child import ChildService
 from infra.sandbox.service.client import SandboxClient
+from infra.sandbox.service.connect import RemoteService
 from infra.sandbox.service.frames import HEAD, LARGEST_ANSWER, FrameKind
-from infra.sandbox.service.handshake import greet_service
 from infra.sandbox.service.listener import SandboxListener
 from infra.sandbox.service.streams import WINDOW
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import TransientError
 from schemas.sampling import Message
+from tests.kit.sandbox_certificates import tls_context
 from tests.kit.sockets import DeadSockets
 from tests.kit.user_snapshots import rollout_of, snapshot_of
 
@@ -40,7 +41,6 @@ class Check(Grader):
     async def grade(self, ctx): ...
 """
 SNAPSHOT = snapshot_of(MAIN)
-KEY = b"0123456789abcdef"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -264,7 +264,7 @@ async def test_a_service_cannot_connect_to_other_sockets_of_the_machine(tmp_path
 
 @pytest.fixture
 async def listener() -> AsyncIterator[SandboxListener]:
-    made = SandboxListener("tcp://127.0.0.1:0", KEY, level="bwrap")
+    made = SandboxListener("tcp://127.0.0.1:0", tls_context("service"), level="bwrap")
     await made.listen()
     yield made
     await made.aclose()
@@ -288,8 +288,8 @@ async def listener() -> AsyncIterator[SandboxListener]:
 async def test_a_hostile_client_ends_only_its_own_connection(
     listener: SandboxListener, sent: bytes
 ) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    await greet_service(reader, writer, KEY)
+    remote = RemoteService("127.0.0.1", listener.port, tls_context("client"))
+    reader, writer = await remote.connect()
     writer.write(sent)
     async with asyncio.timeout(10):
         try:
@@ -298,8 +298,7 @@ async def test_a_hostile_client_ends_only_its_own_connection(
         except ConnectionError:
             pass
     writer.close()
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    await greet_service(reader, writer, KEY)
+    reader, writer = await remote.connect()
     head = await reader.readexactly(HEAD.size)
     assert FrameKind(HEAD.unpack(head)[1]) is FrameKind.HELLO
     writer.close()
