@@ -241,7 +241,7 @@ async def test_many_clients_connect_at_the_same_time(service: SandboxListener) -
     await asyncio.gather(*(reach(service, context) for _ in range(50)))
 
 
-async def test_what_is_sent_cannot_be_read_on_the_way(service: SandboxListener) -> None:
+async def test_sent_bytes_cannot_be_read_on_the_way(service: SandboxListener) -> None:
     seen = bytearray()
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
