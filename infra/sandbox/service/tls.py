@@ -6,7 +6,6 @@ names, and several services may run behind one. A certificate of a client is of 
 """
 
 import asyncio
-import contextlib
 import os
 import ssl
 
@@ -103,7 +102,5 @@ async def greet_service(
 
 def _reason(error: Exception) -> str:
     """The reason that OpenSSL gives, in words."""
-    with contextlib.suppress(AttributeError):
-        return str(error.verify_message)  # type: ignore[attr-defined] # of a certificate
-    reason = getattr(error, "reason", None)
+    reason = getattr(error, "verify_message", None) or getattr(error, "reason", None)
     return str(reason).replace("_", " ").lower() if reason else str(error) or type(error).__name__
