@@ -1,4 +1,4 @@
-"""Builds what a process that serves deployments needs: the engine, the endpoint for control processes,
+"""Builds what a process that serves deployments needs: the engine, the gateway for control processes,
 and the task that loads what is deployed.
 
 The engine is the sampler of training, in a process of its own. So a request never waits for a learner,
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from consumers.deploy.loading import first_request
 from infra.adapters import Backend
-from infra.model_api.serving.endpoint import ServingEndpoint
+from infra.model_api.serving.call import PATH
 from infra.model_api.serving.grants import KnownKeys, ServingDoors
+from infra.model_api.serving.sessions import DeploymentSessions, deployment_gateway
 from infra.model_api.serving.training_watch import TrainingWatch
 from infra.model_api.serving.usage import UsageCounts
 from infra.readmodel.deployments import Deployments
@@ -39,27 +40,27 @@ PATIENCE_S = 5.0
 async def open_serving(
     stack: AsyncExitStack, worker: WorkerId, backend: Backend, settings: Settings
 ) -> Sampler:
-    """Open the engine and the endpoint of this process, and close them with the stack. Returns the
+    """Open the engine and the gateway of this process, and close them with the stack. Returns the
     sampler."""
     watch = TrainingWatch(backend.database, share_percent=settings.serving.share_percent)
     sampler = await _open_sampler(stack, backend, settings, watch)
     usage = UsageCounts(backend.database)
     doors = ServingDoors(backend.database)
-    endpoint = ServingEndpoint(
-        sampler,
+    sessions = DeploymentSessions(
         is_known=KnownKeys(doors, worker).is_valid,
         usage=usage,
-        host=settings.serving.host,
-        port=settings.serving.port,
         look=watch.look,
         most=lambda: max(1, int(MOST_ANSWERS * (watch.share() if settings.vllm else 1))),
     )
-    await endpoint.start()
+    host, port = settings.serving.host, settings.serving.port
+    gateway = deployment_gateway(sampler, sessions, host=host, port=port)
+    await gateway.start()
     stack.push_async_callback(usage.write)
-    stack.push_async_callback(endpoint.aclose)
-    await doors.announce(worker, endpoint.url)
-    restoring = Restoring(Deployments(backend.database), sampler, endpoint)
-    tasks = [asyncio.ensure_future(job) for job in (usage.run(), restoring.run())]
+    stack.push_async_callback(gateway.aclose)
+    await doors.announce(worker, gateway.url + PATH)
+    restoring = Restoring(Deployments(backend.database), sampler, sessions)
+    jobs = (usage.run(), restoring.run(), sessions.keep_looking())
+    tasks = [asyncio.ensure_future(job) for job in jobs]
     stack.push_async_callback(_end, tasks)
     return sampler
 
@@ -97,7 +98,7 @@ class Restoring:
 
     deployments: Deployments
     sampler: Sampler
-    endpoint: ServingEndpoint
+    sessions: DeploymentSessions
 
     async def run(self) -> None:
         """Load everything, and then let calls in."""
@@ -107,7 +108,7 @@ class Restoring:
                 logger.info("deployment %s serves %s", served.name, served.ref)
             except HeadraceError as error:
                 logger.warning("deployment %s could not be loaded: %s", served.name, error)
-        self.endpoint.is_ready = True
+        self.sessions.is_ready = True
 
     async def _find(self) -> list[ServedModel]:
         """Everything that is deployed, once the database answers."""

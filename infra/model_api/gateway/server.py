@@ -1,11 +1,13 @@
-"""The gateway's HTTP server, which runs inside the worker. Each sample has its own endpoint, which
-speaks the wire formats of `infra/model_api/wire/`.
+"""The gateway's HTTP server: the one way from a request to a sampler. It speaks the wire formats of
+`infra/model_api/wire/`.
 
 POST /v1/samples/<sample>/chat/completions     user code, with that sample's key, on a unix socket
 GET  /v1/samples/<sample>/models               the one model that it has
 POST /internal/sample                          the API's checkpoint chat, on 127.0.0.1
+POST /internal/serve                           calls to deployments (`infra/model_api/serving/`)
 
-A unix socket belongs to one run. Through it, only samples of that run are reachable.
+It runs inside the worker. A unix socket belongs to one run. Through it, only samples of that run are
+reachable. The gateway of a process that serves deployments has no samples and no chats.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -33,26 +35,21 @@ from infra.model_api.gateway.delivery import (
 )
 from infra.model_api.gateway.engine_errors import as_gateway_errors, gather_all
 from infra.model_api.gateway.sandbox_protocol import SandboxProtocol
-from infra.model_api.gateway.sessions import GatewaySession, ModelCall, new_key
+from infra.model_api.gateway.sessions import AdmittedRequest, GatewaySession, new_key
 from infra.model_api.gateway.tunnels import Tunnels
 from infra.model_api.wire.errors import GatewayError, no_token_count
 from infra.model_api.wire.formats import FORMATS, MODELS, format_of, models, path_of
 from infra.model_api.wire.request import ModelRequest, WireFormat, WireRequest
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from schemas.ids import sample_id
-from schemas.sampling import (
-    Sampler,
-    SampleRequest,
-    StreamingSampler,
-    Tell,
-    TokenCounter,
-    Turn,
-)
+from schemas.sampling import Sampler, SampleRequest, StreamingSampler, Tell, TokenCounter, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec
 
-T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Admit = Callable[[Scope, RequestBody, AsyncExitStack], Awaitable[AdmittedRequest | bytes]]
+"""Checks, reads and parses a request. Returns what is to be sampled, or an answer for which nothing is.
+The stack is closed once the request is answered. Raises GatewayError."""
 
 LIMITS = ConnectionLimits(head_s=10, body_s=30, body_rate=1 << 20)
 KEEP_ALIVE_S = 120.0
@@ -84,10 +81,16 @@ class HttpGateway:
         network: NetworkPolicy = NO_NETWORK,
         resolve: Resolve = resolve,
         redeem: Callable[[str], Awaitable[bool]] | None = None,
+        deployments: Admit | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        keep_alive_s: float = KEEP_ALIVE_S,
+        graceful_s: int = 1,
     ) -> None:
         """`group` is the group of user code, if it is not ours. Its processes may connect to sockets.
         `network` is the operator's policy for addresses that user code connects to. `redeem` uses up the
-        key of a chat, and returns whether it was one. Without it there are no chats."""
+        key of a chat, and returns whether it was one. Without it there are no chats. `deployments`
+        admits the requests to `host` and `port` in place of chats. Then there are no sockets."""
         self._sampler = sampler
         self._limits = limits
         self._group = group
@@ -97,15 +100,29 @@ class HttpGateway:
         self._bodies = LargeBodyTurns()
         self._in_flight = BytesInFlight()
         self._sessions: dict[str, GatewaySession] = {}
-        self._server: HttpServer | None = None
+        self._internal: Admit = deployments or self._chat
+        self._has_sockets = deployments is None
+        self._host = host
+        self._server = HttpServer(
+            self._app,
+            host=host,
+            port=port,
+            limits=limits,
+            keep_alive_s=keep_alive_s,
+            graceful_s=graceful_s,
+        )
         self._task: asyncio.Task[None] | None = None
-        self._url = ""
         self._redeem = redeem
         self._redeeming = asyncio.Semaphore(MOST_REDEEMING)
 
     @property
+    def url(self) -> str:
+        """Where it listens, without a path. Available after `start`."""
+        return f"http://{self._host}:{self._server.port}"
+
+    @property
     def internal_url(self) -> str:
-        return f"{self._url}{INTERNAL}"
+        return f"{self.url}{INTERNAL}"
 
     def open(
         self, spec: GroupSpec, index: int, *, deadline_s: float, masks: Masks = NO_MASKS
@@ -126,7 +143,6 @@ class HttpGateway:
 
     async def open_socket(self, run: str, *, network: Sequence[str] = ()) -> Path:
         """Open a unix socket through which only samples of this run or evaluation are reachable."""
-        assert self._server is not None  # noqa: S101 - the gateway has started
         assert self._directory is not None  # noqa: S101 - the gateway has started
         path = self._directory.new_path()
         tunnels = Tunnels(self._network.reachable(network), resolve=self._resolve)
@@ -146,31 +162,21 @@ class HttpGateway:
 
     def num_connections(self, path: Path) -> int:
         """How many connections a socket has now."""
-        assert self._server is not None  # noqa: S101 - the gateway has started
         return self._server.num_connections(path)
 
     async def close_socket(self, path: Path) -> None:
         """Close a socket with all its connections."""
-        assert self._server is not None  # noqa: S101 - the gateway has started
         self._server.close_unix(path)
 
     async def start(self) -> None:
         """Listen, and return once requests are accepted. Raises InvalidConfig when it cannot listen."""
-        self._server = HttpServer(
-            self._app,
-            host="127.0.0.1",
-            port=0,
-            limits=self._limits,
-            keep_alive_s=KEEP_ALIVE_S,
-            graceful_s=1,
-        )
         await self._server.listen()
-        self._directory = SocketDirectory(group=self._group)  # and remove those of killed processes
-        self._url = f"http://127.0.0.1:{self._server.port}"
+        if self._has_sockets:  # this also removes the directories of killed processes
+            self._directory = SocketDirectory(group=self._group)
         self._task = asyncio.ensure_future(self._server.serve())
 
     async def aclose(self) -> None:
-        if self._server is not None and self._task is not None:
+        if self._task is not None:
             self._server.stop()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._directory is not None:
@@ -182,44 +188,61 @@ class HttpGateway:
             return
         body = RequestBody(scope, receive, self._bodies)
         try:
-            if "run" in scope["state"]:
-                async with AsyncExitStack() as held:
-                    await self._answer(scope, body, send, held)
-            else:
-                async with self._in_flight.wait_for_room("", body.announced_length):
-                    await reply(send, 200, await self._internal(scope, body))
+            async with AsyncExitStack() as held:
+                admitted = await self._admit(scope, body, held)
+                if isinstance(admitted, bytes):
+                    await reply(send, 200, admitted)
+                else:
+                    await self._answer(admitted, body, send)
         except GatewayError as error:
             await refuse(send, body, error, failure=format_of(_place(scope)[1]).failure)
 
-    async def _answer(
-        self, scope: Scope, body: RequestBody, send: Send, held: AsyncExitStack
-    ) -> None:
-        """Answer a request of user code. Its bytes count until `held` is closed."""
+    async def _answer(self, admitted: AdmittedRequest, body: RequestBody, send: Send) -> None:
+        """Sample the answers of a request, and deliver them: at the end, or as they are sampled."""
+        request, number, wanted = admitted.request, admitted.number, admitted.wanted
+        if request.streams:
+            pieces = Pieces()
+            work = admitted.record(partial(self._sample_all, wanted, pieces))
+            stream = EventStream(send, request.stream(number=number))
+            await stream.deliver(work, pieces, body.wait_for_disconnect)
+            return
+        work = admitted.record(partial(self._sample_all, wanted))
+        turns = await sample_while_connected(work, body.wait_for_disconnect)
+        await reply(send, 200, request.answer(turns, number=number))
+
+    async def _sample_all(
+        self, wanted: Sequence[SampleRequest], pieces: Pieces | None = None
+    ) -> Sequence[Turn]:
+        samples = [
+            self._sample(request, partial(pieces.add, choice) if pieces else None)
+            for choice, request in enumerate(wanted)
+        ]
+        return await gather_all(samples)
+
+    async def _sample(self, request: SampleRequest, tell: Tell | None) -> Turn:
+        sampler = self._sampler
+        if tell is not None and isinstance(sampler, StreamingSampler):
+            return await sampler.stream(request, tell)
+        return await sampler.sample(request)
+
+    async def _admit(
+        self, scope: Scope, body: RequestBody, held: AsyncExitStack
+    ) -> AdmittedRequest | bytes:
+        """Admit a request of user code, or one to `host` and `port`."""
+        if "run" not in scope["state"]:
+            return await self._internal(scope, body, held)
         try:
             session = self._session(scope)
             session.authorize(key_of(scope))
             if scope["method"] == "GET":
-                await reply(send, 200, models())
-                return
+                return models()
             wire, request = await self._receive(scope, body, session, held)
             if wire.count is not None:
-                num_tokens = await self._count(session, request.model_request)
-                await reply(send, 200, wire.count(num_tokens))
-                return
-            asked = session.ask(request.model_request)
+                return wire.count(await self._count(session, request.model_request))
+            return session.admit(request)
         except GatewayError as error:
             error.is_final = not await scope["state"]["refusals"].take()
             raise
-        number = asked[0][0].number
-        if request.streams:
-            pieces = Pieces()
-            work = self._sample_choices(session, asked, pieces)
-            stream = EventStream(send, request.stream(number=number))
-            await stream.deliver(work, pieces, body.wait_for_disconnect)
-            return
-        work = self._sample_choices(session, asked)
-        turns = await sample_while_connected(work, body.wait_for_disconnect)
-        await reply(send, 200, request.answer(turns, number=number))
 
     async def _receive(
         self, scope: Scope, body: RequestBody, session: GatewaySession, held: AsyncExitStack
@@ -229,8 +252,8 @@ class HttpGateway:
         wire = FORMATS[_place(scope)[1]]
         room = self._in_flight.wait_for_room(session.spec.owner, body.announced_length)
         with session.receiving():
-            counted = await _in_time(session, held.enter_async_context(room))
-            data = await _in_time(session, body.read(session.spec.owner, budget=session))
+            counted = await session.in_time(held.enter_async_context(room))
+            data = await session.in_time(body.read(session.spec.owner, budget=session))
             counted.take(len(data))
             request = wire.parse(data)
         session.authorize(session.api_key)  # the deadline may have passed while the body was read
@@ -241,30 +264,7 @@ class HttpGateway:
         if not isinstance(self._sampler, TokenCounter):
             raise no_token_count()
         counting = self._sampler.count_prompt_tokens(session.preview(wanted))
-        return await _in_time(session, as_gateway_errors(counting))
-
-    async def _sample_choices(
-        self,
-        session: GatewaySession,
-        asked: Sequence[tuple[ModelCall, SampleRequest]],
-        pieces: Pieces | None = None,
-    ) -> Sequence[Turn]:
-        """Sample the choices of a request together, and record them all, or none. Their text is put into
-        `pieces` as it is sampled."""
-        try:
-            samples = [
-                self._sample(wanted, partial(pieces.add, choice) if pieces else None)
-                for choice, (_, wanted) in enumerate(asked)
-            ]
-            turns = await _in_time(session, gather_all(samples))
-        except BaseException as error:  # a disconnected client cancels this
-            refused = error if isinstance(error, GatewayError) else None
-            for call, _ in asked:
-                session.refuse(call, refused)
-            # A failure of the platform says nothing about the sample, which will run again.
-            session.interrupted |= refused is not None and refused.status >= 500
-            raise
-        return [session.answer(call, turn) for (call, _), turn in zip(asked, turns, strict=True)]
+        return await session.in_time(as_gateway_errors(counting))
 
     def _session(self, scope: Scope) -> GatewaySession:
         sample, path = _place(scope)
@@ -281,13 +281,9 @@ class HttpGateway:
             )
         return session
 
-    async def _sample(self, request: SampleRequest, tell: Tell | None = None) -> Turn:
-        sampler = self._sampler
-        if tell is not None and isinstance(sampler, StreamingSampler):
-            return await as_gateway_errors(sampler.stream(request, tell))
-        return await as_gateway_errors(sampler.sample(request))
-
-    async def _internal(self, scope: Scope, body: RequestBody) -> bytes:
+    async def _chat(self, scope: Scope, body: RequestBody, held: AsyncExitStack) -> bytes:
+        """Answer a chat with a checkpoint. Raises GatewayError."""
+        await held.enter_async_context(self._in_flight.wait_for_room("", body.announced_length))
         if scope["method"] != "POST" or scope["path"] != INTERNAL:
             raise _not_found(scope, INTERNAL)
         key = key_of(scope)
@@ -303,7 +299,7 @@ class HttpGateway:
             request = SampleRequest.model_validate_json(await body.read(""))
         except ValidationError as error:
             raise GatewayError(400, "invalid_request", str(error)) from error
-        turn = await self._sample(request)
+        turn = await as_gateway_errors(self._sampler.sample(request))
         return bytes(turn.model_dump_json(), "utf-8")
 
 
@@ -324,17 +320,6 @@ def _refusals() -> TokenBucket:
 def connections_of_a_socket(limits: ConnectionLimits) -> int:
     """How many connections one socket may have: a quarter of all, at most MOST_CONNECTIONS."""
     return max(8, min(MOST_CONNECTIONS, limits.max_connections() // 4))
-
-
-async def _in_time(session: GatewaySession, work: Awaitable[T]) -> T:
-    """Await `work` and return its result. Raises GatewayError (408) at the sample's deadline."""
-    try:
-        async with asyncio.timeout(max(0.0, session.left_s())):
-            return await work
-    except TimeoutError as error:
-        raise GatewayError(
-            408, "deadline_exceeded", "the time limit of this sample has passed"
-        ) from error
 
 
 def _place(scope: Scope) -> tuple[str, str]:

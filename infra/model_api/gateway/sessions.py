@@ -1,16 +1,20 @@
 """Sessions: a sample's access to the policy, and the exact record of its model calls."""
 
+import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from infra.model_api.gateway.call_ids import with_unique_ids
+from infra.model_api.gateway.engine_errors import as_gateway_errors
 from infra.model_api.gateway.histories import Histories, prompt_key
 from infra.model_api.wire.errors import GatewayError
-from infra.model_api.wire.request import ModelRequest
+from infra.model_api.wire.request import ModelRequest, WireRequest
 from schemas.errors import FailureCategory
 from schemas.sampling import (
     Message,
@@ -22,6 +26,10 @@ from schemas.sampling import (
 )
 from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec
+
+T = TypeVar("T")
+Sampling = Callable[[], Awaitable[Sequence[Turn]]]
+"""Samples all answers of a request together. Raises the errors of the engine."""
 
 MOST_TURNS = 256
 """How many model calls one sample may make."""
@@ -40,6 +48,18 @@ ENGINE_REFUSALS = frozenset(
 )
 """The refusals of an engine that explain why a workflow raises. All others are about one request of the
 workflow, which may handle them."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRequest:
+    """A request that a session has admitted, and what the engine is asked for: one request for each
+    answer. `record` samples within the limits of the session, and returns the turns as the client gets
+    them. A sample's session keeps them, and that of a deployment does not. Raises GatewayError."""
+
+    request: WireRequest
+    number: int
+    wanted: Sequence[SampleRequest]
+    record: Callable[[Sampling], Awaitable[Sequence[Turn]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +137,14 @@ class GatewaySession:
         spent = 0.0 if self.began is None else time.monotonic() - self.began
         return self.deadline_s - spent
 
+    async def in_time(self, work: Awaitable[T]) -> T:
+        """Await `work` and return its result. Raises GatewayError (408) at the deadline."""
+        try:
+            async with asyncio.timeout(max(0.0, self.left_s())):
+                return await work
+        except TimeoutError as error:
+            raise _too_late() from error
+
     def authorize(self, key: str) -> None:
         """Raise GatewayError unless this key may still make calls. The first call with the right key
         starts the session's time."""
@@ -129,7 +157,7 @@ class GatewaySession:
         if self.began is None:
             self.began = time.monotonic()
         if self.closed or self.left_s() < 0:
-            raise GatewayError(408, "deadline_exceeded", "the time limit of this sample has passed")
+            raise _too_late()
         if len(self.calls) >= MOST_TURNS:
             raise _too_many_calls()
 
@@ -163,6 +191,24 @@ class GatewaySession:
             yield
         finally:
             self.being_received -= 1
+
+    def admit(self, request: WireRequest) -> AdmittedRequest:
+        """Record a request. Raises GatewayError at a limit of the sample."""
+        calls, wanted = zip(*self.ask(request.model_request), strict=True)
+        return AdmittedRequest(request, calls[0].number, wanted, partial(self._record, calls))
+
+    async def _record(self, calls: Sequence[ModelCall], sample: Sampling) -> Sequence[Turn]:
+        """Sample the answers of these calls in time, and record them all, or none."""
+        try:
+            turns = await self.in_time(as_gateway_errors(sample()))
+        except BaseException as error:  # a disconnected client cancels this
+            refused = error if isinstance(error, GatewayError) else None
+            for call in calls:
+                self.refuse(call, refused)
+            # A failure of the platform says nothing about the sample, which will run again.
+            self.interrupted |= refused is not None and refused.status >= 500
+            raise
+        return [self.answer(call, turn) for call, turn in zip(calls, turns, strict=True)]
 
     def ask(self, wanted: ModelRequest) -> list[tuple[ModelCall, SampleRequest]]:
         """Record a request. Returns, for each choice that it asks for, its record and the request to the
@@ -308,6 +354,10 @@ def _num_new_tokens(call: ModelCall, turn: Turn) -> int:
         return num_tokens
     extended.is_continued = True
     return num_tokens - len(before)
+
+
+def _too_late() -> GatewayError:
+    return GatewayError(408, "deadline_exceeded", "the time limit of this sample has passed")
 
 
 def _too_many_calls() -> GatewayError:

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from infra.model_api.serving import grants, training_watch
-from infra.model_api.serving.endpoint import ServingEndpoint
+from infra.model_api.serving.call import PATH
 from infra.model_api.serving.grants import KnownKeys, ServingDoors
+from infra.model_api.serving.sessions import DeploymentSessions, deployment_gateway
 from infra.model_api.serving.training_watch import TrainingWatch
 from infra.model_api.serving.usage import UsageCounts
 from producers.http.routes import inference
@@ -66,15 +67,16 @@ async def serving(app: Application) -> AsyncIterator[FakeSampler]:
     sampler = FakeSampler(lambda request: turn("three"))
     database = app.services.database
     usage, doors = UsageCounts(database), ServingDoors(database)
-    endpoint = ServingEndpoint(sampler, is_known=KnownKeys(doors, WORKER).is_valid, usage=usage)
-    await endpoint.start()
-    endpoint.is_ready = True
+    sessions = DeploymentSessions(is_known=KnownKeys(doors, WORKER).is_valid, usage=usage)
+    gateway = deployment_gateway(sampler, sessions)
+    await gateway.start()
+    sessions.is_ready = True
     await app.services.effects.register(WORKER, host="h", pid=1, lease_s=60)
-    await doors.announce(WORKER, endpoint.url)
+    await doors.announce(WORKER, gateway.url + PATH)
     try:
         yield sampler
     finally:
-        await endpoint.aclose()
+        await gateway.aclose()
         await usage.write()
         await app.services.serving.aclose()
 

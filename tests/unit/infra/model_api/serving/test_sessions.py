@@ -1,4 +1,4 @@
-"""The endpoint of the process that serves: only known keys are answered, and answers, tools, counts and
+"""The gateway of the process that serves: only known keys are answered, and answers, tools, counts and
 errors have OpenAI's form."""
 
 import asyncio
@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from infra.model_api.gateway.bytes_in_flight import BytesInFlight
+from infra.model_api.gateway.server import HttpGateway
 from infra.model_api.serving.answer_memory import AnswerMemory
-from infra.model_api.serving.call import ServingCall, WireName
-from infra.model_api.serving.endpoint import ServingEndpoint
+from infra.model_api.serving.call import PATH, ServingCall, WireName
+from infra.model_api.serving.sessions import DeploymentSessions, deployment_gateway
 from schemas.deployments import ServedModel
 from schemas.errors import NotFound, TransientError
 from schemas.sampling import (
@@ -82,10 +83,15 @@ class Counted:
 
 @dataclass
 class Served:
-    endpoint: ServingEndpoint
+    sessions: DeploymentSessions
+    gateway: HttpGateway
     engine: Scripted
     counted: Counted
     client: httpx.AsyncClient
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url + PATH
 
     async def ask(
         self,
@@ -98,7 +104,7 @@ class Served:
     ) -> httpx.Response:
         call = ServingCall(api_key=asker, wire=wire, served=SERVED, is_base=is_base)
         return await self.client.post(
-            self.endpoint.url,
+            self.url,
             content=call.pack(json.dumps(body).encode()),
             headers={"Authorization": f"Bearer {key}"},
         )
@@ -110,12 +116,13 @@ async def served() -> AsyncIterator[Served]:
         return key == KEY
 
     engine, counted = Scripted(), Counted()
-    endpoint = ServingEndpoint(engine, is_known=is_known, usage=counted)
-    await endpoint.start()
-    endpoint.is_ready = True
+    sessions = DeploymentSessions(is_known=is_known, usage=counted)
+    gateway = deployment_gateway(engine, sessions)
+    await gateway.start()
+    sessions.is_ready = True
     async with httpx.AsyncClient() as client:
-        yield Served(endpoint, engine, counted, client)
-    await endpoint.aclose()
+        yield Served(sessions, gateway, engine, counted, client)
+    await gateway.aclose()
 
 
 async def test_an_answer_has_the_deployment_that_the_call_names(served: Served) -> None:
@@ -214,9 +221,22 @@ async def test_a_stranger_is_refused_and_a_known_key_is_not(served: Served) -> N
     assert (await served.ask()).status_code == 200  # the twin
 
 
+async def test_the_gateway_of_deployments_answers_nothing_else(served: Served) -> None:
+    """It may listen on a network, where no chat and no sample must be reachable."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    for path in ("/internal/sample", "/v1/samples/r1.0.0.0.0/chat/completions"):
+        url = served.url.replace(PATH, path)
+        refused = await served.client.post(url, json=CHAT, headers=headers)
+        assert refused.status_code == 404
+        assert f"only POST {PATH} exists" in refused.text
+    with pytest.raises(AssertionError):
+        await served.gateway.open_socket("r1")
+    assert served.engine.asked == []
+
+
 async def test_a_key_whose_calls_are_too_large_together_is_refused(served: Served) -> None:
     """Also when several control processes ask, each with its own count."""
-    served.endpoint._in_flight = BytesInFlight(of_key=300_000)
+    served.sessions._in_flight = BytesInFlight(of_key=300_000)
     may_answer, answer_now = asyncio.Event(), served.engine.sample
 
     async def sample(request: SampleRequest) -> Turn:
@@ -236,7 +256,7 @@ async def test_a_key_whose_calls_are_too_large_together_is_refused(served: Serve
 
 async def test_answers_that_nobody_reads_hold_up_their_own_key_alone(served: Served) -> None:
     """A client that does not read keeps its answers in memory, here by not letting them end."""
-    served.endpoint._memory = AnswerMemory(of_key=100_000)
+    served.sessions._memory = AnswerMemory(of_key=100_000)
     may_answer, answer_now = asyncio.Event(), served.engine.sample
 
     async def sample(request: SampleRequest) -> Turn:
@@ -254,7 +274,7 @@ async def test_answers_that_nobody_reads_hold_up_their_own_key_alone(served: Ser
     may_answer.set()
     assert {one.status_code for one in await asyncio.gather(*asked)} == {200}
     assert len(served.engine.asked) == 4
-    assert not served.endpoint._memory._held
+    assert not served.sessions._memory._held
 
 
 async def test_answers_that_can_never_fit_are_refused(served: Served) -> None:
@@ -275,9 +295,9 @@ async def test_a_temperature_that_no_logit_can_be_divided_by_is_a_small_one(
 
 
 async def test_calls_are_refused_until_the_deployments_are_loaded(served: Served) -> None:
-    served.endpoint.is_ready = False
+    served.sessions.is_ready = False
     assert (await served.ask()).status_code == 503
-    served.endpoint.is_ready = True
+    served.sessions.is_ready = True
     assert (await served.ask()).status_code == 200
 
 
@@ -285,9 +305,10 @@ async def test_while_keys_cannot_be_looked_up_a_call_is_to_be_repeated() -> None
     async def is_known(key: str) -> bool:
         raise TransientError("the database does not answer now")
 
-    endpoint = ServingEndpoint(Scripted(), is_known=is_known, usage=Counted())
-    await endpoint.start()
-    endpoint.is_ready = True
+    sessions = DeploymentSessions(is_known=is_known, usage=Counted())
+    gateway = deployment_gateway(Scripted(), sessions)
+    await gateway.start()
+    sessions.is_ready = True
     async with httpx.AsyncClient() as client:
-        assert (await client.post(endpoint.url, content=b"{}\n{}")).status_code == 503
-    await endpoint.aclose()
+        assert (await client.post(gateway.url + PATH, content=b"{}\n{}")).status_code == 503
+    await gateway.aclose()
