@@ -86,3 +86,18 @@ def test_the_pages_of_a_newcomer_are_there(name: str) -> None:
 def test_ci_calls_the_test_command_of_the_readme() -> None:
     assert "make test" in (ROOT / "README.md").read_text()
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("ends", [0, 3])
+def test_a_file_that_ci_cannot_remove_does_not_change_how_it_ends(ends: int) -> None:
+    text = (ROOT / ".ci" / "run").read_text()
+    leave = text[text.index("leave() {") : text.index("trap leave EXIT")]
+    script = f"""
+        set -euo pipefail
+        logs=a scratch=b databases=c lanes=""
+        rm() {{ return 1; }}
+        {leave}
+        trap leave EXIT
+        exit {ends}
+    """
+    assert subprocess.run(["bash", "-c", script], check=False).returncode == ends
