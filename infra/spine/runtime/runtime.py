@@ -126,9 +126,15 @@ class Runtime:
         or the end of its lease may bring more work."""
         while True:
             await asyncio.sleep(0.05)
-            unfinished = self._claims.tasks or await self._claims.has_unfinished()
-            if not unfinished and await self._bus.is_idle():
+            before = self.commits
+            if await self._has_unfinished() or not await self._bus.is_idle():
+                continue
+            # An event of the first look may have become an effect before the second.
+            if not await self._has_unfinished() and self.commits == before:
                 return
+
+    async def _has_unfinished(self) -> bool:
+        return bool(self._claims.tasks) or await self._claims.has_unfinished()
 
     async def _end(self, loops: Sequence[asyncio.Future[Any]]) -> None:
         """End everything, each step within a deadline."""

@@ -2,7 +2,7 @@
 closed, and the work of other consumers; it waits for effects that are retried later."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,41 @@ async def test_others_work_is_not_waited_for(world: World) -> None:
     assert world.script.performed == []
 
 
+async def test_a_drain_waits_for_an_event_that_becomes_an_effect_while_it_looks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, looks = type(world.effects).has_unfinished, 0
+
+    async def late(self: Effects, **arguments: Any) -> bool:
+        """The first look saw no effect, and its answer arrives when an event has become one."""
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            message = RunWarned(run="r", step=1, message="look")
+            await world.log.append([message], cause=uuid4())
+            while not (runs() and await world.runtime._bus.is_idle()):
+                await asyncio.sleep(0.01)
+        return looks > 1 and await original(self, **arguments)
+
+    monkeypatch.setattr(type(world.effects), "has_unfinished", late)
+    runs = _retried(monkeypatch)
+    async with asyncio.timeout(60):
+        await world.runtime.run(drain=True)
+    assert runs() == 2
+
+
 async def test_a_drain_waits_for_later_retries(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    runs = _retried(monkeypatch)
+    await world.log.append([RunWarned(run="r", step=1, message="look")], cause=uuid4())
+    async with asyncio.timeout(60):
+        await world.runtime.run(drain=True)
+    assert runs() == 2
+
+
+def _retried(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Have the first attempt of an effect fail. Returns what counts the attempts."""
     original, times = attempt.perform_once, 0
 
     async def failing(*arguments: object) -> attempt.Attempt:
@@ -119,7 +151,4 @@ async def test_a_drain_waits_for_later_retries(
         return done if times > 1 else attempt.Attempt(done.claimed, None, error="not now")
 
     monkeypatch.setattr(performer, "perform_once", failing)
-    await world.log.append([RunWarned(run="r", step=1, message="look")], cause=uuid4())
-    async with asyncio.timeout(60):
-        await world.runtime.run(drain=True)
-    assert times == 2
+    return lambda: times
