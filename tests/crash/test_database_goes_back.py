@@ -42,12 +42,12 @@ def copy_files(server: PostgresServer, source: Path, target: Path) -> None:
     server.stop("fast")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, copy_function=shutil.copy2)
-    _give(target, server.data.parent)
+    _give(target, source)
     server.start()
 
 
 def _give(tree: Path, like: Path) -> None:
-    """The files belong to who owns the server's directory."""
+    """The files belong to who owns `like`."""
     owner = like.stat()
     for path in (tree, *tree.rglob("*")):
         shutil.chown(path, owner.st_uid, owner.st_gid)
