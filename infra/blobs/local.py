@@ -178,8 +178,9 @@ class LocalBlobs:
         a crash leaves no bytes without a blob, and again last, because others may delete at the same
         time."""
         shared = self._shared / path.name
-        if path.exists() and shared.exists() and path.samefile(shared):
-            self._forget_shared(shared, names=2)
+        with contextlib.suppress(FileNotFoundError):  # another deletion may take either name
+            if path.samefile(shared):
+                self._forget_shared(shared, names=2)
         path.unlink(missing_ok=True)
         self._forget_shared(shared, names=1)
 

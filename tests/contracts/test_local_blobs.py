@@ -117,6 +117,22 @@ async def test_runs_that_come_and_go_at_once_never_lose_their_bytes(tmp_path: Pa
     assert num_files(tmp_path) == 0
 
 
+async def test_a_blob_can_be_deleted_while_another_run_deletes_the_same_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samefile = Path.samefile
+
+    def after_the_shared_name_went(path: Path, shared: Path) -> bool:
+        shared.unlink()
+        return samefile(path, shared)
+
+    blobs = LocalBlobs(tmp_path)
+    path = await put(blobs, "a")
+    monkeypatch.setattr(Path, "samefile", after_the_shared_name_went)
+    await blobs.delete(path.as_uri())
+    assert num_files(tmp_path) == 0
+
+
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(
