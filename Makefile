@@ -184,12 +184,12 @@ STACK_TESTS := tests/contracts/test_kafka.py tests/contracts/test_kafka_accounts
 test-stacks: $(READY)
 	$(PYTEST) -m '($(STACKS)) and not (kills or timed or $(APART))' $(STACK_TESTS) $(ARGS)
 
-# All tests that kill, freeze or cut off the processes of a run, or repeat a run on every stack (an hour).
+# All tests that kill, freeze or cut off the processes of a run, or try a fault, a variant or a stack with a
+# whole run (over an hour).
 # CI runs an eighth of them (HEADRACE_TEST_KILLS=sample), chosen by the number of commits, so eight commits
 # in a row run all. It runs a quarter while the spine, the failpoints or the consumers differ from those on
 # which all have passed. Run all before a release, and commit what it notes. `make test` runs their twins.
-KILL_TESTS := tests/crash tests/e2e/test_backup.py tests/e2e/test_matrix.py tests/e2e/test_retention.py \
-	tests/e2e/test_s3.py tests/e2e/test_stacks.py
+KILL_TESTS := tests/crash tests/e2e
 test-kills: PROCESSES := 3
 test-kills: $(READY)
 	$(PYTEST) -m 'kills and not ($(APART))' $(KILL_TESTS) $(ARGS)
@@ -210,11 +210,12 @@ test-python: $(READY)
 	$(PYTEST) -m 'not ($(APART))' $(PYTHON_TESTS) $(ARGS)
 
 # Attacks on what the platform protects: code that wants out of its sandbox, at every level, as root and
-# as another user, repositories and git servers that lie, and secrets that user code gives away. With
-# LEVEL_2= it leaves gVisor out.
+# as another user, repositories and git servers that lie, packages and texts that attack, and secrets that
+# user code gives away. With LEVEL_2= it leaves gVisor out.
 LEVEL_2 := gvisor
 ATTACK_TESTS := tests/escapes tests/contracts/test_user_code.py tests/e2e/leaks tests/e2e/test_hostile_sync.py \
-	tests/unit/infra/repositories/git/hostile tests/unit/infra/sandbox
+	tests/e2e/test_hostile_package.py tests/unit/infra/repositories/git/hostile tests/unit/infra/sandbox \
+	tests/unit/producers/dashboard/test_hostile_text.py
 test-attacks: $(READY) $(LEVEL_2)
 	$(PYTEST) -m '$(if $(LEVEL_2),attacks or gvisor,attacks and not gvisor)' $(ATTACK_TESTS) $(ARGS)
 

@@ -8,6 +8,7 @@ import pytest
 from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
 
 pytestmark = [
+    pytest.mark.kills,
     pytest.mark.processes,
     pytest.mark.torch,
     pytest.mark.postgres,

@@ -15,7 +15,7 @@ from tests.kit.platform import (
 )
 from tests.kit.prometheus import samples
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ def trained_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.kills
 def test_a_deployment_waits_for_vllm(trained_home: Path) -> None:
     """It comes first: the platform of the tests below is on the same home."""
     away = {"HEADRACE_SAMPLER": f"vllm=http://127.0.0.1:{free_port()}"}

@@ -24,7 +24,7 @@ from trainer import grpo
 from trainer.algorithms.registry import OBJECTIVES
 from trainer.objective.objective import by_group
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch]
 
 GOOD_STEPS, GROUPS = 2, 2
 

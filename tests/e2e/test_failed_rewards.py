@@ -15,7 +15,13 @@ from tests.kit.platform import (
     verify,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.kills,
+    pytest.mark.processes,
+    pytest.mark.torch,
+    pytest.mark.postgres,
+    pytest.mark.slow,
+]
 
 MAIN = """
 from headrace import AgentWorkflow, Grader

@@ -22,7 +22,7 @@ from tests.kit.platform import (
     run_config,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 STEPS = 12  # many, that the run is not over before a disk is full
 CONFIG = run_config(advanced={"max_steps": STEPS})

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.package_index import serve_index
 from tests.kit.platform import MAIN, make_workspace, platform, run_config
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+pytestmark = [pytest.mark.attacks, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 PYPROJECT = '[project]\nname = "evil"\nversion = "0"\ndependencies = ["good", "evil"]\n'
 FILES = {"rollouts/evil/main.py": MAIN, "rollouts/evil/pyproject.toml": PYPROJECT}

@@ -14,7 +14,7 @@ from tests.kit.in_memory import in_memory
 from tests.kit.platform import ROWS, make_workspace, run_config
 from trainer.schedule import pace_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch]
 
 STEPS = 5
 MODES: Mapping[str, Mapping[str, object]] = {

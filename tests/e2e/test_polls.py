@@ -12,7 +12,7 @@ from tests.kit.platform import Platform, eventually, git, make_workspace, platfo
 from tests.kit.prometheus import samples
 from tests.kit.pushed_workspace import toml_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.torch]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.postgres, pytest.mark.torch]
 
 TRIGGER = (
     '[[trigger]]\nbranches = ["main"]\nconfig = "configs/short.toml"\nname = "polled-{number}"\n'

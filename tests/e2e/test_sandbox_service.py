@@ -19,7 +19,7 @@ from tests.kit.in_memory import InMemory, in_memory
 from tests.kit.platform import ROOT, ROWS, make_workspace, run_config
 from tests.kit.sandbox_certificates import tls_variables
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch]
 
 
 @pytest.fixture(scope="module")

@@ -165,6 +165,7 @@ async def _trained_without_spans(home: Path, workspace: Path) -> str:
         return started.final_adapter()
 
 
+@pytest.mark.kills
 def test_a_dead_collector_changes_nothing(tmp_path: Path) -> None:
     dead = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
     with platform(tmp_path / "dead", environment=dead) as started:

@@ -12,7 +12,7 @@ import pytest
 from tests.kit.model_hub import TOKEN, HubFault, model_hub
 from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 DEADLINE_S = 60.0
 

@@ -20,7 +20,13 @@ from tests.kit.pushed_workspace import (
     toml_of,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.torch, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.kills,
+    pytest.mark.processes,
+    pytest.mark.postgres,
+    pytest.mark.torch,
+    pytest.mark.slow,
+]
 
 SHORT = toml_of(training={"rollout_batch_size": 1}, advanced={"max_steps": 1})
 MOST_S = 60

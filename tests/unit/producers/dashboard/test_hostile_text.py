@@ -13,7 +13,7 @@ from tests.kit.markup import structure
 from tests.kit.poisoned_pages import Poison, RenderedPage, recorded_pages
 from tests.kit.showcase import FIRST, fill
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.attacks]
 
 HERE = "http://127.0.0.1"
 NUM_STRINGS = 1000

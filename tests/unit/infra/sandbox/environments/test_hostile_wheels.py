@@ -17,6 +17,8 @@ from tests.escapes.run_corpus import ROOT, UNPRIVILEGED_TESTER
 from tests.unit.infra.sandbox.environments import hostile_wheels
 from tests.unit.infra.sandbox.environments.hostile_wheels import AIMED, WHEELS, open_machine
 
+pytestmark = pytest.mark.attacks
+
 CORPUS = hostile_wheels.__name__
 USERS = ("root", "ordinary")
 
