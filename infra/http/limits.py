@@ -1,9 +1,9 @@
 """Limits on what an HTTP client may use before it has sent its request: time, bytes, connections.
 
 uvicorn limits none of these: its `timeout_keep_alive` only covers the time between two requests
-(docs/decisions/0044-limit-clients-inside-uvicorn.md says why it stays). Here a connection has one deadline
-for the head of a request and one for the body, and a head has a maximum size. When there are too many
-connections, those that wait for a head are closed, oldest first.
+(docs/decisions/0044-limit-clients-inside-uvicorn.md says why it stays). Here a connection has one
+deadline for the head of a request and one for the body, and a head has a maximum size. When there are
+too many connections, those that wait for a head are closed, oldest first.
 """
 
 import asyncio
