@@ -83,7 +83,7 @@ class Application:
     async def append(self, events: Iterable[Event]) -> None:
         """Append events as the owners of their streams would, and wait until the read model has them."""
         recorded = await self.services.log.append(list(events), cause=uuid4())
-        assert await self.services.readmodel.caught_up(recorded[-1].cursor)
+        assert await self.services.readmodel.caught_up(recorded[-1].cursor, timeout_s=60)
 
     async def recorded(self, run: str, *types: type[Event]) -> list[Event]:
         """The events of a run, in their order, or those of some types. Its streams are loaded, because a

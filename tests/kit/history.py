@@ -69,7 +69,7 @@ async def ended_run(
         if workspace is not None and "workspace" in type(event).model_fields:
             event = event.model_copy(update={"workspace": workspace})
         [recorded] = await app.services.log.append([event], cause=uuid4())
-    assert await app.services.readmodel.caught_up(recorded.cursor)
+    assert await app.services.readmodel.caught_up(recorded.cursor, timeout_s=60)
 
 
 def validation(run: str) -> Iterator[Event]:

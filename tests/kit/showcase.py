@@ -490,4 +490,4 @@ async def _dead_letter(app: Application, text: Texts) -> None:
     cause = ValueError(text("a bug in the rules of the run"))
     await dead_letter_message(log, ConsumerName("grade"), message, cause, pauses=False)
     [last] = await log.append([RunWarned(run=SECOND, step=3, message="y")], cause=uuid4())
-    assert await app.services.readmodel.caught_up(last.cursor)
+    assert await app.services.readmodel.caught_up(last.cursor, timeout_s=60)
