@@ -256,17 +256,28 @@ async def test_a_key_whose_calls_are_too_large_together_is_refused(served: Serve
 
 async def test_answers_that_nobody_reads_hold_up_their_own_key_alone(served: Served) -> None:
     """A client that does not read keeps its answers in memory, here by not letting them end."""
-    served.sessions._memory = AnswerMemory(of_key=100_000)
-    may_answer, answer_now = asyncio.Event(), served.engine.sample
+    memory = served.sessions._memory = AnswerMemory(of_key=100_000)
+    samples, may_answer, answer_now = asyncio.Event(), asyncio.Event(), served.engine.sample
+    num_waiting, wait_for_room = 0, memory.wait_for_room
+
+    async def counted(most: dict[str, int], num_bytes: int) -> None:
+        nonlocal num_waiting
+        num_waiting += 1
+        await wait_for_room(most, num_bytes)
 
     async def sample(request: SampleRequest) -> Turn:
+        samples.set()
         await may_answer.wait()
         return await answer_now(request)
 
     served.engine.sample = sample  # type: ignore[method-assign]  # it waits
+    memory.wait_for_room = counted  # type: ignore[method-assign]  # it counts
     likely = {**CHAT, "logprobs": True, "top_logprobs": 1, "max_tokens": 100}
     asked = [asyncio.ensure_future(served.ask(likely)) for _ in range(4)]
-    await asyncio.wait(asked, timeout=0.5)
+    async with asyncio.timeout(60):
+        while num_waiting < 4:
+            await asyncio.sleep(0.01)
+        await samples.wait()
     served.engine.sample = answer_now  # type: ignore[method-assign]  # it answers at once
     assert (await served.ask(likely, asker="t2")).status_code == 200
     assert len(served.engine.asked) == 1
