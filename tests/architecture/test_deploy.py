@@ -18,19 +18,23 @@ import yaml
 
 from consumers.process.accounts import consumed_types
 from consumers.process.command import HOSTABLE, RELAY
+from consumers.process.ports import port_names
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.blobs.s3.accounts import access_key_of
-from infra.operations.local.supervisor import SPIN
+from infra.operations.local.supervisor import OPENERS, SPIN
 from infra.sandbox.service.connect import service_of
 from infra.sandbox.service.tls import make_context
 from infra.settings.accounts import DATABASE_ACCOUNTS, S3_ACCOUNTS, load_accounts
 from infra.settings.sandbox_service import PEM, SandboxCertificates
 from infra.settings.sandbox_service import VARIABLES as TLS
+from infra.settings.secret_key import CURRENT as SECRET_KEY
 from infra.settings.settings import Settings
 from infra.spine.bus.kafka.accounts import user_of
+from infra.spine.runtime.hosting import Hosting
 from producers.http.auth import OPEN_PATHS
 from producers.http.routes.platform import ROOT_ROUTES
 from schemas.effects import Lane
+from schemas.ids import WorkerId
 from tests.stack import kafka, s3
 from tests.supply_chain.images import OURS
 
@@ -148,6 +152,18 @@ def test_services_that_need_an_engine_have_torch_and_those_that_only_decide_lack
         assert dockerfile == "deploy/Dockerfile.worker"
     elif Lane.USER not in lanes_of((load(name),)):
         assert dockerfile == "deploy/Dockerfile.control"
+
+
+def test_exactly_the_services_that_open_secrets_have_the_key_or_they_open_none() -> None:
+    openers = {"api"}
+    for name in HOSTABLE:
+        if name in REGISTRY:
+            hosting = Hosting(WorkerId(name), (load(name),), lanes_of((load(name),)))
+            if port_names(hosting) & {"secrets", "repositories"}:
+                openers.add(name)
+    assert openers - {"api", "sync"} == OPENERS, "headrace up gives it to others"
+    keyed = {name for name, one in ours().items() if SECRET_KEY in one["environment"]}
+    assert keyed == openers
 
 
 def test_our_services_set_only_settings_that_are_read_for_a_mistyped_one_is_silent() -> None:
