@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "secret": (
         CLI + "access.secrets:secret",
-        "Secrets for user code: set, list, delete.",
+        "Secrets for user code: set, list, delete, rotate-key.",
     ),
     "train": (
         CLI + "train:train",
@@ -51,16 +51,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "eval": (
         CLI + "evaluations.evaluation:evaluation",
-        "Evaluations: submit, list, info, logs, stop, download.",
+        "Evaluations: submit, list, info, retry, compare and more.",
     ),
     "events": (CLI + "events:events", "Show the event log of a run."),
     "checkpoint": (
         CLI + "checkpoint:checkpoint",
-        "Checkpoints: list, info, download, merge, chat.",
+        "Checkpoints: list, info, compare, download, merge, chat.",
     ),
     "model": (
         CLI + "models.model:model",
-        "Trained models: deploy, undeploy, list, info.",
+        "Trained models: deploy, undeploy, list, info, upload.",
     ),
     "key": (CLI + "access.api_key:api_key", "API keys: create, list, rotate, revoke."),
     "sessions": (
