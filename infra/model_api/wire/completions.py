@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -136,9 +137,7 @@ class TextCompletion:
                 {bytes(one.piece).decode(errors="replace"): one.logprob for one in likely}
                 for _, _, likely in shown
             ],
-            "text_offset": [
-                sum(len(text) for text, _, _ in shown[:number]) for number in range(len(shown))
-            ],
+            "text_offset": [0, *accumulate(len(text) for text, _, _ in shown)][: len(shown)],
         }
 
 

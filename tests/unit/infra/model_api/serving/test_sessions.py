@@ -3,6 +3,7 @@ errors have OpenAI's form."""
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from infra.model_api.gateway.server import HttpGateway
 from infra.model_api.serving.answer_memory import AnswerMemory
 from infra.model_api.serving.call import PATH, ServingCall, WireName
 from infra.model_api.serving.sessions import DeploymentSessions, deployment_gateway
+from infra.model_api.wire import completions
 from schemas.deployments import ServedModel
 from schemas.errors import NotFound, TransientError
 from schemas.sampling import (
@@ -199,6 +201,25 @@ async def test_texts_are_continued_without_a_template(served: Served) -> None:
     await served.ask({"model": "m", "prompt": ["a", "b", "a"]}, wire="completions")
     assert [request.occurrence for request in served.engine.asked[-3:]] == [0, 0, 1]
     assert served.engine.asked[-1].params.max_new_tokens == 16
+
+
+def test_the_tokens_of_a_long_text_are_written_in_linear_time() -> None:
+    """Whatever writes an answer keeps the process from all other answers meanwhile."""
+    num = 20_000
+    turn = Turn(
+        prompt_ids=(1,),
+        completion_ids=(2,) * num,
+        logprobs=(-0.5,) * num,
+        text="ab" * num,
+        finish_reason="length",
+        pieces=((97, 98),) * num,
+    )
+    asked = completions.parse(json.dumps({"prompt": "a", "logprobs": 0}).encode())
+    began = time.thread_time()
+    answer = json.loads(asked.answer([turn], number=1))
+    assert time.thread_time() - began < 3, "with time for each pair of tokens it takes 20 s"
+    offsets = answer["choices"][0]["logprobs"]["text_offset"]
+    assert offsets == [2 * number for number in range(num)]
 
 
 @pytest.mark.parametrize(
