@@ -275,16 +275,20 @@ async def test_a_key_whose_calls_are_too_large_together_is_refused(served: Serve
     assert (await served.ask(large)).status_code == 200
 
 
+class CountedMemory(AnswerMemory):
+    """Counts the calls that have asked for memory."""
+
+    num_asked = 0
+
+    async def wait_for_room(self, most: dict[str, int], num_bytes: int) -> None:
+        self.num_asked += 1
+        await super().wait_for_room(most, num_bytes)
+
+
 async def test_answers_that_nobody_reads_hold_up_their_own_key_alone(served: Served) -> None:
     """A client that does not read keeps its answers in memory, here by not letting them end."""
-    memory = served.sessions._memory = AnswerMemory(of_key=100_000)
+    memory = served.sessions._memory = CountedMemory(of_key=100_000)
     samples, may_answer, answer_now = asyncio.Event(), asyncio.Event(), served.engine.sample
-    num_waiting, wait_for_room = 0, memory.wait_for_room
-
-    async def counted(most: dict[str, int], num_bytes: int) -> None:
-        nonlocal num_waiting
-        num_waiting += 1
-        await wait_for_room(most, num_bytes)
 
     async def sample(request: SampleRequest) -> Turn:
         samples.set()
@@ -292,11 +296,10 @@ async def test_answers_that_nobody_reads_hold_up_their_own_key_alone(served: Ser
         return await answer_now(request)
 
     served.engine.sample = sample  # type: ignore[method-assign]  # it waits
-    memory.wait_for_room = counted  # type: ignore[method-assign]  # it counts
     likely = {**CHAT, "logprobs": True, "top_logprobs": 1, "max_tokens": 100}
     asked = [asyncio.ensure_future(served.ask(likely)) for _ in range(4)]
     async with asyncio.timeout(60):
-        while num_waiting < 4:
+        while memory.num_asked < 4:
             await asyncio.sleep(0.01)
         await samples.wait()
     served.engine.sample = answer_now  # type: ignore[method-assign]  # it answers at once
