@@ -130,12 +130,15 @@ class Tail:
         return min(marks, default=Cursor())
 
     async def has_nothing_due(self) -> bool:
-        """Whether nothing above the cursor is unconsumed."""
+        """Whether nothing above the cursor is unconsumed. What the horizon hides may be, and anything
+        before there is a subscription."""
+        if not self._consumers:
+            return False
         cursor = self.cursor
         while True:
             events, after = await self._log.tail(cursor, limit=BATCH, types=self._types)
             if after == cursor:
-                return True
+                return not await self._log.has_events_after(cursor)
             if await self._unconsumed([event for event in events if event.is_known]):
                 return False
             cursor = after

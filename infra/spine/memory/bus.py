@@ -52,4 +52,4 @@ class MemoryBus:
 
     async def is_idle(self) -> bool:
         events, _ = await self._log.tail(self._cursor, limit=self._batch, types=self._types)
-        return not events
+        return bool(self._types) and not events

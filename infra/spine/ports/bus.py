@@ -29,5 +29,6 @@ class Bus(Protocol):
         ...
 
     async def is_idle(self) -> bool:
-        """Whether everything in the log that the subscribed consumers read is acknowledged."""
+        """Whether everything in the log that the subscribed consumers read is acknowledged. False while
+        there is no subscription."""
         ...

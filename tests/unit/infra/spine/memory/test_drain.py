@@ -4,10 +4,12 @@ closed, and the work of other consumers; it waits for effects that are retried l
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import pytest
 
 from infra.spine.memory.event_log import MemoryEffects, MemoryLog
@@ -128,6 +130,44 @@ async def test_a_drain_waits_for_an_event_that_becomes_an_effect_while_it_looks(
     async with asyncio.timeout(60):
         await world.runtime.run(drain=True)
     assert runs() == 2
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+async def test_a_drain_waits_for_an_event_that_an_older_transaction_hides(
+    world: World, url: str
+) -> None:
+    """Any writer may be about to commit an event before it, so nobody reads it yet."""
+    connection = await asyncpg.connect(url)
+    try:
+        older = connection.transaction()
+        await older.start()
+        await connection.execute("select pg_current_xact_id()")
+        await world.log.append([RunWarned(run="r", step=1, message="look")], cause=uuid4())
+        draining = asyncio.ensure_future(world.runtime.run(drain=True))
+        done, _ = await asyncio.wait({draining}, timeout=1)
+        await older.rollback()
+        async with asyncio.timeout(60):
+            await draining
+    finally:
+        await connection.close()
+    assert (world.script.performed, done) == (["r"], set())
+
+
+async def test_a_drain_waits_until_it_reads_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is away for a moment, just before the process subscribes to its events."""
+    await world.log.append([RunWarned(run="r", step=1, message="look")], cause=uuid4())
+    original = type(world.log).clock_time
+
+    async def late(self: EventLog) -> datetime:
+        await asyncio.sleep(0.5)
+        return await original(self)
+
+    monkeypatch.setattr(type(world.log), "clock_time", late)
+    async with asyncio.timeout(60):
+        await world.runtime.run(drain=True)
+    assert world.script.performed == ["r"]
 
 
 async def test_a_drain_waits_for_later_retries(
