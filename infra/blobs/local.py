@@ -1,7 +1,7 @@
 """Blobs in a local directory: durable, never torn, create-only on request.
 
 A blob is written to a scratch file, synced, and published under its key in one step. A crash leaves
-either nothing or the whole blob.
+either nothing or the whole blob. A scratch file that it leaves is removed at a start a day later.
 
 Equal content of several runs, such as the weights that they begin with, is stored once. Each content
 has a name of its own in `.shared`, and every run's blob is a hard link to it. So a deletion takes a name
@@ -15,6 +15,7 @@ import errno
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,9 @@ CHUNK_BYTES = 1 << 20
 
 SHARED_BYTES = 64 << 10
 """The smallest content that is shared. Each shared one costs a few system calls."""
+
+LEFTOVER_S = 24 * 3600.0
+"""A scratch file that nobody has changed for this long was left by a process that was killed."""
 
 
 class LocalBlobs:
@@ -46,6 +50,8 @@ class LocalBlobs:
                 f"blob directory {root} cannot be created ({error.strerror}); name a directory that you "
                 "may write in HEADRACE_BLOBS"
             ) from error
+        with contextlib.suppress(OSError):  # they only take space
+            self._remove_leftovers()
 
     async def put_blob(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
@@ -146,7 +152,7 @@ class LocalBlobs:
     def _link_shared(self, path: Path, data: bytes) -> bool:
         """Make `path` a link to the shared content if it is these bytes, and say whether it is. Its time
         of change is now, because a blob that was just written is not an old orphan."""
-        shared, scratch = self._shared / path.name, self._scratch / f"{uuid4().hex}.link"
+        shared, scratch = self._shared / path.name, self._scratch / f"{path.name}.{uuid4().hex}"
         try:
             os.link(shared, scratch)
             if not _holds(scratch, data):
@@ -162,7 +168,7 @@ class LocalBlobs:
     def _share(self, path: Path) -> None:
         """Give the content of `path` its shared name. One that holds other bytes is damaged, and is
         replaced."""
-        shared, scratch = self._shared / path.name, self._scratch / f"{uuid4().hex}.link"
+        shared, scratch = self._shared / path.name, self._scratch / f"{path.name}.{uuid4().hex}"
         try:
             os.link(path, scratch)
             scratch.replace(shared)
@@ -190,6 +196,15 @@ class LocalBlobs:
         with contextlib.suppress(FileNotFoundError):
             if shared.stat().st_nlink <= names:
                 shared.unlink()
+
+    def _remove_leftovers(self) -> None:
+        """Remove the scratch files of processes that were killed. One may be the last link to shared
+        content, whose name it begins with."""
+        for left in self._scratch.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process removes it too
+                if time.time() - left.stat().st_ctime >= LEFTOVER_S:
+                    left.unlink()
+                    self._forget_shared(self._shared / left.name.partition(".")[0], names=1)
 
     def _copy(self, path: Path, source: Path) -> None:
         scratch = self._scratch_file()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.blobs import local
 from infra.blobs.local import SHARED_BYTES, LocalBlobs
 from schemas.errors import InvalidConfig, NotFound, StoreAway
 from tests.contracts.blobs_suite import BlobsSuite
@@ -131,6 +132,31 @@ async def test_a_blob_can_be_deleted_while_another_run_deletes_the_same_content(
     monkeypatch.setattr(Path, "samefile", after_the_shared_name_went)
     await blobs.delete(path.as_uri())
     assert num_files(tmp_path) == 0
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+async def test_a_start_removes_what_killed_writers_left_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_old: bool
+) -> None:
+    """One was killed while it wrote a blob, and one while it linked shared content that is deleted
+    since. What is younger may be at work."""
+    blobs = LocalBlobs(tmp_path)
+    kept, path = await put(blobs, "kept", b"o" * SHARED_BYTES, "0" * 64), await put(blobs, "a")
+
+    def end(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", end)
+        patched.setattr(Path, "replace", end)
+        with pytest.raises(KeyboardInterrupt):
+            blobs._link_shared(tmp_path / "runs/b/objects" / SHA, WEIGHTS)
+    (tmp_path / ".scratch" / "tmpx7c2").write_bytes(WEIGHTS)
+    await blobs.delete(path.as_uri())
+    monkeypatch.setattr(local, "LEFTOVER_S", 0.0 if is_old else 60.0)
+    LocalBlobs(tmp_path)
+    assert num_files(tmp_path) == (1 if is_old else 3)
+    assert kept.read_bytes() == b"o" * SHARED_BYTES
 
 
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
