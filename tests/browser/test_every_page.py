@@ -15,6 +15,14 @@ from tests.kit.chromium import DESK, PHONE, open_link, violations, visiting
 pytestmark = [pytest.mark.browser, pytest.mark.postgres]
 
 LEAST_BYTES, MOST_BYTES = 10_000, 150_000
+SLOW_NETWORK = {
+    "offline": False,
+    "latency": 0,
+    "downloadThroughput": 40_000,
+    "uploadThroughput": -1,
+}
+"""40 kB/s: a page arrives in parts, which a browser would show one after the other."""
+
 FOCUSABLE = "a[href], button, input:not([type=hidden]), select, [tabindex='0']"
 LOADED_BYTES = """() => ["navigation", "resource"]
   .flatMap((kind) => performance.getEntriesByType(kind))
@@ -63,11 +71,13 @@ def test_axe_finds_nothing_wrong_with_any_page(browser: Browser, shown: Shown, l
 
 
 def test_every_page_is_light_and_nothing_on_it_moves(browser: Browser, shown: Shown) -> None:
-    """Bytes of a page and of all files that it loads, and how far its parts move while it loads."""
+    """Bytes of a page and of all files that it loads, and how far its parts move while it loads over a
+    slow network."""
     heavy, moving, url = {}, {}, shown.dashboard.url
     with visiting(browser, url) as (context, watch):
         page = context.new_page()
         open_link(page, shown.dashboard.sign_in_link())
+        context.new_cdp_session(page).send("Network.emulateNetworkConditions", SLOW_NETWORK)
         for name, path in shown.showcase.pages.items():
             page.goto(url + path)
             page.wait_for_load_state("load")
