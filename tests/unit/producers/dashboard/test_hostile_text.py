@@ -35,7 +35,7 @@ async def test_a_thousand_strings_change_the_structure_of_no_page(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
     """Each page is rendered until each string was somewhere on it, so each field gets many of them. In
-    `tests/browser` every field gets every string."""
+    `tests/browser` every field gets all strings of a share."""
     strings = hostile_strings(NUM_STRINGS)
     # As long as the strings, because a long text is cut and has a link to all of it.
     harmless = [f"x{n}".ljust(len(string), "x") for n, string in enumerate(strings)]
