@@ -19,7 +19,13 @@ from tests.kit.platform import (
     run_config,
 )
 
-pytestmark = [pytest.mark.agents, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+pytestmark = [
+    pytest.mark.agents,
+    pytest.mark.kills,
+    pytest.mark.processes,
+    pytest.mark.torch,
+    pytest.mark.postgres,
+]
 
 STEPS = 5
 CONFIG = run_config(

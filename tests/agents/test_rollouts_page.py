@@ -16,7 +16,7 @@ import pytest
 
 from tests.kit.platform import ROOT, platform_environment
 
-pytestmark = [pytest.mark.agents, pytest.mark.processes]
+pytestmark = [pytest.mark.agents, pytest.mark.kills, pytest.mark.processes]
 
 PAGE = ROOT / "docs" / "rollouts.md"
 SECTION = re.compile(r"^## From an empty folder to a training run$(.*?)^## ", re.M | re.S)

@@ -31,6 +31,7 @@ from tests.kit.platform import make_workspace
 
 pytestmark = [
     pytest.mark.agents,
+    pytest.mark.kills,
     pytest.mark.processes,
     pytest.mark.torch,
     pytest.mark.asyncio(loop_scope="module"),

@@ -12,7 +12,7 @@ import pytest
 from producers.cli.main import main
 from producers.cli.rollouts.templates import TEMPLATES
 
-pytestmark = [pytest.mark.agents, pytest.mark.processes]
+pytestmark = [pytest.mark.agents, pytest.mark.kills, pytest.mark.processes]
 
 WITH_PACKAGES = [name for name, template in TEMPLATES.items() if template.packages]
 

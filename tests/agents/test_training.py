@@ -30,6 +30,7 @@ from trainer.sampler.engine import TorchSampler
 
 pytestmark = [
     pytest.mark.agents,
+    pytest.mark.kills,
     pytest.mark.processes,
     pytest.mark.torch,
     pytest.mark.asyncio(loop_scope="module"),

@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.postgres,
     pytest.mark.gitea,
+    pytest.mark.kills,
     pytest.mark.slow,
 ]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.platform import platform_environment
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
 
 def headrace(environment: Mapping[str, str], *arguments: str) -> Any:

@@ -13,7 +13,7 @@ from tests.kit.vllm_run import SEED, check, train_run
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch]
+pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch]
 
 
 def test_a_run_samples_on_servers_and_is_rebuilt_from_its_log(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Chooses the kill tests that CI runs: an eighth of them, and the next eighth for the next commit.
 
-They kill processes, or try a fault, a variant or a stack with a whole run. They would take half of the
-time of all tests, because each waits until leases expire or processes start. So each run has a part of
-them. The number of commits chooses it, so eight commits in a row have all. The twins of protections are
-in every run.
+They kill processes, or try a fault, a variant, a stack or a package with a whole run. They would take
+half of the time of all tests, because each waits until leases expire or processes start. So each run has
+a part of them. The number of commits chooses it, so eight commits in a row have all. The twins of
+protections are in every run.
 
-`make test-kills` runs all, and then notes in ALL_PASSED which code they have passed on. While the code
-that they test (WATCHED) is another one, each run has two parts.
+`make test-gitea` and `make test-agents` run all of theirs. `make test-kills` runs all others, and then
+notes in ALL_PASSED which code they have passed on. While the code that they test (WATCHED) is another
+one, each run has two parts.
 """
 
 import hashlib
