@@ -92,8 +92,8 @@ class Bench:
             main.write_text(main.read_text().replace("class Solve(AgentWorkflow)", "class Solve"))
             git(root / "workspace", "commit", "-qam", "The platform takes the turn")
         register_workspace(up, root / "workspace")
-        for name in ("sft", "rl", "heldout"):
-            upload_once(up, f"arithmetic-{name}", (self._data / f"{name}.jsonl").read_text())
+        for name in ("arithmetic-sft", "arithmetic-rl", "arithmetic-heldout"):
+            upload_once(up, name, (self._data / f"{name}.jsonl").read_text())
 
     def _base(self) -> Path:
         """The base model's files, made when first asked for."""
@@ -127,7 +127,7 @@ class Bench:
     def trl(self, seed: int) -> Curve:
         """TRL, in a process of its own."""
         config = settings(seed, steps=self._steps, every=self._every)
-        rows = (self._data / "rl.jsonl").read_text().splitlines()
+        rows = (self._data / "arithmetic-rl.jsonl").read_text().splitlines()
         batch = int(str(config["training"]["rollout_batch_size"]))
         ordered = [
             rows[row]
@@ -139,7 +139,7 @@ class Bench:
         load = os.getloadavg()[0]
         command = [
             *(sys.executable, "-W", "ignore", "-m", "bench.theirs_learning", str(self._base())),
-            *(str(questions), str(self._data / "heldout.jsonl")),
+            *(str(questions), str(self._data / "arithmetic-heldout.jsonl")),
             *("--every", str(self._every), "--settings", json.dumps(config)),
         ]
         done = subprocess.run(

@@ -84,11 +84,11 @@ class Arithmetic:
         if not workspace.exists():
             scaffold(workspace, seed=0)
         register_workspace(up, workspace)
-        for file in ("sft", "rl"):
-            upload_once(
-                up, f"arithmetic-{file}", (workspace / "data" / f"{file}.jsonl").read_text()
-            )
-        held_out = (workspace / "data" / "heldout.jsonl").read_text().splitlines(keepends=True)
+        for name in ("arithmetic-sft", "arithmetic-rl"):
+            upload_once(up, name, (workspace / "data" / f"{name}.jsonl").read_text())
+        held_out = (
+            (workspace / "data" / "arithmetic-heldout.jsonl").read_text().splitlines(keepends=True)
+        )
         upload_once(up, self.HELD_OUT, "".join(held_out[:QUESTIONS]))
         upload_once(up, self.RIGHT, demonstrations(workspace))
         if self._base is not None:
@@ -157,7 +157,10 @@ def _sampled_no_more(config: Config) -> None:
 def demonstrations(workspace: Path) -> str:
     """The demo's training questions with the working that is right."""
     maker = _module(workspace / "data" / "make.py")
-    rows = [json.loads(line) for line in (workspace / "data" / "rl.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (workspace / "data" / "arithmetic-rl.jsonl").read_text().splitlines()
+    ]
     lines = []
     for row in rows:
         a, _, b = row["user_prompt"].removeprefix("What is ").removesuffix("?").split()

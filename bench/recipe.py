@@ -64,7 +64,7 @@ def data(seed: int) -> dict[str, list[Question]]:
     spec.loader.exec_module(maker)
     made: Mapping[str, Sequence[Mapping[str, str]]] = maker.make(seed)
     return {
-        name.removesuffix(".jsonl"): [
+        name.removesuffix(".jsonl").removeprefix("arithmetic-"): [
             Question(row["user_prompt"], row["ground_truth"]) for row in rows
         ]
         for name, rows in made.items()

@@ -98,10 +98,10 @@ def test_held_out_questions_share_no_unordered_pair_with_training(
     maker: ModuleType, seed: int
 ) -> None:
     made = maker.make(seed)
-    held_out = {pair(row) for row in made["heldout.jsonl"]}
+    held_out = {pair(row) for row in made["arithmetic-heldout.jsonl"]}
     assert len(held_out) == maker.NUM_HELD_OUT
-    assert not held_out & {pair(row) for row in made["sft.jsonl"]}
-    assert not held_out & {pair(row) for row in made["rl.jsonl"]}
+    assert not held_out & {pair(row) for row in made["arithmetic-sft.jsonl"]}
+    assert not held_out & {pair(row) for row in made["arithmetic-rl.jsonl"]}
 
 
 def test_data_is_a_function_of_the_seed(maker: ModuleType) -> None:
@@ -110,7 +110,7 @@ def test_data_is_a_function_of_the_seed(maker: ModuleType) -> None:
 
 
 def test_the_demonstrations_are_as_flawed_as_promised(maker: ModuleType) -> None:
-    rows = maker.make(0)["sft.jsonl"]
+    rows = maker.make(0)["arithmetic-sft.jsonl"]
     assert len(rows) == maker.NUM_DEMONSTRATIONS
     right = 0
     for row in rows:
@@ -127,7 +127,7 @@ def test_the_demonstrations_are_as_flawed_as_promised(maker: ModuleType) -> None
 def test_ground_truths_of_questions_are_sums_that_fit_the_answer_limit(maker: ModuleType) -> None:
     made = maker.make(0)
     limit = tomllib.loads((EXAMPLE / "configs" / "training" / "grpo.toml").read_text())
-    for name in ("rl.jsonl", "heldout.jsonl"):
+    for name in ("arithmetic-rl.jsonl", "arithmetic-heldout.jsonl"):
         for row in made[name]:
             numbers = row["user_prompt"].removeprefix("What is ").removesuffix("?").split(" + ")
             left, right = map(int, numbers)
@@ -162,18 +162,20 @@ def test_the_data_of_the_tools_example_offers_the_tool_of_its_rollout(
         [*offered["parameters"]["properties"]],
     )
     careful = 0
-    for row in made["sft.jsonl"]:
+    for row in made["tools-sft.jsonl"]:
         asked, called, _, answer = row["messages"]
         of = json.loads(called["tool_calls"][0]["function"]["arguments"])["of"]
         careful += asked["content"] == f"{of}?"
         assert answer["content"] == str(module.calc(of))
-    assert careful == round(tools_maker.CAREFUL * len(made["sft.jsonl"]))
+    assert careful == round(tools_maker.CAREFUL * len(made["tools-sft.jsonl"]))
 
 
 def test_held_out_products_are_not_in_training(tools_maker: ModuleType) -> None:
     made = tools_maker.make(2)
     assert made == tools_maker.make(2)
-    held_out = {product(row["user_prompt"]) for row in made["heldout.jsonl"]}
+    held_out = {product(row["user_prompt"]) for row in made["tools-heldout.jsonl"]}
     assert len(held_out) == tools_maker.NUM_HELD_OUT
-    assert not held_out & {product(row["user_prompt"]) for row in made["rl.jsonl"]}
-    assert not held_out & {product(row["messages"][0]["content"]) for row in made["sft.jsonl"]}
+    assert not held_out & {product(row["user_prompt"]) for row in made["tools-rl.jsonl"]}
+    assert not held_out & {
+        product(row["messages"][0]["content"]) for row in made["tools-sft.jsonl"]
+    }

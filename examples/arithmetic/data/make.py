@@ -8,9 +8,9 @@ three, and it has the careful habit, which reinforcement learning can select.
     python data/make.py [--seed N] [--out DIR]
 
 writes three files of JSON Lines:
-    sft.jsonl       demonstrations        ground_truth = a student's working, right or wrong
-    rl.jsonl        training questions    ground_truth = the true sum
-    heldout.jsonl   held-out questions    ground_truth = the true sum
+    arithmetic-sft.jsonl      demonstrations        ground_truth = a student's working, right or wrong
+    arithmetic-rl.jsonl       training questions    ground_truth = the true sum
+    arithmetic-heldout.jsonl  held-out questions    ground_truth = the true sum
 Held-out questions share no *unordered* pair with the other two files, because a model that has seen
 47 + 38 knows 38 + 47 too.
 """
@@ -79,9 +79,9 @@ def make(seed: int) -> dict[str, list[dict[str, str]]]:
     training, held_out = split(carrying_pairs(), draw)
     ordered = sorted({p for a, b in training for p in ((a, b), (b, a))})
     return {
-        "sft.jsonl": demonstrations(training, draw),
-        "rl.jsonl": questions(draw.sample(ordered, NUM_QUESTIONS)),
-        "heldout.jsonl": questions(either_order(pair, draw) for pair in held_out),
+        "arithmetic-sft.jsonl": demonstrations(training, draw),
+        "arithmetic-rl.jsonl": questions(draw.sample(ordered, NUM_QUESTIONS)),
+        "arithmetic-heldout.jsonl": questions(either_order(pair, draw) for pair in held_out),
     }
 
 

@@ -8,9 +8,9 @@ learning can select.
     python data/make.py [--seed N] [--out DIR]
 
 writes three files of JSON Lines:
-    sft.jsonl       demonstrations        messages = a conversation with a call, tools = the tool
-    rl.jsonl        training questions    ground_truth = the true product
-    heldout.jsonl   held-out questions    ground_truth = the true product
+    tools-sft.jsonl      demonstrations        messages = a conversation with a call, tools = the tool
+    tools-rl.jsonl       training questions    ground_truth = the true product
+    tools-heldout.jsonl  held-out questions    ground_truth = the true product
 Held-out questions share no *unordered* pair with the other two files.
 """
 
@@ -94,9 +94,9 @@ def make(seed: int) -> dict[str, list[Row]]:
     training, held_out = split(draw)
     ordered = sorted({p for a, b in training for p in ((a, b), (b, a))})
     return {
-        "sft.jsonl": demonstrations(training, draw),
-        "rl.jsonl": questions(draw.sample(ordered, NUM_QUESTIONS)),
-        "heldout.jsonl": questions(either_order(pair, draw) for pair in held_out),
+        "tools-sft.jsonl": demonstrations(training, draw),
+        "tools-rl.jsonl": questions(draw.sample(ordered, NUM_QUESTIONS)),
+        "tools-heldout.jsonl": questions(either_order(pair, draw) for pair in held_out),
     }
 
 

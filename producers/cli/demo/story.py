@@ -109,8 +109,8 @@ class Story:
             commit(self._root, "Reward at random")
         self._git_server.connect()
         self._workspace = self._git_server.workspace
-        for file, name in DATASETS.items():
-            path = self._root / "data" / f"{file}.jsonl"
+        for name in DATASETS.values():
+            path = self._root / "data" / f"{name}.jsonl"
             upload_file(self._client, path, self._own_name(name), quiet=True)
 
     def _own_name(self, name: str) -> str:

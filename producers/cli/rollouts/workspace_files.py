@@ -55,7 +55,7 @@ def names_in(workspace: Path) -> list[str]:
 
 def find_rollout(name: str, config: Path | None = None) -> Rollout:
     """A rollout by its name. Without `config`, its config is the file of its name under
-    configs/training, or the first one there that names it. Raises Failure when there is no such
+    configs/training, or the first one that names it. Raises Failure when there is no such
     rollout."""
     workspace = workspace_around(Path.cwd())
     names = names_in(workspace)
@@ -72,11 +72,14 @@ def find_rollout(name: str, config: Path | None = None) -> Rollout:
 
 
 def config_of(workspace: Path, name: str) -> Path | None:
-    """The config of a rollout: the file of its name, or the first one that names it."""
-    own = workspace / "configs" / "training" / f"{name}.toml"
+    """The config of a rollout: the file of its name, or the first one that names it. Those of training
+    come first."""
+    training = workspace / "configs" / "training"
+    own = training / f"{name}.toml"
     if own.is_file():
         return own
-    for path in sorted(workspace.glob("configs/*/*.toml")):
+    found = workspace.glob("configs/*/*.toml")
+    for path in sorted(found, key=lambda one: (one.parent != training, one)):
         try:
             experiment = read_config(path).get("experiment")
         except Failure:

@@ -167,7 +167,7 @@ def init(directory: Path, *, seed: int) -> Output:
 
     commit = scaffold(directory, seed=seed)
     uploads = [
-        f"  headrace dataset upload data/{name}.jsonl --name arithmetic-{name}"
+        f"  headrace dataset upload data/arithmetic-{name}.jsonl"
         for name in ("sft", "rl", "heldout")
     ]
     return Output(

@@ -446,7 +446,7 @@ def test_workspace_init_makes_a_repository_with_data(headrace: Run, tmp_path: Pa
     ).stdout.split()
     assert "rollouts/arithmetic/main.py" in tracked
     assert "configs/training/grpo.toml" in tracked
-    assert len((target / "data" / "heldout.jsonl").read_text().splitlines()) == 200
+    assert len((target / "data" / "arithmetic-heldout.jsonl").read_text().splitlines()) == 200
     assert headrace("workspace", "init", str(target), "--json").error["code"] == "CONFLICT"
 
 

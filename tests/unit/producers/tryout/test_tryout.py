@@ -15,6 +15,7 @@ from producers.cli.main import main
 from producers.cli.rollouts.templates import make_rollout
 from producers.cli.rollouts.tryout_process import run_tryout
 from producers.cli.rollouts.workspace_files import find_rollout
+from producers.cli.scaffold import scaffold
 
 pytestmark = pytest.mark.processes
 
@@ -162,6 +163,18 @@ def test_a_key_that_is_not_set_is_named(workspace: Path, monkeypatch: pytest.Mon
 def checks(capsys: pytest.CaptureFixture[str]) -> dict[str, Document]:
     found = json.loads(capsys.readouterr().out)
     return {check["what"]: check for check in found["checks"]}
+
+
+def test_the_workspace_that_init_makes_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has configs of training and of evaluations, and data for both."""
+    scaffold(tmp_path / "sums", seed=0)
+    monkeypatch.chdir(tmp_path / "sums")
+    assert main(["rollout", "validate", "arithmetic", "--json"]) == 0
+    found = checks(capsys)
+    assert found["config"]["message"].endswith("configs/training/grpo.toml")
+    assert found["dataset"]["message"].startswith("arithmetic-rl.jsonl")
 
 
 def test_validate_says_everything_at_once(
