@@ -47,6 +47,13 @@ async def test_an_api_key_is_made_with_its_secret_shown_once(
     assert "It does not expire." in forever.text
 
 
+async def test_the_address_of_a_former_release_leads_to_the_page(
+    browser: httpx.AsyncClient,
+) -> None:
+    answer = await browser.get("/tokens", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (308, "/api-keys")
+
+
 async def test_a_refused_form_says_why_and_keeps_what_was_written(
     browser: httpx.AsyncClient,
 ) -> None:
