@@ -79,14 +79,23 @@ def begin_large_run(
     return run
 
 
-EFFECT_TIMES = ("time/generate_s", "time/grade_s", "time/learn_s")
+TURNS = {"time/generate_s": 2, "time/grade_s": 2, "time/learn_s": 3}
+"""How often a small run waits for its turn to sample, to grade and to learn: in each of its two steps,
+and once more to load its model."""
 
 
-def longest_effect_s(running: Platform, run: str) -> float:
-    """Return how long the longest effect of a run took: a sample, a graded group or a step of the
-    learner. A small run waits for at most one of them before its own turn."""
+def goal(running: Platform, run: str, alone: Took) -> Took:
+    """Return the times within which a small run beside this one has its first sample and its end.
+
+    It has half of the machine, so it takes twice as long as alone. Before its own turn it waits for at
+    most one effect of the large run: a sample, a graded group or a step of the learner. The longest of
+    all is granted once for its first sample, and the longest of each kind for each of its turns for its
+    end.
+    """
     metrics = [e["data"]["metrics"] for e in running.events(run) if e["type"] == "rl.step.settled"]
-    return max(float(step.get(name, 0.0)) for step in metrics for name in EFFECT_TIMES)
+    longest = {name: max(float(step.get(name, 0.0)) for step in metrics) for name in TURNS}
+    turns_s = sum(count * longest[name] for name, count in TURNS.items())
+    return Took(2 * alone.first_s + max(longest.values()), 2 * alone.end_s + turns_s)
 
 
 def num_waiting(running: Platform) -> int:

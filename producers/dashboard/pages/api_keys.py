@@ -30,7 +30,7 @@ async def index(request: Request) -> Response:
     return await _page(request, {})
 
 
-async def moved(_: Request) -> Response:
+async def redirect_old_path(_: Request) -> Response:
     """Lead the bookmark of a reader to the page's new address."""
     return RedirectResponse("/api-keys", status_code=308)
 
@@ -154,7 +154,7 @@ async def end_sessions(request: Request) -> Response:
 
 ROUTES = [
     PageRoute("/api-keys", index, scope="admin"),
-    PageRoute(api_keys.OLD_PATH, moved, scope="admin"),
+    PageRoute(api_keys.OLD_PATH, redirect_old_path, scope="admin"),
     PageRoute("/api-keys.json", api_keys.index, scope="admin"),
     PageRoute("/api-keys", create, scope="admin", methods=["POST"]),
     PageRoute("/api-keys/{ref}/rotate", rotate, scope="admin", methods=["POST"]),
