@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.kit.neighbours import (
     Took,
     begin_large_run,
-    goal,
+    longest_effects_s,
     median,
     num_waiting,
     prepare,
@@ -44,7 +44,9 @@ def main() -> None:
         for took in beside:
             show("beside", took)
         print(f"samples that wait: {num_waiting(running)}")
-        most = goal(running, large, median(alone))
+        effect_s = max(longest_effects_s(running, large).values())
+        middle = median(alone)
+        most = Took(2 * middle.first_s + effect_s, 3 * middle.end_s)
         show("goal", most)
         in_time = [took.first_s <= most.first_s and took.end_s <= most.end_s for took in beside]
         print(f"in time: {sum(in_time)} of {len(in_time)}")

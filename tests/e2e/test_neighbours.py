@@ -7,7 +7,8 @@ import pytest
 
 from tests.kit.neighbours import (
     begin_large_run,
-    goal,
+    limit_beside,
+    longest_effects_s,
     median,
     num_waiting,
     prepare,
@@ -53,7 +54,7 @@ def times_beside_a_large_run(directory: Path) -> str:
         assert num_waiting(running) > GROUPS * SAMPLES
         beside = median(time_small_run(running) for _ in range(TRIES))
         assert num_waiting(running) > GROUPS * SAMPLES, "the large run had work all the time"
-        most = goal(running, large, alone)
+        most = limit_beside(alone, longest_effects_s(running, large))
         assert stop_s(running, large) < 60
         eventually(
             lambda: True if not running.get("/status")["effects"] else None,

@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -84,18 +84,21 @@ TURNS = {"time/generate_s": 2, "time/grade_s": 2, "time/learn_s": 3}
 and once more to load its model."""
 
 
-def goal(running: Platform, run: str, alone: Took) -> Took:
-    """Return the times within which a small run beside this one has its first sample and its end.
-
-    It has half of the machine, so it takes twice as long as alone. Before its own turn it waits for at
-    most one effect of the large run: a sample, a graded group or a step of the learner. The longest of
-    all is granted once for its first sample, and the longest of each kind for each of its turns for its
-    end.
-    """
+def longest_effects_s(running: Platform, run: str) -> dict[str, float]:
+    """How long the longest effect of each kind in TURNS took: a sample, a graded group and a step of the
+    learner of this run. A small run waits for at most one of them before its own turn."""
     metrics = [e["data"]["metrics"] for e in running.events(run) if e["type"] == "rl.step.settled"]
-    longest = {name: max(float(step.get(name, 0.0)) for step in metrics) for name in TURNS}
-    turns_s = sum(count * longest[name] for name, count in TURNS.items())
-    return Took(2 * alone.first_s + max(longest.values()), 2 * alone.end_s + turns_s)
+    return {name: max(float(step.get(name, 0.0)) for step in metrics) for name in TURNS}
+
+
+def limit_beside(alone: Took, longest_s: Mapping[str, float]) -> Took:
+    """The times within which a small run beside a large one has its first sample and its end.
+
+    It has half of the machine, so it takes twice as long as alone. The longest effect of all is granted
+    once for its first sample, and the longest of each kind for each of its turns for its end.
+    """
+    turns_s = sum(count * longest_s[name] for name, count in TURNS.items())
+    return Took(2 * alone.first_s + max(longest_s.values()), 2 * alone.end_s + turns_s)
 
 
 def num_waiting(running: Platform) -> int:
