@@ -271,6 +271,7 @@ PAGES = [
     Row("POST", "/workspaces/{workspace}/alerts/{run_name}/rotate", "control", 404),
     Row("POST", "/workspaces/{workspace}/alerts/{run_name}/remove", "control", 404),
     Row("GET", "/api-keys", "admin"),
+    Row("GET", "/tokens", "admin", 308),
     Row("GET", "/api-keys.json", "admin"),
     Row("POST", "/api-keys", "admin", 400),
     Row("POST", "/api-keys/{run_name}/rotate", "admin", 404),
