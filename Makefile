@@ -185,7 +185,7 @@ test-stacks: $(READY)
 	$(PYTEST) -m '($(STACKS)) and not (kills or timed or $(APART))' $(STACK_TESTS) $(ARGS)
 
 # All tests that kill, freeze or cut off the processes of a run, or try a fault, a variant or a stack with a
-# whole run (over an hour).
+# whole run (half an hour).
 # CI runs an eighth of them (HEADRACE_TEST_KILLS=sample), chosen by the number of commits, so eight commits
 # in a row run all. It runs a quarter while the spine, the failpoints or the consumers differ from those on
 # which all have passed. Run all before a release, and commit what it notes. `make test` runs their twins.

@@ -48,8 +48,9 @@ def test_the_paths_of_a_target_hold_every_file_with_its_mark(mark: str) -> None:
     files = marked(mark)
     assert files
     assert [place for place in places if not (ROOT / place).exists()] == []
-    elsewhere = [*places, *FOLDERS.values()]  # targets of folders run all that is in them
-    assert [f for f in files if not any(Path(f).is_relative_to(p) for p in elsewhere)] == []
+    if mark == "kills":
+        places.append(FOLDERS["agents"])  # its target takes turns with its own
+    assert [f for f in files if not any(Path(f).is_relative_to(p) for p in places)] == []
 
 
 @pytest.mark.parametrize("mark", FOLDERS)

@@ -15,15 +15,17 @@ from producers.dashboard.formats import plain
 from tests.browser.conftest import Shown
 from tests.kit.chromium import WITHIN_MS, open_link, visiting
 from tests.kit.hostile_strings import MARKUP, hostile_strings
+from tests.kit.kill_sample import turn_of
 from tests.kit.platform import eventually
 from tests.kit.poisoned_pages import Poison, RenderedPage, poisoned_pages, recorded_pages
+from tests.kit.source import ROOT
 
 pytestmark = [pytest.mark.browser, pytest.mark.postgres]
 
 NUM_STRINGS = 1000
 SHARES = 8
-"""A page gets every eighth string, and the next page the next ones. So each field gets some of every
-kind, and each string is on several pages."""
+"""A page gets every eighth string, the next page the next ones, and the next commit too. So each field
+gets some of every kind, and all strings within eight commits."""
 
 TOGETHER, SHORT = 10, 500
 MARKS = "<>\"'"
@@ -63,8 +65,9 @@ def test_nothing_runs_on_any_page(visitor: Page, shown: Shown) -> None:
 
 
 def _share(number: int) -> list[str]:
-    """The strings of the page with this number."""
-    return hostile_strings(NUM_STRINGS)[number % SHARES :: SHARES]
+    """The strings of the page with this number, for this commit."""
+    turn = turn_of(ROOT).number
+    return hostile_strings(NUM_STRINGS)[(number + turn) % SHARES :: SHARES]
 
 
 def _joined(strings: list[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -79,26 +79,14 @@ def begin_large_run(
     return run
 
 
-TURNS = {"time/generate_s": 2, "time/grade_s": 2, "time/learn_s": 3}
-"""How often a small run waits for its turn to sample, to grade and to learn: in each of its two steps,
-and once more to load its model."""
+EFFECT_TIMES = ("time/generate_s", "time/grade_s", "time/learn_s")
 
 
-def longest_effects_s(running: Platform, run: str) -> dict[str, float]:
-    """How long the longest effect of each kind in TURNS took: a sample, a graded group and a step of the
-    learner of this run. A small run waits for at most one of them before its own turn."""
+def longest_effect_s(running: Platform, run: str) -> float:
+    """Return how long the longest effect of a run took: a sample, a graded group or a step of the
+    learner. A small run waits for at most one of them before its own turn."""
     metrics = [e["data"]["metrics"] for e in running.events(run) if e["type"] == "rl.step.settled"]
-    return {name: max(float(step.get(name, 0.0)) for step in metrics) for name in TURNS}
-
-
-def limit_beside(alone: Took, longest_s: Mapping[str, float]) -> Took:
-    """The times within which a small run beside a large one has its first sample and its end.
-
-    It has half of the machine, so it takes twice as long as alone. The longest effect of all is granted
-    once for its first sample, and the longest of each kind for each of its turns for its end.
-    """
-    turns_s = sum(count * longest_s[name] for name, count in TURNS.items())
-    return Took(2 * alone.first_s + max(longest_s.values()), 2 * alone.end_s + turns_s)
+    return max(float(step.get(name, 0.0)) for step in metrics for name in EFFECT_TIMES)
 
 
 def num_waiting(running: Platform) -> int:

@@ -160,10 +160,10 @@ ALLOWED = AllowedAddresses(hosts=frozenset({HOST}), networks=(NOBODY,))
 
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same limits, sooner. An honest server is answered within them on a busy machine too."""
-    monkeypatch.setattr(refs, "ASK_S", 8.0)
-    monkeypatch.setattr(commits, "FETCH_S", 8.0)
-    monkeypatch.setattr(mirrors, "WORK_S", 20.0)
+    """The same limits, sooner."""
+    monkeypatch.setattr(refs, "ASK_S", 3.0)
+    monkeypatch.setattr(commits, "FETCH_S", 3.0)
+    monkeypatch.setattr(mirrors, "WORK_S", 8.0)
     monkeypatch.setattr(smart_http, "DEADLINE_S", 2.0)
     monkeypatch.setattr(redirects, "ASK_S", 2.0)
     monkeypatch.setattr(process, "CPU_S", 1)
