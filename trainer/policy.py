@@ -178,7 +178,13 @@ class Policy:
             hidden_M_H, logits_M_V = self.outputs(micro, reference=reference)
             return *_target_logprobs(logits_M_V / temperature, micro.target_M), hidden_M_H
         hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=reference)
-        chosen = chosen_logprobs(hidden_M_H, head_V_H, micro.target_M, temperature=temperature)
+        chosen = chosen_logprobs(
+            hidden_M_H,
+            head_V_H,
+            micro.target_M,
+            temperature=temperature,
+            chunk_elements=self.forward.chunk_elements(hidden_M_H.device),
+        )
         return *chosen, hidden_M_H
 
 
@@ -227,6 +233,7 @@ def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -
         fuse=advanced.compile,
         allows_native=not advanced.deterministic,
         trains_padding=rules >= 2,
+        has_large_chunks=rules >= 4,
     )
 
 

@@ -20,6 +20,9 @@ from trainer.forward.lm_head import logits_of
 CHUNK_ELEMENTS = 4 << 20
 """How many logits are computed at a time (16 MiB in fp32). The number is constant, because another split
 can give other bits."""
+CUDA_CHUNK_ELEMENTS = 64 << 20
+"""The same on a CUDA GPU (256 MiB in fp32), which reads the whole head for each chunk: with 27 actions a
+chunk, that took a third of a step."""
 
 
 def chosen_logprobs(
@@ -28,10 +31,14 @@ def chosen_logprobs(
     target_M: torch.Tensor,
     *,
     temperature: float,
+    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The log-probability (M) of each target at `temperature`, and the entropy (M, in nats, no gradient)
-    of the distribution that the target was drawn from."""
-    logprob_M, entropy_M = _ChosenLogprobs.apply(hidden_M_H, head_V_H, target_M, temperature)
+    of the distribution that the target was drawn from. `chunk_elements` logits are computed at a
+    time."""
+    logprob_M, entropy_M = _ChosenLogprobs.apply(
+        hidden_M_H, head_V_H, target_M, temperature, chunk_elements
+    )
     return logprob_M, entropy_M
 
 
@@ -45,7 +52,7 @@ def likeliest_tokens(
         _logits(hidden_M_H[here], head_V_H, temperature)
         .log_softmax(dim=-1)
         .topk(min(most, len(head_V_H)), dim=-1)
-        for here in _chunks(hidden_M_H, head_V_H)
+        for here in _chunks(hidden_M_H, head_V_H, CHUNK_ELEMENTS)
     ]
     return torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
 
@@ -58,19 +65,20 @@ class _ChosenLogprobs(torch.autograd.Function):
         head_V_H: torch.Tensor,
         target_M: torch.Tensor,
         temperature: float,
+        chunk_elements: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wide = torch.promote_types(hidden_M_H.dtype, torch.float32)
         logprob_M, entropy_M, total_M = (
             hidden_M_H.new_empty(len(hidden_M_H), dtype=wide) for _ in range(3)
         )
-        for here in _chunks(hidden_M_H, head_V_H):
+        for here in _chunks(hidden_M_H, head_V_H, chunk_elements):
             z_C_V = _logits(hidden_M_H[here], head_V_H, temperature)
             total_M[here] = torch.logsumexp(z_C_V, dim=-1)
             all_C_V = z_C_V.sub_(total_M[here, None])
             logprob_M[here] = all_C_V.gather(-1, target_M[here, None])[:, 0]
             entropy_M[here] = -torch.linalg.vecdot(all_C_V.exp(), all_C_V)
         ctx.save_for_backward(hidden_M_H, head_V_H, target_M, total_M)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.chunk_elements = temperature, chunk_elements
         ctx.mark_non_differentiable(entropy_M)
         return logprob_M, entropy_M
 
@@ -78,12 +86,12 @@ class _ChosenLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad_M: torch.Tensor, _: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         hidden_M_H, head_V_H, target_M, total_M = ctx.saved_tensors
         wants_hidden, wants_head = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden_M_H) if wants_hidden else None
         grad_head = torch.zeros_like(head_V_H) if wants_head else None
-        for here in _chunks(hidden_M_H, head_V_H):
+        for here in _chunks(hidden_M_H, head_V_H, ctx.chunk_elements):
             z_C_V = _logits(hidden_M_H[here], head_V_H, ctx.temperature)
             scaled_C_1 = grad_M[here, None] / ctx.temperature
             grad_C_V = z_C_V.sub_(total_M[here, None]).exp_().mul_(-scaled_C_1)
@@ -93,11 +101,13 @@ class _ChosenLogprobs(torch.autograd.Function):
                 grad_hidden[here] = grad_C_V @ head_V_H
             if grad_head is not None:
                 grad_head.addmm_(grad_C_V.t(), hidden_M_H[here])
-        return grad_hidden, grad_head, None, None
+        return grad_hidden, grad_head, None, None, None
 
 
-def _chunks(hidden_M_H: torch.Tensor, head_V_H: torch.Tensor) -> Iterator[slice]:
-    size = max(1, CHUNK_ELEMENTS // len(head_V_H))
+def _chunks(
+    hidden_M_H: torch.Tensor, head_V_H: torch.Tensor, chunk_elements: int
+) -> Iterator[slice]:
+    size = max(1, chunk_elements // len(head_V_H))
     for start in range(0, len(hidden_M_H), size):
         yield slice(start, start + size)
 

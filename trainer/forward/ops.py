@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from trainer.forward.logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS
 from trainer.forward.rms_norm import rms_norm
 
 
@@ -37,7 +38,13 @@ class Steps:
     apply_gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = apply_gate
 
 
+def one_kernel_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm` by PyTorch, which runs it as one kernel on a GPU."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
 PLAIN = Steps()
+INFERENCE = Steps(norm=one_kernel_rms_norm)
 
 
 def elementary_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -65,10 +72,23 @@ class Forward:
     trains_padding: bool = True
     """Whether the embedding of the padding token is trained like any other. Under rules 1 it was not,
     for models that run through Transformers."""
+    has_large_chunks: bool = True
+    """Whether a CUDA GPU computes many logits at a time. Under rules 3 it computed as few as a CPU."""
+    is_inference: bool = False
+    """Whether nothing needs a gradient. Norms then take fewer kernels on a CUDA GPU."""
 
     def steps(self, device: torch.device) -> Steps:
         """The operations between the matrix products on this device."""
-        return compiled_steps() if self.fuse and device.type == "cuda" else PLAIN
+        if device.type != "cuda":
+            return PLAIN
+        if self.fuse:
+            return compiled_steps()
+        return INFERENCE if self.is_inference else PLAIN
+
+    def chunk_elements(self, device: torch.device) -> int:
+        """How many logits are computed at a time on this device."""
+        is_large = self.has_large_chunks and device.type == "cuda"
+        return CUDA_CHUNK_ELEMENTS if is_large else CHUNK_ELEMENTS
 
     def layer(self, run: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
         """Run one layer and return its output. With `recompute` only its inputs are kept."""
@@ -80,3 +100,4 @@ class Forward:
 
 
 DIRECT = Forward()
+SAMPLING = Forward(is_inference=True)

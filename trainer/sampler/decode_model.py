@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from trainer.forward.decoder import Attend, Decoder
 from trainer.forward.fused_weights import EXACT, LayerWeights, fuse_layer, pad, rotations, unit
+from trainer.forward.ops import SAMPLING
 from trainer.forward.weights import Trainable
 from trainer.native.interface import NativeDecoder, PackedBases, is_narrow, native_decoder
 
@@ -87,7 +88,7 @@ class UnfusedModel:
     def hidden_states(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        return self.decoder.hidden_states(self.view, tokens_N, positions_N, attend)
+        return self.decoder.hidden_states(self.view, tokens_N, positions_N, attend, SAMPLING)
 
     def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor:
         return self.decoder.logits(self.view, hidden_M_H)

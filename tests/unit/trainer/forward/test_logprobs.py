@@ -21,12 +21,11 @@ def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_value_and_gradients_are_those_of_torch(
-    monkeypatch: pytest.MonkeyPatch, chunk: int, temperature: float
-) -> None:
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk * VOCABULARY)
+def test_value_and_gradients_are_those_of_torch(chunk: int, temperature: float) -> None:
     hidden, head, target = drawn()
-    mine, entropy = chosen_logprobs(hidden, head, target, temperature=temperature)
+    mine, entropy = chosen_logprobs(
+        hidden, head, target, temperature=temperature, chunk_elements=chunk * VOCABULARY
+    )
     everything = (hidden @ head.t() / temperature).log_softmax(-1)
     theirs = everything.gather(-1, target[:, None])[:, 0]
     torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=0)
@@ -61,7 +60,7 @@ def test_no_tensor_holds_the_logits_of_all_actions(monkeypatch: pytest.MonkeyPat
     hidden, head, target = drawn()
 
     def largest(chunk: int) -> int:
-        monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk * VOCABULARY)
+        elements = chunk * VOCABULARY
         made: list[int] = []
         inner = logprobs._logits
 
@@ -77,7 +76,9 @@ def test_no_tensor_holds_the_logits_of_all_actions(monkeypatch: pytest.MonkeyPat
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
-            found, _ = chosen_logprobs(hidden, head, target, temperature=1.0)
+            found, _ = chosen_logprobs(
+                hidden, head, target, temperature=1.0, chunk_elements=elements
+            )
         found.sum().backward()
         monkeypatch.setattr(logprobs, "_logits", inner)
         return max(made + saved)

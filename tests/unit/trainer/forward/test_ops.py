@@ -11,13 +11,13 @@ from schemas.errors import Refused
 from tests.unit.trainer.batches import CPU, MIXED, accumulate_grpo, policy64
 from tests.unit.trainer.support import TINY, job
 from trainer.forward.decoder import decoder_of
-from trainer.forward.ops import PLAIN, Forward, compiled_steps
+from trainer.forward.ops import INFERENCE, PLAIN, SAMPLING, Forward, compiled_steps
 from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.forward.varlen_attention import Segment, spans_of
 from trainer.model.base import build_base
 from trainer.objective.hyperparameters import Hyperparameters
-from trainer.policy import LoadedModel, Policy, fresh_policy
+from trainer.policy import LoadedModel, Policy, forward_of, fresh_policy
 
 Gradients = dict[str, torch.Tensor]
 EXAMPLES = tuple(
@@ -53,6 +53,30 @@ def test_recomputed_gradients_have_the_same_bits() -> None:
     kept, again = trained(tiny(deterministic=True)), trained(tiny(recompute=True))
     assert kept.keys() == again.keys()
     assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+CUDA = torch.device("cuda")
+
+
+def test_a_gpu_computes_more_logits_at_a_time_except_for_runs_of_older_rules() -> None:
+    loaded, advanced = tiny().loaded, job().config.advanced
+    now, before = forward_of(loaded, advanced), forward_of(loaded, advanced, rules=3)
+    assert now.chunk_elements(CUDA) > before.chunk_elements(CUDA)
+    assert now.chunk_elements(CPU) == before.chunk_elements(CPU) == before.chunk_elements(CUDA)
+
+
+def test_only_a_sampler_on_a_gpu_takes_the_norm_without_a_written_gradient() -> None:
+    """That norm rounds differently, so the steps of a CPU and of a learner keep their own."""
+    assert SAMPLING.steps(CUDA) is INFERENCE
+    assert SAMPLING.steps(CPU) is Forward().steps(CUDA) is PLAIN
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_a_sampler_is_that_of_the_learner(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3, 64, generator=generator).to(dtype)
+    weight = torch.randn(64, generator=generator).to(dtype)
+    torch.testing.assert_close(INFERENCE.norm(x, weight, 1e-6), PLAIN.norm(x, weight, 1e-6))
 
 
 def peak_bytes(policy: Policy, micro: MicroBatch) -> int:
