@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 from producers.core.datasets import registration
-from tests.kit.application import Application, rows
+from tests.kit.application import Application, application, rows
 
 pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+async def app(database_url: str, tmp_path: Path) -> AsyncIterator[Application]:
+    async with application(database_url, tmp_path / "home", confines_checks=True) as served:
+        yield served
 
 
 async def test_a_dataset_is_announced_sent_and_readable(app: Application) -> None:
