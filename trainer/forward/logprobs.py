@@ -21,8 +21,8 @@ CHUNK_ELEMENTS = 4 << 20
 """How many logits are computed at a time (16 MiB in fp32). The number is constant, because another split
 can give other bits."""
 CUDA_CHUNK_ELEMENTS = 64 << 20
-"""The same on a CUDA GPU (256 MiB in fp32), which reads the whole head for each chunk: with 27 actions a
-chunk, that took a third of a step."""
+"""The same on a CUDA GPU (256 MiB in fp32), which reads the whole head for each chunk. With 27 actions a
+chunk, that took a quarter of a step."""
 
 
 def chosen_logprobs(

@@ -43,6 +43,8 @@ def _block_sums(mass_R_V: torch.Tensor) -> torch.Tensor:
     """The mass (R, B, float64) of each block. The last block may be shorter than WIDTH."""
     whole = mass_R_V.shape[1] // WIDTH * WIDTH
     sums_R_B = mass_R_V[:, :whole].unflatten(-1, (-1, WIDTH)).sum(dim=-1, dtype=torch.float64)
+    if whole == mass_R_V.shape[1]:
+        return sums_R_B
     rest_R_1 = mass_R_V[:, whole:].sum(dim=-1, dtype=torch.float64, keepdim=True)
     return torch.cat((sums_R_B, rest_R_1), dim=-1)
 

@@ -164,6 +164,10 @@ def test_a_draw_never_leaves_the_mass() -> None:
         assert torch.isfinite(logprobs).all()
         if number == 0.5:
             assert tokens[:2].tolist() == [3, 699]
+        whole_blocks = torch.full((1, 1024), -200.0)
+        whole_blocks[0, :9] = 0.0
+        (token,), _ = draw_on_gpu(whole_blocks, torch.ones(1), numbers[:1])
+        assert token < 9
 
 
 def test_logits_that_are_not_finite_say_so() -> None:
