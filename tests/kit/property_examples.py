@@ -7,7 +7,8 @@ prints the line (`@reproduce_failure`) that repeats it.
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 VARIABLE = "HEADRACE_EXAMPLES"
 
@@ -41,6 +42,18 @@ def load() -> None:
     """Make the settings the default. Call it before a test is imported."""
     settings.register_profile("headrace", profile(factor(os.environ.get(VARIABLE))))
     settings.load_profile("headrace")
+
+
+def prepare() -> None:
+    """Let Hypothesis read the constants of all imported modules, which it does for the first property of
+    a process and which takes seconds. Otherwise that test would count as slow."""
+
+    @settings(max_examples=USUAL)
+    @given(st.integers(), st.text())
+    def holds(_number: int, _text: str) -> None:
+        pass
+
+    holds()
 
 
 def examples(usual: int) -> settings:
