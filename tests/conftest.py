@@ -43,7 +43,8 @@ gc.disable()  # until all tests are imported
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let the collector work while tests run, but not search torch and 8,000 tests each time."""
+    """Do once what a test would be timed for. Let the collector work while tests run, but not search
+    torch and 8,000 tests each time."""
     if any(item.get_closest_marker("hypothesis") for item in session.items):
         property_examples.prepare()
     gc_freeze.freeze()

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,12 +137,13 @@ async def check_here(
         return registration.Checked(check_file(path, kind, file.write, mapping=mapping), out)
 
 
-@contextmanager
-def checks_here() -> Iterator[None]:
-    """Let files be checked in this process. A process for each file takes 0.3 s of CPU to start, and
-    hundreds of tests upload one."""
+@asynccontextmanager
+async def _checks(*, confined: bool) -> AsyncIterator[None]:
+    """Let files be checked in this process unless they are `confined`. A process for each file takes
+    0.3 s of CPU to start, and hundreds of tests upload one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registration, "check", check_here)
+        if not confined:
+            patch.setattr(registration, "check", check_here)
         yield
 
 
@@ -156,19 +157,14 @@ async def application(
 ) -> AsyncIterator[Application]:
     """The application over the database at `url`. With `confines_checks`, files are checked in a process
     of their own, as users have it."""
-    with nullcontext() if confines_checks else checks_here():
-        async with _application(url, home, repositories) as served:
-            yield served
-
-
-@asynccontextmanager
-async def _application(
-    url: str, home: Path, repositories: tuple[str, ...]
-) -> AsyncIterator[Application]:
     settings = Settings.load(
         {"HEADRACE_HOME": str(home), "HEADRACE_API_KEY": API_KEY, "HEADRACE_DATABASE_URL": url}
     )
-    async with connect(url) as database, Notifier(database) as notifier:
+    async with (
+        _checks(confined=confines_checks),
+        connect(url) as database,
+        Notifier(database) as notifier,
+    ):
         log = PostgresLog(database, notifier)
         blobs = await install(LocalBlobs(home / "blobs"), database)
         readmodel = ReadModel(database)
