@@ -55,10 +55,11 @@ class WeightCache:
     async def load_model(self, ref: ModelRef) -> LoadedModel:
         """The base model that `ref` names, on the device. Raises Refused when it cannot be loaded."""
         key = ref.model_dump_json()
+        if (found := self._loaded.get(key)) is not None:
+            return found
         async with self._locks.setdefault(key, asyncio.Lock()):
-            loaded = self._loaded.get(key)
-            if loaded is not None:
-                return loaded
+            if (found := self._loaded.get(key)) is not None:
+                return found
             files = {name: await self._bytes(file) for name, file in ref.files.items()}
             return self._loaded.put(key, await self.device.run(self._load, ref, files))
 
@@ -68,10 +69,11 @@ class WeightCache:
         if policy.weights is None:
             return {}
         key = policy.weights.sha256
+        if (found := self._trained.get(key)) is not None:
+            return found
         async with self._locks.setdefault(key, asyncio.Lock()):
-            trained = self._trained.get(key)
-            if trained is not None:
-                return trained
+            if (found := self._trained.get(key)) is not None:
+                return found
             data = (
                 await self._read(policy.weights, alignment_padding)
                 if self._read

@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -50,7 +51,7 @@ PROBE = Message(role="user", content="Hello")
 """The conversation with which a chat template is rendered when its model is loaded."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Base:
     """A frozen base model. `tensors` are its weights by Transformers' names. `public_name` is its name
     in an adapter's config (None: it has no name outside Headrace)."""
@@ -65,7 +66,7 @@ class Base:
     def num_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
-    @property
+    @cached_property  # Transformers looks it up again each time, and each sample asks for it
     def context(self) -> int:
         """The number of positions that the model has."""
         text = self.model.config.get_text_config()

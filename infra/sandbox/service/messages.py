@@ -134,14 +134,15 @@ def parse(model: type[M], data: bytes) -> M:
 def encode_call(call: UserCall) -> tuple[bytes, ...]:
     """The payload of a call, in parts. Raises UserCodeError when it is too large."""
     head = {
-        "rollout": call.rollout.model_dump(mode="json"),
         "run": call.owner.run,
         "secrets": {name: value.reveal() for name, value in call.owner.secrets.items()},
         "role": call.role,
         "name": call.name,
         "deadline_s": call.deadline_s,
     }
-    data = json.dumps(head).encode()
+    # The rollout is by far the largest part, and pydantic encodes it ten times as fast as json.
+    rest = json.dumps(head)[1:]
+    data = f'{{"rollout": {call.rollout.model_dump_json()}, {rest}'.encode()
     if len(data) + len(call.message) + LENGTH.size > LARGEST_CALL:
         raise UserCodeError(
             FailureCategory.VALIDATION,
