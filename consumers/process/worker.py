@@ -26,7 +26,7 @@ from infra.settings.settings import Settings
 from infra.spine.postgres.lease import LEASE_LOST, LeaseKeeper, leave
 from infra.spine.postgres.notify import News
 from infra.spine.runtime.consumer import AnyConsumer
-from infra.spine.runtime.hosting import Hosting, capacity_of
+from infra.spine.runtime.hosting import Hosting, capacity_of, spare_of
 from infra.spine.runtime.runtime import Runtime
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
@@ -150,6 +150,7 @@ async def open_runtime(
         hosting = replace(
             hosting,
             capacity=capacity_of(settings.capacity, generate=ports.num_samples),
+            spare=spare_of(settings.capacity, generate=ports.num_samples),
             run_capacity={Lane(lane): most for lane, most in settings.run_capacity.items()},
             workspace_samples=settings.quotas.get(SAMPLES),
         )

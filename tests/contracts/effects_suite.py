@@ -548,6 +548,43 @@ class EffectsSuite:
         assert third.effect.run_id == "big"
         assert len(await claim(bound, one, limit=10)) == 10, "without the limit"
 
+    async def test_spare_places_are_for_runs_that_hold_few(self, bound: Bound) -> None:
+        who = await worker(bound)
+
+        async def claim_beyond(room: int, spare: int, *, most: int = 0) -> list[str]:
+            found = await bound.effects.claim(
+                who,
+                room={Lane.CONTROL: room},
+                consumers=[SYNC],
+                most={Lane.CONTROL: most} if most else None,
+                spare={Lane.CONTROL: spare},
+            )
+            assert all(each.epoch == 1 for each in found)
+            return [each.effect.run_id for each in found]
+
+        await bound.log.commit(Commit(effects=tuple(effect("big") for _ in range(20))))
+        assert await claim_beyond(4, 3) == ["big"] * 4, "none beyond its room"
+        await bound.log.commit(Commit(effects=tuple(effect("tiny") for _ in range(4))))
+        assert await claim_beyond(0, 0) == []
+        assert await claim_beyond(0, 3, most=9) == [], "a lane with a limit has no spare"
+        assert await claim_beyond(-1, 3) == ["tiny"] * 2, "one of three is taken"
+        assert await claim_beyond(-3, 3) == []
+        await gate(bound, RunPaused(run="tiny", step=1), 1)
+        assert await claim_beyond(-2, 3) == [], "it is paused"
+        await gate(bound, RunResumed(run="tiny", step=1), 2)
+        assert await claim_beyond(-2, 3) == ["tiny"]
+        assert await claim_beyond(-1, 3) == [], "it holds three now"
+        assert await claim_beyond(1, 3) in (["big"], ["tiny"])
+
+    async def test_a_worker_without_a_lease_gets_no_spare_place(self, bound: Bound) -> None:
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=(effect("tiny"),)))
+        await bound.effects.expire(who)
+        found = await bound.effects.claim(
+            who, room={Lane.CONTROL: 0}, consumers=[SYNC], spare={Lane.CONTROL: 2}
+        )
+        assert list(found) == []
+
     async def test_a_paused_run_is_not_claimed_within_its_limit(self, bound: Bound) -> None:
         who = await worker(bound)
         await bound.log.commit(Commit(effects=(effect("r"), effect("s"))))

@@ -170,6 +170,23 @@ async def test_a_claim_with_a_limit_for_each_run_reads_no_run_that_is_at_its_lim
     assert max(row["count"] for row in await crowded.durable.fetch(mine)) == 8
 
 
+async def test_a_claim_for_spare_places_reads_the_head_of_the_queue_only(
+    crowded: Database,
+) -> None:
+    """A large run has twenty thousand effects there, and then a small one is next to it."""
+    await execute(crowded.url, rows(*WAITS, run="'large'") * 4)
+    await execute(crowded.url, "update effects set turn = -1 where run_id = 'large'")
+    await execute(crowded.url, rows(*WAITS, run="'small'").replace(str(EACH), "20"))
+    await execute(crowded.url, "update effects set turn = -1.5 where run_id = 'small'")
+    spare = "select * from claim_in_turn('me', '{control}', '{sync}', '{0}', 0, null, null, '{8}')"
+    hold = "update effects set worker = 'me' where id in (select id from effects where {} limit {})"
+    await execute(crowded.url, hold.format("run_id = 'large'", 64))
+    found = await crowded.durable.fetch(spare)
+    assert [row["run_id"] for row in found] == ["small"] * 8
+    assert await read_by(crowded, spare) < 500, "not the twenty thousand of the large run"
+    assert await crowded.durable.fetch(spare) == [], "both hold eight"
+
+
 PAUSED = "insert into run_gates select 'p' || n, 'paused' from generate_series(0, 9) n"
 
 

@@ -205,6 +205,30 @@ async def test_samples_of_many_workspaces_are_claimed_in_their_turns(
         assert [each.id for each in claimed] == [row["id"] for row in wanted[first : first + 16]]
 
 
+async def test_a_lane_with_a_quota_has_no_spare_places(
+    database: Database, log: PostgresLog, effects: PostgresEffects
+) -> None:
+    await request_run(log, "a", "w")
+    await add(log, *(sample("a", n) for n in range(9)))
+
+    async def claim_spare(samples: int | None) -> int:
+        found = await effects.claim(
+            WORKERS[0],
+            room={Lane.GENERATE: 0},
+            consumers=[ROLLOUT],
+            samples=samples,
+            spare={Lane.GENERATE: 4},
+        )
+        return len(found)
+
+    assert await claim_spare(2) == 0
+    quota = "insert into workspace_quotas values ('other', 'samples_in_flight', 5)"
+    await execute(database.url, quota)
+    assert await claim_spare(None) == 0
+    await execute(database.url, "delete from workspace_quotas")
+    assert await claim_spare(None) == 4
+
+
 FILL = """
 insert into run_gates (run_id, state, workspace)
     select 'r' || n, 'open', 'w' || n % 2 from generate_series(0, 99) n;

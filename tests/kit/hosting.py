@@ -140,6 +140,7 @@ class Bench:
     capacity: int = 1024
     worker: WorkerId = WORKER
     run_capacity: Mapping[Lane, int] = field(default_factory=dict)
+    spare: Mapping[Lane, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.log = Flaky(MemoryLog(self.world))
@@ -187,6 +188,7 @@ class Bench:
                 (Lane.CONTROL,),
                 {Lane.CONTROL: self.capacity},
                 self.run_capacity,
+                self.spare,
             ),
             log=cast("Any", self.log),
             effects=cast("Any", self.effects),

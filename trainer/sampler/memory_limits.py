@@ -19,7 +19,7 @@ class MemoryLimits:
     uses_graphs: bool = False
 
 
-CPU = MemoryLimits(most_rows=64, batch_bytes=256 << 20, rows_bytes=512 << 20, spare_bytes=128 << 20)
+CPU = MemoryLimits(most_rows=48, batch_bytes=256 << 20, rows_bytes=512 << 20, spare_bytes=128 << 20)
 SHARE_OF_GPU = 0.3
 """The share of a GPU's memory for the sampler. The learner's activations need the rest."""
 

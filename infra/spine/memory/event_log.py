@@ -380,8 +380,8 @@ class MemoryEffects:
         generation: int = 0,
         most: Mapping[Lane, int] | None = None,
         samples: int | None = None,
+        spare: Mapping[Lane, int] | None = None,
     ) -> Sequence[Claimed]:
-        del samples  # nothing here belongs to a workspace
         world = self._world
         if world.has_lease(worker) and world.generations[worker] != generation:
             raise StaleGeneration(worker, generation)
@@ -398,11 +398,17 @@ class MemoryEffects:
             and self._may_work_on(row.new.effect.run_id)
         ]
         left, taken, claimed = Counter(room), turns.places_of_runs(world), []
+        own = turns.places_of_runs(world, worker)
+        limited = set(Lane) if samples is not None else set(most or {})
+        beyond = {lane: n for lane, n in (spare or {}).items() if lane not in limited}
         for row in due:
             lane, run = row.new.effect.lane, row.new.effect.run_id
-            if left[lane] > 0 and taken[run, lane] < (most or {}).get(lane, sys.maxsize):
+            few = beyond.get(lane, 0)
+            places = left[lane] + (few if own[run, lane] < few else 0)
+            if places > 0 and taken[run, lane] < (most or {}).get(lane, sys.maxsize):
                 left[lane] -= row.size
                 taken[run, lane] += row.size
+                own[run, lane] += row.size
                 row.worker = worker
                 row.epoch += 1
                 claimed.append(_claim_of(row))

@@ -48,10 +48,10 @@ def give_back_effects(world: "World", heir: WorkerId) -> None:
             row.deaths += 1
 
 
-def places_of_runs(world: "World") -> Counter[tuple[str, Lane]]:
-    """Return how many places of a lane each run takes in all workers."""
+def places_of_runs(world: "World", worker: WorkerId | None = None) -> Counter[tuple[str, Lane]]:
+    """Return how many places of a lane each run takes in all workers, or in one."""
     taken: Counter[tuple[str, Lane]] = Counter()
     for row in world.effects.values():
-        if row.worker is not None:
+        if row.worker is not None and worker in (None, row.worker):
             taken[row.new.effect.run_id, row.new.effect.lane] += row.size
     return taken

@@ -102,6 +102,7 @@ class Effects(Protocol):
         generation: int = 0,
         most: Mapping[Lane, int] | None = None,
         samples: int | None = None,
+        spare: Mapping[Lane, int] | None = None,
     ) -> Sequence[Claimed]:
         """Claim due effects whose gate is open, that have no live claim, whose run needs no newer
         decider version than this worker's, and that this worker does not hold already. `room` has the
@@ -123,6 +124,10 @@ class Effects(Protocol):
         `samples` is how many places of the lane `generate` the runs of one workspace may take in all
         workers together, if the workspace has no quota of its own. An effect that is larger than the
         limit is claimed alone.
+
+        `spare` has the lanes with further places, for effects near the head of the queue whose run holds
+        fewer places of this worker than these. When spare places are taken, `room` is below 0. A lane
+        with one of the limits above has none.
 
         Raises StaleGeneration, with nothing claimed, when `generation` is not the worker's current one.
         A claim that the network delivers late must take nothing, because the worker would not know of

@@ -86,10 +86,11 @@ class PostgresEffects:
         generation: int = 0,
         most: Mapping[Lane, int] | None = None,
         samples: int | None = None,
+        spare: Mapping[Lane, int] | None = None,
     ) -> Sequence[Claimed]:
         try:
             rows = await self._pool.fetch(
-                "select * from claim_in_turn($1, $2, $3, $4, $5, $6, $7)",
+                "select * from claim_in_turn($1, $2, $3, $4, $5, $6, $7, $8)",
                 worker,
                 [str(lane) for lane in room],
                 list(consumers),
@@ -97,6 +98,7 @@ class PostgresEffects:
                 generation,
                 [most.get(lane) for lane in room] if most else None,
                 samples,
+                [spare.get(lane, 0) for lane in room] if spare else None,
             )
         except asyncpg.PostgresError as error:
             if error.sqlstate == "HR003":

@@ -54,9 +54,17 @@ class Claims:
     @property
     def room(self) -> Mapping[Lane, int]:
         """How many places are free in each lane that has any."""
-        taken = self._taken + self._reserved
-        free = {lane: self._hosting.places(lane) - taken[lane] for lane in self._hosting.lanes}
-        return {lane: places for lane, places in free.items() if places > 0}
+        return {lane: places for lane, places in self._free_places().items() if places > 0}
+
+    def _free_places(self) -> Mapping[Lane, int]:
+        """The free places of each lane that may take effects. Below 0, spare places are taken."""
+        taken, spare = self._taken + self._reserved, self._hosting.spare
+        left = {lane: self._hosting.places(lane) - taken[lane] for lane in self._hosting.lanes}
+        return {lane: places for lane, places in left.items() if places + spare.get(lane, 0) > 0}
+
+    def has_place(self, lane: Lane) -> bool:
+        """Whether a place of a lane is free, perhaps a spare one."""
+        return lane in self._free_places()
 
     @property
     def may_claim(self) -> bool:
@@ -130,9 +138,9 @@ class Claims:
         """Claim and return effects for the places that are free. Returns none when this worker's
         generation is over, because then it does not know which effects it holds; the next check finds
         out."""
-        room = self.room
+        left, room = self._free_places(), self.room
         lanes = set(self._hosting.lanes)
-        if not room:
+        if not left:
             self._queued = lanes
             return ()
         # Until the answer, what the last one told stays true: without it, nothing that is decided
@@ -141,11 +149,12 @@ class Claims:
         try:
             claimed = await self._effects.claim(
                 self._hosting.worker,
-                room=room,
+                room=left,
                 consumers=self._performing,
                 generation=self._generation,
                 most=self._hosting.run_capacity,
                 samples=self._hosting.workspace_samples,
+                spare=self._hosting.spare,
             )
         except StaleGeneration as error:
             logger.warning("%s", error)

@@ -18,12 +18,17 @@ sandbox. The smaller of the two numbers counts."""
 
 FEWEST_USER = 4
 
+SHARE_OF_SPARE = 6
+"""An engine gets a sixth more samples than it computes at once, but only of runs of which it has few.
+So a small run does not wait until samples of a large one have ended, which they do many at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
     """The part of the work that a process hosts: its consumers, its lanes, and how many places each lane
     has. `run_capacity` has the lanes of which one run may take only so many places, in all processes
-    together. `workspace_samples` is how many samples in flight a workspace may have that has no quota of
+    together. `spare` has the lanes with further places, for runs that hold fewer places of the lane than
+    these. `workspace_samples` is how many samples in flight a workspace may have that has no quota of
     its own, or None. An effect takes `Claimed.size` places while this process holds it."""
 
     worker: WorkerId
@@ -31,6 +36,7 @@ class Hosting:
     lanes: tuple[Lane, ...]
     capacity: Mapping[Lane, int] = field(default_factory=dict)
     run_capacity: Mapping[Lane, int] = field(default_factory=dict)
+    spare: Mapping[Lane, int] = field(default_factory=dict)
     workspace_samples: int | None = None
 
     def performs(self, effect: Effect) -> bool:
@@ -57,6 +63,13 @@ def capacity_of(chosen: Mapping[str, int], *, generate: int | None) -> dict[Lane
     if generate is not None:
         found[Lane.GENERATE] = generate
     return found | {Lane(lane): places for lane, places in chosen.items()}
+
+
+def spare_of(chosen: Mapping[str, int], *, generate: int | None) -> dict[Lane, int]:
+    """Return the spare places of each lane. A lane whose places the operator sets has none."""
+    if generate is None or Lane.GENERATE in chosen:
+        return {}
+    return {Lane.GENERATE: generate // SHARE_OF_SPARE}
 
 
 def _user_places() -> int:

@@ -107,7 +107,7 @@ class Performer:
         claimed = await self._claims.claim()
         for each in claimed:
             # Effects that were born claimed meanwhile may have taken the room.
-            if each.effect.lane in self._claims.room:
+            if self._claims.has_place(each.effect.lane):
                 self.start(each)
             else:
                 await self._claims.give_back(each)

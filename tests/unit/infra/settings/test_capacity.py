@@ -4,7 +4,7 @@ import pytest
 
 from infra.settings.capacity import LANES, parse_capacity
 from infra.settings.settings import BadSetting, Settings
-from infra.spine.runtime.hosting import FEWEST_USER, capacity_of
+from infra.spine.runtime.hosting import FEWEST_USER, capacity_of, spare_of
 from schemas.effects import Lane
 
 
@@ -35,3 +35,9 @@ def test_a_process_holds_what_it_computes_at_once() -> None:
     chosen = capacity_of({"generate": 7, "control": 2}, generate=64)
     assert (chosen[Lane.GENERATE], chosen[Lane.CONTROL]) == (7, 2)
     assert Lane.GENERATE not in capacity_of({}, generate=None)
+
+
+def test_an_engine_has_spare_places_unless_the_operator_sets_its_places() -> None:
+    assert spare_of({"user": 2}, generate=64) == {Lane.GENERATE: 10}
+    assert spare_of({"generate": 64}, generate=64) == {}
+    assert spare_of({}, generate=None) == {}

@@ -215,6 +215,45 @@ async def test_a_run_at_its_limit_goes_on_as_soon_as_a_place_of_it_is_free(
     assert 1 <= counting.most <= 2
 
 
+async def test_a_run_of_which_little_is_held_gets_a_spare_place_while_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No effect of the large run ends."""
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.02)
+    counting = Counting()
+    bench = Bench(tmp_path, [counting.consumer], capacity=CAPACITY, spare={Lane.CONTROL: 2})
+
+    def held() -> list[str]:
+        rows = bench.world.effects.values()
+        return sorted(row.new.effect.run_id for row in rows if row.worker == WORKER)
+
+    await bench.warn("large", 1)
+    async with bench.running():
+        await bench.until(lambda: counting.now == CAPACITY)
+        await bench.warn("small", 1)
+        await bench.until(lambda: counting.now == CAPACITY + 2)
+        assert held() == ["large"] * CAPACITY + ["small"] * 2
+        await bench.warn("third", 1)
+        await asyncio.sleep(0.1)
+        assert counting.most == CAPACITY + 2, "the spare places are taken"
+        counting.go.set()
+        await bench.until(lambda: len(counting.performed) == 3 * ASKED)
+    assert counting.most == CAPACITY + 2
+
+
+async def test_twin_without_spare_places_a_small_run_waits_for_a_large_one(tmp_path: Path) -> None:
+    counting = Counting()
+    bench = Bench(tmp_path, [counting.consumer], capacity=CAPACITY)
+    await bench.warn("large", 1)
+    async with bench.running():
+        await bench.until(lambda: counting.now == CAPACITY)
+        await bench.warn("small", 1)
+        await asyncio.sleep(0.2)
+        assert counting.now == CAPACITY
+        counting.go.set()
+        await bench.until(lambda: len(counting.performed) == 2 * ASKED)
+
+
 async def test_a_place_that_a_draft_does_not_need_after_all_is_claimed_for_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
