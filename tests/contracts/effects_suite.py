@@ -576,6 +576,25 @@ class EffectsSuite:
         assert await claim_beyond(-1, 3) == [], "it holds three now"
         assert await claim_beyond(1, 3) in (["big"], ["tiny"])
 
+    async def test_an_effect_that_is_larger_than_what_is_left_gets_no_spare_place(
+        self, bound: Bound
+    ) -> None:
+        one, two = await worker(bound), await worker(bound)
+
+        async def claim_groups(who: WorkerId, room: int, spare: int) -> list[str]:
+            found = await bound.effects.claim(
+                who, room={Lane.CONTROL: room}, consumers=[SYNC], spare={Lane.CONTROL: spare}
+            )
+            return [each.effect.run_id for each in found]
+
+        for run in ("a", "b", "c"):
+            await bound.log.commit(Commit(effects=(effect(run, size=8),)))
+        assert await claim_groups(one, 0, 7) == []
+        assert await claim_groups(one, -1, 8) == [], "seven places are left"
+        assert await claim_groups(one, 1, 8) == ["a"], "it takes seven of the spare places"
+        assert await claim_groups(one, -7, 8) == []
+        assert await claim_groups(two, 8, 8) == ["b", "c"]
+
     async def test_a_worker_without_a_lease_gets_no_spare_place(self, bound: Bound) -> None:
         who = await worker(bound)
         await bound.log.commit(Commit(effects=(effect("tiny"),)))

@@ -187,6 +187,17 @@ async def test_a_claim_for_spare_places_reads_the_head_of_the_queue_only(
     assert await crowded.durable.fetch(spare) == [], "both hold eight"
 
 
+async def test_effects_of_a_newer_release_do_not_hide_others_from_the_spare_places(
+    crowded: Database,
+) -> None:
+    await execute(crowded.url, rows(*WAITS, run="'newer'"))
+    await execute(crowded.url, "update effects set turn = -1 where run_id = 'newer'")
+    newer = "insert into run_gates (run_id, state, decider) values ('newer', 'open', 99)"
+    await execute(crowded.url, newer)
+    spare = "select * from claim_in_turn('me', '{control}', '{sync}', '{0}', 0, null, null, '{8}')"
+    assert len(await crowded.durable.fetch(spare)) == 8
+
+
 PAUSED = "insert into run_gates select 'p' || n, 'paused' from generate_series(0, 9) n"
 
 

@@ -404,8 +404,8 @@ class MemoryEffects:
         for row in due:
             lane, run = row.new.effect.lane, row.new.effect.run_id
             few = beyond.get(lane, 0)
-            places = left[lane] + (few if own[run, lane] < few else 0)
-            if places > 0 and taken[run, lane] < (most or {}).get(lane, sys.maxsize):
+            fits = own[run, lane] + row.size <= few and left[lane] - row.size >= -few
+            if (left[lane] > 0 or fits) and taken[run, lane] < (most or {}).get(lane, sys.maxsize):
                 left[lane] -= row.size
                 taken[run, lane] += row.size
                 own[run, lane] += row.size

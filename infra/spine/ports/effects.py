@@ -125,9 +125,10 @@ class Effects(Protocol):
         workers together, if the workspace has no quota of its own. An effect that is larger than the
         limit is claimed alone.
 
-        `spare` has the lanes with further places, for effects near the head of the queue whose run holds
-        fewer places of this worker than these. When spare places are taken, `room` is below 0. A lane
-        with one of the limits above has none.
+        `spare` has the lanes with further places, for effects near the head of the queue whose run then
+        holds no more places of this worker than these. They are claimed only if all their places are
+        left. When spare places are taken, `room` is below 0. A lane with one of the limits above has
+        none.
 
         Raises StaleGeneration, with nothing claimed, when `generation` is not the worker's current one.
         A claim that the network delivers late must take nothing, because the worker would not know of
