@@ -65,15 +65,24 @@ def check_rollout(repository: Repository, config: Document) -> None:
     place = f"rollouts/{name}/{path}"
     if _git(root, "cat-file", "-e", f"{commit}:{place}") is not None:
         return
-    known = (_git(root, "ls-tree", "--name-only", "-d", f"{commit}:rollouts") or "").splitlines()
+    known = _names(root, f"{commit}:rollouts", "-d")
+    key, given, what = "experiment.rollout", name, "its rollouts"
+    if name in known and experiment.get("entrypoint"):
+        key, given, what = "experiment.entrypoint", path, f"the files of {name}"
+        known = _names(root, f"{commit}:rollouts/{name}", "-r")
     if (root / place).is_file():
         message = f"names {place}, which is not committed; commit it first"
     else:
         names = ", ".join(known) or "none"
-        message = f"names {place}, which is not in commit {commit}; its rollouts: {names}"
-    close = difflib.get_close_matches(name, [one for one in known if one != name], n=1)
-    issue = Issue("experiment.rollout", message, close[0] if close else None)
-    raise Failure("VALIDATION", f"experiment.rollout {message}", issues=(issue,))
+        message = f"names {place}, which is not in commit {commit}; {what}: {names}"
+    close = difflib.get_close_matches(given, [one for one in known if one != given], n=1)
+    issue = Issue(key, message, close[0] if close else None)
+    raise Failure("VALIDATION", f"{key} {message}", issues=(issue,))
+
+
+def _names(root: Path, tree: str, kind: str) -> list[str]:
+    """The folders (-d) or all files (-r) of a tree, at most 20."""
+    return (_git(root, "ls-tree", "--name-only", kind, tree) or "").splitlines()[:20]
 
 
 def is_local_server(client: Client) -> bool:

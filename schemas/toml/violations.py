@@ -146,7 +146,9 @@ def meant_value(details: ErrorDetails) -> str | None:
         return None
     options = [option.strip("' ") for option in details["ctx"]["expected"].split(",")]
     options = [part.strip("' ") for option in options for part in option.split(" or ")]
-    close = difflib.get_close_matches(details["input"], options, n=1)
+    given = details["input"]
+    swapped = [option for option in options if sorted(option) == sorted(given)]
+    close = swapped or difflib.get_close_matches(given, options, n=1)
     return close[0] if close else None
 
 

@@ -14,6 +14,17 @@ MAX_EVAL_ROWS = 5000
 DEMONSTRATION = "user_prompt and ground_truth, or messages"
 
 
+def dataset_warnings(config: RunConfig | EvalConfig, dataset: DatasetRegistered) -> Iterator[str]:
+    """The things about `experiment.dataset` that the user may not expect."""
+    if isinstance(config, EvalConfig) and config.evaluation.limit is None:
+        name, num_rows = dataset.dataset.name, dataset.dataset.num_rows
+        if (chosen := num_evaluated_rows(config, num_rows)) < num_rows:
+            yield (
+                f"{chosen} of the {num_rows} rows of {name} are evaluated, a tenth; set "
+                "evaluation.limit to evaluate more"
+            )
+
+
 def has_demonstrations(dataset: DatasetRegistered) -> bool:
     """Whether each row holds an answer that can be learned."""
     columns = set(dataset.columns)

@@ -23,7 +23,11 @@ from itertools import islice
 
 from producers.core.models.model_facts import ModelFacts
 from producers.core.validation.address_issues import network_issues, provider_address_issues
-from producers.core.validation.dataset_issues import dataset_issues, validation_dataset_issues
+from producers.core.validation.dataset_issues import (
+    dataset_issues,
+    dataset_warnings,
+    validation_dataset_issues,
+)
 from producers.core.validation.judge_issues import judge_issues, judges_of
 from producers.core.validation.model_issues import length_issues, unknown_characters
 from producers.core.validation.references import References
@@ -93,4 +97,6 @@ def _issues(config: RunConfig | EvalConfig, references: References) -> Iterator[
 
 def _warnings(config: RunConfig | EvalConfig, references: References) -> Iterator[str]:
     yield from unknown_characters(references.facts, references.dataset, references.validation)
+    if references.dataset is not None:
+        yield from dataset_warnings(config, references.dataset)
     yield from rollout_warnings(config.experiment, references.commits)

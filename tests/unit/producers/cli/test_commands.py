@@ -497,6 +497,12 @@ def test_a_rollout_that_is_not_committed_is_told_before_anything_is_submitted(
             "rollouts/rr/main.py, which is not in commit HEAD; its rollouts: r" in issue["message"]
         )
         assert issue["did_you_mean"] == "r"
+    wrong.write_text(toml.read_text().replace("main.py", "man.py"))
+    (issue,) = headrace("train", "submit", str(wrong), "--json").error["issues"]
+    assert issue["key"] == "experiment.entrypoint"
+    assert "rollouts/r/man.py, which is not in commit HEAD; the files of r: " in issue["message"]
+    assert issue["did_you_mean"] == "main.py"
+    wrong.write_text(toml.read_text().replace('rollout = "r"', 'rollout = "rr"'))
     (repository / "rollouts" / "rr").mkdir()
     (repository / "rollouts" / "rr" / "main.py").write_text("x = 1\n")
     ran = headrace("train", "submit", str(wrong), "--json")
