@@ -7,7 +7,6 @@ makes the same id, and the keys of the database can reject the second copy. Noth
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import NewType
 from uuid import UUID, uuid5
 
@@ -73,7 +72,6 @@ class GroupKey:
         return GroupId(str(self))
 
     @classmethod
-    @lru_cache(maxsize=4096)  # each is parsed dozens of times while its samples are made
     def parse(cls, group: str) -> "GroupKey":
         """Parse a group id. Raises ValueError when `group` is not one."""
         owner, purpose, step, slot, replacement = group.rsplit("-", 4)

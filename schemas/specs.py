@@ -2,6 +2,7 @@
 only the message itself and the artifacts that it refers to."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -11,6 +12,12 @@ from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
 from schemas.sampling import Day, DrawKey, ModelRef, PolicyRef, SamplingParams, Value
+
+
+@lru_cache(maxsize=4096)
+def _group_key(group: str) -> GroupKey:
+    """The key of a group of ours, which is parsed dozens of times while its samples are made."""
+    return GroupKey.parse(group)
 
 
 class Entrypoint(Value):
@@ -331,7 +338,7 @@ class GroupSpec(Value):
 
     @property
     def group_key(self) -> GroupKey:
-        return GroupKey.parse(self.group)
+        return _group_key(self.group)
 
     @property
     def owner(self) -> str:

@@ -18,6 +18,9 @@ from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 from schemas.errors import Issue
 
+MOST_NAMES = 20
+"""How many names of rollouts or files an error message lists."""
+
 
 @dataclass(frozen=True, slots=True)
 class Repository:
@@ -65,15 +68,15 @@ def check_rollout(repository: Repository, config: Document) -> None:
     place = f"rollouts/{name}/{path}"
     if _git(root, "cat-file", "-e", f"{commit}:{place}") is not None:
         return
-    known = _names(root, f"{commit}:rollouts", "-d")
     key, given, what = "experiment.rollout", name, "its rollouts"
-    if name in known and experiment.get("entrypoint"):
-        key, given, what = "experiment.entrypoint", path, f"the files of {name}"
+    known = _names(root, f"{commit}:rollouts", "-d")
+    if name in known:
         known = _names(root, f"{commit}:rollouts/{name}", "-r")
+        key, given, what = "experiment.entrypoint", path, f"the files of {name}"
     if (root / place).is_file():
         message = f"names {place}, which is not committed; commit it first"
     else:
-        names = ", ".join(known) or "none"
+        names = ", ".join(known[:MOST_NAMES]) or "none"
         message = f"names {place}, which is not in commit {commit}; {what}: {names}"
     close = difflib.get_close_matches(given, [one for one in known if one != given], n=1)
     issue = Issue(key, message, close[0] if close else None)
@@ -81,8 +84,8 @@ def check_rollout(repository: Repository, config: Document) -> None:
 
 
 def _names(root: Path, tree: str, kind: str) -> list[str]:
-    """The folders (-d) or all files (-r) of a tree, at most 20."""
-    return (_git(root, "ls-tree", "--name-only", kind, tree) or "").splitlines()[:20]
+    """The folders (-d) or all files (-r) of a tree."""
+    return (_git(root, "ls-tree", "--name-only", kind, tree) or "").splitlines()
 
 
 def is_local_server(client: Client) -> bool:

@@ -27,7 +27,7 @@ So a small run does not wait until samples of a large one have ended, which they
 class Hosting:
     """The part of the work that a process hosts: its consumers, its lanes, and how many places each lane
     has. `run_capacity` has the lanes of which one run may take only so many places, in all processes
-    together. `spare` has the lanes with further places, for runs that hold fewer places of the lane than
+    together. `spare` has the lanes with further places, for runs that then hold no more of the lane than
     these. `workspace_samples` is how many samples in flight a workspace may have that has no quota of
     its own, or None. An effect takes `Claimed.size` places while this process holds it."""
 

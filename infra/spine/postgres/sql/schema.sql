@@ -810,7 +810,8 @@ $$;
 
 -- Claim effects of a lane for its spare places, of which p_room are left: of runs that hold at most p_few places of this
 -- worker with them, among the next 64 of each consumer. An effect is claimed only if all its places are left. A run that
--- has just begun is among the 64, because its turns begin with the turn of the lane. `lane || ''` keeps the planner from the index of what all workers hold of a lane.
+-- has just begun is among the 64, because its turns begin with the turn of the lane. `lane || ''` keeps the planner
+-- from the index of what all workers hold of a lane.
 create function claim_spare(
     p_worker text, p_lane text, p_consumers text[], p_room integer, p_few integer
 )
