@@ -27,6 +27,8 @@ from schemas.errors import HeadraceError, Refused
 from schemas.sampling import PolicyRef
 from schemas.specs import DatasetRef, GroupTemplate
 
+PREPARING = "installing packages and importing the code in a sandbox"
+
 
 def say(**document: object) -> None:
     """Print one line of JSON."""
@@ -57,6 +59,7 @@ async def try_rollout(request: TryoutRequest, settings: Settings) -> None:
         find_key=plan.find_key,
         secrets=secrets,
     ) as tryout:
+        say(note=PREPARING)
         template = await _template(tryout, request, config, snapshot)
         if template.rollout is not None:
             await plan.add_judge_keys(secrets, template.rollout)
@@ -101,7 +104,7 @@ def _num_attempts(request: TryoutRequest, config: plan.Config) -> int:
 
 async def validate(request: TryoutRequest, settings: Settings) -> None:
     """Print the result of every check of a rollout, as soon as it is known. Nothing is sampled."""
-    say(note="installing packages and importing the code in a sandbox")
+    say(note=PREPARING)
     async with open_tryout(
         settings, with_engine=False, find_key=plan.find_key, secrets=plan.no_secrets()
     ) as tryout:

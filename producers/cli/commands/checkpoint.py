@@ -153,7 +153,9 @@ def download(client: Client, ref: str, directory: Path, *, force: bool) -> Outpu
     show_default=True,
     help="Data type of the weights in DIR. Merging itself uses float32.",
 )
-def merge(client: Client, ref: str, directory: Path, *, base: str | None, dtype: str) -> Output:
+def merge(
+    client: Client, ref: str, directory: Path, *, base: str | None, dtype: str, as_json: bool
+) -> Output:
     """Merge a LoRA checkpoint into its base model.
 
     DIR becomes a plain Transformers directory that does not need PEFT. Merging runs on this machine and
@@ -161,7 +163,7 @@ def merge(client: Client, ref: str, directory: Path, *, base: str | None, dtype:
     """
     from producers.cli.commands.merge import merge_checkpoint
 
-    made = merge_checkpoint(client, ref, directory, base=base, dtype=dtype)
+    made = merge_checkpoint(client, ref, directory, base=base, dtype=dtype, quiet=as_json)
     said = f"merged {made['ref']} into its base, in {directory} ({dtype})"
     return Output(made, said, _files(made))
 

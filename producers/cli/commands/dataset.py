@@ -158,11 +158,13 @@ def validate(client: Client, file: Path, *, mapping: Mapping[str, str]) -> Outpu
 def list_(client: Client, *, limit: int, offset: int) -> Output:
     """List the datasets of this server."""
     answer = client.get("/datasets", {"limit": limit, "offset": offset})
+    found: list[Document] = answer["datasets"]
     rows = [
         (d.get("name"), d.get("status"), d.get("num_rows"), time_ago(d.get("created_at")))
-        for d in answer["datasets"]
+        for d in found
     ]
-    return Output(answer, table("Datasets", ("name", "status", "rows", "created"), rows))
+    refused = [f"{d['name']}: {one_line(d['error'], limit=400)}" for d in found if d.get("error")]
+    return Output(answer, table("Datasets", ("name", "status", "rows", "created"), rows), *refused)
 
 
 @command(dataset, "info", example="headrace dataset info sums")

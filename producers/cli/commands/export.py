@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from producers.cli.client import Client, path_segment
+from producers.cli.display.units import count_of
 from producers.cli.errors import Failure, Interrupted
 from producers.cli.exporters.mlflow import MLflow
 from producers.cli.exporters.sink import ExportedRun, NewPoints, Opener, Sink
@@ -69,7 +70,7 @@ def export_run(client: Client, ref: str, open_sink: Opener, *, follow: bool) -> 
     except KeyboardInterrupt as error:
         place = _close(sink, "running")
         raise Interrupted(
-            f"stopped exporting after {len(steps)} steps ({place}); the run {name} continues"
+            f"stopped exporting after {count_of(len(steps), 'step')} ({place}); the run {name} continues"
         ) from error
 
 

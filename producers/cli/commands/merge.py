@@ -14,14 +14,15 @@ from pathlib import Path
 
 from producers.cli.checkpoint_files import ADAPTER_CONFIG, GITIGNORE, fetch_file, keep_out_of_git
 from producers.cli.client import Client, path_segment
-from producers.cli.display.output import Document
+from producers.cli.display.output import Document, say
 from producers.cli.errors import Failure
 
 
 def merge_checkpoint(
-    client: Client, ref: str, directory: Path, *, base: str | None, dtype: str
+    client: Client, ref: str, directory: Path, *, base: str | None, dtype: str, quiet: bool
 ) -> Document:
-    """Write the merged model into `directory`; returns the list of its files. Raises Failure."""
+    """Write the merged model into `directory`; returns the list of its files. Says what it does unless
+    `quiet`. Raises Failure."""
     if directory.exists() and any(directory.iterdir()):
         raise Failure("CONFLICT", f"{directory} is not empty; name a new or empty directory")
     found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
@@ -36,8 +37,12 @@ def merge_checkpoint(
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".merge-", dir=directory.parent) as scratch:
         adapter, made = Path(scratch) / "adapter", Path(scratch) / "model"
+        if not quiet:
+            say(f"downloading {exact} ...")
         for file in found["files"]:
             fetch_file(client, path_segment(exact), file, adapter)
+        if not quiet:
+            say(f"merging it in {dtype} ...")
         _run_merge(adapter, made, base=base, dtype=dtype)
         keep_out_of_git(made)
         made.rename(directory)

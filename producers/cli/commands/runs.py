@@ -17,7 +17,13 @@ from producers.cli.display.output import (
     table,
     time_ago,
 )
-from producers.cli.display.units import checkpoint_table, failure_text, run_status, run_step
+from producers.cli.display.units import (
+    checkpoint_table,
+    count_of,
+    failure_text,
+    run_status,
+    run_step,
+)
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
@@ -367,4 +373,4 @@ def export(
 
     open_sink = opener_for(tracker, directory=directory, project=project, offline=offline, uri=uri)
     exported = export_run(client, run, open_sink, follow=follow)
-    return Output(exported, f"{exported['steps']} steps: {exported['place']}")
+    return Output(exported, f"{count_of(exported['steps'], 'step')}: {exported['place']}")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from producers.cli.client import Client, path_segment
 from producers.cli.display.output import Document, Output, Part, table
+from producers.cli.display.units import count_of
 from producers.cli.errors import Failure, Interrupted
 
 POLL_S = 0.3
@@ -51,8 +52,9 @@ def _describe(run: str, found: Document) -> Iterator[Part]:
             f"{run}: only steps of machines like this one are rebuilt; each fork was read, not rebuilt"
         )
     yield (
-        f"{run}: {found['steps']} steps rebuilt from the log, {found['checkpoints']} checkpoints and "
-        f"{found['artifacts']} artifacts verified; last rebuilt version {found['adapter_sha256']}"
+        f"{run}: {count_of(found['steps'], 'step')} rebuilt from the log, "
+        f"{count_of(found['checkpoints'], 'checkpoint')} and {count_of(found['artifacts'], 'artifact')} "
+        f"verified; last rebuilt version {found['adapter_sha256']}"
     )
 
 

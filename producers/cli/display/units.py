@@ -103,3 +103,8 @@ def run_step(run: Mapping[str, Any]) -> str:
     """The progress of a run, as in `3/10 (about 2.0 min left)`."""
     step = f"{run.get('current_step') or 0}/{run.get('total_steps') or '?'}"
     return step + time_left(run_eta_s(run))
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun: `1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

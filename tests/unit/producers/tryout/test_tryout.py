@@ -114,6 +114,7 @@ def test_a_rollout_is_tried_with_a_providers_model(
     assert "asked What is 2 * 2? [31m" in printed
     assert "\x1b" not in printed
     assert "mean reward 1" in printed
+    assert printed.startswith("installing packages and importing the code in a sandbox\n")
     assert main(["rollout", "test", "mine", "--rows", "2", *options]) == 1
     summary = "2 tried, 1 failed, mean reward 0.5 (1 that the policy made fail count as 0)"
     assert summary in capsys.readouterr().out

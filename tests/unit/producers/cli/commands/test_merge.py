@@ -60,6 +60,8 @@ async def test_an_adapter_becomes_a_plain_model_directory(
     assert "float32" not in str({t.dtype for t in load_file(target / "model.safetensors").values()})
     again = headrace(*arguments, "--json")
     assert again.error["code"] == "CONFLICT"
+    printed = headrace("checkpoint", "merge", "r@last", str(tmp_path / "wide")).out
+    assert printed.startswith("downloading r@3 ...\nmerging it in float32 ...\n")
 
 
 def test_a_merge_that_fails_says_why_and_leaves_nothing(
