@@ -5,7 +5,6 @@ repository is built, so keys that name other sources are refused. A build backen
 """
 
 import tarfile
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from infra.ports.packages import LONGEST_LOCK, MOST_REQUIREMENTS, DeclaredPackages
 from schemas.errors import Refused
-
-MOST_BYTES = 64 << 10
-"""The longest `pyproject.toml` that is parsed."""
+from schemas.toml.untrusted import MOST_BYTES, read_untrusted_toml
 
 LONGEST = 500
 PROVIDED = ("headrace", "python")
@@ -40,10 +37,7 @@ def read_declared(tree: tarfile.TarFile, rollout: str) -> DeclaredPackages | Non
     text = _read(tree, path, MOST_BYTES)
     if text is None:
         return None
-    try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"{path} is not valid TOML: {error}; correct it") from error
+    document = read_untrusted_toml(text.encode(), path)
     lock = _read(tree, f"rollouts/{rollout}/uv.lock", LONGEST_LOCK)
     return declared_packages(document, path, lock)
 

@@ -81,7 +81,7 @@ class PackageEnvironments:
         python = await asyncio.to_thread(reachable_python, found, self._directory)
         folder = prepared_folder(self._directory, "resolve")
         try:
-            arguments = write_inputs(declared, folder)
+            arguments = await asyncio.to_thread(write_inputs, declared, folder)
             index = index_options(self._settings.index)
             own = ("--python", str(python.path))
             uv = str(find_uv(self._directory))

@@ -1,7 +1,6 @@
 """Chooses the exact versions of a rollout's packages: by uv from the index, or from `uv.lock`."""
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from packaging.utils import canonicalize_name
 
 from infra.ports.packages import LONGEST_LOCK, DeclaredPackages
 from infra.sandbox.written_trees import read_file
-from schemas.errors import Refused
+from schemas.errors import InvalidConfig, Refused
+from schemas.toml.untrusted import parse_bounded_toml
 
 PIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*==[^\s;\\]+", re.MULTILINE)
 LINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[^\s;@\\]+( ?;[^@]*)?")
@@ -106,14 +106,15 @@ def _check_lock(declared: DeclaredPackages, text: str) -> str:
     or holds packages that are not of an index."""
     path = f"{Path(declared.path).parent}/uv.lock"
     try:
-        packages = tomllib.loads(text).get("package", [])
+        found = parse_bounded_toml(text.encode(), "it", most_bytes=LONGEST_LOCK)
+        packages = found.get("package", [])
         root, *others = sorted(packages, key=lambda package: not _is_root(package))
         if not _is_root(root):
             raise ValueError("it has no project")
         locked = _read_locked(root)
         name = canonicalize_name(str(root["name"]), validate=True)
         sources = [(str(package["name"]), package.get("source", {})) for package in others]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (InvalidConfig, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(f"{path} cannot be read: {str(error)[:200]}; run `uv lock` again") from error
     for package, source in sources:
         if "registry" not in source:

@@ -61,7 +61,9 @@ def test_names_versions_and_harmless_options_are_taken() -> None:
     ("text", "says"),
     [
         ("[project", "is not valid TOML"),
-        ("a = " + "[" * 20_000, "is not valid TOML"),
+        ("a = " + "[" * 20_000, "levels deep"),
+        ("[tool.x]\n" + "a." * 32_000 + "a = 1", "levels deep"),
+        (f"{HEAD}x = inf\n", "must be a finite number"),
         ("#" * (MOST_BYTES + 1), "has more than 64 KiB"),
         ("#" * (1 << 20), "has more than 64 KiB"),
         ('[project]\ndynamic = ["dependencies"]\n', "dynamic dependencies"),

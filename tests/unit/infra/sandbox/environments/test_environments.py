@@ -330,6 +330,7 @@ async def test_a_lock_decides_the_versions_and_the_index_stays_ours(
     [
         (LOCK.replace("HASH", "0" * 64), "two>=2", "is older than"),
         ("version = [", "two", "cannot be read"),
+        ("a." * 500_000 + "a = 1", "two", "cannot be read: it is nested more than 32 levels deep"),
         (
             LOCK.replace(REGISTRY, 'git = "https://x/y"'),
             "two>=1",
