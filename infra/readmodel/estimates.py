@@ -9,15 +9,15 @@ standard error is robust to clusters, and a cluster is a row: with N attempts x 
 Evals", arXiv:2411.00640). With as many attempts at every row it is the standard error of the mean of
 the rows' means.
 
-- The interval of a mean is mean +- t * se, with Student's t at C - 1 degrees of freedom.
+- The interval of a mean is mean +- t * se, with Student's t at C - 1 degrees of freedom. Where all rows
+  have the same mean, their spread says nothing about other rows, so there is no interval: 0.5 to 0.5
+  from two rows would claim that every other row has this mean too.
 - The interval of a proportion (all attempts are 0 or 1) is that of Wilson 1927, which stays within 0 and
   1 and has a width when all attempts are equal (Brown, Cai and DasGupta 2001; Bowyer et al. 2025,
   arXiv:2503.01747). Its number of attempts is the effective one, mean * (1 - mean) / se^2 (Korn and
   Graubard 1998), and the number of rows when all of them are equal.
 - A difference of two evaluations is the mean of the differences of the rows' means, over the rows that
-  both have, with the interval of a mean (paired differences, Miller 2024, section 4.2). Where all rows
-  differ by the same, their spread says nothing about other rows, so there is no interval: 1 to 1 from
-  two rows would claim that every other row gains too.
+  both have, with the interval of a mean (paired differences, Miller 2024, section 4.2).
 """
 
 import math
@@ -31,7 +31,7 @@ SMALL_T = (12.706204736, 4.302652730, 3.182446305, 2.776445105, 2.570581836)
 """The 97.5 % quantiles of Student's t with 1 to 5 degrees of freedom."""
 
 NOISE = 1e-9
-"""Differences of means of attempts that differ by this much or less are the same, but for rounding."""
+"""Means that differ by this much or less are the same, but for rounding. Values are at most 1e6."""
 
 SE, LOW, HIGH = "/se", "/low", "/high"
 """The ends of the names of a standard error and of the two ends of an interval."""
@@ -46,7 +46,7 @@ Rows = Sequence[Sequence[float]]
 @dataclass(frozen=True, slots=True)
 class MeanEstimate:
     """A mean over the attempts at `num_rows` rows, its standard error, and its 95 % interval. One row
-    has neither of these."""
+    has neither of these, and rows of equal means have no interval unless they are a proportion."""
 
     mean: float
     num_rows: int
@@ -73,10 +73,14 @@ def estimate_mean(rows: Rows, *, is_proportion: bool | None = None) -> MeanEstim
     of_rows = (math.fsum(value - mean for value in row) for row in rows)
     squares = math.fsum(found * found for found in of_rows)
     se = math.sqrt(squares * len(rows) / (len(rows) - 1)) / len(values)
+    if se <= NOISE:
+        se = 0.0
     if is_proportion is None:
         is_proportion = all(value in (0.0, 1.0) for value in values)
     if is_proportion:
         low, high = _wilson(mean, _effective_number(mean, se, num_rows=len(rows)))
+    elif se == 0.0:
+        return MeanEstimate(mean, len(rows), se)
     else:
         half = t_quantile(len(rows) - 1) * se
         low, high = mean - half, mean + half

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from unittest.mock import patch
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -47,9 +46,7 @@ def embedded_url() -> Iterator[str]:
         if os.geteuid() == 0:  # else its data would lie below /var/lib/headrace
             home.mkdir()
             (home / embedded_postgres.LINK).symlink_to(directory / "data")
-        # Frozen processes keep their connections, and all tests of the session share this server.
-        with patch.dict(embedded_postgres.SETTINGS, max_connections="300"):
-            server = embedded_postgres.start(home)
+        server = embedded_postgres.start(home)
         _write_lazily(server.url)
         yield server.url
         server.stop()

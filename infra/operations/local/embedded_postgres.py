@@ -43,7 +43,7 @@ SOCKET_PATH_LIMIT = 80
 SETTINGS = {
     "listen_addresses": "",
     "shared_buffers": "64MB",
-    "max_connections": "120",
+    "max_connections": "300",
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "idle_in_transaction_session_timeout": "60s",

@@ -45,6 +45,10 @@ OLD_FIGURES = (
     "These figures leave out every attempt that failed, because they were computed before failures of "
     "the policy counted; submit the evaluation again to compare it with others."
 )
+CRASHES_PAY = (
+    "Attempts that failed count as 0, which is more than this mean reward; give wrong answers 0, and "
+    "good ones more, so that a policy that crashes does not score better."
+)
 
 
 @command(evaluation, "submit", example="headrace eval submit configs/eval/greedy.toml --watch")
@@ -197,6 +201,8 @@ def _describe(found: Document) -> Iterator[Part]:
         yield table("Metrics", COLUMNS, figure_rows(found["metrics"]))
         if LEFT_OUT not in found["metrics"]:
             yield OLD_FIGURES
+        elif found["metrics"].get("eval/failed") and found["metrics"].get("eval/reward", 0.0) < 0:
+            yield CRASHES_PAY
 
 
 @command(evaluation, "logs", example="headrace eval logs my-eval")

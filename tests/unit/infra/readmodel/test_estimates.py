@@ -29,9 +29,12 @@ square = st.integers(1, 4).flatmap(
 def test_an_interval_holds_its_mean_and_empty_rows_change_nothing(found: list[list[float]]) -> None:
     one = estimate_mean(found)
     assert one is not None
-    assert one.low is not None
-    assert one.high is not None
-    assert one.low <= one.mean <= one.high
+    if one.se == 0 and {v for row in found for v in row} != {one.mean} & {0.0, 1.0}:
+        assert (one.low, one.high) == (None, None), "no spread says nothing"
+    else:
+        assert one.low is not None
+        assert one.high is not None
+        assert one.low <= one.mean <= one.high
     assert estimate_mean([*found, []]) == one
     assert one.mean == pytest.approx(statistics.fmean(v for row in found for v in row))
 
@@ -74,6 +77,31 @@ def test_single_attempts_have_the_interval_of_wilson(passes: list[bool]) -> None
             assert abs(mean - end) == pytest.approx(
                 1.959963984540054 * math.sqrt(end * (1 - end) / n), abs=1e-9
             )
+
+
+@pytest.mark.parametrize("row", [[1, 0, 0], [1, 1, 0], [1] * 9 + [0], [1] * 3 + [0] * 4])
+@pytest.mark.parametrize("num_rows", [2, 3, 6, 7, 40])
+def test_rows_of_equal_shares_have_the_interval_of_as_many_attempts(
+    row: list[float], num_rows: int
+) -> None:
+    """Rounding makes a standard error of 1e-17 of such rows, which is no certainty."""
+    one = estimate_mean([row] * num_rows)
+    assert one is not None
+    assert one.low is not None
+    assert one.high is not None
+    assert one.se == 0.0
+    for end in (one.low, one.high):
+        assert abs(one.mean - end) == pytest.approx(
+            1.959963984540054 * math.sqrt(end * (1 - end) / num_rows), abs=1e-9
+        )
+
+
+@pytest.mark.parametrize("reward", [0.5, 0.1, -3.7, 123456.789])
+def test_equal_rewards_have_no_interval(reward: float) -> None:
+    one = estimate_mean([[reward] * 3] * 4)
+    assert one is not None
+    assert one.mean == pytest.approx(reward)
+    assert (one.se, one.low, one.high) == (0.0, None, None)
 
 
 @given(square, st.floats(-5, 5))
