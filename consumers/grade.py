@@ -18,6 +18,7 @@ from typing import assert_never
 
 from pydantic import ValidationError
 
+from consumers.interrupted_calls import until_uninterrupted
 from consumers.judging.panel import JudgePorts, judge_group
 from consumers.stored_files import store_output
 from consumers.user_secrets import sandbox_owner
@@ -191,13 +192,16 @@ async def _call_grader(
         return tuple(sample.grade for sample in samples if sample.grade is not None), None
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
     try:
-        result = await ports.user.grade(
-            rollout,
-            owner=await sandbox_owner(spec, rollout, ports.secrets),
-            group=spec.group,
-            label=row.label,
-            metadata=row.metadata,
-            samples=samples,
+        owner = await sandbox_owner(spec, rollout, ports.secrets)
+        result = await until_uninterrupted(
+            lambda: ports.user.grade(
+                rollout,
+                owner=owner,
+                group=spec.group,
+                label=row.label,
+                metadata=row.metadata,
+                samples=samples,
+            )
         )
     except UserCodeError as error:
         is_late = error.category == FailureCategory.TIMEOUT

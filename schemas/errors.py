@@ -124,6 +124,12 @@ class SandboxAway(TransientError):
     the work that needs it. The work waits until the service is back."""
 
 
+class CallInterrupted(TransientError):
+    """The process of a call of user code ended during the call. Made again, the call runs alone, which
+    shows whether it ends its process. Who made it makes it again at once, because only the sandbox that
+    it was made in knows how often that happened."""
+
+
 class JudgeAway(TransientError):
     """A judge cannot be reached, is overloaded or limits the rate. This is not a fault of the answers
     that it should score. The work waits and asks again, for as long as this lasts."""

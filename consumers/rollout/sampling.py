@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from consumers.interrupted_calls import until_uninterrupted
 from consumers.stored_files import store_output
 from consumers.user_secrets import sandbox_owner
 from infra.ports.secrets import SecretStore
@@ -113,6 +115,17 @@ def _single_turn_record(
     return record_of(index, (turn,), (*prompt, turn.message), failure=None)
 
 
+class _Attempt(NamedTuple):
+    """One attempt at a sample: its session, which is closed, the requests that it made there, what the
+    workflow or the server returned, and what it left behind."""
+
+    session: Session
+    turns: tuple[Turn, ...]
+    conversation: tuple[Message, ...]
+    returned: tuple[Message, ...] | Grade | SampleFailure | None
+    left: UserOutput | None
+
+
 async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> SampleFinished:
     """Run the workflow once against a session of its own. Raises TransientError when the engine or
     the sandbox is gone."""
@@ -125,14 +138,19 @@ async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> Sample
         unset = SampleFailure(category=error.category, message=error.message)
         record = record_of(effect.index, (), row.prompt, failure=unset)
         return await _finish(effect, record, ports)
-    session = ports.gateway.open(
-        effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s, masks=owner.masks
-    )
-    try:
-        make = _have_served if rollout.kind == "server" else _run_workflow
-        returned, left = await make(effect, owner, row, ports, session)
-    finally:
-        turns, conversation = session.close()
+
+    async def make_attempt() -> _Attempt:
+        session = ports.gateway.open(
+            effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s, masks=owner.masks
+        )
+        try:
+            make = _have_served if rollout.kind == "server" else _run_workflow
+            returned, left = await make(effect, owner, row, ports, session)
+        finally:
+            turns, conversation = session.close()
+        return _Attempt(session, turns, conversation, returned, left)
+
+    session, turns, conversation, returned, left = await until_uninterrupted(make_attempt)
     if session.interrupted:
         raise TransientError(
             "the engine failed a request of this sample; the sample is generated again"

@@ -67,6 +67,9 @@ ANSWERED_KEPT = 256
 """How many answered requests are remembered; older ones lie below the watermark and are consumed."""
 
 LONGEST_ERROR = 1500
+ROOM_BYTES = 24 << 10
+"""Bytes that the definitions of all entry points of a commit may take in an event, as JSON."""
+NOT_DEFINED = {"entrypoint", "kind", "environment", "error"}
 """Bytes of the error of one rollout that are recorded. What a resolver says takes several lines."""
 
 WorkspaceEvent = CommitRequested | PackagesChosen | WorkspaceSynced | WorkspaceRejected | RefsEvent
@@ -301,14 +304,23 @@ async def perform_fetch(effect: FetchCommit, ports: SyncPorts) -> CommitFetched:
 
 
 def _presentable(found: tuple[DiscoveredRollout, ...]) -> tuple[DiscoveredRollout, ...]:
-    """The rollouts with the parts of their errors that fit into one event."""
-    errors = (
-        one.error and excerpt(one.error, num_samples=len(found), longest=LONGEST_ERROR)
-        for one in found
-    )
-    return tuple(
-        one.model_copy(update={"error": error}) for one, error in zip(found, errors, strict=True)
-    )
+    """The rollouts with what fits into one event: the parts of their errors, and the definitions of as
+    many as possible, in order. Those whose definitions do not fit have an error that says so."""
+    shown = []
+    room = ROOM_BYTES
+    for one in found:
+        taken = len(one.model_dump_json(exclude=NOT_DEFINED).encode())
+        room -= taken
+        error = one.error
+        if room < 0:
+            room += taken
+            one = DiscoveredRollout(entrypoint=one.entrypoint, environment=one.environment)
+            error = (  # short, because 64 errors have to fit too
+                f"its rubrics and names take {taken} of {ROOM_BYTES} bytes of a commit; shorten them"
+            )
+        error = error and excerpt(error, num_samples=len(found), longest=LONGEST_ERROR)
+        shown.append(one.model_copy(update={"error": error}))
+    return tuple(shown)
 
 
 CONSUMER: Consumer[WorkspaceState, WorkspaceEvent, WorkspaceMessage, WorkspaceEffect, SyncPorts] = (

@@ -73,8 +73,8 @@ class CallingUserCode(ABC):
     @abstractmethod
     async def make_call(self, call: UserCall) -> CallAnswer:
         """Make one attempt at a call, and return its answer (Raised when user code failed). Raises
-        UserCodeError when its process failed, and TransientError when its process ended during the
-        call. The next attempt starts from the beginning."""
+        UserCodeError when its process failed, CallInterrupted when its process ended during the call,
+        and TransientError when there was no answer. The next attempt starts from the beginning."""
 
     async def _call(self, call: UserCall) -> tuple[Result, UserOutput | None]:
         """Make a call and return its answer, and what user code left behind. The secrets of its owner

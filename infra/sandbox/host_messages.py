@@ -9,10 +9,11 @@ import base64
 from collections.abc import Collection
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from schemas.config import LONGEST_RUBRIC, MOST_RUBRICS
 from schemas.specs import RolloutKind
+from schemas.text import plain
 
 LONGEST_TEXT = 8000
 MOST_REWARDS = 128
@@ -26,10 +27,30 @@ MOST_PRINTED = 66_000
 LARGEST = {"discover": 1 << 20, "workflow": 28 << 20, "grader": 16 << 20, "server": 16 << 20}
 """The largest message in bytes, by the role of the process."""
 
+
+class ProtocolError(Exception):
+    """A process sent something that it may not send; the error text says what."""
+
+
+def _require_printable(text: str) -> str:
+    """Raises ProtocolError for a text that cannot be shown."""
+    if not text.isprintable():
+        raise ProtocolError(f"it defines {plain(text)!r}, which cannot be shown; rename it")
+    return text
+
+
+def _require_writable(text: str) -> str:
+    """Raises ProtocolError for a text that the database cannot hold."""
+    if "\0" in text:
+        raise ProtocolError("it defines a rubric whose text has a NUL; remove that")
+    return text
+
+
 Id = Annotated[str, Field(max_length=500)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Name = Annotated[str, Field(max_length=100)]
-Address = Annotated[str, Field(max_length=300)]
+DefinedName = Annotated[Name, AfterValidator(_require_printable)]
+Address = Annotated[str, Field(max_length=300), AfterValidator(_require_printable)]
 FileName = Annotated[
     str,
     Field(
@@ -39,10 +60,6 @@ FileName = Annotated[
 """A relative path of plain characters. None of its parts begins with a dot."""
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class ProtocolError(Exception):
-    """A process sent something that it may not send; the error text says what."""
 
 
 class _HostMessage(BaseModel):
@@ -66,12 +83,14 @@ class EntrypointUnusable(_HostMessage):
 class DiscoveredRubric(_HostMessage):
     """A function of an entry point that is marked by @rubric, with what it was given."""
 
-    name: Name
-    text: Annotated[str, Field(max_length=LONGEST_RUBRIC)]
-    model: Annotated[str, Field(max_length=200)]
+    name: DefinedName
+    text: Annotated[str, Field(max_length=LONGEST_RUBRIC), AfterValidator(_require_writable)]
+    model: Annotated[str, Field(max_length=200), AfterValidator(_require_printable)]
     low: Annotated[float, Field(allow_inf_nan=False)]
     high: Annotated[float, Field(allow_inf_nan=False)]
-    base_url: Annotated[str, Field(max_length=500)] | None = None
+    base_url: Annotated[str, Field(max_length=500), AfterValidator(_require_printable)] | None = (
+        None
+    )
     api_key_secret: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)] | None = None
     usd_per_million: Annotated[list[Price], Field(min_length=2, max_length=2)] | None = None
 
@@ -81,11 +100,11 @@ class Discovered(_HostMessage):
     server, which is not examined further."""
 
     kind: RolloutKind = "classes"
-    workflow: Name | None = None
-    grader: Name | None = None
-    rewards: Annotated[list[Name], Field(max_length=MOST_REWARDS)] = []
-    tools: Annotated[list[Name], Field(max_length=MOST_TOOLS)] = []
-    mcp: Annotated[list[Name], Field(max_length=MOST_SERVERS)] = []
+    workflow: DefinedName | None = None
+    grader: DefinedName | None = None
+    rewards: Annotated[list[DefinedName], Field(max_length=MOST_REWARDS)] = []
+    tools: Annotated[list[DefinedName], Field(max_length=MOST_TOOLS)] = []
+    mcp: Annotated[list[DefinedName], Field(max_length=MOST_SERVERS)] = []
     mcp_addresses: Annotated[list[Address], Field(max_length=MOST_SERVERS)] = []
     rubrics: Annotated[list[DiscoveredRubric], Field(max_length=MOST_RUBRICS)] = []
 

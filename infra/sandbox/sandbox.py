@@ -11,6 +11,7 @@ import compileall
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from infra.settings.packages import PackageSettings
 from infra.settings.sandbox_level import REFUSES_PUSHES, TRUSTED
 from infra.settings.sandbox_limits import load_sandbox_limits
 from schemas.artifact_refs import ArtifactRef
-from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
+from schemas.errors import CallInterrupted, FailureCategory, Refused, UserCodeError
 from schemas.specs import DiscoveredRollout, Entrypoint, PackageEnvironment, RolloutRef
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
@@ -54,6 +55,13 @@ WARM = 8
 
 TRIES = 3
 """How many processes in a row must end before the code that they ran counts as the cause."""
+
+DISCOVER_S = 600.0
+"""How long the entry points of one commit may take to load, one after the other."""
+
+NOT_LOADED = (
+    f"not loaded, because those before it took {DISCOVER_S:.0f} s; do less when they are imported"
+)
 
 ALONE = 4
 """How many suspected calls run at the same time, each in a process of its own."""
@@ -134,9 +142,12 @@ class LocalUserCode(CallingUserCode):
             tree = Path(directory)
             await asyncio.to_thread(unpack, snapshot, tree)
             wanted = list(entrypoints) or _mains(tree)
+            late_at = time.monotonic() + DISCOVER_S
             return tuple(
                 [
                     await self._look(tree, e, environments.get(e.rollout))
+                    if time.monotonic() < late_at
+                    else DiscoveredRollout(entrypoint=e, error=NOT_LOADED)
                     for e in wanted
                     if _entry_file(tree, e) is not None
                 ]
@@ -155,7 +166,7 @@ class LocalUserCode(CallingUserCode):
         os.close(held)
 
     async def make_call(self, call: UserCall) -> CallAnswer:
-        """Make one attempt at a call. Raises TransientError when its process ended during the call. The
+        """Make one attempt at a call. Raises CallInterrupted when its process ended during the call. The
         next attempt starts from the beginning, without the model calls that this one has made. Raises
         UserCodeError once it has ended its process TRIES times although it ran alone."""
         name = call.name
@@ -169,7 +180,7 @@ class LocalUserCode(CallingUserCode):
         except ProcessEnded as error:
             if deaths < TRIES:
                 self._deaths[name] = deaths + 1
-                raise TransientError(f"{error}; {name} runs again, alone") from error
+                raise CallInterrupted(f"{error}; {name} runs again, alone") from error
             text = f"its process ended whenever {name} ran alone in it: {error}"
             raise UserCodeError(_category_of_death(call), text) from error
 

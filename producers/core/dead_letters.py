@@ -63,7 +63,10 @@ class DeadLetters:
                 "cannot "
                 "be delivered; leave it as it is"
             )
-        if not await self._log.events_at([(event.message_stream, event.message_version)]):
+        is_event = event.message_version > 0  # else an outcome, whose effect is performed again
+        if is_event and not await self._log.events_at(
+            [(event.message_stream, event.message_version)]
+        ):
             raise Conflict(
                 f"the message of dead letter {recorded.id} is not in the log, because {event.about} was "
                 "archived or deleted; `headrace train restore RUN` brings back an archived run"

@@ -21,7 +21,7 @@ from infra.spine.postgres.notify import Wakeup
 from infra.spine.runtime.consumer import AnyConsumer, Consumer, Decision, Meta
 from infra.spine.runtime.hosting import Hosting
 from infra.spine.runtime.runtime import Runtime
-from schemas.effects import FetchCommit, Lane, Outcome
+from schemas.effects import Failed, FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, MessageDeadLettered, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
 from schemas.specs import CommitSpec
@@ -43,11 +43,12 @@ class Script:
     """Functions that the bench's consumer calls. Each may raise an error."""
 
     on_event: Callable[[RunWarned], None] = lambda event: None
-    on_outcome: Callable[[Fetched], None] = lambda outcome: None
+    on_outcome: Callable[[Fetched | Failed], None] = lambda outcome: None
     on_fold: Callable[[Event], None] = lambda event: None
     on_route: Callable[[Event], None] = lambda event: None
     asks: bool = False
     message: str = "seen"
+    outcome: str = "an outcome"
     performed: list[str] = field(default_factory=list)
 
 
@@ -55,11 +56,12 @@ def consumer(script: Script, *, name: str = "bench") -> AnyConsumer:
     """A consumer that counts a run's RunWarned events in its checkpoint stream. With `asks` it requests
     an effect first."""
 
-    def handle(state: int, message: RunWarned | Fetched, meta: Meta) -> Decision:
-        if isinstance(message, Fetched):
+    def handle(state: int, message: RunWarned | Fetched | Failed, meta: Meta) -> Decision:
+        if isinstance(message, Fetched | Failed):
             script.on_outcome(message)
             run = message.effect.run_id
-            done = CheckpointFailed(run=run, step=90 + state, message="an outcome")
+            text = message.message if isinstance(message, Failed) else script.outcome
+            done = CheckpointFailed(run=run, step=90 + state, message=text)
             return Decision(events=(done,))
         script.on_event(message)
         if script.asks:

@@ -22,6 +22,7 @@ from infra.sandbox.host_messages import (
 from infra.sandbox.service.frames import LARGEST_CALL
 from schemas.config import MOST_RUBRICS
 from schemas.errors import (
+    CallInterrupted,
     CorruptData,
     FailureCategory,
     InvalidConfig,
@@ -115,7 +116,7 @@ class SnapshotRequest(_Payload):
 class WireError(_Payload):
     """An error. `kind` is its class."""
 
-    kind: Literal["user", "transient", "refused", "invalid", "corrupt", "failed"]
+    kind: Literal["user", "interrupted", "transient", "refused", "invalid", "corrupt", "failed"]
     category: FailureCategory = FailureCategory.INTERNAL
     message: Text
 
@@ -189,6 +190,8 @@ def failure_of(error: Exception) -> WireError:
     match error:
         case UserCodeError(category=category):
             return WireError(kind="user", category=category, message=text)
+        case CallInterrupted():
+            return WireError(kind="interrupted", message=text)
         case TransientError():
             return WireError(kind="transient", message=text)
         case InvalidConfig():
@@ -206,6 +209,8 @@ def error_of(failure: WireError) -> Exception:
     match failure.kind:
         case "user":
             return UserCodeError(failure.category, failure.message)
+        case "interrupted":
+            return CallInterrupted(failure.message)
         case "transient":
             return TransientError(failure.message)
         case "invalid":

@@ -94,8 +94,8 @@ def encode(event: Event) -> str:
     if (size := len(data.encode())) > MAX_EVENT_BYTES:
         raise Unwritable(
             event,
-            f"has {size} bytes; an event may have {MAX_EVENT_BYTES}. Make the step smaller "
-            "(rollout_batch_size, n_samples_per_prompt)",
+            f"has {size} bytes; an event may have {MAX_EVENT_BYTES}. Make what it describes smaller: "
+            "fewer samples in a step, shorter names and texts",
         )
     return data
 

@@ -70,7 +70,7 @@ class Delivery:
 class DecisionError(Exception):
     """A decider raised, or made a decision that is not allowed, because of a bug or a bad message.
     `read` has the versions of its streams on which it decided. `newer` says that only a newer release
-    can decide."""
+    can decide, and `unwritable` that the log cannot hold what was decided."""
 
     def __init__(
         self,
@@ -79,12 +79,14 @@ class DecisionError(Exception):
         *,
         read: Mapping[StreamName, int] | None = None,
         newer: bool = False,
+        unwritable: bool = False,
     ) -> None:
         kind = type(delivery.message).__name__
         super().__init__(f"{delivery.consumer.name} on {kind}: {message}")
         self.delivery = delivery
         self.read = read or {}
         self.newer = newer
+        self.unwritable = unwritable
 
 
 class DraftRefused(Exception):
@@ -131,7 +133,7 @@ class Draft:
         """Return the error of the delivery whose decision has the event that the log cannot hold."""
         cause = next(new.causation for new in self.events if new.event is unwritable.event)
         author = next(delivery for delivery in self.deliveries if delivery.id == cause)
-        return DecisionError(author, str(unwritable), read=self.read_for(author))
+        return DecisionError(author, str(unwritable), read=self.read_for(author), unwritable=True)
 
     def blame_all(self, error: CommitRefused) -> DraftRefused:
         """Return the error of the whole draft, for when the log does not say which decision it

@@ -3,6 +3,7 @@ message on which its decider always raises. Both become dead letters, and the ot
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from infra.spine.ports.effects import Effects
@@ -13,8 +14,11 @@ from infra.spine.runtime.cascade import DecisionError, Delivery, DeliveryKey, Dr
 from infra.spine.runtime.consumer import AnyConsumer
 from infra.spine.runtime.dead_letters import dead_letter_message, dead_letter_outcome, find_redriven
 from infra.spine.runtime.folded_states import StateCache
+from schemas.effects.effect import Failed
 from schemas.envelope import BadEvent, NewerEvent
+from schemas.errors import FailureCategory
 from schemas.events.dead_letters import MessageRedriven
+from schemas.text import plain
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +86,7 @@ class Quarantine:
     ) -> Sequence[DeliveryBatch]:
         """Return the batches to try instead of one whose draft the log refuses without saying which
         decision it refuses. First the cascade is left to the bus. Then the batch is halved until only
-        one refused delivery remains, which is put aside."""
+        one refused delivery remains. It is put aside, or decided as a failure of its effect."""
         deliveries, left_to_bus = batch
         ours = {delivery.key for delivery in deliveries}
         if cascade := refused.decided - ours:
@@ -94,6 +98,8 @@ class Quarantine:
                 DeliveryBatch(deliveries[half:], left_to_bus),
             ]
         (culprit,) = deliveries
+        if failure := _failure_of(culprit, refused):
+            return [DeliveryBatch([failure], left_to_bus)]
         error = DecisionError(culprit, str(refused), read=refused.read)
         logger.error("%s", error, exc_info=refused)
         try:
@@ -117,7 +123,8 @@ class Quarantine:
     ) -> Sequence[Sequence[Delivery]]:
         """Try the culprit alone. Returns the others once it is put aside. If it succeeds alone (its
         stream has moved on, or only its neighbours keep it from being decided), returns the others and
-        then the culprit by itself."""
+        then the culprit by itself. Also returns both if the log cannot hold what the culprit, an
+        outcome, leads to: the culprit is then a failure of its effect."""
         logger.exception("%s", error, exc_info=error)
         culprit = error.delivery
         for _ in range(TRIES - 1):
@@ -126,6 +133,8 @@ class Quarantine:
             if failure is None:
                 return _others_then(culprit, deliveries)
             error = failure
+        if error.unwritable and (failed := _failure_of(culprit, error)):
+            return [_others_then(culprit, deliveries)[0], [failed]]
         try:
             await self._put_aside(error)
         except CommitMiss:
@@ -164,6 +173,19 @@ class Quarantine:
                 pauses=True,
                 read=error.read,
             )
+
+
+def _failure_of(delivery: Delivery, error: Exception) -> Delivery | None:
+    """Return an outcome that the log cannot hold as a failure of its effect, so that who waits for it is
+    answered. User code and repositories decide what an outcome holds, and would hold their run or their
+    workspace by it. Returns None for an event, and for a failure."""
+    claimed = delivery.claimed
+    if claimed is None or isinstance(delivery.message, Failed):
+        return None
+    logger.error("%s failed: %s", claimed.effect.type, error)
+    message = plain(f"its result cannot be recorded: {error}")
+    failed = Failed(claimed.effect, FailureCategory.INTERNAL, message)
+    return replace(delivery, message=failed, artifacts=())
 
 
 def _others_then(culprit: Delivery, deliveries: Sequence[Delivery]) -> Sequence[Sequence[Delivery]]:

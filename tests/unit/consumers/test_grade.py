@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from consumers import interrupted_calls
 from consumers.grade import CONSUMER, NO_SAMPLES, perform
 from infra.ports.services import GraderResult, UserCodeRaised, UserOutput
 from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.effects import Failed, GradeGroup, GroupScored
-from schemas.errors import CorruptData, FailureCategory, UserCodeError
+from schemas.errors import CallInterrupted, CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import grade_stream
 from schemas.sampling import (
@@ -210,6 +211,22 @@ async def test_a_grader_that_fails_as_a_whole_leaves_every_reward_out(tmp_path: 
     outcome, _, _ = await score(tmp_path, grader, (record(0), record(1)))
     failure = SampleFailure(category=FailureCategory.GRADER, message="main.py:9: KeyError: 'x'")
     assert outcome.grades == tuple(Grade(index=i, reward=None, failure=failure) for i in (0, 1))
+
+
+async def test_a_grader_whose_process_ended_is_asked_again_by_the_same_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupted_calls, "PAUSES_S", (0.0, 0.0, 0.0))
+    left = iter([CallInterrupted("its process ended")] * 3)
+
+    def grader(label: str | None, samples: Sequence[SampleRecord]) -> tuple[Grade, ...]:
+        for error in left:
+            raise error
+        raise UserCodeError(FailureCategory.PROCESS, "its process ended whenever it ran alone")
+
+    outcome, _, user = await score(tmp_path, grader, (record(0), record(1)))
+    assert user.num_gradings == 4
+    assert {g.failure.category for g in outcome.grades if g.failure} == {FailureCategory.PROCESS}
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1_000_001, -1e200, "1", [1]])

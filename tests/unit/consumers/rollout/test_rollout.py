@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given as holds_for
 from hypothesis import strategies as st
 
+from consumers import interrupted_calls
 from consumers.rollout.consumer import CONSUMER, perform
 from infra.blobs.artifacts import reference
 from infra.ports.services import UserCodeRaised, UserOutput, WorkflowResult
@@ -21,7 +22,7 @@ from schemas.effects import (
     Outcome,
     SampleFinished,
 )
-from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
+from schemas.errors import CallInterrupted, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import Purpose, group_stream
 from schemas.sampling import (
@@ -293,6 +294,43 @@ async def test_several_branches_are_kept_with_their_sample(tmp_path: Path, texts
     assert record.branches == (branches if len(texts) > 1 else ())
     assert record.messages == branches[-1]
     assert record.conversations == (branches[-1], *branches[:-1])
+
+
+class EndsItsProcess:
+    """A workflow that asks and then ends its process, which the fourth attempt says."""
+
+    def __init__(self) -> None:
+        self.sessions: list[FakeSession] = []
+
+    def __call__(self, prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        session.ask(prompt, "half")
+        self.sessions.append(session)
+        if len(self.sessions) < 4:
+            raise CallInterrupted("its process ended")
+        raise UserCodeError(FailureCategory.AGENT, "its process ended whenever it ran alone")
+
+
+async def test_a_worker_makes_a_sample_again_whose_process_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sandboxes of two workers each saw it die too seldom. After five deaths it was a failure of the
+    platform, which figures leave out, and which samples these were differed from run to run."""
+    monkeypatch.setattr(interrupted_calls, "PAUSES_S", (0.0, 0.0, 0.0))
+    workflow = EndsItsProcess()
+    record, _, _ = await worked(tmp_path, workflow)
+    assert record.failure is not None
+    assert record.failure.category == FailureCategory.AGENT
+    assert len({id(session) for session in workflow.sessions}) == 4
+    assert all(session.closed for session in workflow.sessions)
+    assert record.num_turns == 1, "of the last attempt"
+
+
+async def test_twin_without_it_another_worker_may_make_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupted_calls, "PAUSES_S", ())
+    with pytest.raises(TransientError):
+        await worked(tmp_path, EndsItsProcess())
 
 
 async def test_a_workflow_that_fails_is_data_and_nothing_of_it_is_trained(tmp_path: Path) -> None:

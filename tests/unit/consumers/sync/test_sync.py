@@ -4,6 +4,7 @@ import io
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid5
 
 import pytest
@@ -17,6 +18,7 @@ from consumers.sync.consumer import (
     perform_fetch,
 )
 from consumers.sync.snapshot import MAX_ENTRYPOINTS, find_entrypoints_in
+from infra.spine.postgres.codec import encode
 from schemas.effects import (
     CommitFetched,
     DiscoverRollouts,
@@ -27,7 +29,13 @@ from schemas.effects import (
 from schemas.errors import FailureCategory, Refused
 from schemas.events import CommitRequested, PackagesChosen, WorkspaceRejected, WorkspaceSynced
 from schemas.ids import HEADRACE, StreamName
-from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint, PackageEnvironment
+from schemas.specs import (
+    CommitSpec,
+    DiscoveredRollout,
+    Entrypoint,
+    PackageEnvironment,
+    RubricSpec,
+)
 from tests.kit.decider import given
 from tests.kit.fakes import FakeRepositories, FakeUserCode, bench
 from tests.kit.specs import ref
@@ -243,6 +251,37 @@ async def test_the_chosen_packages_of_a_rollout_are_stored_with_its_commit(tmp_p
     assert isinstance(found, RolloutsDiscovered)
     assert [one.environment for one in found.rollouts] == [a.environment, None]
     assert all(one.error for one in found.rollouts)
+
+
+class Wordy(FakeUserCode):
+    """Finds these rubrics in every entry point."""
+
+    rubrics: tuple[RubricSpec, ...] = ()
+
+    async def discover(self, *arguments: Any, **named: Any) -> tuple[DiscoveredRollout, ...]:
+        found = await super().discover(*arguments, **named)
+        named = {"rubrics": self.rubrics, "error": None}
+        return tuple(one.model_copy(update=named) for one in found)
+
+
+async def test_definitions_that_do_not_fit_into_an_event_are_told(tmp_path: Path) -> None:
+    """They ended as a dead letter, and the workspace was never answered."""
+    rubrics = tuple(
+        RubricSpec(name=f"r{n}", text="\U0001f600" * 4000, model="m") for n in range(16)
+    )
+    many = [f"rollouts/r{n:02}/main.py" for n in range(64)]
+    user = Wordy()
+    user.rubrics = rubrics
+    ports = bench(tmp_path, repositories=FakeRepositories(tree(*many)), user=user).ports
+    outcome = await perform_fetch(FETCH, ports)
+    synced = SYNCED.model_copy(update={"rollouts": outcome.rollouts})
+    encode(synced)
+    assert all((one.error or "").endswith("of a commit; shorten them") for one in outcome.rollouts)
+    assert {one.rubrics for one in outcome.rollouts} == {()}
+    user.rubrics = rubrics[:1]
+    outcome = await perform_fetch(FETCH, ports)
+    encode(SYNCED.model_copy(update={"rollouts": outcome.rollouts}))
+    assert [bool(one.error) for one in outcome.rollouts] == [False] + [True] * 63
 
 
 async def test_a_rollout_that_only_chooses_its_python_is_examined_at_once(tmp_path: Path) -> None:

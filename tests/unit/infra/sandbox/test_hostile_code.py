@@ -256,6 +256,43 @@ async def test_a_rollout_that_says_five_fails_alone(
     assert (good.workflow, good.error) == ("Do", None)
 
 
+HIDDEN = """
+from headrace import AgentWorkflow, reward, rubric
+
+class Do(AgentWorkflow):
+    async def run(self, ctx):
+        return None
+
+def score(solution_str, ground_truth, extra_info=None, **kwargs) -> float:
+    return 1.0
+
+"""
+
+
+async def test_names_and_texts_that_no_event_holds_are_told(
+    tmp_path: Path, user: LocalUserCode
+) -> None:
+    """They ended as a dead letter, and the workspace was never answered."""
+    files = {
+        "rollouts/nul/main.py": HIDDEN + 'globals()["r\\0x"] = reward(score)\n',
+        "rollouts/red/main.py": HIDDEN + 'Do.__qualname__ = Do.__name__ = "\\x1b[31mDo"\n',
+        "rollouts/text/main.py": HIDDEN
+        + '@rubric("good\\0?", model="m")\n'
+        + "def good(solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs)"
+        + " -> float: ...\n",
+        "rollouts/fine/main.py": HIDDEN + "größe = reward(score)\n",
+    }
+    source = make_workspace(tmp_path / "hidden", files)
+    repositories = GitRepositories(tmp_path / "hidden-git", settings=LAPTOP)
+    sha = await repositories.fetch("w", CommitSpec(url=str(source)))
+    found = await user.discover(await repositories.snapshot("w", sha), [])
+    errors = {one.entrypoint.rollout: one.error or "" for one in found}
+    assert "'r?x', which cannot be shown; rename it" in errors["nul"]
+    assert "a rubric whose text has a NUL" in errors["text"]
+    assert all("\0" not in one.model_dump_json() for one in found)
+    assert errors["fine"] == ""
+
+
 async def test_a_silent_end_and_an_endless_start_say_what_to_look_for(
     tmp_path: Path, user: LocalUserCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +311,15 @@ async def test_a_silent_end_and_an_endless_start_say_what_to_look_for(
     assert "did not load within 2 s: it printed nothing" in errors["loops"]
     assert ".pth files" in errors["loops"]
     assert errors["tells"].endswith("while loading: why")
+
+
+async def test_entry_points_after_slow_ones_are_told_that_they_were_not_loaded(
+    user: LocalUserCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 entry points that sleep when they are imported kept their workspace unanswered for an hour."""
+    monkeypatch.setattr(sandbox, "DISCOVER_S", 1e-9)
+    five, good = await user.discover(SNAPSHOT[-1], [])
+    assert five.error == good.error == sandbox.NOT_LOADED
 
 
 async def test_twin_without_the_model_the_whole_workspace_fails(

@@ -5,12 +5,14 @@ import base64
 import json
 from uuid import uuid4
 
+from infra.spine.ports.effects import Claimed
 from infra.spine.ports.event_log import Cursor, EventLog, Recorded
-from infra.spine.runtime.dead_letters import dead_letter_message
+from infra.spine.runtime.dead_letters import dead_letter_message, dead_letter_outcome
 from schemas.errors import Conflict
 from schemas.events import MessageDeadLettered, RunPaused, RunResumed, RunWarned
-from schemas.ids import ConsumerName
+from schemas.ids import ConsumerName, StreamName
 from tests.kit.application import Application
+from tests.kit.hosting import effect
 from tests.kit.story import beginning
 
 
@@ -76,6 +78,29 @@ async def test_a_held_run_is_paused_with_the_reason_until_it_is_driven_again(
     assert (await app.get("/dead-letters", status="all"))["total_count"] == 1
     logs = [line["message"] for line in (await app.get("/runs/r1/logs"))["logs"]]
     assert any("dead letter" in line for line in logs)
+
+
+async def test_an_outcome_that_was_put_aside_is_driven_again(app: Application) -> None:
+    """It never was an event. It was refused as a message of a run that was archived or deleted."""
+    await app.append(list(beginning("r1", "first", steps=2)))
+    claimed = Claimed(
+        id=uuid4(),
+        effect=effect("r1", 1),
+        consumer=ConsumerName("sync"),
+        stream=StreamName("workspace-r1"),
+        correlation=uuid4(),
+        traceparent=None,
+        epoch=1,
+        attempts=0,
+        crashes=0,
+    )
+    await dead_letter_outcome(app.services.log, claimed, ValueError("a bug"))
+    letter = await last_of(app.services.log, MessageDeadLettered.type)
+    assert await app.services.readmodel.caught_up(letter.cursor)
+    assert await app.services.effects.gates(["r1"]) == {"r1": "paused"}
+    driven = await app.post(f"/dead-letters/{letter.id}/redrive", {})
+    assert driven.status_code == 200, driven.text
+    assert await app.services.effects.gates(["r1"]) == {"r1": "open"}
 
 
 async def test_a_run_that_its_user_paused_stays_paused(app: Application) -> None:

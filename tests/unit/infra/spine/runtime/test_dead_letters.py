@@ -14,6 +14,7 @@ from infra.spine.runtime import performer
 from infra.spine.runtime.consumer import NOTHING, Decision
 from infra.spine.runtime.dead_letters import PAYLOAD_JSON_BYTES
 from infra.spine.runtime.quarantine import TRIES
+from schemas.effects import Failed
 from schemas.events import MAX_EVENT_BYTES, CheckpointFailed, MessageDeadLettered, MessageRedriven
 from schemas.ids import EventId, checkpoint_stream
 from tests.kit.hosting import Bench, Script, consumer
@@ -199,6 +200,43 @@ async def test_an_outcome_nobody_can_decide_on_holds_its_run_and_is_performed_ag
         await bench.until(lambda: len(bench.seen("bad")) == 1, within_s=20)
     assert script.performed.count("bad") == 2
     assert bench.world.effects == {}
+
+
+async def test_an_outcome_that_the_log_cannot_hold_is_a_failure_of_its_effect(
+    tmp_path: Path,
+) -> None:
+    """Who waits for it is answered, and its run is not held: hostile code may decide what it holds."""
+    script = Script(asks=True, outcome="x" * (MAX_EVENT_BYTES + 1))
+    bench = Bench(tmp_path, [consumer(script)])
+    await bench.warn("bad", 1)
+    async with bench.running():
+        await bench.until(lambda: len(bench.seen("bad")) == 1)
+    (said,) = [r.event for r in bench.world.events if isinstance(r.event, CheckpointFailed)]
+    assert said.message.startswith("its result cannot be recorded: ")
+    assert "an event may have" in said.message
+    assert bench.letters() == []
+    assert bench.gates("bad") == {"bad": "open"}
+    assert bench.world.effects == {}
+
+
+async def test_a_failure_that_the_log_cannot_hold_is_put_aside(tmp_path: Path) -> None:
+    script = Script(asks=True, outcome="x" * (MAX_EVENT_BYTES + 1))
+    bench = Bench(tmp_path, [replace(consumer(script), handle=_always_long(script))])
+    await bench.warn("bad", 1)
+    async with bench.running():
+        await bench.until(lambda: len(bench.letters()) == 1)
+    assert bench.gates("bad") == {"bad": "paused"}
+
+
+def _always_long(script: Script) -> Any:
+    usual = consumer(script).handle
+
+    def handle(state: Any, message: Any, meta: Any) -> Decision:
+        long = "x" * (MAX_EVENT_BYTES + 1)
+        changed = replace(message, message=long) if isinstance(message, Failed) else message
+        return usual(state, changed, meta)
+
+    return handle
 
 
 async def test_redriven_it_reaches_its_consumer_alone_and_releases_the_run(tmp_path: Path) -> None:
