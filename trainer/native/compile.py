@@ -24,6 +24,8 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-sha
 COMPILE_S = 120.0
 VERSION_S = 20.0
 DIGEST_BYTES = 32
+LARGE, SMALL = 64, 32
+"""Bytes of the vectors of a processor with AVX-512, and of others."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +44,34 @@ class Compiler:
 
 
 @cache
+def processor() -> tuple[str, ...]:
+    """The lines with what the processors of this machine can do, each once. Empty where Linux does not
+    say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    return tuple(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
+
+
+@cache
+def vector_bytes() -> int:
+    """How many bytes the vectors of the C functions have: as many as those of this processor."""
+    has_large = [" avx512f " in f"{line} " for line in processor()]
+    return LARGE if has_large and all(has_large) else SMALL
+
+
+@cache
 def load_library(name: str, *defines: str) -> ctypes.CDLL | None:
     """The compiled `name`.c, or None where it cannot be compiled or loaded. `defines`: values of
     `-D`."""
     made = compiler(os.environ.get("CC") or "cc")
     if made is None:
         return None
-    try:
-        processor = Path("/proc/cpuinfo").read_text()
-    except OSError as error:
-        _warn(f"/proc/cpuinfo cannot be read: {error}")
+    if not (kind := processor()):
+        _warn("/proc/cpuinfo does not say what the processor can do")
         return None
-    kind = sorted(
-        {line for line in processor.splitlines() if line.startswith(("flags", "Features"))}
-    )
-    flags = (*FLAGS, *(f"-D{define}" for define in defines))
+    flags = (*FLAGS, f"-DBYTES={vector_bytes()}", *(f"-D{define}" for define in defines))
     sources = [path.read_text() for path in (*sorted(FOLDER.glob("*.h")), FOLDER / f"{name}.c")]
     parts = [*sources, *flags, *made.command, made.version, *kind]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -18,7 +18,8 @@ enum { DOUBLES = WIDE / 2 };
 typedef double dvec __attribute__((vector_size(8 * DOUBLES), aligned(8), may_alias));
 typedef int64_t livec __attribute__((vector_size(8 * DOUBLES)));
 
-static const ivec PLACE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#define LANE(lane, step) (lane)
+static const ivec PLACE = {OF_LANES(LANE, 0)};
 
 /* The vector with each pair of neighbours swapped. */
 static inline vec swapped(vec x) { return PICKED(x, x, OF_LANES(OTHER, 1)); }

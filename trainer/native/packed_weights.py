@@ -20,10 +20,11 @@ from trainer.forward.decoder import Decoder
 from trainer.forward.fused_weights import fuse_layer, interleaved_order, norm_fold
 from trainer.forward.weights import FUSED, Trainable, layer_module
 from trainer.lru_cache import LruCache
-from trainer.native.compile import load_library
+from trainer.native.compile import load_library, vector_bytes
 from trainer.native.threads import run_on_threads
 
-WIDE, LANES = 16, 32
+WIDE = vector_bytes() // 4
+LANES = 2 * WIDE
 """Floats of a vector, and outputs of a panel, as in `vectors.h`."""
 HIGH_RANK = 64
 """Adapters of a higher rank are multiplied by torch: `adapt.c` saves copies of the weights, and such

@@ -5,10 +5,10 @@ import torch
 
 from trainer.forward.decoder import Decoder
 from trainer.forward.weights import Trainable, layer_module
+from trainer.native.compile import LARGE
 
 MOST_HIDDEN = 512
 """A model of up to this hidden size is narrow."""
-VECTOR_BYTES = 64
 
 
 def is_narrow(hidden_size: int) -> bool:
@@ -35,10 +35,11 @@ def can_decode(decoder: Decoder, view: Trainable) -> bool:
 
 
 def _has_sizes(decoder: Decoder, view: Trainable, *, dtype: torch.dtype) -> bool:
-    """Whether it lies on a CPU, is narrow, and its sizes are whole vectors of this type."""
+    """Whether it lies on a CPU, is narrow, and its sizes are whole vectors of this type, of LARGE bytes
+    on every machine."""
     embedding = view.base["model.embed_tokens.weight"]
     hidden, inner = embedding.shape[1], len(view.base[layer_module(0, "mlp.gate_proj.weight")])
-    lanes = VECTOR_BYTES // dtype.itemsize
+    lanes = LARGE // dtype.itemsize
     return (
         embedding.device.type == "cpu"
         and is_narrow(hidden)

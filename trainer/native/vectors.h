@@ -22,10 +22,12 @@ typedef float real;
 typedef int32_t whole;
 #endif
 
-enum { WIDE = 64 / sizeof(real), LANES = 2 * WIDE, ROWS = 8, AHEAD = 16 * LANES };
+/* BYTES is the size of the processor's vectors (trainer/native/compile.py), because GCC keeps larger ones in
+   memory and compares them number by number. The sums of ROWS rows and two vectors stay in its registers. */
+enum { WIDE = BYTES / sizeof(real), LANES = 2 * WIDE, ROWS = BYTES / 8, AHEAD = 16 * LANES };
 
-typedef real vec __attribute__((vector_size(64), aligned(sizeof(real)), may_alias));
-typedef whole ivec __attribute__((vector_size(64)));
+typedef real vec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
+typedef whole ivec __attribute__((vector_size(BYTES)));
 
 static inline vec splat(real x) { return x - (vec){0}; }
 
@@ -48,14 +50,17 @@ static inline vec chosen(ivec where, vec yes, vec no) {
 #endif
 
 /* A list with the place for each lane, computed by the macro `of` from (lane, step). */
-#define OF_8(of, step) \
-    of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), of(5, step), of(6, step), of(7, step)
-#ifdef DOUBLE
+#define OF_4(of, step) of(0, step), of(1, step), of(2, step), of(3, step)
+#define OF_8(of, step) OF_4(of, step), of(4, step), of(5, step), of(6, step), of(7, step)
+#define OF_16(of, step)                                                                              \
+    OF_8(of, step), of(8, step), of(9, step), of(10, step), of(11, step), of(12, step), of(13, step), \
+        of(14, step), of(15, step)
+#if BYTES == 64 && !defined(DOUBLE)
+#define OF_LANES OF_16
+#elif BYTES == 64 || !defined(DOUBLE)
 #define OF_LANES OF_8
 #else
-#define OF_LANES(of, step)                                                                               \
-    OF_8(of, step), of(8, step), of(9, step), of(10, step), of(11, step), of(12, step), of(13, step),    \
-        of(14, step), of(15, step)
+#define OF_LANES OF_4
 #endif
 #define OTHER(lane, step) ((lane) ^ (step))
 #define LOW(lane, step) ((lane) & (step) ? (lane) + WIDE - (step) : (lane))
@@ -74,8 +79,10 @@ static inline vec chosen(ivec where, vec yes, vec no) {
 static inline void transpose(vec *row) {
     CROSS(row, 1)
     CROSS(row, 2)
+#if BYTES == 64 || !defined(DOUBLE)
     CROSS(row, 4)
-#ifndef DOUBLE
+#endif
+#if BYTES == 64 && !defined(DOUBLE)
     CROSS(row, 8)
 #endif
 }

@@ -15,7 +15,8 @@ import torch
 from tests.kit.postgres import missing
 from tests.unit.trainer.native.test_learn import gradients, leaves, micro
 from tests.unit.trainer.sampler.test_decode_model import QWEN3, base_of, decoder, views
-from trainer.native.compile import compiler, load_library
+from trainer.native import compile as native_compile
+from trainer.native.compile import LARGE, SMALL, compiler, load_library
 from trainer.native.learn import LearnerPass
 
 NEEDED = ("gcc", "clang", "ccache")
@@ -68,6 +69,41 @@ def test_gcc_and_clang_give_the_same_numbers_and_libraries_of_other_names(
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
     assert [name.split("-")[1] for name in names] == ["gcc", "clang"]
+
+
+def test_vectors_of_both_sizes_give_the_same_numbers(
+    built: Callable[..., ctypes.CDLL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = base_of(QWEN3)
+    view, shape, batch = views(base)["all-linear"], decoder(base), micro()
+    trained, found = leaves(view), []
+    for size in (SMALL, LARGE):
+        monkeypatch.setattr(native_compile, "vector_bytes", lambda size=size: size)
+        load_library.cache_clear()
+        native = LearnerPass(built("cc", "DOUBLE", name="learn"), shape, view)
+        hidden = native.hidden_states(batch.tokens_N, batch.positions_N, batch.segments)
+        found.append([hidden.detach(), *gradients(hidden, trained)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("lines", "size"),
+    [
+        (("flags\t: fpu avx avx2 avx512f avx512dq",), LARGE),
+        (("flags\t: fpu avx avx2 avx512f",), LARGE),
+        (("flags\t: fpu avx avx2",), SMALL),
+        (("flags\t: fpu avx avx2 avx512f", "flags\t: fpu avx avx2"), SMALL),
+        (("Features\t: fp asimd",), SMALL),
+        ((), SMALL),
+    ],
+)
+def test_vectors_are_as_large_as_those_of_every_processor(
+    lines: tuple[str, ...], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCC keeps larger ones in memory: a step took twenty times as long."""
+    monkeypatch.setattr(native_compile, "processor", lambda: lines)
+    assert native_compile.vector_bytes.__wrapped__() == size
 
 
 def test_a_compiler_behind_another_program_is_called_as_a_shell_would(

@@ -28,7 +28,7 @@ from trainer.forward.decoder import causal_attend
 from trainer.forward.weights import trainable_view
 from trainer.model.lora import fresh_adapter, target_modules
 from trainer.native import decode
-from trainer.native.compile import FLAGS, FOLDER, load_library
+from trainer.native.compile import FLAGS, FOLDER, LARGE, SMALL, load_library
 from trainer.native.decode import Drawing, DrawnTokens, KeyValueCache, NativeDecoder, RowInput
 from trainer.native.packed_weights import WIDE
 from trainer.native.threads import run_on_threads
@@ -363,8 +363,9 @@ def test_it_compiles_without_a_warning(source: str, cc: str, tmp_path: Path) -> 
     flags.append("-Wno-psabi")
     defines = ("-DFLOAT", *(["-DDOUBLE"] if source == "learn.c" else []))
     is_x86 = cc != ARM and platform.machine() == "x86_64"
-    for target, define in product([[], *([["-mno-avx512f"]] if is_x86 else [])], defines):
-        options = [*flags, *target, "-O0", "-Wall", "-Wextra", "-Werror", define]
+    targets = [[], *([["-mno-avx512f"]] if is_x86 else [])]
+    for target, size, define in product(targets, (SMALL, LARGE), defines):
+        options = [*flags, *target, "-O0", "-Wall", "-Wextra", "-Werror", f"-DBYTES={size}", define]
         command = [cc, *options, str(FOLDER / source), "-o", str(tmp_path / "made"), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -18,6 +18,8 @@ from trainer.native import packed_weights
 from trainer.native.compile import load_library
 from trainer.native.packed_weights import (
     HIGH_RANK,
+    LANES,
+    WIDE,
     PackedBases,
     PackedWeights,
     in_turns,
@@ -128,9 +130,11 @@ def test_panels_and_turns_hold_each_element_in_its_place() -> None:
     """Twin of their meaning, element by element."""
     weight = torch.arange(3.0 * 40).view(3, 40)
     found = panels(weight)
-    assert found.shape == (2, 3, 32)
-    assert all(found[o // 32, i, o % 32] == weight[i, o] for i in range(3) for o in range(40))
-    assert not found[1, :, 8:].any()
-    assert in_turns(torch.arange(64)).tolist() == [
-        *range(16), *range(32, 48), *range(16, 32), *range(48, 64)
-    ]  # fmt: skip
+    assert found.shape == (-(-40 // LANES), 3, LANES)
+    of = [(o // LANES, i, o % LANES, weight[i, o]) for i in range(3) for o in range(40)]
+    assert all(found[panel, i, lane] == value for panel, i, lane, value in of)
+    assert not found[-1, :, 40 % LANES :].any()
+    turns = [
+        half + block + i for block in range(0, 32, WIDE) for half in (0, 32) for i in range(WIDE)
+    ]
+    assert in_turns(torch.arange(64)).tolist() == turns
