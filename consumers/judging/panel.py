@@ -28,6 +28,7 @@ from infra.ports.services import Datasets
 from schemas.datasets import DatasetRow
 from schemas.errors import FailureCategory, Refused, UserCodeError
 from schemas.sampling import Grade, Judgement, JudgeUsage, SampleFailure, SampleRecord
+from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.secrets.rules import how_to_set
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import GroupSpec, JudgeBudget, RolloutRef, RubricSpec
@@ -170,6 +171,9 @@ class Panel:
     async def _ask(self, question: Question) -> Judgement:
         rubric = question.rubric
         used, problem, again = JudgeUsage(), "", ("", "")
+        key = self._keys.get(rubric.name)
+        # A server that was given the key may quote it.
+        masks = Masks({rubric.api_key_secret or "key": key.reveal()}) if key else NO_MASKS
         for asked in range(MOST_ASKS):
             fence = secrets.token_hex(FENCE_BYTES)
             messages = first_messages(rubric, question.parts, fence=fence)
@@ -177,16 +181,16 @@ class Panel:
                 messages = next_messages(rubric, messages, *again)
             if spent := await self._record.reserve(self._owner, self._budget):
                 raise BudgetSpent(spent)
-            answer = await self._judges.ask(
-                rubric, messages, key=self._keys.get(rubric.name), schema=SCHEMA
-            )
+            answer = await self._judges.ask(rubric, messages, key=key, schema=SCHEMA)
             used += answer.usage
             await self._record.spend(self._owner, answer.usage)
             if answer.refusal is not None:
-                problem = f"the judge {rubric.model} refuses the question: {answer.refusal}"
+                refusal = masks.text(answer.refusal)
+                problem = f"the judge {rubric.model} refuses the question: {refusal}"
                 break
+            text = masks.text(answer.text)
             read = read_score(
-                answer.text,
+                text,
                 rubric,
                 material="\n".join(text for _, text in question.parts),
                 finish_reason=answer.finish_reason,
@@ -203,7 +207,7 @@ class Panel:
             problem = (
                 f"the judge {rubric.model} gave no score in {MOST_ASKS} answers: {read.problem}"
             )
-            again = (answer.text, read.problem)
+            again = (text, read.problem)
         return Judgement(
             index=question.index,
             rubric=rubric.name,

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from infra.spine.ports.effects import Claimed, Effects, StaleGeneration
 from infra.spine.postgres.errors import DatabaseUnavailable
@@ -26,6 +27,9 @@ CHECK_S = 30.0
 """How often the claims that the database shows are compared with those that this process knows of, even
 if nothing went wrong."""
 
+MOST_WAITING = 256
+"""How many effects of a process may wait without a place. Each holds its input in memory."""
+
 
 class Claims:
     """The effects that this worker holds. A commit and a check each lock `changing`, because both change
@@ -38,6 +42,7 @@ class Claims:
         self._performing = [c.name for c in hosting.consumers if c.perform is not None]
         self._held: dict[EffectId, Claimed] = {}
         self._tasks: dict[EffectId, asyncio.Task[None]] = {}
+        self._waiting: set[tuple[EffectId, int]] = set()
         self._in_commit: dict[EffectId, Claimed] = {}
         self._taken: Counter[Lane] = Counter()
         self._reserved: Counter[Lane] = Counter()
@@ -95,7 +100,28 @@ class Claims:
         """Drop this claim, but not a later one of the same effect."""
         if self._held.get(claimed.id) is claimed:
             del self._held[claimed.id], self._tasks[claimed.id]
+            if not self._end_wait(claimed):
+                self._taken[claimed.effect.lane] -= claimed.size
+
+    @contextmanager
+    def waiting(self, claimed: Claimed) -> Iterator[None]:
+        """Let an effect take no place while it only waits, unless too many wait already."""
+        if len(self._waiting) < MOST_WAITING and not self.is_given_up(claimed):
+            self._waiting.add((claimed.id, claimed.epoch))
             self._taken[claimed.effect.lane] -= claimed.size
+            self._wakeup.set()
+        try:
+            yield
+        finally:
+            if self._end_wait(claimed):
+                self._taken[claimed.effect.lane] += claimed.size
+
+    def _end_wait(self, claimed: Claimed) -> bool:
+        """Whether an effect waited without a place. From now on it does not."""
+        key = (claimed.id, claimed.epoch)
+        waited = key in self._waiting
+        self._waiting.discard(key)
+        return waited
 
     def begin_commit(self, finished: Iterable[Claimed]) -> None:
         """Record that the outcomes of these claims are being decided. No task performs them any more,

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from infra import failpoints, telemetry
 from infra.spine.ports.artifacts import ArtifactStage
@@ -19,6 +20,7 @@ from infra.spine.runtime.attempt import Attempt, perform_once, retry_or_fail
 from infra.spine.runtime.claims import Claims
 from infra.spine.runtime.consumer import PortsOf
 from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.places import perform_with
 from infra.task_cancellation import forget_cancellations, go_on
 from schemas.text import describe_error
 
@@ -151,6 +153,7 @@ class Performer:
     async def _make_attempt(self, claimed: Claimed) -> Attempt:
         consumer = self._consumers[claimed.consumer]
         staged = self._artifacts.stage()
+        perform_with(partial(self._claims.waiting, claimed))
         began = time.monotonic()
         name = telemetry.PERFORM.format(consumer=consumer.name, effect=claimed.effect.type)
         with telemetry.span(name, links=[claimed.traceparent]) as context:

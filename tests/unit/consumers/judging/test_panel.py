@@ -339,6 +339,24 @@ async def test_a_key_goes_to_the_judge_alone(court: Callable[..., Court]) -> Non
         assert KEY not in str(outcome)
 
 
+@pytest.mark.parametrize("score", [0.5, "none"])
+async def test_a_judge_that_quotes_its_key_has_it_masked(
+    court: Callable[..., Court], score: object
+) -> None:
+    async with provider(lambda *_: scored(score, f"your key is {KEY}")) as fake:
+        one = court(fake)
+        owner = SecretOwner("workspace", "w1")
+        await one.secrets.put_secret(owner, "JUDGE_KEY", SecretValue(KEY), by="ann")
+        rubric = one.rubric.model_copy(update={"api_key_secret": "JUDGE_KEY"})
+        outcome = await one.grade(rubrics=(rubric,))
+        assert outcome.judgements is not None
+        kept = await one.bench.ports.artifacts.get_artifact(outcome.judgements)
+        assert KEY.encode() not in kept
+        if score == 0.5:
+            assert b"your key is ***" in kept
+        assert not any(KEY in json.dumps(body) for body in fake.bodies)
+
+
 async def test_a_wrong_key_ends_the_group_without_showing_it(court: Callable[..., Court]) -> None:
     async with provider(lambda *_: refusal(401, f"Incorrect API key: {KEY}")) as fake:
         one = court(fake)

@@ -84,7 +84,7 @@ async def test_an_outcome_that_was_put_aside_is_driven_again(app: Application) -
     """It never was an event. It was refused as a message of a run that was archived or deleted."""
     await app.append(list(beginning("r1", "first", steps=2)))
     claimed = Claimed(
-        id=uuid4(),
+        id=effect("r1", 1).id,
         effect=effect("r1", 1),
         consumer=ConsumerName("sync"),
         stream=StreamName("workspace-r1"),

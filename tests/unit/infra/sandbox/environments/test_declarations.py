@@ -6,8 +6,9 @@ import tarfile
 import pytest
 
 from infra.ports.packages import DeclaredPackages
-from infra.sandbox.environments.declarations import MOST_BYTES, read_declared
+from infra.sandbox.environments.declarations import read_declared
 from schemas.errors import Refused
+from schemas.toml.untrusted import MOST_BYTES
 
 HEAD = '[project]\nname = "x"\nversion = "0"\n'
 

@@ -11,9 +11,10 @@ import pytest
 from infra.spine.memory.event_log import MemoryLog
 from infra.spine.ports.effects import NewEffect
 from infra.spine.ports.event_log import Commit
-from infra.spine.runtime import performer
+from infra.spine.runtime import claims, performer
 from infra.spine.runtime.consumer import NOTHING, AnyConsumer, Decision, Meta
-from schemas.effects import FetchCommit, Lane
+from infra.spine.runtime.places import without_place
+from schemas.effects import Failed, FetchCommit, Lane
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName, WorkerId, checkpoint_stream
 from tests.kit.hosting import WORKER, Bench, Fetched, Script, consumer, effect
@@ -287,7 +288,7 @@ def lose_claim(bench: Bench, run: str) -> None:
             row.worker, row.epoch = WorkerId("other"), row.epoch + 1
 
 
-def fail(outcome: Fetched) -> None:
+def fail(outcome: Fetched | Failed) -> None:
     if outcome.effect.run_id == "first":
         raise ValueError("a bug")
 
@@ -327,3 +328,39 @@ async def test_a_claim_whose_answer_was_lost_is_performed_at_once(
         bench.log.after["commit"] = 1
         await bench.warn("r", 1)
         await bench.until(lambda: script.performed == ["r"], within_s=10)
+
+
+@pytest.mark.parametrize("most", [claims.MOST_WAITING, 0])
+async def test_an_effect_that_waits_for_another_service_gives_its_place_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """A few groups whose judge was slow kept all other runs from being graded. The twin lets no effect
+    wait without a place."""
+    monkeypatch.setattr(claims, "MOST_WAITING", most)
+    order: list[str] = []
+    answered, is_back = asyncio.Event(), asyncio.Event()
+
+    async def perform(asked: FetchCommit, ports: object) -> Fetched:
+        order.append(asked.run_id)
+        if asked.run_id == "judged":
+            with without_place():
+                await answered.wait()
+            is_back.set()
+            await asyncio.sleep(3 * performer.AGAIN_S)
+            order.append("scored")
+        return Fetched(asked)
+
+    bench = Bench(tmp_path, [replace(consumer(Script()), perform=perform)], capacity=1)
+    for run in ("judged", "first"):
+        await MemoryLog(bench.world).commit(Commit(effects=(waiting_effect(run),)))
+    async with bench.running():
+        if most:
+            await bench.until(lambda: order == ["judged", "first"], within_s=10)
+        else:
+            await asyncio.sleep(3 * performer.AGAIN_S)
+            assert order == ["judged"]
+        answered.set()
+        await is_back.wait()
+        await MemoryLog(bench.world).commit(Commit(effects=(waiting_effect("last"),)))
+        await bench.until(lambda: "last" in order, within_s=10)
+    assert order.index("scored") < order.index("last"), "its place is taken again"
