@@ -1,8 +1,9 @@
 """The HTTP client of the command line: the server's address, its API key, retries and failures.
 
 Connection errors are retried. A write always carries an Idempotency-Key, and its retries carry the
-same key, so a lost response never makes a second run. When the server cannot be reached, or refuses
-a request, the client raises a Failure with the server's own code and issues.
+same key, so a lost response never makes a second run. A write whose response was lost is retried for
+longer than one that never connected, because it may have been done. When the server cannot be reached,
+or refuses a request, the client raises a Failure with the server's own code and issues.
 """
 
 import hashlib
@@ -26,9 +27,32 @@ from schemas.errors import Issue
 PREFIX = "/api/v1"
 BACKOFF_S = (0.1, 0.3, 0.6, 1.0)
 """Pauses between the attempts of one request."""
+LOST_S = 30.0
+"""How long a write is repeated after a response to it was lost, for example while a server restarts."""
+
+LISTS = {
+    "runs": "train list",
+    "evals": "eval list",
+    "datasets": "dataset list",
+    "workspaces": "workspace list",
+    "models": "model list",
+    "deployments": "model list",
+    "api-keys": "key list",
+    "secrets": "secret list",
+}
+"""The first segment of a path -> the command that lists what a write there changes."""
 
 SLOW_S = 3600.0
 """How long the server may take to archive, restore or delete a whole run."""
+
+NEVER_SENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+)
+"""The errors after which the server cannot have received the request."""
 
 Parameters = Mapping[str, str | int | None]
 
@@ -167,25 +191,39 @@ class Client:
             "`headrace up --detach`, or set HEADRACE_URL to another",
         )
 
+    def _answer_lost(self, path: str) -> Failure:
+        shown = LISTS.get(path.strip("/").partition("/")[0], "status")
+        return Failure(
+            "ANSWER_LOST",
+            f"the request was sent to {self.address.url}, but the answer was lost, and the server does "
+            "not answer now; the request may have been done, so look at "
+            f"`headrace {shown}` before you repeat the command",
+        )
+
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send, and retry after a connection error or a 503. Raises Failure when no attempt connects."""
-        last: httpx.Response | None = None
-        for pause in (*BACKOFF_S, None):
-            last = self._try(method, path, options)
+        """Send, and retry after a connection error or a 503. A write whose response was lost is retried
+        for LOST_S. Raises Failure when no attempt gets a response."""
+        pauses, retry_until = list(BACKOFF_S), 0.0
+        while True:
+            last: httpx.Response | None = None
+            try:
+                last = self._http.request(method, _url(path), **options)
+            except NEVER_SENT:
+                pass
+            except httpx.TransportError:
+                if method != "GET" and not retry_until:
+                    retry_until = time.monotonic() + LOST_S
             if last is not None and last.status_code != 503:
                 return last
-            if pause is not None:
-                time.sleep(pause)
-                _rewind(options.get("content"))
+            if not pauses and time.monotonic() >= retry_until:
+                break
+            time.sleep(pauses.pop(0) if pauses else BACKOFF_S[-1])
+            _rewind(options.get("content"))
+        if retry_until:
+            raise self._answer_lost(path)
         if last is None:
             raise self.unreachable()
         return last
-
-    def _try(self, method: str, path: str, options: Document) -> httpx.Response | None:
-        try:
-            return self._http.request(method, _url(path), **options)
-        except httpx.TransportError:
-            return None
 
     def _answer(self, answer: httpx.Response) -> Document:
         if answer.is_error:
@@ -225,6 +263,8 @@ def path_segment(text: str) -> str:
 def failure_from(answer: httpx.Response) -> Failure:
     """The Failure that the problem document in a response describes."""
     problem = _document(answer) or {}
+    if not isinstance(problem.get("code"), str):
+        return _failure_of_another_program(answer)
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {answer.status_code}")
     if answer.status_code == 401:
         message += " (the API key is read from HEADRACE_API_KEY, else from $HEADRACE_HOME/token)"
@@ -232,7 +272,16 @@ def failure_from(answer: httpx.Response) -> Failure:
         Issue(str(i.get("key", "")), str(i.get("message", "")), i.get("did_you_mean"))
         for i in problem.get("issues") or ()
     )
-    return Failure(str(problem.get("code") or "HTTP"), message, issues=issues)
+    return Failure(str(problem["code"]), message, issues=issues)
+
+
+def _failure_of_another_program(answer: httpx.Response) -> Failure:
+    url = str(answer.url.copy_with(path="/", query=None)).rstrip("/")
+    return Failure(
+        "BAD_ANSWER",
+        f"what answers at {url} is not Headrace (HTTP {answer.status_code}); stop it, or set "
+        "HEADRACE_URL to the address of a Headrace server. If it is a proxy, read its log",
+    )
 
 
 def _document(answer: httpx.Response) -> Document | None:
