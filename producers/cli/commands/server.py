@@ -18,6 +18,7 @@ from producers.cli.display.output import (
     Part,
     console,
     fields,
+    note,
     print_json,
     say,
     table,
@@ -112,12 +113,7 @@ def open_() -> Output:
     The browser gets the rights of the API key that this command uses.
     """
     link = _new_link()
-    return Output(link, str(link["url"]), _hint)
-
-
-def _hint() -> None:
-    # not on stdout, which may be an argument: browser "$(headrace open)"
-    sys.stderr.write(f"({LINK_USE}; `headrace open` prints another one)\n")
+    return Output(link, str(link["url"]), note(f"({LINK_USE}; `headrace open` prints another one)"))
 
 
 def _log(file: Path | None) -> None:

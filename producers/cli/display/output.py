@@ -85,6 +85,18 @@ def fields(title: str, pairs: Sequence[tuple[str, object]]) -> Part:
     return partial(print_fields, title, pairs)
 
 
+def note(text: str) -> Part:
+    """A line about a result as a part of an Output. It goes to stderr, so that stdout is the result
+    alone: KEY=$(headrace key create ci)."""
+    return partial(say_aside, text)
+
+
+def say_aside(text: str) -> None:
+    """Print a line for people that is not a part of the result."""
+    sys.stderr.write(printable(text) + "\n")
+    sys.stderr.flush()
+
+
 def print_json(document: Mapping[str, object]) -> None:
     """Print a success to stdout."""
     text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, ensure_ascii=False)

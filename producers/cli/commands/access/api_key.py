@@ -7,7 +7,7 @@ import click
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import group, parse_age_s
-from producers.cli.display.output import Document, Output, table, time_ago
+from producers.cli.display.output import Document, Output, note, table, time_ago
 from producers.cli.display.units import minute
 
 api_key = group("key", "API keys: create, list, rotate, revoke.")
@@ -48,9 +48,11 @@ def create(
     return Output(
         made,
         str(made["secret"]),
-        f"made the API key {found['prefix']} ({name}) of {found['owner']}: "
-        f"{', '.join(found['scopes'])}; "
-        f"it expires: {_expiry(found)}; keep it now, because it is not shown again",
+        note(
+            f"made the API key {found['prefix']} ({name}) of {found['owner']}: "
+            f"{', '.join(found['scopes'])}; "
+            f"it expires: {_expiry(found)}; keep it now, because it is not shown again"
+        ),
     )
 
 
@@ -89,9 +91,11 @@ def rotate(client: Client, ref: str, *, overlap: str, expires: str | None) -> Ou
     return Output(
         made,
         str(made["secret"]),
-        f"made a new secret for the API key {found['prefix']} ({found['name']}); it expires: "
-        f"{_expiry(found)}; the old secret is valid until {minute(found['old_secret_until'])}; "
-        "keep the new one now, because it is not shown again",
+        note(
+            f"made a new secret for the API key {found['prefix']} ({found['name']}); it expires: "
+            f"{_expiry(found)}; the old secret is valid until {minute(found['old_secret_until'])}; "
+            "keep the new one now, because it is not shown again"
+        ),
     )
 
 

@@ -25,7 +25,8 @@ def test_a_new_api_key_is_printed_alone_on_its_line(server: FakeServer, headrace
     server.answer("POST", "/api-keys", {"api_key": API_KEY, "secret": "hr_abcdefghij_s"}, 201)
     options = ["--scope", "read", "--scope", "submit", "--expires", "90d", "--owner", "ada"]
     ran = headrace("key", "create", "ci", *options)
-    assert ran.out.splitlines()[0] == "hr_abcdefghij_s"
+    assert ran.out == "hr_abcdefghij_s\n"
+    assert "it is not shown again" in ran.err
     assert server.requests[-1].document == {
         "name": "ci",
         "scopes": ["read", "submit"],
@@ -38,7 +39,7 @@ def test_an_api_key_reads_and_expires_unless_something_else_is_said(
     server: FakeServer, headrace: Run
 ) -> None:
     server.answer("POST", "/api-keys", {"api_key": API_KEY, "secret": "hr_x"}, 201)
-    assert "it expires: 2130-01-01 00:00 UTC" in headrace("key", "create", "ci").out
+    assert "it expires: 2130-01-01 00:00 UTC" in headrace("key", "create", "ci").err
     assert server.requests[-1].document == {"name": "ci", "scopes": ["read"]}
     headrace("key", "create", "ci", "--expires", "never")
     assert server.requests[-1].document["expires_s"] == "never"
@@ -52,8 +53,8 @@ def test_a_rotation_prints_the_new_secret_and_how_long_the_old_one_is_valid(
         "POST", "/api-keys/ci/rotate", {"api_key": API_KEY, "secret": "hr_abcdefghij_new"}
     )
     ran = headrace("key", "rotate", "ci")
-    assert ran.out.splitlines()[0] == "hr_abcdefghij_new"
-    assert "the old secret is valid until 2026-06-01 13:00 UTC" in ran.out
+    assert ran.out == "hr_abcdefghij_new\n"
+    assert "the old secret is valid until 2026-06-01 13:00 UTC" in ran.err
     assert server.requests[-1].document == {"overlap_s": 3600}
     headrace("key", "rotate", "ci", "--overlap", "0s", "--expires", "30d")
     assert server.requests[-1].document == {"overlap_s": 0, "expires_s": 30 * 24 * 3600}
