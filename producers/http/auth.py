@@ -68,6 +68,13 @@ UNAUTHORIZED = problem(
     "`headrace key create` made and that is still valid",
     headers=CHALLENGE,
 )
+UNKNOWN_KEY = problem(
+    401,
+    "UNAUTHORIZED",
+    "the API key that was sent is not known; send the one in $HEADRACE_HOME/token of this server, or "
+    "one that `headrace key create` made",
+    headers=CHALLENGE,
+)
 NUL_IN_ADDRESS = problem(
     400, "VALIDATION", "the address holds a NUL character; no name contains one", headers=CLOSING
 )
@@ -216,7 +223,7 @@ class Guard:
         except TransientError as error:
             return unavailable_response(str(error))
         if api_key is None:
-            return UNAUTHORIZED
+            return UNKNOWN_KEY
         if not api_key.is_valid(self._services.clock.now()):
             return _invalid(api_key)
         return _actor_of(api_key, address)

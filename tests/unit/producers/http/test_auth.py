@@ -22,6 +22,8 @@ async def test_everything_but_health_needs_the_api_key(app: Application) -> None
             refused = await app.api.get(path, headers=headers)
             assert refused.status_code == 401
             assert "API key" in refused.json()["detail"]
+            is_told = "that was sent is not known" in refused.json()["detail"]
+            assert is_told == (headers["Authorization"] == "Bearer no")
 
 
 @pytest.mark.parametrize(
