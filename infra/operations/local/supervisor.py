@@ -10,6 +10,7 @@ take over its work without waiting for the lease to expire.
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import logging
 import os
@@ -113,16 +114,34 @@ def supervise(
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise Conflict when something already listens there."""
+    """Raise Conflict when no server can listen there. It says why and what to do."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise Conflict(
-                f"port {port} on {host} is already in use or not available ({error.strerror}); stop the "
-                f"process that listens there, or set HEADRACE_URL=http://{host}:PORT to another port"
+                f"port {port} on {host} cannot be used: {_why_not_bound(host, port, error)}"
             ) from error
+
+
+def _why_not_bound(host: str, port: int, error: OSError) -> str:
+    another = f"set HEADRACE_URL=http://{_in_url(host)}:PORT to another port"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"this user may not listen there ({error.strerror}), because ports below 1024 need the "
+            f"rights of root; {another}, such as 8080"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"this machine does not have the address {host} ({error.strerror}); set HEADRACE_URL to an "
+            f"address of this machine, such as http://127.0.0.1:{port}"
+        )
+    return f"{error.strerror}; stop the process that listens there, or {another}"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 @contextmanager

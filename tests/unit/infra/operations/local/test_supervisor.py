@@ -1,5 +1,6 @@
 """The supervisor over small real processes: restarts, order, and that no process outlives it."""
 
+import errno
 import json
 import os
 import signal
@@ -412,6 +413,27 @@ def test_a_taken_port_is_named_with_what_to_do() -> None:
         port = holder.getsockname()[1]
         with pytest.raises(Conflict, match=rf"port {port} on 127.0.0.1 .*HEADRACE_URL"):
             check_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EACCES, r"may not listen there .*need the rights of root; .*such as 8080"),
+        (errno.EADDRNOTAVAIL, r"does not have the address ::1 .*address of this machine"),
+        (errno.EADDRINUSE, r"stop the process that listens there, or .*http://\[::1\]:PORT"),
+    ],
+)
+def test_a_port_that_cannot_be_used_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, number: int, told: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(Conflict, match=told) as caught:
+        check_port("::1", 80)
+    is_taken = number == errno.EADDRINUSE
+    assert ("stop the process" in caught.value.message) == is_taken
 
 
 def test_a_process_that_opens_no_secrets_does_not_get_their_key(tmp_path: Path) -> None:
