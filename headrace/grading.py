@@ -1,5 +1,6 @@
 """Graders: how the attempts at a dataset row get their rewards."""
 
+import sys
 from dataclasses import dataclass, field
 
 
@@ -29,6 +30,9 @@ class GraderContext:
     metadata: dict[str, object]
     samples: dict[str, Sample]
     rewards: dict[str, object] = field(default_factory=dict)
+    _places: dict[str, tuple[str, int]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def set_sample_reward(self, name: str, value: float) -> None:
         """Set the reward of a sample. A sample without a reward, or whose reward is not a finite number,
@@ -36,6 +40,7 @@ class GraderContext:
         if name not in self.samples:
             raise KeyError(f"there is no sample {name!r}; there are: {', '.join(self.samples)}")
         self.rewards[name] = value
+        self._places[name] = _caller()
 
     def set_reward(self, value: float) -> None:
         """Set the reward of the only sample. Raises ValueError when there are several."""
@@ -44,6 +49,20 @@ class GraderContext:
                 f"there are {len(self.samples)} samples; use set_sample_reward(name, value)"
             )
         self.set_sample_reward(next(iter(self.samples)), value)
+
+
+def _caller() -> tuple[str, int]:
+    """Return the file and the line of the call into this module."""
+    frame = sys._getframe(1)
+    while frame.f_globals is globals() and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def place_of_reward(context: GraderContext, name: str) -> tuple[str, int] | None:
+    """Return the file and the line where the reward of a sample was set, or None if that is not
+    known."""
+    return context._places.get(name)
 
 
 class Grader:

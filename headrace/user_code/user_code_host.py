@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from headrace import attempt_output, relay
 from headrace.attempt_output import AttemptOutput
-from headrace.error_location import last_place, locate_error, own_stack
-from headrace.grading import GraderContext, Sample
+from headrace.error_location import last_place, locate_error, own_stack, tree_of, workspace_path
+from headrace.grading import GraderContext, Sample, place_of_reward
 from headrace.legacy import provide_alias
 from headrace.servers.hosting import host_server
 from headrace.servers.recognition import served_kind
@@ -48,6 +48,7 @@ LARGE_BYTES, KEPT_BYTES = 4 << 20, 16 << 20
 
 MOST_REWARDS = 128
 LONGEST_NAME = 100
+LONGEST_PATH = 200
 BEAT_S = 0.25
 SLOW_IMPORT_S = 20.0
 
@@ -270,7 +271,7 @@ def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Await
         )
         await grader().grade(context)
         who = discovery.named_place(grader, "grade", entry)
-        grades = [_set_reward(s, context, who=who) for s in of_samples]
+        grades = [_set_reward(s, context, who=who, entry=entry) for s in of_samples]
         asked = await add_questions(grades, of_samples, message, rubrics=rubrics, entry=entry)
         return {"grades": asked}
 
@@ -311,7 +312,7 @@ def without_reward(sample: Sample, why: str) -> Json:
     return {"index": sample.index, "reward": None, "parts": {}, "error": why}
 
 
-def _set_reward(sample: Sample, context: GraderContext, *, who: str) -> Json:
+def _set_reward(sample: Sample, context: GraderContext, *, who: str, entry: Path) -> Json:
     value = context.rewards.get(sample.name)
     if value is None:
         return without_reward(
@@ -319,33 +320,42 @@ def _set_reward(sample: Sample, context: GraderContext, *, who: str) -> Json:
             f"{who} set no reward for this sample; call ctx.set_sample_reward(name, value) for each "
             "name in ctx.samples",
         )
-    return grader_reward(sample, value, {}, who=who)
+    if place := place_of_reward(context, sample.name):
+        file, line = Path(place[0]), place[1]
+        if file.is_relative_to(tree_of(entry)):
+            who = f"{who.partition(' (')[0]} ({workspace_path(file, entry)[:LONGEST_PATH]}:{line})"
+    return grader_reward(sample, value, {}, who=who, is_set=True)
 
 
 def grader_reward(
-    sample: Sample, value: Any, parts: dict[str, float], *, who: str = "the grader"
+    sample: Sample,
+    value: Any,
+    parts: dict[str, float],
+    *,
+    who: str = "the grader",
+    is_set: bool = False,
 ) -> Json:
-    """Return the grade of one sample with the reward that `who` returned."""
-    wrong = problem(value, who)
+    """Return the grade of one sample with the reward that `who` returned, or set if `is_set`."""
+    wrong = problem(value, who, is_set=is_set)
     reward = None if wrong else float(value)
     return {"index": sample.index, "reward": reward, "parts": parts, "error": wrong}
 
 
-def problem(value: object, who: str) -> str | None:
-    """Return why `value` is not a reward, or None if it is one."""
+def problem(value: object, who: str, *, is_set: bool = False) -> str | None:
+    """Return why `value`, which `who` returned, or set if `is_set`, is not a reward. None if it is
+    one."""
+    did, cure = ("set the reward to", "set") if is_set else ("returned", "return")
     if value is None:
         return f"{who} returned no reward for this sample; return one for every sample"
     if not isinstance(value, (int, float)):
         kind = type(value).__name__
-        return f"{who} returned {kind} {_excerpt(value)!r}; return a number as the reward"
+        return f"{who} {did} {kind} {_excerpt(value)!r}; {cure} a number as the reward"
     try:
         finite = math.isfinite(value)
     except OverflowError:
         finite = False
     return (
-        None
-        if finite
-        else f"{who} returned {_excerpt(value)}; return a finite number as the reward"
+        None if finite else f"{who} {did} {_excerpt(value)}; {cure} a finite number as the reward"
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import inspect
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.grading import GraderContext, Sample
+from headrace.grading import GraderContext, Sample, place_of_reward
 from headrace.user_code import user_code_host as host
 from headrace.user_code.discovery import load
 from tests.kit.platform import ROOT
@@ -100,8 +101,45 @@ def test_an_import_that_does_not_end_says_where_it_is(
 def test_a_grader_that_sets_no_reward_is_named(tmp_path: Path) -> None:
     sample = Sample(name="a", index=0, text="", messages=[])
     context = GraderContext(label=None, metadata={}, samples={"a": sample})
-    grade = host._set_reward(sample, context, who="Check.grade (main.py:3)")
+    entry = tmp_path / "main.py"
+    grade = host._set_reward(sample, context, who="Check.grade (main.py:3)", entry=entry)
     assert grade["reward"] is None
     assert grade["error"].startswith("Check.grade (main.py:3) set no reward for this sample; call")
     context.set_sample_reward("a", 0.5)
-    assert host._set_reward(sample, context, who="Check.grade")["reward"] == 0.5
+    assert host._set_reward(sample, context, who="Check.grade", entry=entry)["reward"] == 0.5
+
+
+GRADER = """
+import math
+from headrace import Grader
+
+class Check(Grader):
+    async def grade(self, ctx):
+        # the line of the call is named, not that of `grade`
+        ctx.set_sample_reward("a", math.nan)
+        ctx.set_sample_reward("b", "good")
+"""
+
+
+async def test_a_reward_that_is_no_number_is_named_with_the_line_that_set_it(
+    tmp_path: Path,
+) -> None:
+    entry = tmp_path / "rollouts" / "x" / "main.py"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(GRADER)
+    names = [{"name": n, "index": i, "text": "", "messages": []} for i, n in enumerate("ab")]
+    message: host.Json = {"samples": names, "rewards": [], "label": None, "metadata": {}}
+    grades = (await host.grader_call(load(entry), entry)(message))["grades"]
+    assert [grade["error"] for grade in grades] == [
+        "Check.grade (rollouts/x/main.py:8) set the reward to nan; set a finite number as the reward",
+        "Check.grade (rollouts/x/main.py:9) set the reward to str 'good'; set a number as the reward",
+    ]
+
+
+def test_the_line_that_sets_the_only_reward_is_known() -> None:
+    sample = Sample(name="a", index=0, text="", messages=[])
+    context = GraderContext(label=None, metadata={}, samples={"a": sample})
+    here = inspect.currentframe()
+    assert here is not None
+    context.set_reward(1.0)
+    assert place_of_reward(context, "a") == (__file__, here.f_lineno - 1)
