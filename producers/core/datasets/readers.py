@@ -19,6 +19,9 @@ EXCERPT_BYTES = 400
 
 Values = Mapping[str, object]
 
+OTHER_DELIMITERS = (";", "\t", "|")
+"""Delimiters that are not read. A header with one of them has one column."""
+
 FORMATS = {".jsonl": "jsonl", ".csv": "csv"}
 
 
@@ -110,6 +113,11 @@ def read_csv(file: LineFile) -> Iterator[tuple[int, Values | RowIssue]]:
         if len(set(names)) < len(names):
             message = "names a column twice; rename one of them"
             yield 1, line_issue(1, message, ",".join(names)[:EXCERPT_BYTES])
+            return
+        others = [one for one in OTHER_DELIMITERS if one in names[0] and len(names) == 1]
+        if others:
+            message = f"has {others[0]!r} as the delimiter; save the file with commas"
+            yield 1, line_issue(1, message, names[0][:EXCERPT_BYTES])
             return
         for number, cells in rows:
             if len(cells) == len(names):

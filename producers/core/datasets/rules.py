@@ -8,6 +8,7 @@ in that column, and the prompt columns are optional. Each column has one type, a
 four rows. The file is untrusted, so it is read one bounded line at a time.
 """
 
+import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ from schemas.sampling import Message
 
 MAX_ROWS = 5_000_000
 MAX_COLUMNS = 256
+MAX_NAME = 100
+"""Characters of the name of a column."""
+MAX_NAMES_BYTES = 32 << 10
+"""Bytes of the names of all columns in JSON. The event of the dataset holds them."""
 MIN_ROWS = 4
 MAX_CHARACTERS = 512
 INT64 = 2**63
@@ -170,6 +175,21 @@ class Rules:
                 "file", f"has {len(values)} columns; a dataset may have at most {MAX_COLUMNS}"
             )
             return False
+        if long := next((name for name in self._current if len(name) > MAX_NAME), None):
+            self._report.add(
+                "file",
+                f"has a column whose name has {len(long)} characters, {shorten(long, 60)!r}; shorten "
+                f"it to at most {MAX_NAME}",
+            )
+            return False
+        size = len(json.dumps(list(self._current)))
+        if size > MAX_NAMES_BYTES:
+            self._report.add(
+                "file",
+                f"has names of columns of {size} bytes in all; shorten them to at most "
+                f"{MAX_NAMES_BYTES}",
+            )
+            return False
         if "messages" in values and {"user_prompt", "system_prompt"} & set(values):
             self._report.add("file", "has messages and prompt columns; keep one of the two forms")
             return False
@@ -180,9 +200,10 @@ class Rules:
             missing.remove("ground_truth")
         if missing:
             found = ", ".join(values) or "none"
-            hint = "; read it with --map conversations=messages" if SHAREGPT in values else ""
             self._report.add(
-                "file", f"missing required columns: {', '.join(missing)}; it has: {found}{hint}"
+                "file",
+                f"missing required columns: {', '.join(missing)}; {_hint(missing, values)}; it has: "
+                f"{found}",
             )
         return not missing
 
@@ -302,6 +323,17 @@ class Rules:
             self._refuse(
                 line, path, f"is a {kind} and was a {first} in line {at}; use one type per column"
             )
+
+
+def _hint(missing: list[str], values: Values) -> str:
+    """How the columns of a file can be read that lacks some."""
+    if SHAREGPT in values:
+        return "read it with --map conversations=messages"
+    for name in missing:
+        if close := difflib.get_close_matches(name, values, n=1, cutoff=0.8):
+            return f"did you mean {name} instead of {close[0]}? Rename it"
+    maps = " ".join(f"--map COLUMN={name}" for name in missing)
+    return f"read other columns as these with {maps}"
 
 
 def _quote(value: object) -> str:

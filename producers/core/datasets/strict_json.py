@@ -20,5 +20,15 @@ def loads(text: str) -> object:
 
     value: object = json.loads(text, parse_constant=refuse, parse_float=number)
     if "\\u" in text:
-        json.dumps(value, ensure_ascii=False).encode()
+        _refuse_surrogates(json.dumps(value, ensure_ascii=False))
     return value
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"\\u{ord(text[error.start]):04x} is a lone surrogate, half of a character; write both "
+            "surrogates of the character, or remove it"
+        ) from None

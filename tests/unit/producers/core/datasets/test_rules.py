@@ -185,7 +185,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_problem(tmp_path: Path) -> Non
         (lines(*good()) + "{oops\n", "line 5", "is not JSON"),
         (lines(*good()) + '{"user_prompt": "cut off\n', "line 5", "Unterminated string"),
         (lines(*good()) + "[1]\n", "line 5", "must be a JSON object"),
-        (lines(*good()) + '{"user_prompt": "\\ud800"}', "line 5", "surrogates"),
+        (lines(*good()) + '{"user_prompt": "\\ud800"}', "line 5", "is a lone surrogate"),
         (lines(*good()) + '{"user_prompt": NaN}', "line 5", "NaN"),
         (lines(*good()) + "[" * 100_000, "line 5", "nested"),
         (
@@ -237,6 +237,12 @@ def test_a_problem_is_named_by_line_and_column(
         ("a,a\n", "line 1", "twice"),
         ('user_prompt,label\n"a" b,c\n', "line 2", "is not CSV"),
         ("user_prompt,label\n", "file", "empty"),
+        (
+            "user_prompt;label\na, b;c\n",
+            "line 1",
+            "has ';' as the delimiter; save the file with co",
+        ),
+        ("user_prompt\tlabel\na\tc\n", "line 1", "has '\\t' as the delimiter"),
     ],
 )
 def test_broken_csv_is_named(tmp_path: Path, content: str, where: str, says: str) -> None:
@@ -245,6 +251,42 @@ def test_broken_csv_is_named(tmp_path: Path, content: str, where: str, says: str
         report, _ = check(tmp_path, content + "1,2\n", "csv")
     assert report.issues[0].key == where
     assert says in report.issues[0].message
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            {"question": "a", "answer": "b"},
+            "missing required columns: user_prompt, ground_truth; read other columns as these with "
+            "--map COLUMN=user_prompt --map COLUMN=ground_truth; it has: question, answer",
+        ),
+        (
+            {"user_promt": "a", "label": "b"},
+            "missing required columns: user_prompt; did you mean user_prompt instead of user_promt? "
+            "Rename it; it has: user_promt, label",
+        ),
+        ({"conversations": []}, "; read it with --map conversations=messages; it has: conv"),
+        ({"x" * 101: 1, "user_prompt": "a", "label": "b"}, "101 characters, 'xxx"),
+        (
+            dict.fromkeys((f"{n:03}" + "\u20ac" * 90 for n in range(250)), 1),
+            "has names of columns of 136750 bytes in all; shorten them to at most 32768",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_are_named_with_what_to_do(
+    tmp_path: Path, row: dict[str, Any], says: str
+) -> None:
+    report, _ = check(tmp_path, lines(*[row] * 4))
+    assert [issue.key for issue in report.issues] == ["file"]
+    assert says in report.issues[0].message
+
+
+def test_the_longest_names_of_columns_are_allowed(tmp_path: Path) -> None:
+    names = [f"{n:03}{'x' * 97}" for n in range(256)]
+    row = {"user_prompt": "a", "label": "b", **dict.fromkeys(names[2:], 1)}
+    report, _ = check(tmp_path, lines(*[row] * 4))
+    assert report.issues == []
 
 
 def test_only_the_first_twenty_problems_are_listed(tmp_path: Path) -> None:
