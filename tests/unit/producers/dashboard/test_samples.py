@@ -142,6 +142,8 @@ async def test_a_group_can_be_read_walked_and_downloaded(
     page = (await browser.get(f"{here}?step=2")).text
     assert "Next group (n)" in page
     assert 'id="sample-0"' in page
+    assert " 1 turn " in page
+    assert "1 turns" not in page
     found = (await browser.get(f"{here}.json?step=2&order=length")).json()
     lengths = [one["completion_tokens"] for one in found["samples"]]
     assert lengths == sorted(lengths, reverse=True)
