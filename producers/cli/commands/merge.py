@@ -45,6 +45,7 @@ def merge_checkpoint(
             say(f"merging it in {dtype} ...")
         _run_merge(adapter, made, base=base, dtype=dtype)
         keep_out_of_git(made)
+        _apply_umask(made)
         made.rename(directory)
     paths = sorted(path for path in directory.rglob("*") if path.name != GITIGNORE)
     files = [_describe_file(path, directory) for path in paths]
@@ -72,6 +73,15 @@ def _run_merge(adapter: Path, made: Path, *, base: str | None, dtype: str) -> No
     error_lines = completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"]
     hint = "; name its base model with --base" if base is None else ""
     raise Failure("MERGE_FAILED", f"the merge failed: {error_lines[-1]}{hint}")
+
+
+def _apply_umask(made: Path) -> None:
+    """Let others read the model's files as far as the umask lets them read new files. safetensors writes
+    its own for their owner alone."""
+    mode = (made / GITIGNORE).stat().st_mode & 0o777
+    for path in made.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def _describe_file(path: Path, directory: Path) -> Document:

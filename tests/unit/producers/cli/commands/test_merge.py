@@ -3,6 +3,7 @@ that it refuses."""
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,12 @@ def serve(server: FakeServer, files: dict[str, bytes], *, lie: str | None = None
         server.raw("GET", f"/checkpoints/r@3/files/{name}", content)
 
 
+def umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
 async def adapter() -> dict[str, bytes]:
     """The files of a LoRA checkpoint on a base without a public name."""
     engine = Engine(fetch=Shelf().fetch, threads=1)
@@ -54,6 +61,8 @@ async def test_an_adapter_becomes_a_plain_model_directory(
     assert {file["name"] for file in made.document["files"]} == {
         path.name for path in target.iterdir()
     } - {".gitignore"}
+    modes = {path.stat().st_mode & 0o777 for path in target.iterdir()}
+    assert modes == {0o666 & ~umask()}, "safetensors writes its file for its owner alone"
     ignored = (target / ".gitignore").read_text().splitlines()
     assert ignored[-1] == "*", "a run takes along what git does not ignore"
     assert json.loads((target / "config.json").read_text())["model_type"] == "qwen3"
