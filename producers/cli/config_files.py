@@ -3,8 +3,10 @@ validates its content, in one place for all clients."""
 
 import json
 import tomllib
+from collections.abc import Mapping
 from datetime import date, time
 from pathlib import Path
+from typing import Literal
 
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
@@ -58,6 +60,26 @@ def _reject_dates(value: object, path: Path, key: str) -> None:
             "VALIDATION",
             f"{path}: {key} = {value} is a date, which is not supported",
             issues=(issue,),
+        )
+
+
+ONLY_IN: Mapping[str, tuple[str, ...]] = {
+    "train": ("training", "sampling", "checkpoints"),
+    "eval": ("evaluation",),
+}
+"""The group of commands whose `submit` takes a file -> the sections that only such a file has."""
+
+
+def check_kind(config: Document, path: Path, *, group: Literal["train", "eval"]) -> None:
+    """Raises Failure when the file is one for the other `submit`. A file with sections of both kinds is
+    left to the server."""
+    other, kind = ("eval", "an evaluation") if group == "train" else ("train", "a training run")
+    found = [section for section in ONLY_IN[other] if section in config]
+    if found and not any(section in config for section in ONLY_IN[group]):
+        raise Failure(
+            "VALIDATION",
+            f"{path} is the file of {kind}, because it has [{found[0]}]; submit it with "
+            f"`headrace {other} submit {path}`",
         )
 
 

@@ -66,6 +66,22 @@ def is_ready(home: Path) -> bool:
     return state is not None and state.ready
 
 
+def describe_start(home: Path) -> str:
+    """A line for people that names the processes that the supervisor of the home still starts."""
+    state = read_state(home)
+    if state is None or not state.ready:
+        log = home / "logs" / "supervisor.log"
+        return f"still starting: the database and the server; the log is {log}"
+    with Client() as client:
+        leased = _leased_workers(client)
+    names = [
+        child.name
+        for child in state.children
+        if child.name not in LEASELESS and child.worker not in leased
+    ]
+    return f"still starting: {', '.join(names) or 'nothing'}"
+
+
 def await_workers(home: Path, *, within_s: float = WORKERS_S) -> Sequence[ChildState]:
     """Wait until every process of the home's supervisor that performs work holds a live lease. Returns
     those that are still starting after `within_s` seconds, for example because a disk is slow. Raises

@@ -4,7 +4,9 @@ A run does not depend on its watcher. SIGINT only stops watching, and prints the
 """
 
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from rich.panel import Panel
 
 BAR_WIDTH = 30
+PANEL_S, PIPE_S = 5.0, 30.0
+"""Seconds without an event after which a panel shows what the run does, and lines in a pipe."""
 LONGEST_WARNING = 1000
 """Characters of a warning that are shown. What to do is at its end."""
 
@@ -47,16 +51,70 @@ def follow_run(client: Client, run: str, name: str, *, quiet: bool = False) -> R
         for event in follow_events(client, run, types=TYPES):
             view.fold(event)
         return view
+    events = follow_events(client, run, types=TYPES, on_lost=say_lost)
     if not sys.stdout.isatty():
-        for event in follow_events(client, run, types=TYPES, on_lost=say_lost):
-            view.fold(event)
-            print_event_line(view, name, event)
+        with Doings(client, run, lambda doing: say(f"{name}: {doing}"), each_s=PIPE_S) as doings:
+            for event in events:
+                doings.reset()
+                view.fold(event)
+                print_event_line(view, name, event)
         return view
-    with _live() as live:
-        for event in follow_events(client, run, types=TYPES, on_lost=say_lost):
+    with (
+        _live() as live,
+        Doings(
+            client,
+            run,
+            lambda doing: live.update(draw_panel(view, name, doing=doing)),
+            each_s=PANEL_S,
+        ) as doings,
+    ):
+        for event in events:
+            doings.reset()
             view.fold(event)
             live.update(draw_panel(view, name))
     return view
+
+
+class Doings:
+    """Calls `tell` with what a run does or waits for, while none of its events arrives: after `each_s`
+    seconds, and then whenever it differs, at most every `each_s` seconds. A thread of its own asks the
+    server."""
+
+    def __init__(
+        self, client: Client, run: str, tell: Callable[[str], None], *, each_s: float
+    ) -> None:
+        self._address = client.address
+        self._path = f"/runs/{path_segment(run)}"
+        self._tell = tell
+        self._each_s = each_s
+        self._done = threading.Event()
+        self._event_at = time.monotonic()
+        self._told = ""
+
+    def __enter__(self) -> "Doings":
+        threading.Thread(target=self._ask, name="doings", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+    def reset(self) -> None:
+        """Note that an event arrived."""
+        self._event_at, self._told = time.monotonic(), ""
+
+    def _ask(self) -> None:
+        with Client(self._address) as client:  # the other one may be closed before this thread ends
+            while not self._done.wait(self._each_s):
+                if time.monotonic() - self._event_at < self._each_s:
+                    continue
+                try:
+                    waits = client.get(self._path).get("waiting_for") or ()
+                except Failure:  # `on_lost` tells that the server does not answer
+                    continue
+                doing = one_line("; ".join(str(wait["message"]) for wait in waits), limit=200)
+                if doing and doing != self._told and not self._done.is_set():
+                    self._tell(doing)
+                    self._told = doing
 
 
 def say_lost() -> None:
@@ -118,8 +176,8 @@ def last_step_figures(view: RunView) -> str:
     return "  ".join(shown)
 
 
-def draw_panel(view: RunView, name: str) -> "Panel":
-    """The view as a panel: progress, curve and checkpoints."""
+def draw_panel(view: RunView, name: str, *, doing: str = "") -> "Panel":
+    """The view as a panel: progress, what the run is `doing`, curve and checkpoints."""
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -132,6 +190,8 @@ def draw_panel(view: RunView, name: str) -> "Panel":
         ("phase", _status_and_phase(view)),
         ("step", f"{bar} {progress}   {last_step_figures(view)}"),
     ]
+    if doing:
+        rows.append(("now", doing))
     if view.rewards:
         rows.append(
             (

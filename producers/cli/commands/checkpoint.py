@@ -2,6 +2,7 @@
 RUN@best:METRIC."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ from producers.cli.display.output import (
     table,
 )
 from producers.cli.display.units import checkpoint_table, format_size
+from producers.cli.display.waiting import told_while_waiting
 from producers.cli.errors import Failure
 
 checkpoint = group(
@@ -203,8 +205,14 @@ def chat(
     if message is None:
         _talk(client, ref, options)
         return None
-    answer = _ask(client, ref, [{"role": "user", "content": message}], options)
+    with _told_of_loading(ref, quiet=as_json):
+        answer = _ask(client, ref, [{"role": "user", "content": message}], options)
     return Output(answer, str(answer["message"]["content"]))
+
+
+def _told_of_loading(ref: str, *, quiet: bool = False) -> AbstractContextManager[None]:
+    said = f"waiting for the answer of {ref}; a worker loads the model before its first answer"
+    return told_while_waiting(lambda: said, quiet=quiet)
 
 
 def _ask(
@@ -218,7 +226,8 @@ def _talk(client: Client, ref: str, options: dict[str, float]) -> None:
     messages: list[dict[str, str]] = []
     while text := _read_line():
         messages.append({"role": "user", "content": text})
-        reply = str(_ask(client, ref, messages, options)["message"]["content"])
+        with _told_of_loading(ref):
+            reply = str(_ask(client, ref, messages, options)["message"]["content"])
         messages.append({"role": "assistant", "content": reply})
         say(printable(f"< {reply}"))
 

@@ -263,8 +263,16 @@ def samples(
         for j in s.get("judgements", ())
     ]
     judgements = table("Judgements", ("sample", "rubric", "score", "judge", "explanation"), judged)
-    samples_table = table(f"Samples of {run}", columns, rows)
+    empty = None if rows or as_json or step is None else _no_samples(client, run, step)
+    samples_table = table(f"Samples of {run}", columns, rows, empty=empty)
     return Output(answer, samples_table, judgements if judged else None)
+
+
+def _no_samples(client: Client, run: str, step: int) -> str:
+    """The text for a step without samples on the page that was asked for."""
+    taken = client.get(f"/runs/{path_segment(run)}")["run"].get("current_step") or 0
+    steps = f"steps 1 to {taken}" if taken else "no step yet"
+    return f"no samples of step {step} here; {run} has taken {steps}"
 
 
 def _prompt(sample: Document) -> str:
@@ -326,7 +334,7 @@ def trace(client: Client, run: str, *, sample: str) -> Output:
 
 @command(None, "verify", example="headrace train verify my-run")
 @RUN
-def verify(client: Client, run: str) -> Output:
+def verify(client: Client, run: str, *, as_json: bool) -> Output:
     """Rebuild a run from its log and compare the results.
 
     Every policy version and checkpoint is rebuilt from the log and its artifacts alone, and compared
@@ -334,7 +342,7 @@ def verify(client: Client, run: str) -> Output:
     """
     from producers.cli.commands.verify import verify_run
 
-    return verify_run(client, run)
+    return verify_run(client, run, quiet=as_json)
 
 
 @command(None, "export", example="headrace train export my-run --to tensorboard --follow")

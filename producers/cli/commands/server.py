@@ -25,7 +25,7 @@ from producers.cli.display.output import (
 )
 from producers.cli.display.read_model import description
 from producers.cli.display.units import format_duration, format_size
-from producers.cli.errors import Failure
+from producers.cli.errors import Failure, Interrupted
 from schemas.secrets.redact import redact
 
 if TYPE_CHECKING:
@@ -68,11 +68,9 @@ def up(*, detach: bool, as_json: bool) -> None:
         _say_link()
 
     if detach:
-        from producers.cli.launch import await_workers, is_ready, launch
-
-        pid = launch(settings.home, os.environ, tied=False).pid
-        if is_ready(settings.home):
-            ready(pid, await_workers(settings.home))
+        pid, starting = _start_detached(settings.home, quiet=as_json)
+        if starting is not None:
+            ready(pid, starting)
         elif as_json:
             print_json({**document(pid), "starting": ["server"]})
         else:
@@ -87,6 +85,24 @@ def up(*, detach: bool, as_json: bool) -> None:
     prepare(settings.home)
     _log(None if not as_json else settings.home / "logs" / "supervisor.log")
     supervise(settings, os.environ, on_ready=lambda: ready(os.getpid()))
+
+
+def _start_detached(home: Path, *, quiet: bool) -> "tuple[int, Sequence[ChildState] | None]":
+    """Start a supervisor in the background. Returns its pid and the processes that still start, or None
+    instead of these if its server does not answer yet. Says what it waits for, unless `quiet`. Raises
+    Failure, and Interrupted on SIGINT; the supervisor continues then."""
+    from producers.cli.display.waiting import told_while_waiting
+    from producers.cli.launch import await_workers, describe_start, is_ready, launch
+
+    try:
+        with told_while_waiting(lambda: describe_start(home), quiet=quiet):
+            pid = launch(home, os.environ, tied=False).pid
+            return pid, await_workers(home) if is_ready(home) else None
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            "stopped waiting; Headrace goes on starting in the background. `headrace status` shows it, "
+            "and `headrace down` stops it"
+        ) from error
 
 
 def _say_link() -> None:

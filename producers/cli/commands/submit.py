@@ -7,7 +7,7 @@ import click
 
 from producers.cli.client import Client
 from producers.cli.command import command
-from producers.cli.config_files import needs_workspace, read_config
+from producers.cli.config_files import check_kind, needs_workspace, read_config
 from producers.cli.display.output import (
     Document,
     Output,
@@ -64,6 +64,7 @@ def submit(
     registered when it is new.
     """
     document = read_config(config)
+    check_kind(document, config, group="train")
     given = {"priority": priority, "allow_divergence": allow_divergence or None}
     keys = {key: value for key, value in given.items() if value is not None}
     advanced = document.setdefault("advanced", {}) if keys else None

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from producers.cli.client import Client, path_segment
 from producers.cli.display.output import Document, Output, Part, table
 from producers.cli.display.units import count_of
+from producers.cli.display.waiting import told_while_waiting
 from producers.cli.errors import Failure, Interrupted
 
 POLL_S = 0.3
 
 
-def verify_run(client: Client, run: str) -> Output:
-    """Request a verification, wait for it and return what it found. Raises Failure when it fails,
-    Interrupted on SIGINT; the verification continues then."""
+def verify_run(client: Client, run: str, *, quiet: bool = False) -> Output:
+    """Request a verification, wait for it and return what it found. Says that it waits, unless `quiet`.
+    Raises Failure when it fails, Interrupted on SIGINT; the verification continues then."""
     requested: Document = client.post(f"/runs/{path_segment(run)}/verify")["verification"]
-    found = _wait(client, str(requested["id"]), run)
+    with told_while_waiting(lambda: f"rebuilding {run} from its log", quiet=quiet):
+        found = _wait(client, str(requested["id"]), run)
     if found["status"] == "failed":
         raise Failure("VERIFY_FAILED", f"the verification of {run} failed: {found['error']}")
     differs = Failure(

@@ -14,7 +14,7 @@ from producers.cli.command import command
 from producers.cli.command_tree import LIMIT, OFFSET, group
 from producers.cli.commands.evaluations.report import run
 from producers.cli.commands.evaluations.results import EVAL, compare, download, samples
-from producers.cli.config_files import read_config
+from producers.cli.config_files import check_kind, read_config
 from producers.cli.display.confirm import confirm
 from producers.cli.display.figures import COLUMNS, figure_rows, interval_text
 from producers.cli.display.output import (
@@ -70,6 +70,7 @@ def submit(
 ) -> Output:
     """Start an evaluation from a TOML file."""
     document = read_config(config)
+    check_kind(document, config, group="eval")
     place = workspace or workspace_of(client, repository_around(config), document)
     answer = submit_evaluation(client, document, workspace=place, name=name)
     started: Document = answer["eval"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from producers.cli.config_files import MAX_BYTES, read_config
+from producers.cli.config_files import MAX_BYTES, check_kind, read_config
 from producers.cli.errors import Failure
+from tests.unit.producers.cli.conftest import Run
 
 
 def test_a_file_of_megabytes_is_refused_before_it_is_parsed(
@@ -58,3 +59,21 @@ def test_values_beyond_python_or_json_are_not_valid_toml(
     path.write_text(text)
     with pytest.raises(Failure, match="is not valid TOML"):
         read_config(path)
+
+
+def test_a_file_of_the_other_kind_is_named_with_its_command(tmp_path: Path, headrace: Run) -> None:
+    run, evaluation = tmp_path / "run.toml", tmp_path / "eval.toml"
+    run.write_text('[experiment]\nmodel_path = "m"\n[training]\nlr = 1.0\n')
+    evaluation.write_text('[experiment]\nmodel_path = "m"\n[evaluation]\nn = 1\n')
+    wrong = headrace("train", "submit", str(evaluation))
+    assert "eval.toml is the file of an evaluation, because it has [evaluation]" in wrong.err
+    assert f"`headrace eval submit {evaluation}`" in wrong.err
+    wrong = headrace("eval", "submit", str(run))
+    assert "run.toml is the file of a training run, because it has [training]" in wrong.err
+    assert f"`headrace train submit {run}`" in wrong.err
+
+
+def test_only_a_file_that_is_surely_of_the_other_kind_is_refused(tmp_path: Path) -> None:
+    check_kind({"experiment": {}}, tmp_path, group="train")
+    check_kind({"experiment": {}}, tmp_path, group="eval")
+    check_kind({"training": {}, "evaluation": {}}, tmp_path, group="train")
