@@ -1,6 +1,8 @@
 """One key cannot fill the memory with requests that are not answered yet."""
 
 import asyncio
+import json
+import time
 
 import pytest
 
@@ -84,3 +86,19 @@ def test_a_body_of_nothing_but_objects_is_not_parsed() -> None:
     with pytest.raises(GatewayError) as refused:
         check_braces(b"[" * (MOST_BRACES + 1))
     assert refused.value.status == 413
+
+
+def test_braces_in_texts_are_no_objects() -> None:
+    """A prompt may be a long JSON document or a program."""
+    text = json.dumps({"a": 'say "hi" {[' * MOST_BRACES, "b\\": "{" * MOST_BRACES})
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    check_braces(body)
+    with pytest.raises(GatewayError):
+        check_braces(body + b"[" * MOST_BRACES)
+
+
+def test_a_text_without_an_end_is_searched_once() -> None:
+    began = time.process_time()
+    for end in (b"", b"\\", b"{" * MOST_BRACES):
+        check_braces(b"[" + b'"' + b'\\"' * (1 << 20) + end + b"{" * MOST_BRACES)
+    assert time.process_time() - began < 5
