@@ -29,7 +29,8 @@ MOST_BRACES = 1 << 14
 which nobody else is answered."""
 
 TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A text in JSON, perhaps without its end. Braces in it are no objects. It is found in linear time."""
+"""A text in JSON, perhaps without its end. Braces in it are not those of objects. It takes linear
+time."""
 
 DISCARDED = 1 << 20
 DISCARD_S = 2.0

@@ -32,9 +32,9 @@ from schemas.sampling import Message
 
 MAX_ROWS = 5_000_000
 MAX_COLUMNS = 256
-MAX_NAME = 100
+MAX_NAME = 2000
 """Characters of the name of a column."""
-MAX_NAMES_BYTES = 32 << 10
+MAX_NAMES_BYTES = 60_000
 """Bytes of the names of all columns in JSON. The event of the dataset holds them."""
 MIN_ROWS = 4
 MAX_CHARACTERS = 512
@@ -182,7 +182,7 @@ class Rules:
                 f"it to at most {MAX_NAME}",
             )
             return False
-        size = len(json.dumps(list(self._current)))
+        size = len(json.dumps(list(self._current), ensure_ascii=False).encode())
         if size > MAX_NAMES_BYTES:
             self._report.add(
                 "file",

@@ -267,10 +267,10 @@ def test_broken_csv_is_named(tmp_path: Path, content: str, where: str, says: str
             "Rename it; it has: user_promt, label",
         ),
         ({"conversations": []}, "; read it with --map conversations=messages; it has: conv"),
-        ({"x" * 101: 1, "user_prompt": "a", "label": "b"}, "101 characters, 'xxx"),
+        ({"x" * 2001: 1, "user_prompt": "a", "label": "b"}, "2001 characters, 'xxx"),
         (
             dict.fromkeys((f"{n:03}" + "\u20ac" * 90 for n in range(250)), 1),
-            "has names of columns of 136750 bytes in all; shorten them to at most 32768",
+            "has names of columns of 69250 bytes in all; shorten them to at most 60000",
         ),
     ],
 )
