@@ -353,7 +353,7 @@ async def test_an_effect_that_waits_for_another_service_gives_its_place_back(
     bench = Bench(tmp_path, [replace(consumer(Script()), perform=perform)], capacity=1)
     for run in ("judged", "first"):
         await MemoryLog(bench.world).commit(Commit(effects=(waiting_effect(run),)))
-    async with bench.running():
+    async with bench.running() as runtime:
         if most:
             await bench.until(lambda: order == ["judged", "first"], within_s=10)
         else:
@@ -362,5 +362,6 @@ async def test_an_effect_that_waits_for_another_service_gives_its_place_back(
         answered.set()
         await is_back.wait()
         await MemoryLog(bench.world).commit(Commit(effects=(waiting_effect("last"),)))
+        runtime._performer.wake()
         await bench.until(lambda: "last" in order, within_s=10)
     assert order.index("scored") < order.index("last"), "its place is taken again"
