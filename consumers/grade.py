@@ -26,7 +26,6 @@ from infra.ports.services import UserCode, UserCodeRaised, UserOutput
 from infra.spine.ports.artifacts import Artifacts
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt
-from infra.spine.runtime.places import without_place
 from schemas.artifact_refs import ArtifactRef
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
@@ -140,8 +139,7 @@ async def perform(effect: GradeGroup, ports: GradePorts) -> GroupScored:
     by_index = {grade.index: grade for grade in graded}
     checked = [(r, _validate_grade(r, by_index.get(r.index), len(records))) for r in records]
     questions = {grade.index: grade.questions for grade in graded}
-    with without_place():
-        grades, judgements = await judge_group(effect.spec, checked, questions, ports)
+    grades, judgements = await judge_group(effect.spec, checked, questions, ports)
     scored = GroupScored(
         effect=effect,
         group_artifact=artifact,

@@ -25,6 +25,7 @@ from infra.model_api.providers.endpoints import provider_ref
 from infra.ports.judges import JudgementRecord, Judges
 from infra.ports.secrets import SecretStore
 from infra.ports.services import Datasets
+from infra.spine.runtime.places import without_place
 from schemas.datasets import DatasetRow
 from schemas.errors import FailureCategory, Refused, UserCodeError
 from schemas.sampling import Grade, Judgement, JudgeUsage, SampleFailure, SampleRecord
@@ -96,7 +97,8 @@ async def judge_group(
     try:
         owner = spec.template.run or spec.owner
         panel = Panel(owner, rollout.judge, await judge_keys(rollout, ports.secrets), ports)
-        judgements = await panel.judge(asked)
+        with without_place():
+            judgements = await panel.judge(asked)
     except (UserCodeError, Refused) as error:
         return tuple(_without_judges(grade, error) for _, grade in graded), ()
     return tuple(

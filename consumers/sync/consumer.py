@@ -67,10 +67,13 @@ ANSWERED_KEPT = 256
 """How many answered requests are remembered; older ones lie below the watermark and are consumed."""
 
 LONGEST_ERROR = 1500
+"""Bytes of the error of one rollout that are recorded. What a resolver says takes several lines."""
+
 ROOM_BYTES = 24 << 10
 """Bytes that the definitions of all entry points of a commit may take in an event, as JSON."""
+
 NOT_DEFINED = {"entrypoint", "kind", "environment", "error"}
-"""Bytes of the error of one rollout that are recorded. What a resolver says takes several lines."""
+"""The fields of a rollout that its code does not define."""
 
 WorkspaceEvent = CommitRequested | PackagesChosen | WorkspaceSynced | WorkspaceRejected | RefsEvent
 WorkspaceMessage = (

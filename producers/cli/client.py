@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -203,8 +204,8 @@ class Client:
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send, and retry after a connection error or a 503. A write whose response was lost is retried
         for LOST_S. Raises Failure when no attempt gets a response."""
-        pauses, retry_until = list(BACKOFF_S), 0.0
-        while True:
+        retry_until = 0.0
+        for number, pause_s in enumerate(chain(BACKOFF_S, repeat(BACKOFF_S[-1]))):
             last: httpx.Response | None = None
             try:
                 last = self._http.request(method, _url(path), **options)
@@ -215,9 +216,9 @@ class Client:
                     retry_until = time.monotonic() + LOST_S
             if last is not None and last.status_code != 503:
                 return last
-            if not pauses and time.monotonic() >= retry_until:
+            if number >= len(BACKOFF_S) and time.monotonic() >= retry_until:
                 break
-            time.sleep(pauses.pop(0) if pauses else BACKOFF_S[-1])
+            time.sleep(pause_s)
             _rewind(options.get("content"))
         if retry_until:
             raise self._answer_lost(path)

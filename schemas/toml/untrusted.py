@@ -14,12 +14,13 @@ from schemas.toml.finite import non_finite_issues
 MOST_BYTES = 64 * 1024
 DEEPEST = 32
 """The deepest nesting of tables and lists that is read."""
-KEY_PART = rb"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
+KEY_PART = rb"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+')"""
 LONG_KEY = re.compile(
-    rb"^[ \t]*\[{0,2}[ \t]*(?:%s[ \t]*\.[ \t]*){%d}" % (KEY_PART, DEEPEST), re.MULTILINE
+    rb"^[ \t]*+\[{0,2}+[ \t]*+(?:%s[ \t]*+\.[ \t]*+){%d}" % (KEY_PART, DEEPEST), re.MULTILINE
 )
 """A dotted key at the start of a line that is nested too deeply. The parser keeps each of its
-beginnings, and those of all keys below such a table."""
+beginnings, and those of all keys below such a table. Nothing is tried in two ways, so that the search
+takes linear time."""
 MOST_DOTS = 500
 """The most dots in a line. The time to read a dotted key anywhere grows with the square of its parts."""
 PARTS = (b".", b"[", b"{", b"=", b",")

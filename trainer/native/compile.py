@@ -44,20 +44,21 @@ class Compiler:
 
 
 @cache
-def processor() -> tuple[str, ...]:
-    """The lines with what the processors of this machine can do, each once. Empty where Linux does not
-    say."""
+def processor() -> tuple[str, ...] | None:
+    """The lines with what the processors of this machine can do, each once. None, after one warning,
+    where Linux does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ()
+    except OSError as error:
+        _warn(f"/proc/cpuinfo cannot be read: {error}")
+        return None
     return tuple(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
 
 
 @cache
 def vector_bytes() -> int:
     """How many bytes the vectors of the C functions have: as many as those of this processor."""
-    has_large = [" avx512f " in f"{line} " for line in processor()]
+    has_large = [" avx512f " in f"{line} " for line in processor() or ()]
     return LARGE if has_large and all(has_large) else SMALL
 
 
@@ -68,8 +69,8 @@ def load_library(name: str, *defines: str) -> ctypes.CDLL | None:
     made = compiler(os.environ.get("CC") or "cc")
     if made is None:
         return None
-    if not (kind := processor()):
-        _warn("/proc/cpuinfo does not say what the processor can do")
+    kind = processor()
+    if kind is None:
         return None
     flags = (*FLAGS, f"-DBYTES={vector_bytes()}", *(f"-D{define}" for define in defines))
     sources = [path.read_text() for path in (*sorted(FOLDER.glob("*.h")), FOLDER / f"{name}.c")]

@@ -1,18 +1,14 @@
 """The grade consumer grades every group once, and every sample of the group gets a grade."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from consumers import grade, interrupted_calls
+from consumers import interrupted_calls
 from consumers.grade import CONSUMER, NO_SAMPLES, perform
-from consumers.judging.panel import judge_group
 from infra.ports.services import GraderResult, UserCodeRaised, UserOutput
-from infra.spine.runtime.places import perform_with
 from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.effects import Failed, GradeGroup, GroupScored
@@ -215,28 +211,6 @@ async def test_a_grader_that_fails_as_a_whole_leaves_every_reward_out(tmp_path: 
     outcome, _, _ = await score(tmp_path, grader, (record(0), record(1)))
     failure = SampleFailure(category=FailureCategory.GRADER, message="main.py:9: KeyError: 'x'")
     assert outcome.grades == tuple(Grade(index=i, reward=None, failure=failure) for i in (0, 1))
-
-
-async def test_a_group_takes_no_place_while_its_judges_are_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slow judge of a few groups kept the groups of all other runs from being graded."""
-    places, seen = [1], []
-
-    @contextmanager
-    def give_back() -> Iterator[None]:
-        places[0] -= 1
-        yield
-        places[0] += 1
-
-    async def asked(*given: Any) -> Any:
-        seen.append(places[0])
-        return await judge_group(*given)
-
-    monkeypatch.setattr(grade, "judge_group", asked)
-    perform_with(give_back)
-    await score(tmp_path, by_text, (record(0), record(1)))
-    assert (seen, places) == ([0], [1])
 
 
 async def test_a_grader_whose_process_ended_is_asked_again_by_the_same_worker(

@@ -4,7 +4,8 @@ HTTP, at a server on this machine."""
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from infra.model_api.providers.client import ProviderClient
 from infra.model_api.providers.judges import ProviderJudges
 from infra.ports.secrets import SecretOwner
 from infra.settings.network_policy import NO_NETWORK
+from infra.spine.runtime.places import perform_with
 from schemas.datasets import DatasetRow
 from schemas.effects import GradeGroup, GroupScored
 from schemas.errors import FailureCategory, JudgeAway, TransientError
@@ -121,6 +123,32 @@ async def test_judges_alone_score_without_user_code(court: Callable[..., Court])
             "explanation",
             "score",
         ]
+
+
+async def test_a_group_takes_no_place_while_its_judges_are_asked(
+    court: Callable[..., Court],
+) -> None:
+    """A slow judge of a few groups kept the groups of all other runs from being graded. A group without
+    judges keeps its place."""
+    places, seen = [1], []
+
+    @contextmanager
+    def give_back() -> Iterator[None]:
+        places.append(places[-1] - 1)
+        yield
+        places.append(places[-1] + 1)
+
+    def judge(number: int, body: Any) -> Reply:
+        seen.append(places[-1])
+        return polite(number, body)
+
+    perform_with(give_back)
+    async with provider(judge) as fake:
+        one = court(fake)
+        await one.grade(grader="Check")
+        assert (seen, places) == ([0, 0], [1, 0, 1])
+        await one.grade(grader="Check", rubrics=())
+        assert places == [1, 0, 1]
 
 
 async def test_the_scores_are_weighted_and_added(court: Callable[..., Court]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from consumers import interrupted_calls
 from infra.ports.services import SandboxOwner
 from infra.repositories.git.mirrors import GitRepositories
 from infra.sandbox import calls, sandbox
@@ -267,6 +268,16 @@ def score(solution_str, ground_truth, extra_info=None, **kwargs) -> float:
     return 1.0
 
 """
+
+
+async def test_one_worker_makes_enough_attempts_to_find_who_ends_the_process(
+    user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the effect would fail for a reason of the platform, which the figures leave out."""
+    monkeypatch.setattr(interrupted_calls, "PAUSES_S", [0.0] * len(interrupted_calls.PAUSES_S))
+    with pytest.raises(UserCodeError, match=r"whenever .* ran alone in it") as raised:
+        await interrupted_calls.until_uninterrupted(lambda: run(user, rollout, "say os._exit(3)"))
+    assert raised.value.category == FailureCategory.AGENT
 
 
 async def test_names_and_texts_that_no_event_holds_are_told(

@@ -1,10 +1,12 @@
 """A TOML that takes much time or memory to parse is refused before it is parsed."""
 
+import time
+
 import pytest
 
 from infra.ports.packages import LONGEST_LOCK
 from schemas.errors import InvalidConfig
-from schemas.toml.untrusted import DEEPEST, MOST_PARTS, parse_bounded_toml
+from schemas.toml.untrusted import DEEPEST, LONG_KEY, MOST_PARTS, parse_bounded_toml
 
 LONG = "a." * DEEPEST + "a"
 LONG_QUOTED = '"a\\".b". \'c.\' .' * (DEEPEST // 2) + "a"
@@ -36,6 +38,18 @@ def test_a_file_of_too_many_values_is_refused_unread(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("schemas.toml.untrusted.tomllib", None)
     with pytest.raises(InvalidConfig, match=r"has more than 500000 keys, tables and lists"):
         parse("x = [" + "{}," * (MOST_PARTS // 2) + "]")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [" ", "\t", "a", '"', "'", '"a', '\\"', '"\\', " [", "[ ", "a\t", '"a" '],
+)
+def test_a_search_for_long_keys_takes_linear_time(text: str) -> None:
+    """64 KiB of spaces would have held the process for minutes."""
+    began = time.process_time()
+    for first in ("", '"', "a.b. ", "[["):
+        assert LONG_KEY.search((first + text * (1 << 18)).encode()) is None
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(
