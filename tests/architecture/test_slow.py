@@ -104,6 +104,17 @@ def test_a_test_that_two_targets_run_counts_once(tmp_path: Path, ledger: Ledger)
     assert ledger() == (0, [])
 
 
+def test_the_shorter_time_of_a_test_that_two_targets_run_counts(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    """Python 3.12's tests run beside those with vLLM: 0.6 s became 7 s, and CI failed."""
+    (tmp_path / "venv312-test-python.xml").write_text(REPORT.replace("1.500", "99.000"))
+    assert ledger() == (0, [])
+    code, said = ledger("1.500", "6.100")
+    assert (code, len(said)) == (1, 1)
+    assert "test_ids::test_b took 6 s" in said[0]
+
+
 def test_a_class_is_part_of_its_file() -> None:
     assert slow.file_of("tests/contracts/test_user_code/TestGVisor::test_a") == (
         "tests/contracts/test_user_code"
