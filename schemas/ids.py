@@ -47,7 +47,7 @@ def short_id(kind: str, key: str) -> str:
 def is_id(text: str) -> bool:
     """Whether a text has the form of the id of a run, an evaluation (`RUNv4` is a run's own after step
     4) or a dataset. Nothing is given a name of this form, because another thing may have that id."""
-    return re.fullmatch(r"[0-9a-f]{16}(v\d+)?", text) is not None
+    return re.fullmatch(r"[0-9a-f]{16}(v[0-9]+)?", text) is not None
 
 
 @dataclass(frozen=True, slots=True)

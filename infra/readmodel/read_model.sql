@@ -756,6 +756,19 @@ select
          where g.decider > 1 and g.state <> 'closed' and ($1::text is null or g.run_id = $1)
          order by g.decider desc, g.run_id limit 3) n) as newer
 
+-- The samples that the runs of a run's workspace may have in flight, and those that they have, if its next
+-- sample has to wait for others of them. $2 is the limit of a workspace that has none of its own.
+
+-- name: full_quota
+select q.most, q.used from (
+  select sample_limit(g.workspace, $2) as most,
+    (select coalesce(sum(e.size), 0) from effects e join run_gates o on o.run_id = e.run_id
+     where e.lane = 'generate' and e.worker is not null and o.workspace = g.workspace) as used,
+    (select min(e.size) from effects e
+     where e.run_id = g.run_id and e.lane = 'generate' and e.worker is null and not e.shut) as next
+  from run_gates g where g.run_id = $1) q
+where q.used + q.next > q.most and (q.used > 0 or q.most = 0)
+
 -- The first event that the projector skipped because a newer release wrote it, and that a consumer has not consumed for
 -- 15 seconds. A run that began under a newer release is told of by its decider version.
 

@@ -16,6 +16,7 @@ from infra.readmodel.wait_reasons import (
     LetterFact,
     NewerEventFact,
     NewerRunFact,
+    QuotaFact,
     StepFact,
     WorkerFact,
 )
@@ -44,10 +45,11 @@ class Waits:
         *,
         kafka_behind: int | None = None,
         directories: Iterable[Path] = (),
+        most_samples: int | None = None,
     ) -> Facts:
         """The facts about a run, or with None about every run that is not paused. `kafka_behind` counts
         the events that are not published, where Kafka is the bus. `directories` are those whose disks
-        are checked."""
+        are checked. `most_samples` may be in flight for a workspace that has no limit of its own."""
         row = await self._pool.fetchrow(SQL["facts"], run, run_stream(run) if run else None)
         holders = await self.holders() if row["hidden"] else ()
         effects = [_effect(document) for document in _documents(row["effects"])]
@@ -69,7 +71,17 @@ class Waits:
             unknown=await self._first_unknown(run) if undecided or run is None else None,
             broker=broker,
             full=[str(directory) for directory in directories if _is_full(directory)],
+            quota=await self._full_quota(run, effects, most_samples),
         )
+
+    async def _full_quota(
+        self, run: str | None, effects: Iterable[EffectFact], most_samples: int | None
+    ) -> QuotaFact | None:
+        """The quota for which the next sample of a run waits."""
+        if run is None or not any(e.lane == "generate" and e.worker is None for e in effects):
+            return None
+        row = await self._pool.fetchrow(SQL["full_quota"], run, most_samples)
+        return QuotaFact(int(row["used"]), row["most"]) if row else None
 
     async def _count_sampled(
         self, run: str | None, effects: Iterable[EffectFact]

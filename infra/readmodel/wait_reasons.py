@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 What = Literal[
     "letter", "stalled", "gate", "disk", "git", "store", "retry", "lease", "capacity", "horizon",
-    "broker", "workers", "effect", "decision", "approval", "packages", "release",
+    "broker", "workers", "effect", "decision", "approval", "packages", "release", "quota",
 ]  # fmt: skip
 
 UNSEEN_S = 10.0
@@ -140,6 +140,14 @@ class NewerEventFact:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaFact:
+    """How many samples the runs of a workspace have in flight, and how many they may have."""
+
+    used: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerFact:
     """The state of Kafka. `seen_s` is the seconds since the relay last saw it. `behind` counts the
     events that are not published."""
@@ -154,7 +162,8 @@ class Facts:
     says that one of its events is committed above the horizon. `undecided` lists the consumers that have
     not passed its last event, and `full` the directories on full disks. `sampled` is the oldest step
     whose samples are being made. `newer` are the runs of newer releases, and `unknown` is an event of a
-    waiting run that this release does not know."""
+    waiting run that this release does not know. `quota` is that of its workspace, if its next sample
+    waits for others of the workspace."""
 
     status: str = "running"
     gate: str = "open"
@@ -169,6 +178,7 @@ class Facts:
     sampled: StepFact | None = None
     newer: Sequence[NewerRunFact] = ()
     unknown: NewerEventFact | None = None
+    quota: QuotaFact | None = None
 
 
 def waits_of(facts: Facts) -> list[WaitJson]:
@@ -181,6 +191,7 @@ def waits_of(facts: Facts) -> list[WaitJson]:
         _releases,
         _stalls,
         _gate,
+        _quota,
         _disks,
         _retries,
         _leases,
@@ -267,6 +278,16 @@ def describe_stall(type_: str, lane: str, worker: str, silent_s: float) -> str:
 def _gate(facts: Facts) -> Iterator[WaitJson]:
     if facts.gate == "paused" and not facts.letters:
         yield _wait("gate", "it is paused: headrace train resume")
+
+
+def _quota(facts: Facts) -> Iterator[WaitJson]:
+    if facts.quota is not None:
+        used, most = facts.quota.used, facts.quota.most
+        yield _wait(
+            "quota",
+            f"its workspace has {used} samples in flight and may have {most}; `headrace workspace "
+            "quotas` shows its limits, and an administrator may change samples_in_flight",
+        )
 
 
 def _disks(facts: Facts) -> Iterator[WaitJson]:

@@ -13,7 +13,7 @@ from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 
 ADAPTER_CONFIG = "adapter_config.json"
-CHECKPOINT = re.compile(r"[^@\s/]+@(\d{1,9}|last|best(:[A-Za-z0-9_./-]{1,120})?)")
+CHECKPOINT = re.compile(r"[^@\s/]+@([0-9]{1,9}|last|best(:[A-Za-z0-9_./-]{1,120})?)")
 GITIGNORE = ".gitignore"
 LOCAL_BASES = ("./base", "base")
 """The names under which a stored adapter refers to the base model in its own folder; before 0.2.0 it

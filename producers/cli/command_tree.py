@@ -23,7 +23,7 @@ FEW = click.option(
 )
 OFFSET = click.option("--offset", default=0, show_default=True, help="Skip this many first.")
 
-AGE = re.compile(r"(\d{1,6})([smhdw])")
+AGE = re.compile(r"([0-9]{1,6})([smhdw])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
 
 

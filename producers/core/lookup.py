@@ -27,7 +27,7 @@ from schemas.sampling import ModelRef
 from schemas.specs import CheckpointSpec
 
 CHECKPOINT = re.compile(
-    r"^(?P<run>[^@\s/]+)@(?P<step>\d{1,9}|last|best(?::(?P<metric>[A-Za-z0-9_./-]{1,120}))?)$"
+    r"^(?P<run>[^@\s/]+)@(?P<step>[0-9]{1,9}|last|best(?::(?P<metric>[A-Za-z0-9_./-]{1,120}))?)$"
 )
 
 LOWER_IS_BETTER = ("loss", "kl", "grad_norm", "perplexity", "truncated_ratio")

@@ -37,7 +37,7 @@ LONGEST_SEARCH = 200
 EXCERPT = 80
 """Characters before and after the words of a hit that are shown."""
 
-PLACE = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
+PLACE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)

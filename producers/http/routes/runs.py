@@ -11,6 +11,7 @@ from infra.ports.actor import Actor
 from infra.readmodel.run_pages import RunFilter, RunKind
 from infra.readmodel.runs import RunJson
 from infra.readmodel.wait_reasons import WaitJson, wait_for_approval, waits_of
+from infra.settings.quotas import SAMPLES
 from infra.spine.ports.event_log import Cursor
 from producers.core.estimates import estimate, has_gpu
 from producers.core.lookup import archived_error
@@ -153,6 +154,7 @@ async def waiting_for(
         run,
         kafka_behind=bus["relay_behind"] if bus else None,
         directories=core.settings.directories,
+        most_samples=core.settings.quotas.get(SAMPLES),
     )
     return waits_of(facts)
 

@@ -284,6 +284,35 @@ async def test_effects_and_leases_are_read_for_the_run_and_for_all(database: Dat
 
 
 @pytest.mark.postgres
+async def test_a_run_held_by_the_samples_of_its_workspace_says_so(database: Database) -> None:
+    for run in ("r", "other"):
+        gate = f"insert into run_gates (run_id, state, workspace) values ('{run}', 'open', 'w')"
+        await execute(database.url, gate)
+    for statement in (
+        WORKERS.format(),
+        effect("GenerateSample", lane="generate"),
+        effect("GenerateSample", run="other", lane="generate", worker="live"),
+    ):
+        await execute(database.url, statement)
+    held = "quota: its workspace has 1 samples in flight and may have 1; "
+    assert (await said(database, most_samples=1))[0].startswith(held)
+    for most in (2, None):
+        assert not any("quota" in line for line in await said(database, most_samples=most))
+    quota = (
+        "insert into workspace_quotas (workspace, name, most) values ('w', 'samples_in_flight', "
+    )
+    await execute(database.url, quota + "null)")
+    assert not any("quota" in line for line in await said(database, most_samples=1))
+    await execute(database.url, "update workspace_quotas set most = 0")
+    await execute(database.url, "update effects set worker = null")
+    assert "0 samples in flight and may have 0" in (await said(database))[0]
+    large = "a sample larger than the limit is claimed when nothing else is in flight"
+    await execute(database.url, "update workspace_quotas set most = 1")
+    await execute(database.url, "update effects set size = 4")
+    assert not any("quota" in line for line in await said(database)), large
+
+
+@pytest.mark.postgres
 async def test_broker_consumers_and_disks_are_read(database: Database, tmp_path: Path) -> None:
     await execute(database.url, WORKERS.format())
     await execute(database.url, appended(1))

@@ -197,6 +197,8 @@ async def test_a_checkpoint_is_found_by_step_last_and_best(told: Application) ->
             "adapter_config.json",
             "adapter_model.safetensors",
         ]
+    other_digits = await told.api.get("/api/v1/checkpoints/first@\u0663")
+    assert other_digits.status_code == 404, "a step has the digits 0 to 9"
     missing = await told.api.get("/api/v1/checkpoints/first@2")
     assert missing.status_code == 404
     assert "it has: 3" in missing.json()["detail"]
