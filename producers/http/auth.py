@@ -244,7 +244,7 @@ class Guard:
             return unavailable_response("the database does not answer now; try again")
         if found is None:
             return sign_in_response(scope)
-        if not comes_from_here(scope, headers):
+        if not comes_from_here(scope, headers, public_url=self._services.settings.public_url):
             return FOREIGN_ORIGIN
         scope.setdefault("state", {})["bearer"] = bearer
         return found

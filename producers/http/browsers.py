@@ -5,7 +5,7 @@ for pages, never for the API, and a request that changes something must come fro
 server: its Origin is checked here, and the key of its form where the form is read.
 """
 
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -29,6 +29,7 @@ SHARED = "/shared"
 
 OPEN_PAGES = ("/login", "/static/", REPORTS, SHARED)
 SAFE_METHODS = ("GET", "HEAD")
+PORTS = {"http": 80, "https": 443}
 LONGEST_NEXT = 2000
 LONGEST_COOKIES = 8192
 
@@ -75,12 +76,25 @@ def cookie_of(headers: Headers, *, name: str) -> str:
     return next((value for given, _, value in pairs if given == name), "")
 
 
-def comes_from_here(scope: Scope, headers: Headers) -> bool:
-    """Whether a request with a session may change something: a browser says that a page of this server
-    sent it."""
-    _, has_scheme, origin = headers.get("origin", "").lower().partition("://")
-    is_ours = bool(has_scheme and origin) and origin == headers.get("host", "").lower()
+def comes_from_here(scope: Scope, headers: Headers, *, public_url: str) -> bool:
+    """Whether a request may change something, or open a session: a browser says that a page of this
+    server sent it. At the server's own address (`public_url`) only the scheme of that address counts,
+    because over plain http anybody on the way can answer with a page under this host's name."""
+    scheme, _, origin = headers.get("origin", "").lower().partition("://")
+    is_ours = bool(origin) and origin == headers.get("host", "").lower() and scheme in PORTS
+    public = urlsplit(public_url.lower())
+    if is_ours and _place(origin, public.scheme) == _place(public.netloc, public.scheme):
+        is_ours = scheme == public.scheme
     return scope["method"] in SAFE_METHODS or is_ours
+
+
+def _place(netloc: str, scheme: str) -> tuple[str | None, int | None]:
+    """The host and port of an address; no host if it is none."""
+    try:
+        parts = urlsplit(f"//{netloc}")
+        return parts.hostname, parts.port or PORTS.get(scheme)
+    except ValueError:
+        return None, None
 
 
 def sign_in_response(scope: Scope) -> Response:

@@ -38,7 +38,8 @@ async def show(request: Request) -> Response:
 async def sign_in(request: Request) -> Response:
     """Open a session. A page of another site may not do so: its reader would work in the session of
     somebody else."""
-    if not comes_from_here(request.scope, request.headers):
+    public_url = _services(request).settings.public_url
+    if not comes_from_here(request.scope, request.headers, public_url=public_url):
         raise ForeignForm("the form does not come from a page of this server; open /login here")
     fields = await read_form(request)
     following = local_path(fields.get("next", "/"))

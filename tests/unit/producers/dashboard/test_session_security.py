@@ -8,10 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
 from infra.identity.sessions import Bearer
 from infra.settings.settings import Settings
-from producers.http.browsers import COOKIE, HOST_COOKIE, local_path
+from producers.http.browsers import COOKIE, HOST_COOKIE, comes_from_here, local_path
 from tests.kit.application import API_KEY, Application, application
 from tests.kit.hostile_strings import hostile_strings
 from tests.kit.signed_in import form_key_in, sign_in
@@ -125,6 +126,33 @@ async def test_another_site_cannot_sign_a_reader_in(
     refused = await browser.send(request)
     assert refused.status_code == 403
     assert "set-cookie" not in refused.headers
+
+
+@pytest.mark.parametrize(
+    ("public_url", "host", "origin", "is_ours"),
+    [
+        ("https://h.example", "h.example", "https://h.example", True),
+        ("https://h.example:443/", "h.example", "https://h.example", True),
+        ("https://H.example", "h.EXAMPLE", "https://H.example", True),
+        ("https://h.example", "h.example", "http://h.example", False),
+        ("https://h.example", "h.example", "ftp://h.example", False),
+        ("https://h.example", "h.example", "://h.example", False),
+        ("https://h.example", "h.example:8420", "http://h.example:8420", True),
+        ("https://h.example", "127.0.0.1:8420", "http://127.0.0.1:8420", True),
+        ("https://h.example", "127.0.0.1:8420", "http://127.0.0.1:8421", False),
+        ("http://127.0.0.1:8420", "127.0.0.1:8420", "http://127.0.0.1:8420", True),
+        ("http://127.0.0.1:8420", "127.0.0.1:8420", "https://127.0.0.1:8420", False),
+        ("http://127.0.0.1:8420", "127.0.0.1:8420", "ftp://127.0.0.1:8420", False),
+        ("http://127.0.0.1:8420", "[::1", "http://[::1", True),
+        ("http://127.0.0.1:8420", "", "http://", False),
+    ],
+)
+def test_a_page_of_the_same_host_with_another_scheme_is_another_site(
+    public_url: str, host: str, origin: str, *, is_ours: bool
+) -> None:
+    headers = Headers({"host": host, "origin": origin})
+    assert comes_from_here({"method": "POST"}, headers, public_url=public_url) is is_ours
+    assert comes_from_here({"method": "GET"}, headers, public_url=public_url)
 
 
 def test_no_text_leads_out_of_the_server_after_signing_in() -> None:
