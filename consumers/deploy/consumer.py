@@ -5,9 +5,10 @@ Does: loads checkpoints into the engine that serves, chooses the best of a run (
 Waits for: nothing.
 Safe to repeat because: a request has an id, and a name remembers the last one that was answered.
 
-A newer request for a name replaces one that is still being loaded. While a version is loaded the one
-before is served, so a failure changes nothing. All deployments have one base model, which is loaded
-once.
+A newer request for a name replaces one that is still being loaded, unless that one is of another
+workspace or, when a run asks for its best checkpoint, has a better reward. While a version is loaded
+the one before is served, so a failure changes nothing. All deployments have one base model, which is
+loaded once.
 """
 
 from collections.abc import Mapping
@@ -66,6 +67,9 @@ def evolve(state: DeploymentsState, event: ModelEvent) -> DeploymentsState:
     name, request = event.deployment, event.request
     match event:
         case ModelDeployRequested():
+            before = state.pending.get(name)
+            if before is not None and before.served.workspace != event.served.workspace:
+                return state
             return replace(state, pending={**state.pending, name: event})
         case ModelDeployed():
             state = replace(state, active={**state.active, name: event.served}, count=event.number)
@@ -107,9 +111,14 @@ def handle(state: DeploymentsState, message: ModelMessage, meta: Meta) -> Decisi
 def _begin(state: DeploymentsState, message: ModelDeployRequested) -> Decision:
     """Load the checkpoint of a request. The state may hold the request already."""
     name = message.deployment
-    if name not in state.pending and state.answered.get(name) != message.request:
+    if state.answered.get(name) == message.request:
+        return NOTHING
+    if name not in state.pending:
         state = evolve(state, message)
-    if name not in state.pending or state.pending[name].request != message.request:
+    asked = state.pending[name]
+    if asked.served.workspace != message.served.workspace:
+        return Decision(events=(_failure(name, message.request, _taken(name)),))
+    if asked.request != message.request:
         return NOTHING
     return _load(state, message)
 
@@ -129,12 +138,16 @@ def _conflict(state: DeploymentsState, served: ServedModel) -> str | None:
     """Why a checkpoint cannot be deployed next to what is deployed; None if it can."""
     own = state.active.get(served.name)
     if own is not None and own.workspace != served.workspace:
-        return f"the name {served.name} is deployed by another workspace; choose another name"
+        return _taken(served.name)
     for other in state.active.values():
         if other.base_key != served.base_key:
             is_visible = served.workspace in (None, other.workspace)
             return other_base(served, other, is_visible=is_visible)
     return None
+
+
+def _taken(name: str) -> str:
+    return f"the name {name} is deployed by another workspace; choose another name"
 
 
 def _serve(state: DeploymentsState, effect: LoadModel) -> Decision:
@@ -169,46 +182,59 @@ def _failure(name: str, request: str, message: str) -> ModelDeployFailed:
 
 
 def _compare(state: DeploymentsState, message: CheckpointChosen) -> Decision:
-    """Deploy the best checkpoint of a run if it is better than what is deployed."""
+    """Deploy the best checkpoint of a run if it is better than what is deployed, and than what is being
+    loaded under that name."""
     effect, served = message.effect, message.served
     if served is None:
         return _skip(state, effect, message.reason)
-    now = state.active.get(effect.name)
+    loading = state.pending.get(effect.name)
+    now = loading.served if loading is not None else state.active.get(effect.name)
     if now is not None and now.workspace != served.workspace:
         # The name is refused below, without a word about what another workspace deployed.
         now = None
     if now is not None and now.reward is not None and (served.reward or 0.0) <= now.reward:
         reason = (
             f"the best held-out reward of {served.run_name} is {served.reward:.4g} ({served.ref}), and "
-            f"{now.ref} with {now.reward:.4g} is deployed"
+            f"{now.ref} with {now.reward:.4g} is {'being loaded' if loading else 'deployed'}"
         )
         return _skip(state, effect, reason)
     if _is_known(state, effect):
         return NOTHING
-    asked = ModelDeployRequested(deployment=effect.name, request=_request_of(effect), served=served)
-    begun = _load(evolve(state, asked), asked)
-    return Decision(events=(asked, *begun.events), effects=begun.effects)
+    asked = ModelDeployRequested(deployment=effect.name, request=_best(effect.run), served=served)
+    replaced = () if now is None or loading is None else _replaced(loading, served)
+    begun = _begin(evolve(state, asked), asked)
+    return Decision(events=(*replaced, asked, *begun.events), effects=begun.effects)
+
+
+def _replaced(loading: ModelDeployRequested, served: ServedModel) -> tuple[ModelDeploySkipped, ...]:
+    """The answer to a run whose best checkpoint was still being loaded when a better one came."""
+    if loading.request != _best(loading.served.run):
+        return ()
+    better = f"{served.ref} with {served.reward:.4g} is better than {loading.served.ref}"
+    return (_skipped(loading.deployment, loading.served.run, f"{better}, which was being loaded"),)
 
 
 def _skip(state: DeploymentsState, effect: ChooseCheckpoint, reason: str) -> Decision:
     if _is_known(state, effect):
         return NOTHING
-    skipped = ModelDeploySkipped(
-        deployment=effect.name, request=_request_of(effect), run=effect.run, reason=reason
-    )
-    return Decision(events=(skipped,))
+    return Decision(events=(_skipped(effect.name, effect.run, reason),))
+
+
+def _skipped(name: str, run: str, reason: str) -> ModelDeploySkipped:
+    return ModelDeploySkipped(deployment=name, request=_best(run), run=run, reason=reason)
 
 
 def _is_known(state: DeploymentsState, effect: ChooseCheckpoint) -> bool:
-    request = _request_of(effect)
+    request = _best(effect.run)
     asked = state.pending.get(effect.name)
     return state.answered.get(effect.name) == request or (
         asked is not None and asked.request == request
     )
 
 
-def _request_of(effect: ChooseCheckpoint) -> str:
-    return f"best-{effect.run}"
+def _best(run: str) -> str:
+    """The id of a run's request to deploy its best checkpoint."""
+    return f"best-{run}"
 
 
 def _end(state: DeploymentsState, message: ModelUndeployRequested) -> Decision:

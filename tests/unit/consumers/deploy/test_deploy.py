@@ -183,6 +183,49 @@ def test_a_checkpoint_is_deployed_only_if_it_beats_the_one_that_is(
     assert kinds == [ModelDeployRequested if deploys else ModelDeploySkipped]
 
 
+def best_of(run: str, step: int, reward: float, **more: Any) -> ModelDeployRequested:
+    model = served(step, run=run, run_name=run, reward=reward, **more)
+    return ModelDeployRequested(deployment="sums", request=f"best-{run}", served=model)
+
+
+@pytest.mark.parametrize(("loading", "deploys"), [(0.4, True), (0.5, False), (0.6, False)])
+def test_a_better_checkpoint_that_is_being_loaded_stays(loading: float, *, deploys: bool) -> None:
+    """The worse one took its place, and no run was told."""
+    before = best_of("r2", 2, loading)
+    made = given(CONSUMER, before).when(chosen(4, 0.5), stream=STREAM)
+    skipped, *requested = made.events
+    assert isinstance(skipped, ModelDeploySkipped)
+    assert [type(event) for event in requested] == [ModelDeployRequested] * deploys
+    assert skipped.run == ("r2" if deploys else "r1"), "the run that lost is told"
+    words = "which was being loaded" if deploys else f"r2@2 with {loading:.4g} is being loaded"
+    assert words in skipped.reason
+    late = given(CONSUMER, before, *made.events).state(STREAM).pending["sums"]
+    assert late.served.step == (4 if deploys else 2)
+
+
+def test_a_request_of_a_user_that_is_replaced_is_not_told_as_a_run() -> None:
+    before = asked(2, reward=0.1)
+    made = given(CONSUMER, before).when(chosen(4, 0.5), stream=STREAM)
+    assert [type(event) for event in made.events] == [ModelDeployRequested]
+
+
+def test_a_name_that_another_workspace_loads_is_not_taken_from_it() -> None:
+    theirs = asked(2, workspace="w1")
+    ours = asked(4, workspace="w2")
+    [refused] = given(CONSUMER, theirs, ours).when(ours).events
+    assert isinstance(refused, ModelDeployFailed)
+    assert "another workspace" in refused.message
+    loaded = given(CONSUMER, theirs, ours, refused).when(
+        ModelLoaded(load(2, workspace="w1")), stream=STREAM
+    )
+    loaded.then(events=[deployed(2, 1, workspace="w1")])
+    given(CONSUMER, theirs, ours, refused).when(ours).then()
+    best = given(CONSUMER, theirs).when(
+        CheckpointChosen(CHOOSE, served(4, workspace="w2", reward=0.5)), stream=STREAM
+    )
+    assert [type(event) for event in best.events] == [ModelDeployRequested, ModelDeployFailed]
+
+
 def test_a_version_whose_reward_is_not_known_is_replaced() -> None:
     before = (asked(2), deployed(2, 1))
     made = given(CONSUMER, *before).when(chosen(4, 0.5), stream=STREAM)
