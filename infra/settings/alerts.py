@@ -4,12 +4,14 @@ import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
 
 from infra.settings.git import HOST, AllowedAddresses
 
 WEBHOOK, MAIL, SENDER = "HEADRACE_ALERT_WEBHOOK", "HEADRACE_ALERT_MAIL", "HEADRACE_ALERT_FROM"
 SMTP, STALLED, ALLOW = "HEADRACE_SMTP_URL", "HEADRACE_ALERT_STALLED_MIN", "HEADRACE_ALERT_ALLOW"
+MAIL_CHANNEL = "mail:"
 PORTS = {"smtp": 587, "smtps": 465}
 ADDRESS = re.compile(r"[^\s@<>,]{1,64}@[^\s@<>,]{1,190}")
 CLASSES = ("loopback", "private")
@@ -55,9 +57,10 @@ class AlertSettings:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The names of the channels that are set."""
-        is_set = {"webhook": self.webhook is not None, "mail": bool(self.mail_to)}
-        return tuple(name for name, is_used in is_set.items() if is_used)
+        """The names of the channels that are set. Each mail address is one, because a mail server may
+        refuse some of them."""
+        webhook = () if self.webhook is None else ("webhook",)
+        return (*webhook, *(MAIL_CHANNEL + address for address in self.mail_to))
 
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> "AlertSettings":
@@ -126,15 +129,24 @@ def _server(url: str) -> MailServer | None:
         port = parts.port
     except ValueError:
         raise BadAlertSetting(SMTP, may) from None
-    if parts.scheme not in PORTS or not parts.hostname or not HOST.fullmatch(parts.hostname):
+    host = parts.hostname or ""
+    if parts.scheme not in PORTS or not (HOST.fullmatch(host) or _is_ip_address(host)):
         raise BadAlertSetting(SMTP, may)
     return MailServer(
-        host=parts.hostname,
+        host=host,
         port=port or PORTS[parts.scheme],
         is_tls=parts.scheme == "smtps",
         user=unquote(parts.username) if parts.username else None,
         password=unquote(parts.password) if parts.password else None,
     )
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _allowed_addresses(value: str) -> AllowedAddresses:

@@ -9,8 +9,11 @@ import json
 import smtplib
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from email.message import EmailMessage
+from email.utils import format_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,12 +23,20 @@ from infra.http.checked_addresses import CheckedDialling
 from infra.http.checked_client import CheckedTransport, no_cookies
 from infra.operations.maintenance.alert_targets import ADVICE as TARGET_ADVICE
 from infra.operations.maintenance.alert_targets import AlertTargets
-from infra.settings.alerts import PREFIX, AlertSettings, MailServer
+from infra.settings.alerts import MAIL_CHANNEL, PREFIX, AlertSettings, MailServer
 from infra.settings.git import AllowedAddresses
 from schemas.errors import HeadraceError, TransientError
 
 ADVICE = "use a public address, or let the operator allow it with HEADRACE_ALERT_ALLOW"
 TIMEOUT_S = 15.0
+
+AT_ONCE = 32
+"""How many channels are served at the same time."""
+
+_MAILERS = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="mail")
+"""The threads that wait for mail servers. The default ones of the process read blobs and disks, which
+would wait behind them."""
+
 LONGEST_SUBJECT = 200
 
 
@@ -64,8 +75,8 @@ class AlertChannels:
         settings = self._settings
         if channel == "webhook":
             await self._post("webhook", settings.webhook or "", settings.secret, identity, content)
-        elif channel == "mail":
-            await asyncio.to_thread(self._mail, identity, json.loads(content), settings.mail_to)
+        elif channel.startswith(MAIL_CHANNEL):
+            await self._mail(identity, content, channel.removeprefix(MAIL_CHANNEL))
         else:
             await self._send_to_target(channel, identity, content)
 
@@ -85,7 +96,7 @@ class AlertChannels:
         if found.medium == "webhook":
             await self._post("target", found.address, found.secret, identity, content)
         else:
-            await asyncio.to_thread(self._mail, identity, json.loads(content), (found.address,))
+            await self._mail(identity, content, found.address)
 
     async def _post(
         self, whose: str, url: str, secret: str | None, identity: str, content: str
@@ -120,26 +131,30 @@ class AlertChannels:
             )
         return self._clients[whose]
 
-    def _mail(self, identity: str, alert: Mapping[str, Any], to: Sequence[str]) -> None:
+    async def _mail(self, identity: str, content: str, to: str) -> None:
         server = self._settings.server
         if server is None:
             raise AlertAway("no mail server is set; set HEADRACE_SMTP_URL")
+        message = mail_of(identity, json.loads(content), self._settings.mail_from, to)
+        message["Date"] = format_datetime(datetime.now(UTC))
+        loop = asyncio.get_running_loop()
         try:
-            _deliver(server, mail_of(identity, alert, self._settings.mail_from, to))
+            await loop.run_in_executor(_MAILERS, _deliver, server, message)
+        except smtplib.SMTPRecipientsRefused as error:
+            [(code, _), *_] = error.recipients.values()
+            raise AlertAway(f"the mail server {server.host} answered {code}") from None
         except smtplib.SMTPResponseException as error:
             raise AlertAway(f"the mail server {server.host} answered {error.smtp_code}") from None
         except (smtplib.SMTPException, OSError, ValueError) as error:
             raise AlertAway(f"the mail server {server.host} fails: {_kind(error)}") from None
 
 
-def mail_of(
-    identity: str, alert: Mapping[str, Any], sender: str, to: Sequence[str]
-) -> EmailMessage:
+def mail_of(identity: str, alert: Mapping[str, Any], sender: str, to: str) -> EmailMessage:
     """The mail of an alert. Its names are text of users, so they are made printable and short."""
     message = EmailMessage()
     message["Subject"] = _one_line(f"Headrace: {alert['text']}")[:LONGEST_SUBJECT]
     message["From"] = sender
-    message["To"] = ", ".join(to)
+    message["To"] = to
     message["Message-ID"] = f"<{_key(identity)}@headrace>"
     lines = (
         f"{name}: {_one_line(str(value))}" for name, value in alert.items() if value is not None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from infra.operations.maintenance.alert_channels import AlertAway, AlertChannels
+from infra.operations.maintenance.alert_channels import AT_ONCE, AlertAway, AlertChannels
 from infra.operations.maintenance.alert_targets import AlertTargets
 from infra.rate_limited_log import RateLimit
 from infra.readmodel.store import ReadModel
@@ -39,8 +39,6 @@ LOOK_EVERY_S = 15.0
 BATCH = 5
 """How many alerts of a channel are sent before it waits for the next look."""
 
-AT_ONCE = 32
-"""How many channels are served at the same time."""
 LOOKED_AT_ONCE = 100
 """Runs whose curves are read together. The next look goes on after the last of them."""
 

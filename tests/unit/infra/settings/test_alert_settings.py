@@ -18,13 +18,19 @@ def test_a_webhook_and_mail_are_read() -> None:
     found = AlertSettings.load(
         {**MAIL, "HEADRACE_ALERT_WEBHOOK": "https://hooks.example.org/secret-path"}
     )
-    assert found.channels == ("webhook", "mail")
+    assert found.channels == ("webhook", "mail:ada@example.org", "mail:bob@example.org")
     assert found.mail_to == ("ada@example.org", "bob@example.org")
     assert found.mail_from == "headrace@mail.example.org"
     assert found.server == MailServer("mail.example.org", 587, False, "user", "p@ss")
     assert found.stalled_min == 30
     assert "secret-path" not in repr(found)
     assert "p@ss" not in repr(found)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[fd00::1]", "mail"])
+def test_a_mail_server_is_a_name_or_an_ip_address(host: str) -> None:
+    found = AlertSettings.load({**MAIL, "HEADRACE_SMTP_URL": f"smtp://{host}:2525"})
+    assert found.server == MailServer(host.strip("[]"), 2525, False)
 
 
 @pytest.mark.parametrize(

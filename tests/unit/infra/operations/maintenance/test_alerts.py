@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,7 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from infra.operations.maintenance.alert_channels import AlertAway, AlertChannels, mail_of
+from infra.operations.maintenance.alert_channels import (
+    AT_ONCE,
+    AlertAway,
+    AlertChannels,
+    mail_of,
+)
 from infra.operations.maintenance.alert_targets import AlertTargets
 from infra.operations.maintenance.alerts import Alerts, alert_alone, collapse_of
 from infra.settings.alerts import AlertSettings, MailServer
@@ -340,7 +347,7 @@ async def test_no_secret_is_logged_or_stored(
 
 
 def test_a_mail_has_the_alert_and_no_header_of_its_text() -> None:
-    way = ("h@example.org", ("ada@example.org",))
+    way = ("h@example.org", "ada@example.org")
     text = "run x: stalled\r\nBcc: eve@example.org"
     message = mail_of("r/ended", {"text": text, "kind": "stalled", "error": None}, *way)
     assert message["Bcc"] is None
@@ -350,7 +357,9 @@ def test_a_mail_has_the_alert_and_no_header_of_its_text() -> None:
     assert mail_of("r/ended", {"text": text}, *way)["Message-ID"] == message["Message-ID"]
 
 
-async def _mail_server(lines: list[str], extension: str) -> asyncio.Server:
+async def _mail_server(
+    lines: list[str], extension: str = "SIZE", refused: str = "nobody@"
+) -> asyncio.Server:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 here\r\n")
         in_data = False
@@ -368,6 +377,8 @@ async def _mail_server(lines: list[str], extension: str) -> asyncio.Server:
             elif line.upper().startswith("QUIT"):
                 writer.write(b"221 bye\r\n")
                 break
+            elif refused in line:
+                writer.write(b"451 later\r\n")
             else:
                 writer.write(b"250 ok\r\n")
         writer.close()
@@ -389,9 +400,75 @@ async def test_mail_is_delivered_and_a_password_is_never_sent_in_clear() -> None
             channels = channels_of(settings)
             content = json.dumps({"text": "run x: finished", "kind": "ended"})
             if user is None:
-                await channels.send("mail", "r/ended", content)
+                await channels.send("mail:ada@example.org", "r/ended", content)
                 assert "Subject: Headrace: run x: finished" in lines
+                assert any(line.startswith("Date: ") for line in lines)
                 continue
             with pytest.raises(AlertAway, match="SMTPNotSupportedError"):
-                await channels.send("mail", "r/ended", content)
+                await channels.send("mail:ada@example.org", "r/ended", content)
     assert not [line for line in lines if line.upper().startswith("AUTH")]
+
+
+@pytest.mark.postgres
+async def test_an_address_that_the_mail_server_refuses_is_tried_again_and_only_that_one(
+    app: Application,
+) -> None:
+    """Of a mail to several addresses, a server may take some. The others were never told."""
+    lines: list[str] = []
+    server = await _mail_server(lines, refused="bob@")
+    port = server.sockets[0].getsockname()[1]
+    async with server, listening(Receiver()) as url:
+        alerts = alerts_to(
+            app,
+            url,
+            mail_to=("ada@example.org", "bob@example.org"),
+            mail_from="h@example.org",
+            server=MailServer("127.0.0.1", port, False),
+        )
+        await alerts.look()
+        await fill(app, steps=2)
+        await app.database.durable.execute("delete from runs where run <> $1", FIRST)
+        await alerts.look()
+        for _ in range(2):
+            await alerts.deliver()
+            await make_due(app)
+    rows = await app.database.durable.fetch(
+        "select channel, sent_at is not null as is_sent, error, attempts"
+        " from alerts where channel like 'mail:%'"
+    )
+    found = {row["channel"]: tuple(row)[1:] for row in rows}
+    assert found == {
+        "mail:ada@example.org": (True, None, 0),
+        "mail:bob@example.org": (False, "the mail server 127.0.0.1 answered 451", 2),
+    }
+    assert len([line for line in lines if "TO:<ada@" in line]) == 1
+    assert len([line for line in lines if "TO:<bob@" in line]) == 2
+
+
+async def test_mail_servers_that_do_not_answer_hold_up_no_other_work() -> None:
+    """The threads that read blobs and disks waited behind mails: requests took 30 seconds."""
+    answer = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answer.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    settings = AlertSettings(
+        mail_from="h@example.org",
+        server=MailServer("127.0.0.1", server.sockets[0].getsockname()[1], False),
+    )
+    channels = channels_of(settings)
+    content = json.dumps({"text": "run x: finished", "kind": "ended"})
+    num_default_threads = (os.cpu_count() or 1) + 4
+    async with server:
+        mails = [
+            asyncio.create_task(channels.send(f"mail:{number}@example.org", "r/ended", content))
+            for number in range(min(AT_ONCE, num_default_threads + 4))
+        ]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(time.sleep, 0.01)
+        answer.set()
+        failures = await asyncio.gather(*mails, return_exceptions=True)
+    assert all(isinstance(one, AlertAway) for one in failures), failures
