@@ -69,6 +69,11 @@ def is_flat(metrics: Mapping[str, float], advanced: Advanced) -> bool:
     return metrics.get("rollout/reward_std") == 0.0
 
 
+def is_masked(metrics: Mapping[str, float], advanced: Advanced) -> bool:
+    """Whether every answer of a step was cut off, so that `mask_truncated` left nothing to train on."""
+    return bool(advanced.mask_truncated) and metrics.get("rollout/truncated_ratio") == 1.0
+
+
 def unhealthy_step_message(step: int) -> str:
     """Say why a step is skipped although it was trained: it changed nothing."""
     return (
@@ -88,9 +93,21 @@ def divergence_message(step: int, *, run: str, checkpoint: int | None) -> str:
     )
 
 
+def masked_warning(step: int, *, num_steps: int) -> str:
+    """Say which key to raise when all answers are cut off and left out."""
+    return (
+        f"all answers were cut off in {_when(step, num_steps)}, and advanced.mask_truncated leaves them "
+        "out, so nothing is learned. Raise training.max_response_length, or remove mask_truncated"
+    )
+
+
+def _when(step: int, num_steps: int) -> str:
+    return f"the {num_steps} steps up to step {step}" if num_steps > 1 else f"step {step}"
+
+
 def flat_warning(step: int, *, num_steps: int) -> str:
     """Say what to check when all rewards are equal."""
-    when = f"the {num_steps} steps up to step {step}" if num_steps > 1 else f"step {step}"
+    when = _when(step, num_steps)
     return (
         f"all rewards that are compared with each other were equal in {when}, so nothing is learned. "
         "Check the grader's rewards, or use questions that the policy answers correctly sometimes, and "

@@ -16,6 +16,7 @@ from consumers.run.health import (
     failures_warning,
     flat_warning,
     frequent_failure,
+    masked_warning,
     never_trained_message,
 )
 from consumers.run.settle import FLAT, is_lost, metrics
@@ -70,12 +71,13 @@ def give_up(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def warn(state: RunState) -> tuple[RunEvent, ...]:
-    """Warn when the rewards of several steps in a row left nothing to learn, and at the end of a run of
-    which that is true for every step."""
+    """Warn when several steps in a row left nothing to learn, because their rewards were equal or all
+    answers were cut off, and at the end of a run of which that is true for every step."""
     is_all = state.flat == state.settled == state.total > 0
     if not (state.flat == FLAT_STEPS or is_all) or state.warned >= state.settled:
         return ()
-    text = flat_warning(state.settled, num_steps=state.flat)
+    say = masked_warning if state.masked == state.flat else flat_warning
+    text = say(state.settled, num_steps=state.flat)
     return (RunWarned(run=_run_id(state), step=state.settled, message=text),)
 
 

@@ -93,8 +93,9 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
     version that the step trains. `train/lag` is how many versions the oldest version that sampled for
     the step lies behind it. A sample counts as failed if it was not generated or has no reward.
     `rollout/raw_reward` is the mean reward, in which a sample that failed because of what the policy
-    wrote counts as 0, and one that failed otherwise is left out. Lengths and tokens cover all samples
-    that were generated."""
+    wrote counts as 0, and one that failed otherwise is left out. `rollout/reward_std` is that of the
+    rewards that the step learns from, those of `failed_reward` included. Lengths and tokens cover all
+    samples that were generated."""
     rewards = [r for group in groups for r in group.group.rewards if r is not None]
     counted = [r for group in groups for r in _counted_rewards(group)]
     entries = [entry for group in groups for entry in group.entries]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 from uuid import UUID
 
-from consumers.run.health import is_flat, is_unhealthy
+from consumers.run.health import is_flat, is_masked, is_unhealthy
 from consumers.run.settle import is_lost
 from infra.readmodel.estimates import Interval, interval_of
 from schemas.artifact_refs import ArtifactRef
@@ -116,7 +116,7 @@ class RunState:
     - `training` is the step whose batch the learner has.
     - `weights` are those of the versions that later groups may still sample with.
     - `evaluated` is the last step whose validation was requested.
-    - `unhealthy`, `flat` and `lost` count steps in a row (`consumers/run/health.py`).
+    - `unhealthy`, `flat`, `masked` and `lost` count steps in a row (`consumers/run/health.py`).
     - `first_error` is why the first lost step could not be trained.
     - `trained` says whether any step was trained.
     - `warned` is the last step that a warning named.
@@ -143,6 +143,7 @@ class RunState:
     skips: frozenset[int] = frozenset()
     unhealthy: int = 0
     flat: int = 0
+    masked: int = 0
     lost: int = 0
     first_error: str | None = None
     trained: bool = False
@@ -378,10 +379,12 @@ def _count_health(state: RunState, event: StepSettled) -> RunState:
         return state
     advanced = state.started.spec.config.advanced
     unhealthy = state.unhealthy if event.skipped else 0
+    masked = is_masked(event.metrics, advanced)
     return replace(
         state,
         unhealthy=state.unhealthy + 1 if is_unhealthy(event.metrics) else unhealthy,
-        flat=state.flat + 1 if is_flat(event.metrics, advanced) else 0,
+        flat=state.flat + 1 if masked or is_flat(event.metrics, advanced) else 0,
+        masked=state.masked + 1 if masked else 0,
     )
 
 

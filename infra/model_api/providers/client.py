@@ -339,10 +339,13 @@ def _hide(text: str, key: SecretValue | None) -> str:
 
 
 def _advice(answer: _Answer, provider: ProviderRef) -> str:
-    secret = provider.secret or "an API key"
     match answer.status:
+        case 401 | 403 if provider.secret is None:
+            return (
+                "it asks for an API key; store one as a secret, and name that secret with the model"
+            )
         case 401 | 403:
-            return f"set the secret {secret} to a key that may use this model"
+            return f"set the secret {provider.secret} to a key that may use this model"
         case 402 | 429:
             return "the account of the key has no money or quota left"
         case 404:

@@ -93,11 +93,14 @@ def graded(
     failure: str | None = None,
     message: str | None = None,
     grader: str | None = None,
+    truncated: bool = False,
 ) -> GroupGraded:
     """A graded group. `grader` is the error of its grader, for each sample without a reward."""
     rewards = rewards or (0.0, 1.0)
     entries = tuple(
-        SampleEntry(index=n, failure=failure, message=message, completion_tokens=3)
+        SampleEntry(
+            index=n, failure=failure, message=message, completion_tokens=3, truncated=truncated
+        )
         for n in range(len(rewards))
     )
     return GroupGraded(

@@ -39,11 +39,17 @@ class Played(Story):
         super().__init__(requested(steps=steps, advanced=advanced))
         self.asked: list[GroupsRequested] = only(self.begin(), GroupsRequested)
 
-    def play(self, *rewards: float, healthy: bool = True, fork: str | None = None) -> When:
+    def play(
+        self,
+        *rewards: float,
+        healthy: bool = True,
+        fork: str | None = None,
+        truncated: bool = False,
+    ) -> When:
         """Play the next step with these rewards in each group; every checkpoint is saved."""
         request = self.asked.pop(0)
         for spec in request.group_specs():
-            said = self.tell(graded(spec, *rewards))
+            said = self.tell(graded(spec, *rewards, truncated=truncated))
         if only(said, BatchAssembled):
             said = self.tell(trained(request.step, healthy=healthy, fork=fork))
         self.asked += only(said, GroupsRequested)
@@ -116,6 +122,30 @@ def test_rewards_that_say_nothing_for_a_while_warn_once() -> None:
     story.play(0.0, 1.0)
     again = [only(story.play(0.5, 0.5), RunWarned) for _ in range(FLAT_STEPS)]
     assert [len(found) for found in again] == [0] * (FLAT_STEPS - 1) + [1]
+
+
+def test_a_run_whose_answers_are_all_cut_off_and_left_out_says_so() -> None:
+    """It ended as finished, without a word."""
+    story = Played(steps=3, mask_truncated=True)
+    *before, last = (only(story.play(0.0, 1.0, truncated=True), RunWarned) for _ in range(3))
+    assert before == [[], []]
+    assert "all answers were cut off in the 3 steps up to step 3" in last[0].message
+    assert "Raise training.max_response_length" in last[0].message
+
+
+@pytest.mark.parametrize(("mask", "truncated"), [(True, False), (False, True), (None, True)])
+def test_answers_that_are_trained_on_are_no_reason_to_warn(
+    mask: bool | None, *, truncated: bool
+) -> None:
+    story = Played(steps=3, mask_truncated=mask)
+    assert not [only(story.play(0.0, 1.0, truncated=truncated), RunWarned) for _ in range(3)][-1]
+
+
+def test_equal_rewards_and_cut_answers_in_turn_are_told_as_equal_rewards() -> None:
+    story = Played(steps=2, mask_truncated=True)
+    story.play(1.0, 1.0)
+    [warned] = only(story.play(0.0, 1.0, truncated=True), RunWarned)
+    assert "were equal in the 2 steps" in warned.message
 
 
 def test_a_fork_at_that_step_has_a_warning_of_its_own() -> None:
