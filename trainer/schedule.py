@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import gcd
 
 from schemas.config import RunConfig
 from schemas.specs import Slot
@@ -71,12 +72,18 @@ def slots(seed: int, *, step: int, batch: int, num_rows: int) -> tuple[Slot, ...
 def replacement(seed: int, *, step: int, slot: int, number: int, batch: int, num_rows: int) -> Slot:
     """The replacement for a slot after `number` of its groups were dropped. It depends on the seed, the
     step, the slot and the number, and not on the order in which groups are dropped. The replacements of
-    a step have one order of the rows that the step does not have, so that none repeats another, and
-    begin with it again when there are no more. If the step has all rows, they repeat its rows."""
-    own = frozenset(step_rows(seed, step=step, batch=batch, num_rows=num_rows))
-    if len(own) == num_rows:
-        own = frozenset()
-    place = ((number - 1) * batch + slot) % (num_rows - len(own))
+    a step have one order of the rows that the step does not have, so that none repeats another as long
+    as there are more, and a slot gets each of them before one comes again. If the step has all rows, a
+    slot gets those of the slots after it, and its own one last."""
+    rows = tuple(step_rows(seed, step=step, batch=batch, num_rows=num_rows))
+    own = tuple(dict.fromkeys(rows))
+    num_free = num_rows - len(own)
+    if not num_free:
+        place = own.index(rows[slot]) + number
+        return Slot(slot=slot, replacement=number, row=own[place % num_rows])
+    # A slot comes back to its first place after so many numbers, and then goes on from the next one.
+    num_places = num_free // gcd(batch, num_free)
+    place = ((number - 1) * batch + slot + (number - 1) // num_places) % num_free
     order = (
         shuffled_index(index, num_rows, key=f"{seed}/{step}/replacement")
         for index in range(num_rows)

@@ -3,7 +3,7 @@ allowed."""
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.kit.specs import config
@@ -91,18 +91,35 @@ def test_other_seeds_and_epochs_have_other_orders() -> None:
 def test_replacements_never_repeat_a_row_of_their_step(
     seed: int, step: int, batch: int, num_rows: int
 ) -> None:
-    """As long as there are rows enough. With fewer, each row that there is comes before any again."""
+    """As long as there are rows that the step does not have. Each of those comes before any again."""
     place = {"step": step, "batch": batch, "num_rows": num_rows}
     own = {slot.row for slot in slots(seed, **place)}
+    assume(len(own) < num_rows)
     rows = [
         replacement(seed, slot=slot, number=number, **place).row
         for number in (1, 2, 3)
         for slot in range(batch)
     ]
-    rest = num_rows - len(own) or num_rows
+    rest = num_rows - len(own)
     assert len(set(rows[:rest])) == min(len(rows), rest)
-    if len(own) < num_rows:
-        assert not own & set(rows)
+    assert not own & set(rows)
+
+
+@given(st.integers(0, 10), st.integers(1, 5), st.integers(1, 12), st.integers(1, 40))
+def test_a_slot_gets_every_other_row_before_one_comes_again(
+    seed: int, step: int, batch: int, num_rows: int
+) -> None:
+    """With 8 rows and steps of 4, a slot that was dropped four times had one row four times."""
+    place = {"step": step, "batch": batch, "num_rows": num_rows}
+    own = [slot.row for slot in slots(seed, **place)]
+    num_free = num_rows - len(set(own)) or num_rows - 1
+    for slot in range(batch):
+        rows = [
+            replacement(seed, slot=slot, number=number, **place).row
+            for number in range(1, num_free + 1)
+        ]
+        assert len(set(rows)) == num_free
+        assert own[slot] not in rows
 
 
 @given(st.integers(0, 10), st.integers(1, 3), st.integers(1, 10), st.integers(20, 60))
