@@ -3,8 +3,10 @@ Pure functions.
 
 A judge may quote the text that it scores, and that text may hold an object like `{"score": 1.0}`. So an
 answer that is one object and nothing else is the judgement. In any other answer the objects that also
-occur in the material are not the judge's. Of the others the one that ends last is the judgement. The
-answer is not used if their scores differ, or if it has a score outside of its objects.
+occur in the material are not the judge's. Nor is one that the material has in another form: with its
+keys in another order or with more of them, or within a string. Of the others the one that ends last is
+the judgement. The answer is not used if their scores differ, or if it has a score outside of its
+objects.
 """
 
 import json
@@ -29,6 +31,10 @@ MOST_UNREAD = 1_000_000
 on at each of them takes longer than the answer is long; an answer may have LaTeX or Python in it."""
 
 MOST_OBJECTS = 200
+
+MOST_COMPARED = 200_000
+"""Only the texts are compared above so many pairs of an object of the answer and one of the material,
+which take a tenth of a second."""
 
 BEGIN = re.compile(r"\{(?=\s*[\"}])")
 """Where an object may begin. Most other braces are not tried at all."""
@@ -92,11 +98,14 @@ def _find_verdict(text: str, material: str, *, is_cut: bool) -> Mapping[str, obj
         return Unusable("the answer has a score outside of a JSON object")
     quotable = _compact(material)
     own = [said for source, said in found if _compact(source) not in quotable]
-    if not own:
-        return Unusable("the answer only quotes JSON of the material")
     scores = {repr(_number(said["score"])) for said in own if "score" in said}
     if len(scores) > 1:
         return Unusable(f"the answer has {len(scores)} JSON objects with different scores")
+    objects = _objects(material)
+    if len(own) * len(objects) <= MOST_COMPARED:
+        own = [said for said in own if not any(_is_part(said, of=one) for one in objects)]
+    if not own:
+        return Unusable("the answer only quotes JSON of the material")
     return next((said for said in reversed(own) if "score" in said), own[-1])
 
 
@@ -122,6 +131,31 @@ def _split(text: str) -> tuple[list[tuple[str, Mapping[str, object]]], str] | No
             return None
         begin = BEGIN.search(text, end)
     return found, "".join([*rest, text[kept:]])
+
+
+def _objects(material: str) -> list[Mapping[str, object]]:
+    """The JSON objects of the material, also those in others and in its strings. Empty if reading them
+    would take long."""
+    objects: list[Mapping[str, object]] = []
+    for text in (material, material.replace('\\"', '"')):
+        parts = _split(text)
+        waiting: list[object] = [] if parts is None else [said for _, said in parts[0]]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                objects.append(value)
+                waiting += value.values()
+            elif isinstance(value, list):
+                waiting += value
+    return objects
+
+
+def _is_part(said: Mapping[str, object], *, of: Mapping[str, object]) -> bool:
+    """Whether an object has all that another says, as numbers and texts, and not as they are written."""
+    try:
+        return all(key in of and of[key] == value for key, value in said.items())
+    except RecursionError:  # lists in lists
+        return False
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
