@@ -54,13 +54,20 @@ def deploy(client: Client, ref: str, *, name: str | None, no_wait: bool) -> Outp
 
 
 def _wait_until_loaded(client: Client, found: Document) -> Document:
-    """The deployment once nothing is being loaded. Raises Failure when it cannot be loaded."""
-    until = time.monotonic() + LOADING_S
+    """The deployment once nothing is being loaded. Raises Failure when it cannot be loaded, or when a
+    newer request took its place."""
+    until, wanted = time.monotonic() + LOADING_S, found.get("pending") or found.get("checkpoint")
     while found.get("pending") and time.monotonic() < until:
         time.sleep(POLL_S)
         found = client.get(f"/deployments/{path_segment(str(found['name']))}")["deployment"]
     if found.get("error"):
         raise Failure("REFUSED", str(found["error"]))
+    if wanted not in (found.get("pending"), found.get("checkpoint")):
+        now = found.get("pending") or found.get("checkpoint")
+        message = (
+            f"a newer request for {found['name']} took the place of {wanted}: it serves {now} now"
+        )
+        raise Failure("REFUSED", f"{message}; `headrace model info {found['name']}` shows it")
     return found
 
 

@@ -58,6 +58,21 @@ def test_deploy_waits_until_the_checkpoint_is_loaded(server: FakeServer, headrac
     assert len(server.requests) == 3
 
 
+@pytest.mark.parametrize("pending", [None, "other@1"])
+def test_deploy_fails_when_a_newer_request_takes_its_place(
+    pending: str | None, server: FakeServer, headrace: Run
+) -> None:
+    """It said that the other checkpoint is deployed, and ended well."""
+    loading = deployment(status="loading", pending="my-run@3", checkpoint=None)
+    server.answer("POST", "/deployments", {"deployment": loading}, 201)
+    if pending:
+        server.answer("GET", "/deployments/sums", {"deployment": {**loading, "pending": pending}})
+    server.answer("GET", "/deployments/sums", {"deployment": deployment(checkpoint="other@1")})
+    ran = headrace("model", "deploy", "my-run@3", "--name", "sums")
+    assert ran.code == 1
+    assert "took the place of my-run@3: it serves other@1 now" in ran.err
+
+
 def test_deploy_without_waiting_names_the_next_command(server: FakeServer, headrace: Run) -> None:
     loading = deployment(pending="my-run@3")
     server.answer("POST", "/deployments", {"deployment": loading}, 201)
