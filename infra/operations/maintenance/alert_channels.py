@@ -6,17 +6,15 @@ import base64
 import hashlib
 import hmac
 import json
-import smtplib
-import ssl
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiosmtplib
 import httpx
 
 from infra.http.checked_addresses import CheckedDialling
@@ -29,15 +27,10 @@ from schemas.errors import HeadraceError, TransientError
 
 ADVICE = "use a public address, or let the operator allow it with HEADRACE_ALERT_ALLOW"
 TIMEOUT_S = 15.0
+LONGEST_SUBJECT = 200
 
 AT_ONCE = 32
 """How many channels are served at the same time."""
-
-_MAILERS = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="mail")
-"""The threads that wait for mail servers. The default ones of the process read blobs and disks, which
-would wait behind them."""
-
-LONGEST_SUBJECT = 200
 
 
 class AlertAway(TransientError):
@@ -137,16 +130,17 @@ class AlertChannels:
             raise AlertAway("no mail server is set; set HEADRACE_SMTP_URL")
         message = mail_of(identity, json.loads(content), self._settings.mail_from, to)
         message["Date"] = format_datetime(datetime.now(UTC))
-        loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(_MAILERS, _deliver, server, message)
-        except smtplib.SMTPRecipientsRefused as error:
-            [(code, _), *_] = error.recipients.values()
-            raise AlertAway(f"the mail server {server.host} answered {code}") from None
-        except smtplib.SMTPResponseException as error:
-            raise AlertAway(f"the mail server {server.host} answered {error.smtp_code}") from None
-        except (smtplib.SMTPException, OSError, ValueError) as error:
-            raise AlertAway(f"the mail server {server.host} fails: {_kind(error)}") from None
+            await _deliver(server, message)
+        except aiosmtplib.SMTPRecipientsRefused as error:
+            raise AlertAway(
+                f"the mail server {server.host} answered {error.recipients[0].code}"
+            ) from None
+        except aiosmtplib.SMTPResponseException as error:
+            raise AlertAway(f"the mail server {server.host} answered {error.code}") from None
+        except (aiosmtplib.SMTPException, OSError, ValueError) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+            raise AlertAway(f"the mail server {server.host} fails: {_kind(cause)}") from None
 
 
 def mail_of(identity: str, alert: Mapping[str, Any], sender: str, to: str) -> EmailMessage:
@@ -163,21 +157,19 @@ def mail_of(identity: str, alert: Mapping[str, Any], sender: str, to: str) -> Em
     return message
 
 
-def _deliver(server: MailServer, message: EmailMessage) -> None:
-    tls = ssl.create_default_context()
-    if server.is_tls:
-        opened: smtplib.SMTP = smtplib.SMTP_SSL(
-            server.host, server.port, timeout=TIMEOUT_S, context=tls
+async def _deliver(server: MailServer, message: EmailMessage) -> None:
+    """Hand a mail over. A password is sent over TLS only: the server must offer it then."""
+    async with asyncio.timeout(TIMEOUT_S):
+        await aiosmtplib.send(
+            message,
+            hostname=server.host,
+            port=server.port,
+            username=server.user,
+            password=server.password,
+            use_tls=server.is_tls,
+            start_tls=False if server.is_tls else True if server.user else None,
+            timeout=TIMEOUT_S,
         )
-    else:
-        opened = smtplib.SMTP(server.host, server.port, timeout=TIMEOUT_S)
-    with opened as smtp:
-        smtp.ehlo()
-        if not server.is_tls and (server.user or smtp.has_extn("starttls")):
-            smtp.starttls(context=tls)  # fails without TLS, so a password is never sent in clear
-        if server.user:
-            smtp.login(server.user, server.password or "")
-        smtp.send_message(message)
 
 
 def _one_line(text: str) -> str:
