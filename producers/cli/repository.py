@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from producers.cli.client import Client
-from producers.cli.display.output import Document
+from producers.cli.display.output import Document, say
 from producers.cli.errors import Failure
 from schemas.errors import Issue
 
@@ -93,24 +93,38 @@ def is_local_server(client: Client) -> bool:
     return urlsplit(client.address.url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
-def workspace_of(client: Client, repository: Repository, config: Document) -> str:
+def workspace_of(
+    client: Client, repository: Repository, config: Document, *, quiet: bool = False
+) -> str:
     """The id of the workspace whose code a config runs. Raises Failure when the code is not in the
-    commit, if that can be seen from here."""
+    commit, if that can be seen from here. Unless `quiet`, it says when the commit that is checked out
+    is not the one that runs."""
     if is_local_server(client):
         check_rollout(repository, config)
-    return ensure_workspace(client, repository)
+    found, url = ensure_workspace(client, repository)
+    if not quiet and url != str(repository.root):
+        experiment: Document = config.get("experiment") or {}
+        root, commit = repository.root, experiment.get("commit_sha") or "HEAD"
+        is_pushed = _git(root, "branch", "--remotes", "--contains", commit)
+        if not is_pushed and not experiment.get("branch"):
+            checked_out = _git(root, "rev-parse", "--short", commit) or commit
+            say(f"note: commit {checked_out} is not pushed; the run takes a commit that {url} has")
+    return found
 
 
-def ensure_workspace(client: Client, repository: Repository) -> str:
-    """The id of the server's workspace for this repository, which is registered when it is new.
+def ensure_workspace(client: Client, repository: Repository) -> tuple[str, str]:
+    """The id and the address of the server's workspace for this repository, which is registered when
+    it is new. One that has the path comes before one that has the origin.
 
     A server on this machine reads the repository by its path. Any other server can only reach its
     origin. Raises Failure when the repository has no origin then.
     """
-    addresses = {str(repository.root), repository.origin}
-    for known in client.pages("/workspaces", "workspaces"):
-        if known.get("url") in addresses:
-            return str(known["id"])
+    known: dict[object, str] = {}
+    for workspace in client.pages("/workspaces", "workspaces"):
+        known.setdefault(workspace.get("url"), str(workspace["id"]))
+    for address in (str(repository.root), repository.origin):
+        if address is not None and address in known:
+            return known[address], address
     url = str(repository.root) if is_local_server(client) else repository.origin
     if url is None:
         raise Failure(
@@ -128,7 +142,7 @@ def ensure_workspace(client: Client, repository: Repository) -> str:
             "workspace with --workspace, or let an administrator add this repository"
         )
         raise Failure(error.code, message) from error
-    return str(created["id"])
+    return str(created["id"]), url
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -96,7 +96,7 @@ def _find_workspace(client: Client, config: Path, document: Document, *, quiet: 
     changed = repository.changed[:5]
     if changed and not quiet:
         say(f"note: these changes are not committed and not part of the run: {', '.join(changed)}")
-    return workspace_of(client, repository, document)
+    return workspace_of(client, repository, document, quiet=quiet)
 
 
 def submit_run(

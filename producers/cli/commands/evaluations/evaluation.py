@@ -71,7 +71,9 @@ def submit(
     """Start an evaluation from a TOML file."""
     document = read_config(config)
     check_kind(document, config, group="eval")
-    place = workspace or workspace_of(client, repository_around(config), document)
+    place = workspace
+    if place is None:
+        place = workspace_of(client, repository_around(config), document, quiet=as_json)
     answer = submit_evaluation(client, document, workspace=place, name=name)
     started: Document = answer["eval"]
     if not as_json:

@@ -144,7 +144,24 @@ def test_submit_finds_a_repository_that_is_registered_by_its_origin(
     server.answer("GET", "/workspaces", {"workspaces": [known], "has_more": False})
     with Client(ServerAddress(server.url, None)) as client:
         found = ensure_workspace(client, repository_around(repository / "configs" / "grpo.toml"))
-    assert found == "w7"
+    assert found == ("w7", "https://example.org/sums.git")
+
+
+@pytest.mark.parametrize(("with_path", "chosen"), [(True, "w8"), (False, "w7")])
+def test_of_a_path_and_an_origin_that_are_registered_the_path_is_meant(
+    server: FakeServer, headrace: Run, repository: Path, chosen: str, *, with_path: bool
+) -> None:
+    """A workspace that was connected to the origin made every run of the clone take the commit that
+    the remote has, in silence."""
+    git(repository, "remote", "add", "origin", "https://example.org/sums.git")
+    known = [{"id": "w7", "url": "https://example.org/sums.git"}]
+    known += [{"id": "w8", "url": str(repository)}] if with_path else []
+    server.answer("GET", "/workspaces", {"workspaces": known, "has_more": False})
+    server.answer("POST", "/runs", {"run": {"id": "1", "name": "n"}}, status=201)
+    ran = headrace("train", "submit", str(repository / "configs" / "grpo.toml"))
+    assert server.requests[-1].document["workspace"] == chosen
+    note = "is not pushed; the run takes a commit that https://example.org/sums.git has"
+    assert (note in ran.out + ran.err) is not with_path
 
 
 def test_uncommitted_changes_of_a_rollout_are_named(
