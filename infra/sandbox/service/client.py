@@ -30,6 +30,7 @@ from infra.sandbox.service.messages import (
 )
 from infra.sandbox.service.peer import Peer
 from infra.sandbox.service.streams import Stream, join
+from infra.sandbox.service.tls import abort
 from infra.settings.sandbox_level import OTHER_LEVEL, TRUSTED
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import InvalidConfig, Refused, SandboxAway, TransientError
@@ -242,13 +243,13 @@ class SandboxClient(CallingUserCode):
                 raise ProtocolError("it did not say hello")
             hello = parse(Hello, payload)
         except BaseException:
-            writer.transport.abort()
+            abort(writer)
             raise
         if hello.refused is not None:
-            writer.transport.abort()
+            abort(writer)
             raise InvalidConfig(hello.refused)
         if hello.is_trusting and self._level not in (None, TRUSTED):
-            writer.transport.abort()
+            abort(writer)
             raise InvalidConfig(f"{self._service.name}: {OTHER_LEVEL}")
         return _Connection(frames, writer, self._sockets, self)
 

@@ -7,7 +7,7 @@ import ssl
 from infra.sandbox.service.child import ChildService
 from infra.sandbox.service.client import Service
 from infra.sandbox.service.listener import READ_AHEAD, keep_alive
-from infra.sandbox.service.tls import greet_service, make_context
+from infra.sandbox.service.tls import abort, greet_service, make_context
 from infra.settings.settings import Settings
 from schemas.errors import InvalidConfig
 
@@ -29,7 +29,7 @@ class RemoteService:
         try:
             await greet_service(reader, writer, self._context)
         except BaseException:
-            writer.transport.abort()
+            abort(writer)
             raise
         return reader, writer
 

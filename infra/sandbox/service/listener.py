@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from infra.sandbox.service.session import ServiceSession
 from infra.sandbox.service.snapshots import SnapshotCache
 from infra.sandbox.service.sockets import CarriedSockets
-from infra.sandbox.service.tls import HandshakeFailed, admit_client
+from infra.sandbox.service.tls import HandshakeFailed, abort, admit_client
 
 logger = logging.getLogger(__name__)
 
@@ -53,21 +53,21 @@ class SandboxListener:
         if self._server is not None:
             self._server.close()
         for writer in self._clients.values():
-            writer.transport.abort()
+            abort(writer)
         await asyncio.gather(*self._clients, return_exceptions=True)  # each ends its user code
         self._snapshots.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if self._strangers >= MOST_STRANGERS or len(self._clients) >= MOST_CLIENTS or task is None:
-            writer.transport.abort()
+            abort(writer)
             return
         keep_alive(writer)
         self._strangers += 1
         try:
             await admit_client(writer, self._context)
         except HandshakeFailed:
-            writer.transport.abort()
+            abort(writer)
             return
         finally:
             self._strangers -= 1
@@ -84,7 +84,7 @@ class SandboxListener:
             logger.exception("serving a client failed")
         finally:
             del self._clients[task]
-            writer.transport.abort()
+            abort(writer)
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:

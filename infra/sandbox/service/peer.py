@@ -13,6 +13,7 @@ from infra.sandbox.host_messages import ProtocolError
 from infra.sandbox.service.frames import HEAD, FrameKind, FrameReader
 from infra.sandbox.service.messages import WireError, error_of, failure_of, parse
 from infra.sandbox.service.streams import Stream
+from infra.sandbox.service.tls import abort
 from schemas.errors import TransientError
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Peer:
         """End the connection."""
         self.why = self.why or why
         self.lost.set()
-        self._writer.transport.abort()
+        abort(self._writer)
 
     async def request(self, kind: FrameKind, *parts: bytes) -> bytes:
         """Send a request and return the payload of its answer. Raises the error that it ended with, and
