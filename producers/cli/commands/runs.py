@@ -189,7 +189,7 @@ def resume(client: Client, run: str) -> Output:
 @click.option("--step", type=click.IntRange(0), help="Only samples of this step.")
 @FEW
 @OFFSET
-@click.option("--search", metavar="TEXT", help="Only samples with this text, the newest first.")
+@click.option("--search", metavar="TEXT", help="Only samples with this text, the newest first, at most 20.")
 @click.option("--place", help="With --search: go on from where the search before ended.")
 @click.option("--sample", metavar="ID", help="Show this sample, turn by turn.")
 @click.option(
@@ -229,7 +229,7 @@ def samples(
         from producers.cli.rollouts.sample_view import show_search
 
         path = f"/runs/{path_segment(run)}/search"
-        show_search(client, path, search, place=place, as_json=as_json)
+        show_search(client, path, search, place=place, limit=limit, as_json=as_json)
         return None
     if sample is not None:
         from producers.cli.rollouts.sample_view import show_sample

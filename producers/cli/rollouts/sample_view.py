@@ -41,9 +41,11 @@ def show_sample(client: Client, path: str, *, files: Path | None, as_json: bool)
         say(f"saved {file}")
 
 
-def show_search(client: Client, path: str, text: str, *, place: str | None, as_json: bool) -> None:
-    """Print the samples with a text, from a place on, and how to search on."""
-    answer = client.get(path, {"text": text, "place": place})
+def show_search(
+    client: Client, path: str, text: str, *, place: str | None, limit: int, as_json: bool
+) -> None:
+    """Print at most `limit` samples with a text, from a place on, and how to search on."""
+    answer = client.get(path, {"text": text, "place": place, "limit": limit})
     if as_json:
         print_json(answer)
         return
@@ -60,7 +62,7 @@ def show_search(client: Client, path: str, text: str, *, place: str | None, as_j
         for hit in answer["samples"]
     ]
     searched, following = answer["searched"], answer["next_place"]
-    title = f"{len(rows)} of {searched['samples']} samples"
+    title = f"{len(rows)} found in {searched['samples']} samples read"
     if searched["groups"]:
         title += f", steps {searched['newest_step']} to {searched['oldest_step']}"
     print_table(title, ("sample", "reward", "text", "excerpt"), rows)

@@ -112,10 +112,16 @@ class Groups(Protocol):
 
 
 async def search_samples(
-    groups: Groups, artifacts: Artifacts, run: str, words: str, start: SearchPlace = NEWEST
+    groups: Groups,
+    artifacts: Artifacts,
+    run: str,
+    words: str,
+    start: SearchPlace = NEWEST,
+    *,
+    limit: int = MOST_HITS,
 ) -> SearchPage:
     """The training samples of a run (its id) whose texts have these words, in small or capital letters,
-    from a place on back to the first step."""
+    from a place on back to the first step, at most `limit` of them."""
     place = (start.step, start.slot, start.replacement)
     rows = await groups.groups_before(run, "train", place, limit=MOST_GROUPS + 1)
     hits: list[Hit] = []
@@ -133,7 +139,7 @@ async def search_samples(
         num_groups += 1
         left = batch.grader_output
         for number, hit in await asyncio.to_thread(_hits, row, samples, words, judged, left):
-            if len(hits) == MOST_HITS:
+            if len(hits) == limit:
                 following = SearchPlace(row.step, row.slot, row.replacement, hit.index)
                 num_samples += number
                 break

@@ -14,6 +14,7 @@ from producers.core.history.sample_search import (
     LONGEST_SEARCH,
     MOST_BYTES,
     MOST_GROUPS,
+    MOST_HITS,
     NEWEST,
     SearchPage,
     SearchPlace,
@@ -82,7 +83,7 @@ async def search(request: Request) -> Response:
 
 
 async def search_page(request: Request, run: str, words: str) -> SearchPage:
-    """The page of a search from the `place` of the request on. Raises InvalidConfig."""
+    """The page of a search from the `place` of the request on, of `limit` samples. Raises InvalidConfig."""
     if len(words) > LONGEST_SEARCH:
         message = f"has {len(words)} characters; search for at most {LONGEST_SEARCH}"
         raise InvalidConfig(f"text {message}", issues=(Issue("text", message),))
@@ -92,8 +93,11 @@ async def search_page(request: Request, run: str, words: str) -> SearchPage:
     except ValueError as error:
         message = f"must be a place that a search gave, got {asked!r:.40}; remove it"
         raise InvalidConfig(f"place {message}", issues=(Issue("place", message),)) from error
+    limit = number(request, "limit", default=MOST_HITS, least=1, most=MOST_HITS)
     core = services(request)
-    return await search_samples(core.readmodel.runs, core.artifacts, run, words, place)
+    return await search_samples(
+        core.readmodel.runs, core.artifacts, run, words, place, limit=limit
+    )
 
 
 def search_json(page: SearchPage) -> Mapping[str, object]:

@@ -12,6 +12,7 @@ from infra.readmodel.runs import GroupRow
 from infra.spine.ports.artifacts import Artifacts
 from producers.core.history import sample_search
 from producers.core.history.sample_search import (
+    MOST_HITS,
     NEWEST,
     SearchPage,
     SearchPlace,
@@ -61,17 +62,19 @@ class Samples:
         return batch.model_dump_json().encode()
 
 
-async def searched(samples: Samples, words: str, place: SearchPlace) -> SearchPage:
+async def searched(
+    samples: Samples, words: str, place: SearchPlace, *, limit: int = MOST_HITS
+) -> SearchPage:
     store = cast("Artifacts", samples)
-    return await search_samples(samples, store, "r", words, place)
+    return await search_samples(samples, store, "r", words, place, limit=limit)
 
 
-async def steps_of(samples: Samples, words: str) -> list[list[int]]:
+async def steps_of(samples: Samples, words: str, *, limit: int = MOST_HITS) -> list[list[int]]:
     """The steps of the hits of each page of a search."""
     place: SearchPlace | None = NEWEST
     found = []
     while place:
-        page = await searched(samples, words, place)
+        page = await searched(samples, words, place, limit=limit)
         found.append([hit.step for hit in page.hits])
         place = page.following
     return found
@@ -117,13 +120,13 @@ def test_a_place_is_read_as_it_was_written() -> None:
             SearchPlace.parse(wrong)
 
 
-@pytest.mark.parametrize("limit", ["MOST_GROUPS", "MOST_HITS"])
+@pytest.mark.parametrize(("groups", "limit"), [(3, MOST_HITS), (sample_search.MOST_GROUPS, 3)])
 async def test_each_search_reads_a_bounded_part_and_the_next_goes_on(
-    limit: str, monkeypatch: pytest.MonkeyPatch
+    groups: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_search, limit, 3)
+    monkeypatch.setattr(sample_search, "MOST_GROUPS", groups)
     samples = Samples(["yes"] * 7)
-    assert await steps_of(samples, "yes") == [[6, 5, 4], [3, 2, 1], [0]]
+    assert await steps_of(samples, "yes", limit=limit) == [[6, 5, 4], [3, 2, 1], [0]]
 
 
 async def test_a_search_reads_a_bounded_number_of_bytes_but_one_group_at_least() -> None:
@@ -137,7 +140,6 @@ async def test_a_search_reads_a_bounded_number_of_bytes_but_one_group_at_least()
 async def test_the_hits_of_one_group_go_on_behind_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sample_search, "MOST_HITS", 2)
     samples = Samples(["x"])
     records = tuple(SampleRecord(index=index, text="yes") for index in range(5))
 
@@ -148,7 +150,7 @@ async def test_the_hits_of_one_group_go_on_behind_the_last_one(
     place: SearchPlace | None = NEWEST
     found, counts = [], []
     while place:
-        page = await searched(samples, "yes", place)
+        page = await searched(samples, "yes", place, limit=2)
         found.append([hit.index for hit in page.hits])
         counts.append(page.num_samples)
         place = page.following
@@ -192,8 +194,12 @@ async def test_the_api_searches_the_same_samples(app: Application) -> None:
     assert answer["samples"][0]["sample"].startswith(f"{FIRST}-train-2-")
     assert answer["searched"]["newest_step"] == 2
     assert answer["next_place"] is None
-    missing = await app.api.get(here)
-    assert (missing.status_code, missing.json()["issues"][0]["key"]) == (400, "text")
+    limited = (await app.api.get(here, params={"text": "1", "limit": 1})).json()
+    assert len(limited["samples"]) == 1
+    assert limited["next_place"]
+    for wrong, key in (("", "text"), ("?text=1&limit=21", "limit")):
+        refused = await app.api.get(here + wrong)
+        assert (refused.status_code, refused.json()["issues"][0]["key"]) == (400, key)
 
 
 @pytest.mark.postgres

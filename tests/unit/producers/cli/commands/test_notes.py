@@ -53,7 +53,7 @@ def test_a_search_goes_on_at_a_place_and_looks_in_all_steps(
     searched = {"samples": 4, "groups": 1, "newest_step": 3, "oldest_step": 3}
     answer: dict[str, object] = {"samples": [], "searched": searched, "next_place": None}
     server.answer("GET", "/runs/r/search", answer)
-    headrace("train", "samples", "r", "--search", "a b", "--place", "3.0.0.0")
-    assert "place=3.0.0.0" in server.requests[0].query
+    headrace("train", "samples", "r", "--search", "a b", "--place", "3.0.0.0", "--limit", "5")
+    assert server.requests[0].query.endswith("place=3.0.0.0&limit=5")
     assert headrace("train", "samples", "r", "--place", "3.0.0.0").code == 2
     assert headrace("train", "samples", "r", "--search", "a", "--step", "3").code == 2

@@ -94,9 +94,9 @@ def test_a_search_shows_what_it_found_and_how_to_search_on(
     address = ServerAddress(url="http://127.0.0.1:1", api_key="t")
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json=answer))
     with Client(address, transport=transport) as searching:
-        show_search(searching, "/runs/r1/search", "brief", place=None, as_json=False)
+        show_search(searching, "/runs/r1/search", "brief", place=None, limit=9, as_json=False)
     shown = capsys.readouterr().out
     assert RED not in shown
-    assert "1 of 8 samples, steps 4 to 3" in shown
+    assert "1 found in 8 samples read, steps 4 to 3" in shown
     assert "brief" in shown
     assert "--place 2.1.0.0" in shown
