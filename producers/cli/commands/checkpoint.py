@@ -1,6 +1,7 @@
 """`headrace checkpoint`: the results of training. REF is RUN@STEP, RUN@last, RUN@best or
 RUN@best:METRIC."""
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,6 +33,7 @@ checkpoint = group(
 )
 
 REF = click.argument("ref", metavar="REF")
+UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @command(checkpoint, "list", example="headrace checkpoint list my-run")
@@ -111,21 +113,28 @@ def _comparison(found: Document, limit: int) -> Iterator[Part]:
 
 @command(checkpoint, "download", example="headrace checkpoint download my-run@last ./adapter")
 @REF
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.argument(
+    "directory",
+    metavar="[DIR]",
+    required=False,
+    type=click.Path(path_type=Path, file_okay=False),
+)
 @click.option("--force", is_flag=True, help="Write into a directory that is not empty.")
-def download(client: Client, ref: str, directory: Path, *, force: bool) -> Output:
+def download(client: Client, ref: str, directory: Path | None, *, force: bool) -> Output:
     """Download the files of a checkpoint into DIR.
 
-    Each file is verified against its hash. Transformers loads DIR directly; an adapter needs PEFT too.
-    When an adapter's base model has no public name, the base is saved in DIR/base and
-    adapter_config.json names that directory. If you move DIR afterwards, pass the base to PEFT yourself
-    or download again.
+    DIR is ./RUN-STEP by default. Each file is verified against its hash. Transformers loads DIR
+    directly; an adapter needs PEFT too. When an adapter's base model has no public name, the base is
+    saved in DIR/base and adapter_config.json names that directory. If you move DIR afterwards, pass the
+    base to PEFT yourself or download again.
     """
+    found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
+    named = str(found.get("ref") or ref)
+    directory = directory or Path(UNUSUAL.sub("-", named))
     is_in_use = directory.exists() and any(directory.iterdir())
     if is_in_use and not force:
         raise Failure("CONFLICT", f"{directory} is not empty; name a new directory, or add --force")
-    found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
-    exact = path_segment(str(found.get("ref") or ref))
+    exact = path_segment(named)
     for file in found["files"]:
         fetch_file(client, exact, file, directory)
     if not is_in_use:
