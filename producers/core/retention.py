@@ -23,10 +23,10 @@ from infra.spine.ports.event_log import Commit, CommitMiss, Cursor, EventLog, Ne
 from infra.spine.postgres.codec import edge_ids
 from producers.core.datasets.registration import registration
 from producers.core.lookup import Lookup
-from producers.core.submit import NAME
-from schemas.errors import Conflict, HeadraceError, InvalidConfig, Issue, NotFound, TransientError
+from producers.core.run_names import require_name, used_name_error
+from schemas.errors import Conflict, HeadraceError, NotFound, TransientError
 from schemas.events import DatasetDeleted, RunArchived, RunDeleted, RunRenamed, RunRestored
-from schemas.ids import HEADRACE, derive_id, is_id, run_stream
+from schemas.ids import HEADRACE, derive_id, run_stream
 
 logger = logging.getLogger(__name__)
 
@@ -60,18 +60,12 @@ class Retention:
 
     async def rename(self, ref: str, name: str, *, cause: UUID) -> tuple[str, Cursor]:
         """Give a run another name. The former name can be used again. Raises InvalidConfig, Conflict."""
-        if not NAME.fullmatch(name):
-            message = (
-                f"{name!r} cannot name a run; use letters, digits, '.', '_' and '-', at most 100"
-            )
-            raise InvalidConfig(message, issues=(Issue("name", message),))
-        if is_id(name):
-            raise Conflict(f"{name} could be the id of another run; choose another name")
+        require_name("run", name)
         found = await self._lookup.whole_run(ref)
         if found.run_name == name:
             return found.run, Cursor()
         if await self._names.take("run", name, found.run) != found.run:
-            raise Conflict(f"the name {name} is already used by another run; choose another name")
+            raise used_name_error("run", name)
         recorded = await self._append_rename(RunRenamed(run=found.run, run_name=name), cause)
         await self._names.release("run", found.run_name, found.run)
         return found.run, recorded.cursor

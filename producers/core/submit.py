@@ -11,7 +11,6 @@ and its run uses the pushed commit.
 
 import hashlib
 import json
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,13 +28,13 @@ from infra.spine.ports.event_log import EventStore, Recorded
 from producers.core.datasets.evaluated_rows import evaluated_rows
 from producers.core.lookup import Lookup
 from producers.core.models.provider_model import owned_model
-from producers.core.run_names import invented_name
+from producers.core.run_names import invented_name, require_name, used_name_error
 from producers.core.validation.references import ReferenceFinder, Requester
 from producers.core.validation.rollout_issues import entrypoint_of
 from producers.core.validation.validate import Valid, require_valid
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, Experiment, RunConfig, longest_answer
-from schemas.errors import Conflict, InvalidConfig, Issue, Refused
+from schemas.errors import Conflict, Refused
 from schemas.events import CommitRequested, EvaluationRequested, Event, RunDeleted, RunRequested
 from schemas.events.decider_version import DECIDER_VERSION
 from schemas.ids import (
@@ -45,7 +44,6 @@ from schemas.ids import (
     StreamName,
     derive_id,
     eval_stream,
-    is_id,
     run_stream,
     short_id,
 )
@@ -53,7 +51,6 @@ from schemas.sampling import Day, PolicyRef, SamplingParams
 from schemas.specs import CommitSpec, GroupTemplate, PushOrigin
 from schemas.toml.parser import parse_eval, parse_run
 
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 LONGEST_NAME = 100
 NAMES_TRIED = 100
 KEY_USED = (
@@ -144,6 +141,16 @@ class Submitter:
         config = _pin_commit(config, request.origin)
         references = await self._references.find_references(config, request.requester)
         return Resolved(config, require_valid(config, references))
+
+    async def try_run(self, request: SubmitRequest) -> Resolved:
+        """Like resolve_run, for a dry run: its name is checked too, and not reserved. Raises Conflict
+        when it is in use."""
+        resolved = await self.resolve_run(request)
+        if request.name is not None:
+            require_name("run", request.name)
+            if await self._names.find_id("run", request.name) is not None:
+                raise used_name_error("run", request.name)
+        return resolved
 
     async def submit_run(self, request: SubmitRequest, *, key: str) -> Recorded:
         """Append RunRequested, and with it the request that fetches its commit, unless the run waits for
@@ -279,16 +286,9 @@ class Submitter:
         """Reserve the wanted name, or without one a name derived from the id. Returns it. Raises
         InvalidConfig when the name is not allowed, and Conflict when it is in use."""
         if wanted is not None:
-            if not NAME.fullmatch(wanted):
-                allowed = "letters, digits, '.', '_' and '-', at most 100"
-                message = f"{wanted!r} cannot name a {kind}; use {allowed}"
-                raise InvalidConfig(message, issues=(Issue("name", message),))
-            if is_id(wanted):
-                raise Conflict(f"{wanted} could be the id of another {kind}; choose another name")
+            require_name(kind, wanted)
             if await self._names.take(kind, wanted, identity) != identity:
-                raise Conflict(
-                    f"the name {wanted} is already used by another {kind}; choose another name"
-                )
+                raise used_name_error(kind, wanted)
             return wanted
         for attempt in range(NAMES_TRIED):
             name = invented_name(identity, attempt)

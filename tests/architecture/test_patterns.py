@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.settings.kafka import KafkaSettings
-from producers.core import lookup, submit, workspaces
+from producers.core import lookup, run_names, workspaces
 from producers.core.datasets import registration
 from producers.core.models import model_ref
 from producers.http import requests
@@ -52,7 +52,7 @@ def test_nothing_is_checked_by_match() -> None:
     ("pattern", "name"),
     [
         (registration.NAME, "a-dataset"),
-        (submit.NAME, "a-run"),
+        (run_names.NAME, "a-run"),
         (workspaces.NAME, "a-workspace"),
         (lookup.CHECKPOINT, "run@3"),
         (model_ref.HUB, "org/name"),

@@ -72,7 +72,7 @@ def submit(
         advanced.update(keys)
     place = workspace or _find_workspace(client, config, document, quiet=as_json)
     if dry_run:
-        answer = submit_run(client, document, workspace=place, start=start, dry_run=True)
+        answer = submit_run(client, document, workspace=place, name=name, start=start, dry_run=True)
         return Output(answer, partial(_print_dry_run, answer))
     answer = submit_run(client, document, workspace=place, name=name, start=start)
     run: Document = answer["run"]

@@ -149,7 +149,7 @@ async def _submit(request: Request, wanted: SubmitRequest, fields: Mapping[str, 
 
 async def _plan(request: Request, wanted: SubmitRequest) -> Mapping[str, object]:
     """The steps of a run, its needs, and its warnings."""
-    resolved = await services(request).submitter.resolve_run(wanted)
+    resolved = await services(request).submitter.try_run(wanted)
     steps = total_steps(resolved.config, resolved.valid.dataset.dataset.num_rows)
     figures = estimate(
         resolved.config,

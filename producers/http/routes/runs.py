@@ -73,7 +73,7 @@ def warnings_of(event: Event) -> tuple[str, ...]:
 
 
 async def _dry_run(request: Request, wanted: SubmitRequest) -> Mapping[str, object]:
-    resolved = await services(request).submitter.resolve_run(wanted)
+    resolved = await services(request).submitter.try_run(wanted)
     valid = resolved.valid
     steps = total_steps(resolved.config, valid.dataset.dataset.num_rows)
     figures = estimate(

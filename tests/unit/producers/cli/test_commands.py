@@ -213,7 +213,8 @@ def test_dry_run_shows_the_resolved_config(
         **answer,
     }
     assert server.requests[-1].document["dry_run"] is True
-    out = headrace("train", "submit", str(path), "--dry-run").out
+    out = headrace("train", "submit", str(path), "--dry-run", "--name", "mine").out
+    assert server.requests[-1].document["name"] == "mine"
     assert "lr" in out
     assert "7" in out
 
@@ -307,6 +308,15 @@ def test_a_downloaded_checkpoint_is_verified(
     assert headrace("checkpoint", "download", "r@last", str(target), "--json").code == 0
     assert (target / "base" / "a.bin").read_bytes() == content
     assert headrace("checkpoint", "download", "r@last", str(target), "--json").code == 1
+
+
+def test_a_checkpoint_is_downloaded_to_a_directory_of_its_name(
+    server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(server, b"weights", hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.chdir(tmp_path)
+    assert "saved r@3 in r-3;" in headrace("checkpoint", "download", "r@last").out
+    assert (tmp_path / "r-3" / "a.bin").read_bytes() == b"weights"
 
 
 def test_a_damaged_file_is_refused_and_does_not_stay(

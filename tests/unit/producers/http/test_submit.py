@@ -299,6 +299,23 @@ async def test_sft_needs_no_workspace_but_labels(app: Application) -> None:
     assert refused.json()["issues"][0]["key"] == "experiment.dataset"
 
 
+async def test_a_dry_run_checks_the_name_as_the_submit_does(ready: Application) -> None:
+    tried = {"config": config(), "dry_run": True}
+    assert (await ready.post("/runs", {**tried, "name": "mine"})).status_code == 200
+    made = await ready.post("/runs", {"config": config(), "name": "mine"})
+    assert made.status_code == 201, "the dry run reserved nothing"
+    for name, status in (("my run/1", 400), ("mine", 409), (made.json()["run"]["id"], 409)):
+        refusals = []
+        for body in (tried, {"config": config()}):
+            refused = await ready.post("/runs", {**body, "name": name})
+            assert refused.status_code == status
+            refusals.append(refused.json()["detail"])
+        assert refusals[0] == refusals[1]
+    assert "headrace train rename mine NEW" in (
+        await ready.post("/runs", {**tried, "name": "mine"})
+    ).json()["detail"]
+
+
 async def test_a_dry_run_shows_and_appends_nothing(ready: Application) -> None:
     shown = await ready.post(
         "/runs", {"config": config(training={"total_epochs": 3}), "dry_run": True}

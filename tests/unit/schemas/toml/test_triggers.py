@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.core.submit import NAME
+from producers.core.run_names import NAME
 from schemas.errors import InvalidConfig, Issue
 from schemas.toml.name_templates import FIELDS, fill_template
 from schemas.toml.overrides import MOST_OVERRIDE_BYTES, apply_overrides
