@@ -35,7 +35,8 @@ r.run as id, r.name, {run_status} as status, {run_phase} as phase, r.algorithm,
   r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, r.archived_at,
   r.creator, {run_error} as error,
   coalesce((select n.tags from run_notes n where n.run = r.run), array[]::text[]) as tags,
-  (select n.note from run_notes n where n.run = r.run and n.note <> '') as note
+  (select n.note from run_notes n where n.run = r.run and n.note <> '') as note,
+  (select w.name from workspaces w where w.workspace = r.workspace) as workspace_name
 
 -- A page of runs is filtered by status, by whether they are archived, and by words. Each filter is a choice
 -- and not an `or` on its argument, so that the plan fits what is asked. The parts that filter nothing name

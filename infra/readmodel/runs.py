@@ -41,6 +41,7 @@ class RunJson(TypedDict):
     error: str | None
     tags: list[str]
     note: str | None
+    workspace_name: str | None
 
 
 class CheckpointJson(TypedDict):

@@ -95,8 +95,10 @@ def info(client: Client, run: str) -> Output:
         "status": run_status(found),
         "current_step": run_step(found),
         "tags": tags,
+        "workspace": found.get("workspace_name") or found.get("workspace"),
     }
-    pairs = [(key, value) for key, value in shown.items() if key not in ("config", "name")]
+    left_out = ("config", "name", "workspace_name")
+    pairs = [(key, value) for key, value in shown.items() if key not in left_out]
     waits = [
         ("now" if wait.get("what") == "effect" else "waits for", wait["message"])
         for wait in answer.get("waiting_for") or ()
@@ -189,7 +191,9 @@ def resume(client: Client, run: str) -> Output:
 @click.option("--step", type=click.IntRange(0), help="Only samples of this step.")
 @FEW
 @OFFSET
-@click.option("--search", metavar="TEXT", help="Only samples with this text, the newest first, at most 20.")
+@click.option(
+    "--search", metavar="TEXT", help="Only samples with this text, the newest first, at most 20."
+)
 @click.option("--place", help="With --search: go on from where the search before ended.")
 @click.option("--sample", metavar="ID", help="Show this sample, turn by turn.")
 @click.option(

@@ -83,7 +83,7 @@ async def search(request: Request) -> Response:
 
 
 async def search_page(request: Request, run: str, words: str) -> SearchPage:
-    """The page of a search from the `place` of the request on, of `limit` samples. Raises InvalidConfig."""
+    """At most `limit` samples of a search, from the request's `place` on. Raises InvalidConfig."""
     if len(words) > LONGEST_SEARCH:
         message = f"has {len(words)} characters; search for at most {LONGEST_SEARCH}"
         raise InvalidConfig(f"text {message}", issues=(Issue("text", message),))
@@ -95,9 +95,7 @@ async def search_page(request: Request, run: str, words: str) -> SearchPage:
         raise InvalidConfig(f"place {message}", issues=(Issue("place", message),)) from error
     limit = number(request, "limit", default=MOST_HITS, least=1, most=MOST_HITS)
     core = services(request)
-    return await search_samples(
-        core.readmodel.runs, core.artifacts, run, words, place, limit=limit
-    )
+    return await search_samples(core.readmodel.runs, core.artifacts, run, words, place, limit=limit)
 
 
 def search_json(page: SearchPage) -> Mapping[str, object]:

@@ -55,6 +55,7 @@ async def test_a_run_is_requested_with_the_push_that_brings_its_commit(ready: Ap
     assert run["status"] == "pending"
     assert run["phase"] == "provision"
     assert run["config"]["experiment"]["dataset"] == "numbers"
+    assert run["workspace_name"] == "w"
     log = ready.services.log
     streams = [run_stream(run["id"]), workspace_stream(run["workspace"])]
     loaded = await log.load(dict.fromkeys(streams, 0))
@@ -311,9 +312,10 @@ async def test_a_dry_run_checks_the_name_as_the_submit_does(ready: Application) 
             assert refused.status_code == status
             refusals.append(refused.json()["detail"])
         assert refusals[0] == refusals[1]
-    assert "headrace train rename mine NEW" in (
-        await ready.post("/runs", {**tried, "name": "mine"})
-    ).json()["detail"]
+    assert (
+        "headrace train rename mine NEW"
+        in (await ready.post("/runs", {**tried, "name": "mine"})).json()["detail"]
+    )
 
 
 async def test_a_dry_run_shows_and_appends_nothing(ready: Application) -> None:

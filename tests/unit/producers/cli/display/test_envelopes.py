@@ -300,8 +300,13 @@ def test_a_paused_run_is_listed_as_paused_with_the_time_left_beside_the_others(
     assert "left" not in resting
     assert "running" in busy
     assert "5/10 (about 10.0 min left)" in busy
-    answer = {"run": runs[0], "metrics": {}, "checkpoints": []}
+    code = {"workspace": "732be128fafe5ba8", "workspace_name": "letters"}
+    answer = {"run": runs[0] | code, "metrics": {}, "checkpoints": []}
     server.answer("GET", "/runs/resting", answer)
-    status = next(s for s in headrace("train", "info", "resting").out.splitlines() if "status" in s)
+    lines = headrace("train", "info", "resting").out.splitlines()
+    status = next(s for s in lines if "status" in s)
     assert "paused" in status
+    [workspace] = [s for s in lines if "workspace" in s]
+    assert "letters" in workspace
+    assert "732be128fafe5ba8" not in workspace
     assert headrace("train", "info", "resting", "--json").document["run"]["status"] == "running"
