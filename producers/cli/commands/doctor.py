@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -317,34 +317,37 @@ def _check_server(settings: "Settings") -> Check:
     return Check(name, age < OLD_HORIZON_S, f"{settings.url}, horizon {age:.1f} s old", fix)
 
 
-def _check_read_model(settings: "Settings") -> Check:
-    """Whether the read model skipped events."""
+def _read_status(settings: "Settings", part: str) -> Any:
+    """A part of the server's status. Raises Failure when no server answers, and when it refuses."""
     from producers.cli.client import Client
 
-    name = "read model"
     with Client() as client:
-        try:
-            found = client.get("/status").get("read_model") if client.ready() else None
-        except Failure:
-            found = None
-    if found is None:
-        return Check(name, None, f"unknown: no server answers at {settings.url}")
+        if not client.ready():
+            raise Failure("UNREACHABLE", f"no server answers at {settings.url}")
+        status = client.get("/status")
+    if part not in status:
+        raise Failure("UNKNOWN", f"the status of {settings.url} has no {part}")
+    return status[part]
+
+
+def _check_read_model(settings: "Settings") -> Check:
+    """Whether the read model skipped events."""
+    name = "read model"
+    try:
+        found = _read_status(settings, "read_model")
+    except Failure as failure:
+        return Check(name, None, f"unknown: {failure.message}")
     fix = "install the version of Headrace that corrects the error, then run `headrace rebuild`"
     return Check(name, not found["skipped"], description(found), fix)
 
 
 def _check_work(settings: "Settings") -> Check:
     """Whether a live worker holds work that makes no progress, or a run waits for a newer release."""
-    from producers.cli.client import Client
-
     name = "work"
-    with Client() as client:
-        try:
-            waits = client.get("/status").get("waiting_for") if client.ready() else None
-        except Failure:
-            waits = None
-    if waits is None:
-        return Check(name, None, f"unknown: no server answers at {settings.url}")
+    try:
+        waits = _read_status(settings, "waiting_for")
+    except Failure as failure:
+        return Check(name, None, f"unknown: {failure.message}")
     if left := [wait["message"] for wait in waits if wait.get("what") == "release"]:
         return Check(name, ok=False, detail="runs wait for a newer release", fix=left[0])
     stalled = [wait["message"] for wait in waits if wait.get("what") == "stalled"]

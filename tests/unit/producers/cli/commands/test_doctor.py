@@ -109,6 +109,18 @@ def test_the_age_of_the_horizon_is_judged(
     assert ok or holder in str(found["fix"])
 
 
+def test_a_server_that_refuses_the_key_is_not_said_to_be_absent(
+    headrace: Run, monkeypatch: pytest.MonkeyPatch, server: FakeServer
+) -> None:
+    monkeypatch.setattr("producers.cli.client.Client.ready", lambda _: True)
+    problem = {"title": "Unauthorized", "detail": "the API key is wrong", "code": "UNAUTHORIZED"}
+    server.answer("GET", "/status", problem, status=401)
+    ran = headrace("doctor", "--json")
+    for name in ("read model", "work"):
+        assert check(ran, name)["ok"] is None
+        assert check(ran, name)["detail"].startswith("unknown: the API key is wrong")
+
+
 @pytest.mark.parametrize("what", ["stalled", "effect"])
 def test_work_without_progress_is_an_alarm(
     headrace: Run, monkeypatch: pytest.MonkeyPatch, server: FakeServer, what: str
