@@ -52,6 +52,8 @@ async def try_rollout(request: TryoutRequest, settings: Settings) -> None:
     if request.mode == "evaluate":
         plan.check_evaluation(config)
     if needs_engine:
+        for warning in plan.character_warnings(config.experiment.model_path, file):
+            say(note=f"warning: {warning}")
         say(note=f"loading {config.experiment.model_path}")
     async with open_tryout(
         settings,

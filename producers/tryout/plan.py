@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from producers.core.lookup import CHECKPOINT
 from producers.core.models.model_ref import local_model
 from producers.core.models.provider_model import owned_model
 from producers.core.models.provider_model import provider_model as configured_model
+from producers.core.validation.model_issues import missing_symbols
 from producers.tryout.request import ProviderRequest, TryoutRequest
 from schemas.config import (
     PROVIDER_PREFIX,
@@ -27,6 +29,7 @@ from schemas.config import (
 )
 from schemas.datasets import DatasetRow, parse_rows
 from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.models.scratch import CHARACTERS, PREFIX, scratch_shape
 from schemas.sampling import ModelRef, ProviderRef, SamplingParams
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import Entrypoint, RolloutRef
@@ -126,6 +129,14 @@ def check_rows(file: DatasetFile) -> None:
                 Issue(f"{file.path.name}: {i.key}", i.message) for i in file.report.issues
             ),
         )
+
+
+def character_warnings(model: str, file: DatasetFile) -> Iterator[str]:
+    """A warning if the rows have characters that a scratch model does not have. Raises InvalidConfig
+    when there is no such shape."""
+    if model.startswith(PREFIX):
+        vocabulary = CHARACTERS[scratch_shape(model).vocabulary]
+        yield from missing_symbols(vocabulary, file.path.name, file.report.characters)
 
 
 def check_evaluation(config: Config) -> EvalConfig:

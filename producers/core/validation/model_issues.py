@@ -51,12 +51,17 @@ def unknown_characters(facts: ModelFacts, *datasets: DatasetRegistered | None) -
     if facts.characters is None:
         return
     for dataset in (d for d in datasets if d is not None):
-        missing = [c for c in dataset.characters if c not in facts.characters]
-        if missing:
-            quoted = " ".join(map(repr, missing[:QUOTED_CHARACTERS]))
-            more = ", ..." if len(missing) > QUOTED_CHARACTERS else ""
-            yield (
-                f"the model's vocabulary has no symbol for {len(missing)} characters of "
-                f"{dataset.dataset.name} and reads them as <|unk|>: {quoted}{more}; choose another "
-                "shape (`headrace models`) or a model with its own tokenizer"
-            )
+        yield from missing_symbols(facts.characters, dataset.dataset.name, dataset.characters)
+
+
+def missing_symbols(vocabulary: str, dataset: str, characters: str) -> Iterator[str]:
+    """A warning if a dataset (its name) has characters that a vocabulary does not have."""
+    missing = [c for c in characters if c not in vocabulary]
+    if missing:
+        quoted = " ".join(map(repr, missing[:QUOTED_CHARACTERS]))
+        more = ", ..." if len(missing) > QUOTED_CHARACTERS else ""
+        yield (
+            f"the model's vocabulary has no symbol for {len(missing)} characters of "
+            f"{dataset} and reads them as <|unk|>: {quoted}{more}; choose another "
+            "shape (`headrace models`) or a model with its own tokenizer"
+        )

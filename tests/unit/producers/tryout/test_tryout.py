@@ -122,6 +122,20 @@ def test_a_rollout_is_tried_with_a_providers_model(
     assert "behind the last row of mine.jsonl, which is 63" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("shape", "has_all"), [("scratch:qwen3-tiny", True), ("scratch:qwen3-2m", False)]
+)
+def test_characters_that_the_model_does_not_have_are_named_before_it_is_loaded(
+    workspace: Path, shape: str, has_all: bool
+) -> None:
+    rows = [f'{{"user_prompt": "{n}*2?", "ground_truth": "{n * 2}"}}' for n in range(4)]
+    (workspace / "data/mine.jsonl").write_text("\n".join(rows))
+    answers = run_tryout({**find_rollout("mine", None).request(), "model": shape})
+    first = str(next(answers)["note"])
+    assert (first == f"loading {shape}") is has_all
+    assert ("no symbol for 1 characters of mine.jsonl" in first) is not has_all
+
+
 def test_rubrics_are_judged_with_keys_of_the_environment(
     workspace: Path,
     provider: str,
