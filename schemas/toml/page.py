@@ -36,8 +36,9 @@ read, and of `headrace.toml`. It is generated from `schemas/config.py` and
 `schemas/toml/triggers.py` by `python -m schemas.toml.page docs/config.md`.
 
 A TOML is checked strictly when it is submitted. An unknown section or key, a value out of bounds,
-and a key that the run would not read are errors. Each error says what to change, and all of them
-are reported together. `producers/core/validation/validate.py` lists where each check is made.
+and a key that the run would not read are errors. Each error says what to change. Unknown keys and
+values out of bounds are reported first, together, and all other errors together after them.
+`producers/core/validation/validate.py` lists where each check is made.
 
 `headrace workspace init` creates a workspace with example `configs/`. Where the default is
 *by algorithm*, see [algorithms](algorithms.md#keys-and-defaults).

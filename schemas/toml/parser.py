@@ -34,6 +34,8 @@ C = TypeVar("C", RunConfig, EvalConfig)
 
 ALIKE, OWN_SECTION = 0.75, 0.1
 """How similar a key must be to be suggested, and the bonus for a key of the same section."""
+MOST_LISTED = 20
+"""A section with at most so many keys is listed when no key is similar."""
 MOST_ISSUES = 100
 """The most issues that are reported at once."""
 
@@ -129,16 +131,24 @@ def _unrecognized_issue(location: tuple[Any, ...], value: object, model: type[Ba
     }
     best = max(likeness, key=lambda full: likeness[full])
     if likeness[best] < ALIKE:
-        return Issue(join_key(location), "unrecognized key; use one of those in docs/config.md")
+        own = _keys_of(model, section)
+        is_listed = len(location) == 2 and len(own) <= MOST_LISTED
+        use = f"use one of {', '.join(own)}" if is_listed else "use one of those in docs/config.md"
+        return Issue(join_key(location), f"unrecognized key; {use}")
     return Issue(join_key(location), "unrecognized key", best)
 
 
 def _known_keys(model: type[BaseModel]) -> dict[str, str]:
     """Key -> `section.key`. If several sections have the key, the first one counts."""
     found: dict[str, str] = {}
-    for section, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            for key in kind.model_fields:
-                found.setdefault(key, f"{section}.{key}")
+    for section in model.model_fields:
+        for key in _keys_of(model, section):
+            found.setdefault(key, f"{section}.{key}")
     return found
+
+
+def _keys_of(model: type[BaseModel], section: str) -> tuple[str, ...]:
+    kind = model.model_fields[section].annotation
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return tuple(kind.model_fields)
+    return ()

@@ -232,6 +232,8 @@ def test_an_evaluation_is_read_with_its_own_sections() -> None:
     assert not list(config_issues(config))
     with pytest.raises(InvalidConfig, match=r"invalid evaluation config: training: unrecognized"):
         parse_eval(toml(training={"lr": 1}))
+    with pytest.raises(InvalidConfig, match="use one of limit, n, batch_size, pass_threshold, "):
+        parse_eval(toml(evaluation={"pass_k": 4}))
 
 
 def test_thousands_of_unknown_keys_are_answered_by_the_first_hundred() -> None:
