@@ -159,7 +159,8 @@ def print_event_line(view: RunView, name: str, event: Document) -> None:
 
 
 def _status_and_phase(view: RunView) -> str:
-    return view.status if view.status == view.phase else f"{view.status} ({view.phase})"
+    is_told = view.has_ended or view.status == view.phase
+    return view.status if is_told else f"{view.status} ({view.phase})"
 
 
 def last_step_figures(view: RunView) -> str:

@@ -45,8 +45,9 @@ LINK_USE = "opens once, within 10 minutes"
 def up(*, detach: bool, as_json: bool) -> None:
     """Start the server, its workers and its database on this machine, and restart them when they die.
 
-    State is kept in HEADRACE_HOME, and the server listens at HEADRACE_URL. Ctrl-C, SIGTERM or
-    `headrace down` stops everything.
+    State is kept in HEADRACE_HOME. The server listens at HEADRACE_URL, by default
+    http://127.0.0.1:8420. For another port, set HEADRACE_URL=http://127.0.0.1:9000 for this and every
+    other command. Ctrl-C, SIGTERM or `headrace down` stops everything.
     """
     from infra.settings.settings import Settings
 

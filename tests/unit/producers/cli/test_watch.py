@@ -126,6 +126,7 @@ def test_watch_ends_with_1_when_the_run_failed(server: FakeServer, headrace: Run
     assert ran.code == 1
     assert ran.error["code"] == "RUN_FAILED"
     assert "nothing works" in ran.error["message"]
+    assert "r: failed: nothing works" in headrace("train", "watch", "r").out
 
 
 def test_sigint_leaves_the_run_and_says_how_to_come_back(
