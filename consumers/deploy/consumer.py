@@ -117,7 +117,7 @@ def _begin(state: DeploymentsState, message: ModelDeployRequested) -> Decision:
         state = evolve(state, message)
     asked = state.pending[name]
     if asked.served.workspace != message.served.workspace:
-        return Decision(events=(_failure(name, message.request, _taken(name)),))
+        return Decision(events=(_failure(name, message.request, _name_conflict(name)),))
     if asked.request != message.request:
         return NOTHING
     return _load(state, message)
@@ -138,7 +138,7 @@ def _conflict(state: DeploymentsState, served: ServedModel) -> str | None:
     """Why a checkpoint cannot be deployed next to what is deployed; None if it can."""
     own = state.active.get(served.name)
     if own is not None and own.workspace != served.workspace:
-        return _taken(served.name)
+        return _name_conflict(served.name)
     for other in state.active.values():
         if other.base_key != served.base_key:
             is_visible = served.workspace in (None, other.workspace)
@@ -146,7 +146,7 @@ def _conflict(state: DeploymentsState, served: ServedModel) -> str | None:
     return None
 
 
-def _taken(name: str) -> str:
+def _name_conflict(name: str) -> str:
     return f"the name {name} is deployed by another workspace; choose another name"
 
 
@@ -201,26 +201,30 @@ def _compare(state: DeploymentsState, message: CheckpointChosen) -> Decision:
     if _is_known(state, effect):
         return NOTHING
     asked = ModelDeployRequested(deployment=effect.name, request=_best(effect.run), served=served)
-    replaced = () if now is None or loading is None else _replaced(loading, served)
+    replaced = () if now is None or loading is None else _answer_replaced(loading, served)
     begun = _begin(evolve(state, asked), asked)
     return Decision(events=(*replaced, asked, *begun.events), effects=begun.effects)
 
 
-def _replaced(loading: ModelDeployRequested, served: ServedModel) -> tuple[ModelDeploySkipped, ...]:
+def _answer_replaced(
+    loading: ModelDeployRequested, served: ServedModel
+) -> tuple[ModelDeploySkipped, ...]:
     """The answer to a run whose best checkpoint was still being loaded when a better one came."""
     if loading.request != _best(loading.served.run):
         return ()
     better = f"{served.ref} with {served.reward:.4g} is better than {loading.served.ref}"
-    return (_skipped(loading.deployment, loading.served.run, f"{better}, which was being loaded"),)
+    return (
+        _skip_event(loading.deployment, loading.served.run, f"{better}, which was being loaded"),
+    )
 
 
 def _skip(state: DeploymentsState, effect: ChooseCheckpoint, reason: str) -> Decision:
     if _is_known(state, effect):
         return NOTHING
-    return Decision(events=(_skipped(effect.name, effect.run, reason),))
+    return Decision(events=(_skip_event(effect.name, effect.run, reason),))
 
 
-def _skipped(name: str, run: str, reason: str) -> ModelDeploySkipped:
+def _skip_event(name: str, run: str, reason: str) -> ModelDeploySkipped:
     return ModelDeploySkipped(deployment=name, request=_best(run), run=run, reason=reason)
 
 

@@ -128,9 +128,9 @@ class AlertChannels:
         server = self._settings.server
         if server is None:
             raise AlertAway("no mail server is set; set HEADRACE_SMTP_URL")
-        message = mail_of(identity, json.loads(content), self._settings.mail_from, to)
-        message["Date"] = format_datetime(datetime.now(UTC))
         try:
+            message = mail_of(identity, json.loads(content), self._settings.mail_from, to)
+            message["Date"] = format_datetime(datetime.now(UTC))
             await _deliver(server, message)
         except aiosmtplib.SMTPRecipientsRefused as error:
             raise AlertAway(

@@ -264,11 +264,11 @@ async def test_a_mail_address_that_no_mail_can_have_is_refused(app: Application)
     assert good.status_code == 201
 
 
-def test_a_mail_that_cannot_be_made_is_not_delivered_and_stops_no_other() -> None:
+async def test_a_mail_that_cannot_be_made_is_not_delivered_and_stops_no_other() -> None:
     settings = AlertSettings(server=MailServer("127.0.0.1", 9, is_tls=False))
     channels = AlertChannels(settings, None, allowed=LOOPBACK)  # type: ignore[arg-type]  # mails need no database
     with pytest.raises(AlertAway, match="ValueError"):
-        channels._mail("run/ended", {"text": "x"}, ["=?utf-8?q?=0aBcc?=@x.org"])
+        await channels.send("mail:=?utf-8?q?=0aBcc?=@x.org", "run/ended", '{"text": "x"}')
 
 
 async def test_of_simultaneous_requests_at_the_limit_one_adds_a_target(app: Application) -> None:
