@@ -218,14 +218,17 @@ class Quotas:
     ) -> QuotaExceeded:
         if window := WINDOWS.get(name):
             end = await connection.fetchrow(SQL["window_end"], window)
-            frees, retry_s = f"at {end['ends_at']:%Y-%m-%d %H:%M} UTC", float(end["left_s"])
+            retry_s = float(end["left_s"])
+            frees = f"it frees at {end['ends_at']:%Y-%m-%d %H:%M} UTC"
         else:
-            frees, retry_s = "when one of them ends", ASK_AGAIN_S
+            frees, retry_s = "it frees when one of them ends", ASK_AGAIN_S
+        if most == 0:
+            frees = "an administrator set it to 0"
         shown = "WORKSPACE"
         if holder.workspace is not None:
             shown = await workspace_name(connection, holder.workspace)
         return QuotaExceeded(
-            f"quota {name}: this {holder.kind} may have {most} {QUOTAS[name]}; it frees {frees}, and "
+            f"quota {name}: this {holder.kind} may have {most} {QUOTAS[name]}; {frees}, and "
             f"`headrace workspace quotas {shown}` shows limits and use",
             retry_s=retry_s,
         )

@@ -86,6 +86,16 @@ async def test_of_simultaneous_submits_at_a_limit_of_one_exactly_one_gets_in(
     assert (await submit(other)).status_code == 201
 
 
+@pytest.mark.parametrize("name", ["runs_at_once", "runs_per_day"])
+async def test_a_quota_of_zero_says_who_set_it_and_not_that_it_frees(
+    ready: Application, name: str
+) -> None:
+    await set_limits(ready, **{name: 0})
+    text = refusal(await submit(ready), name)
+    assert "an administrator set it to 0, and `headrace workspace quotas w`" in text
+    assert "frees" not in text
+
+
 async def test_admissions_of_two_processes_at_one_moment_are_counted_one_by_one(
     ready: Application, other: Application
 ) -> None:
