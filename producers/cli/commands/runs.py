@@ -162,7 +162,9 @@ def stop(client: Client, run: str) -> Output:
     A step that the learner takes is finished. Samples of later steps are dropped.
     """
     answer = client.post(f"/runs/{path_segment(run)}/stop")
-    return Output(answer, f"{run} will stop when its learner is idle, with a final checkpoint")
+    waits = [f"now it waits: {wait['message']}" for wait in answer.get("waiting_for") or ()]
+    said = f"{run} will stop when its learner is idle, with a final checkpoint"
+    return Output(answer, said, waits)
 
 
 @command(None, "pause", example="headrace train pause my-run")

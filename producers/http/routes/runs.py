@@ -10,7 +10,7 @@ from starlette.responses import Response
 from infra.ports.actor import Actor
 from infra.readmodel.run_pages import RunFilter, RunKind
 from infra.readmodel.runs import RunJson
-from infra.readmodel.wait_reasons import WaitJson, wait_for_approval, waits_of
+from infra.readmodel.wait_reasons import WaitJson, What, wait_for_approval, waits_of
 from infra.settings.quotas import SAMPLES
 from infra.spine.ports.event_log import Cursor
 from producers.core.estimates import estimate, has_gpu
@@ -35,6 +35,8 @@ STATUSES = (
     "killed",
     "unknown",
 )
+HOLDING: tuple[What, ...] = ("release", "letter", "stalled", "workers")
+"""The reasons to wait for which a run may not stop until somebody does something."""
 
 
 def services(request: Request) -> Services:
@@ -218,7 +220,11 @@ async def command(request: Request) -> Response:
     run, cursor = await services(request).control.run(
         verb, ref, cause=cause_of(request, f"control/{verb}/{ref}")
     )
-    return ApiResponse({"run": await run_json(request, run, after=cursor)})
+    answer: dict[str, object] = {"run": await run_json(request, run, after=cursor)}
+    if verb == "stop":
+        waits = await waiting_for(request, run)
+        answer["waiting_for"] = [wait for wait in waits if wait["what"] in HOLDING]
+    return ApiResponse(answer)
 
 
 async def approve(request: Request) -> Response:

@@ -564,3 +564,12 @@ def test_info_and_status_say_what_is_waited_for(headrace: Run, server: FakeServe
     assert "the log is held back by pid 42" in headrace("train", "info", "n").out
     server.answer("GET", "/status", {"waiting_for": waits})
     assert "the log is held back by pid 42" in headrace("status").out
+
+
+def test_a_stop_tells_what_the_run_waits_for(server: FakeServer, headrace: Run) -> None:
+    said = "r will stop when its learner is idle, with a final checkpoint\n"
+    held = {"what": "release", "message": "start newer workers"}
+    for waits in ({"waiting_for": [held]}, {}):
+        server.answer("POST", "/runs/r/stop", {"run": {}, **waits})
+    assert headrace("train", "stop", "r").out == f"{said}now it waits: start newer workers\n"
+    assert headrace("train", "stop", "r").out == said

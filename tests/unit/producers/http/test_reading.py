@@ -297,6 +297,17 @@ async def test_commands_that_make_no_sense_are_conflicts(app: Application) -> No
     assert types.count("rl.run.pause-requested") == 1
 
 
+async def test_a_stop_says_what_holds_the_run(app: Application) -> None:
+    await app.append(list(beginning("r1", "first", steps=2)))
+    await app.database.durable.execute(
+        "insert into run_gates as g (run_id, state, decider) values ('r1', 'open', 9)"
+        " on conflict (run_id) do update set decider = 9"
+    )
+    waits = (await app.post("/runs/r1/stop", {})).json()["waiting_for"]
+    assert [wait["what"] for wait in waits] == ["release", "workers"]
+    assert "run r1 began under a newer release" in waits[0]["message"]
+
+
 async def test_a_run_without_progress_or_workers_is_unknown(app: Application) -> None:
     events = list(beginning("r1", "first", steps=2))
     await app.append(events)
