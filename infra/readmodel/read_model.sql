@@ -486,7 +486,7 @@ select * from {rejected_uploads} d where id = $2 and {dataset_to_show}
 -- part: select_workspaces
 select workspace as id, name, url, status, commit_sha, rollouts,
   nullif(error, '') as error, created_at, updated_at, nullif(forge, '') as forge,
-  default_branch, refs_at, nullif(refs_error, '') as refs_error, push_error from workspaces
+  default_branch, refs_at, nullif(refs_error, '') as refs_error, push_error, status_error from workspaces
 left join lateral (
   select case
     when p.error is not null then p.ref || ' at ' || left(p.after, 12) || ': ' || p.error
@@ -495,6 +495,14 @@ left join lateral (
     end as push_error
   from pushes p where p.workspace = workspaces.workspace and p.examined order by p.number desc limit 1
 ) newest on true
+left join lateral (
+  select 'commit ' || left((select d.data -> 'status' ->> 'sha' from events d
+      where d.stream = e.stream and d.data -> 'status' is not null order by d.version desc limit 1), 12)
+    || ': ' || (e.data ->> 'error') as status_error
+  from events e where e.run_id = workspaces.workspace
+    and e.type in ('rl.status.posted', 'rl.workspace.connected', 'rl.workspace.disconnected')
+  order by e.xid desc, e.position desc limit 1
+) answered on true
 
 -- name: page_of_workspaces
 {select_workspaces} where $1::text is null or workspace = $1

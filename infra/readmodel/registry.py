@@ -51,7 +51,8 @@ class RejectedUpload(TypedDict):
 
 class WorkspaceJson(TypedDict):
     """`rollouts` is JSON text. `forge` is the connected forge. `refs_error` says why its refs could
-    not be listed, and `push_error` what is wrong with the newest push that was examined."""
+    not be listed, `push_error` what is wrong with the newest push that was examined, and
+    `status_error` why the forge refused the last status of a commit."""
 
     id: str
     name: str
@@ -67,6 +68,7 @@ class WorkspaceJson(TypedDict):
     refs_at: datetime | None
     refs_error: str | None
     push_error: str | None
+    status_error: str | None
 
 
 class EvaluationJson(TypedDict):

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from infra.readmodel.registry import Registry
 from infra.spine.ports.event_log import Cursor
 from infra.spine.postgres.event_log import PostgresLog
 from infra.spine.postgres.notify import Notifier
@@ -105,3 +106,23 @@ async def test_twin_without_its_index_the_tail_walks_through_everything(
     await execute(database.url, "drop index events_tail")
     await log.tail(Cursor(), limit=100)
     assert await walked(database, asked)
+
+
+async def test_the_last_answer_to_a_commit_status_has_an_index_of_its_own(
+    filled: tuple[PostgresLog, Asked], database: Database
+) -> None:
+    """A workspace whose forge was never asked has no such answer among all its events."""
+    await execute(
+        database.url,
+        "insert into workspaces (workspace, name, url, created_at) values ('r7', 'w', '/r', now())",
+    )
+    registry, asked = Registry(database), Asked(database.durable)
+    registry._pool = cast("Pool", asked)
+    assert await registry.workspace("r7") is not None
+    [(sql, arguments)] = asked.said
+    told = await database.durable.fetchval(f"explain (format json) {sql}", *arguments)
+    plan = json.loads(told) if isinstance(told, str) else told
+    assert {"events_posted", "events_stream"} <= {
+        node.get("Index Name") for node in nodes(plan[0]["Plan"])
+    }
+    assert not await walked(database, asked)

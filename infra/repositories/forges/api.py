@@ -1,5 +1,6 @@
 """The forges of all connected workspaces: `infra.ports.services.Forges`, and credentials for git."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Protocol, Self
@@ -21,9 +22,12 @@ from infra.repositories.git.credentials import (
     TokenCredential,
 )
 from infra.settings.git import AllowedAddresses
-from schemas.errors import ForgeAway, InvalidConfig
+from schemas.errors import ForgeAway, InvalidConfig, Refused
 from schemas.events import ForgeKind
+from schemas.secrets.redact import redact_setting
 from schemas.specs import CommitStatus
+
+logger = logging.getLogger(__name__)
 
 APP_USER = "x-access-token"
 """The name under which git uses an installation token of a GitHub App."""
@@ -106,19 +110,22 @@ class ForgeApis:
         connection = await self._find(status.workspace)
         if connection is None:
             return False
-        forge = self.open(connection)
-        if forge is None:
-            return False
-        link = None if status.link is None else self._public_url + status.link
-        shown = ShownStatus(status.context, status.state, status.text, link)
         try:
+            forge = self.open(connection)
+            if forge is None:
+                return False
+            link = None if status.link is None else self._public_url + status.link
+            shown = ShownStatus(status.context, status.state, status.text, link)
             await forge.post_status(status.sha, shown)
-        except ForgeRefusal as refused:
-            if refused.answered == 401 and self._forget(connection):
+        except Refused as refused:
+            is_401 = isinstance(refused, ForgeRefusal) and refused.answered == 401
+            if is_401 and self._forget(connection):
                 raise ForgeAway(
                     "the forge refuses the App's installation token before it expires; a new one is "
                     "made"
                 ) from refused
+            repository = redact_setting(connection.url)
+            logger.warning("%s shows no status on %s: %s", repository, status.sha, refused)
             raise
         return True
 

@@ -103,6 +103,9 @@ create index events_refs on events (stream, type, version)
 -- The syncs that look at a whole commit, and not only at what a run needs.
 create index events_synced on events (stream, version)
     where type = 'rl.workspace.synced' and data ->> 'requester' is null;
+-- Whether the forge of a workspace took the last commit status, unless it was connected or disconnected since.
+create index events_posted on events (run_id, xid, position)
+    where type in ('rl.status.posted', 'rl.workspace.connected', 'rl.workspace.disconnected');
 
 -- An event is a fact: nobody rewrites or removes one, whatever the rights of the role. The exception is the
 -- transaction in which one of the retention functions below runs; `begin_removal` marks it.

@@ -20,7 +20,8 @@ workspace = group("workspace", "Git repositories with rollouts: register, list, 
 SYNC_S, INSTALL_S = 20.0, 600.0
 WAITING = ("pending", "syncing", "installing")
 ALWAYS_SHOWN = ("id", "url", "status", "commit_sha", "error")
-SHOWN = (*ALWAYS_SHOWN, "forge", "default_branch", "refs_at", "refs_error", "push_error")
+ERRORS = ("refs_error", "push_error", "status_error")
+SHOWN = (*ALWAYS_SHOWN, "forge", "default_branch", "refs_at", *ERRORS)
 
 
 @command(workspace, "add", example="headrace workspace add . --name sums")

@@ -566,6 +566,14 @@ def test_info_and_status_say_what_is_waited_for(headrace: Run, server: FakeServe
     assert "the log is held back by pid 42" in headrace("status").out
 
 
+def test_a_workspace_shows_why_its_forge_refused_a_status(
+    server: FakeServer, headrace: Run
+) -> None:
+    error = "refs/heads/main at c0ffee: h answers 307"
+    server.answer("GET", "/workspaces/w", {"workspace": {"name": "w", "status_error": error}})
+    assert error in headrace("workspace", "info", "w").out
+
+
 def test_a_stop_tells_what_the_run_waits_for(server: FakeServer, headrace: Run) -> None:
     said = "r will stop when its learner is idle, with a final checkpoint\n"
     held = {"what": "release", "message": "start newer workers"}
