@@ -130,7 +130,7 @@ def download(client: Client, ref: str, directory: Path | None, *, force: bool) -
     """
     found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
     named = str(found.get("ref") or ref)
-    directory = directory or Path(UNUSUAL.sub("-", named))
+    directory = directory or Path(UNUSUAL.sub("-", named).strip(".") or "checkpoint")
     is_in_use = directory.exists() and any(directory.iterdir())
     if is_in_use and not force:
         raise Failure("CONFLICT", f"{directory} is not empty; name a new directory, or add --force")

@@ -363,10 +363,11 @@ async def mail_server(
     lines: list[str], extension: str = "SIZE", refused: str = "nobody@"
 ) -> AsyncIterator[MailServer]:
     """A mail server that refuses one recipient, and notes what it hears."""
-    served = set()
+    served: list[asyncio.Task[None]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served.add(asyncio.current_task())
+        if (task := asyncio.current_task()) is not None:
+            served.append(task)
         writer.write(b"220 here\r\n")
         in_data = False
         while line := (await reader.readline()).decode():
