@@ -336,6 +336,8 @@ def _capacity(facts: Facts) -> Iterator[WaitJson]:
         able = _able(facts, lane)
         if able and any(e.lane == lane and _is_on_time(e) for e in facts.effects):
             continue
+        if able and lane == "generate" and facts.quota is not None:
+            continue  # `_quota` says why no worker claims them
         types = ", ".join(sorted({e.type for e in due if e.lane == lane}))
         said = f"{count} of its effects in lane {lane} are due ({types})"
         if not able:

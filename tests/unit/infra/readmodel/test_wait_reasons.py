@@ -294,8 +294,11 @@ async def test_a_run_held_by_the_samples_of_its_workspace_says_so(database: Data
         effect("GenerateSample", run="other", lane="generate", worker="live"),
     ):
         await execute(database.url, statement)
+    await execute(database.url, "update workers set lanes = '{train, generate}'")
     held = "quota: its workspace has 1 samples in flight and may have 1; "
-    assert (await said(database, most_samples=1))[0].startswith(held)
+    found = await said(database, most_samples=1)
+    assert found[0].startswith(held)
+    assert not any(line.startswith("capacity") for line in found), "nobody is about to claim it"
     for most in (2, None):
         assert not any("quota" in line for line in await said(database, most_samples=most))
     quota = (
