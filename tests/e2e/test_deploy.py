@@ -191,6 +191,7 @@ def test_one_key_does_not_fill_the_memory(
     assert {400, 413} & set(statuses), "what is admitted is refused for its length"
     for name in pids:
         assert most[name] < before[name] + 300, seen
+        assert after[name] < before[name] + 128, f"most of it is given back: {seen}"
 
 
 def resident_mib(pid: int) -> int:
