@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for --max-lora-rank."""
@@ -66,7 +67,7 @@ class VllmLaunch:
         """How many sequences it computes at once, from its arguments; None for vLLM's default. The
         last one counts, as it does for vLLM."""
         found = None
-        for word, following in zip(self.arguments, (*self.arguments[1:], ""), strict=True):
+        for word, following in pairwise((*self.arguments, "")):
             name, _, value = word.partition("=")
             if name in ("--max-num-seqs", "--max_num_seqs"):
                 value = value or following
