@@ -17,7 +17,7 @@ from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import UNPRIVILEGED
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.sampling import Grade, Message, SampleRecord
+from schemas.sampling import Grade, Message, SampleFailure, SampleRecord
 from schemas.specs import RewardSpec, RolloutRef
 from tests.kit.sandboxed_code import SNAPSHOT, store_rollout
 
@@ -94,6 +94,9 @@ class Check(Grader):
                 spoken = [[message["content"] for message in one] for one in sample.branches]
                 values = {"branches": float(spoken == [["a", "b"], ["a", "c"]][: len(spoken)])}
                 values["branches"] += len(spoken)
+            if ctx.label == "ends":
+                failure = [None, "agent_error", "timeout"].index(sample.failure)
+                values = {"ends": 10.0 * failure + sample.truncated}
             ctx.set_sample_reward(name, values.get(ctx.label, 0.5))
 
 
@@ -387,6 +390,15 @@ async def test_a_grader_sees_every_branch(user: LocalUserCode, rollout: RolloutR
         ],
     )
     assert [grade.reward for grade in graded.grades] == [2.0, 3.0]
+
+
+async def test_a_grader_sees_how_an_attempt_ended(user: LocalUserCode, rollout: RolloutRef) -> None:
+    late = SampleFailure(category=FailureCategory.TIMEOUT, message="why")
+    ends = [SampleRecord(index=0, truncated=True), SampleRecord(index=1, failure=late)]
+    graded = await user.grade(
+        rollout, owner=OWNER, group="g", label="ends", metadata={}, samples=ends
+    )
+    assert [grade.reward for grade in graded.grades] == [1.0, 20.0]
 
 
 @pytest.mark.parametrize(
