@@ -12,6 +12,7 @@ from schemas.events import RunFinished, RunPaused, RunStarted
 from schemas.ids import GroupKey, Purpose, WorkerId, sample_id
 from schemas.sampling import Message
 from tests.kit.application import Application
+from tests.kit.showcase import FIRST, fill
 from tests.kit.specs import DATASET
 from tests.kit.story import batch_of, beginning, checkpoint, step, whole_run
 
@@ -141,6 +142,24 @@ async def test_a_sample_is_shown_with_what_its_code_left_behind(told: Applicatio
     for wrong in ("r1-train-2-0-0.7", "r1-train-9-0-0.0", "r2-train-2-0-0.0", "nothing"):
         answer = await told.api.get(f"/api/v1/runs/first/samples/{wrong}")
         assert answer.status_code == 404
+
+
+async def test_samples_have_all_branches_in_lists_and_alone(app: Application) -> None:
+    await fill(app, steps=2)
+    page = await app.get(f"/runs/{FIRST}/samples", step=2, limit=50)
+    listed = next(sample for sample in page["samples"] if sample["branches"])
+    alone = (await app.get(f"/runs/{FIRST}/samples/{listed['id']}"))["sample"]
+    for sample in (listed, alone):
+        answered, checked = sample["branches"]
+        assert answered == sample["messages"]
+        assert [message["content"] for message in checked] == [
+            "Is 137 the result of 12 * 11 + 5?",
+            "Yes, it is.",
+        ]
+    call = alone["branches"][0][2]["tool_calls"][0]
+    assert call["function"]["name"] == "calculator", "as OpenAI writes it"
+    other = next(sample for sample in page["samples"] if not sample["branches"])
+    assert (await app.get(f"/runs/{FIRST}/samples/{other['id']}"))["sample"]["branches"] == []
 
 
 async def test_logs_read_like_a_story_from_either_end(told: Application) -> None:

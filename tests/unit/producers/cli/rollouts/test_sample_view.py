@@ -52,6 +52,12 @@ def client() -> Client:
     return Client(ServerAddress("http://server", None), transport=httpx.MockTransport(answer))
 
 
+BRANCHES = [
+    SAMPLE["messages"],
+    [{"role": "user", "content": "Is it 6?"}, {"role": "assistant", "content": f"Yes.{RED}"}],
+]
+
+
 def test_a_sample_is_shown_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
     show_sample(client(), "/runs/r1/samples/s", files=None, as_json=False)
     shown = capsys.readouterr().out
@@ -68,6 +74,21 @@ def test_a_sample_is_shown_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> N
     ):
         assert text in shown
     assert "\x1b" not in shown
+
+
+def test_branches_are_shown_once_each_and_kept_in_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SAMPLE, "branches", BRANCHES)
+    show_sample(client(), "/runs/r1/samples/s", files=None, as_json=False)
+    shown = capsys.readouterr().out
+    assert shown.count("2 * 3?") == 1, "it is the conversation that is shown first"
+    assert "branch 1 of 2" not in shown
+    assert shown.index("calls multiply") < shown.index("branch 2 of 2:") < shown.index("Is it 6?")
+    assert shown.index("Yes.") < shown.index("reward: 0.75")
+    assert "\x1b" not in shown
+    show_sample(client(), "/runs/r1/samples/s", files=None, as_json=True)
+    assert json.loads(capsys.readouterr().out)["sample"]["branches"] == BRANCHES
 
 
 def test_files_stay_inside_of_the_directory(
