@@ -1,5 +1,7 @@
 """HEADRACE_CAPACITY, and the places of a lane without it."""
 
+import os
+
 import pytest
 
 from infra.settings.capacity import LANES, parse_capacity
@@ -35,6 +37,29 @@ def test_a_process_holds_what_it_computes_at_once() -> None:
     chosen = capacity_of({"generate": 7, "control": 2}, generate=64)
     assert (chosen[Lane.GENERATE], chosen[Lane.CONTROL]) == (7, 2)
     assert Lane.GENERATE not in capacity_of({}, generate=None)
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory_mib", "places"),
+    [
+        (8, 64 << 10, 32),
+        (64, 8 << 10, 32),
+        (8, 8000, 31),
+        (2, 16 << 10, 8),
+        (1, 16 << 10, 4),
+        (8, 512, 4),
+    ],
+)
+def test_graders_get_four_places_a_core_or_one_for_each_256_mib(
+    monkeypatch: pytest.MonkeyPatch, cores: int, memory_mib: int, places: int
+) -> None:
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory_mib << 8}
+    with monkeypatch.context() as machine:
+        machine.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+        machine.setattr(os, "sysconf", sizes.__getitem__)
+        found = capacity_of({}, generate=None)
+        chosen = capacity_of({"user": 7}, generate=None)
+    assert (found[Lane.USER], chosen[Lane.USER]) == (places, 7)
 
 
 def test_an_engine_has_spare_places_unless_the_operator_sets_its_places() -> None:
