@@ -205,7 +205,8 @@ test-properties: $(READY)
 # or type, and one run from end to end. For example: make test-python PYTHON=python3.12 VENV=.venv312
 PYTHON_TESTS := tests/unit/headrace tests/unit/schemas tests/unit/infra/settings \
 	tests/unit/infra/test_task_cancellation.py tests/unit/infra/test_task_groups.py tests/unit/infra/test_imports.py tests/unit/producers/cli \
-	tests/e2e/test_run.py
+	tests/unit/infra/spine/runtime/test_stray_cancellations.py \
+	tests/unit/infra/repositories/git/hostile/test_hostile_answers.py tests/e2e/test_run.py
 test-python: $(READY)
 	$(PYTEST) -m 'not ($(APART))' $(PYTHON_TESTS) $(ARGS)
 
