@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.sandbox.user_process import UNPRIVILEGED
+from tests.kit.ordinary_users import may_be_reached_by_all
 
 ANSWER_S = 5.0
 
@@ -103,5 +104,4 @@ class Neighbour:
 def python_of_victims() -> str:
     """A Python that every user can run."""
     here = Path(sys.executable).resolve()
-    passable = all(place.stat().st_mode & 0o001 for place in (here, *here.parents))
-    return str(here) if passable else "/usr/bin/python3"
+    return str(here) if may_be_reached_by_all(here) else "/usr/bin/python3"

@@ -17,6 +17,7 @@ import pydantic
 import pytest
 
 from infra.sandbox.service import self_protection
+from tests.kit.ordinary_users import may_be_reached_by_all
 from tests.kit.platform import eventually
 
 pytestmark = pytest.mark.processes
@@ -111,8 +112,7 @@ def test_a_service_holds_no_credentials_but_a_fork_would(tmp_path: Path) -> None
 
 @needs_root
 @pytest.mark.skipif(
-    not all(folder.stat().st_mode & 0o001 for folder in (ROOT, *ROOT.parents)),
-    reason="needs a clone that every user can read",
+    not may_be_reached_by_all(ROOT), reason="needs a clone that every user can read"
 )
 @pytest.mark.skipif(
     not SYSTEM_PYTHON.exists()
