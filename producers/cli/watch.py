@@ -149,7 +149,7 @@ def print_event_line(view: RunView, name: str, event: Document) -> None:
         say(f"{name}: step {progress}  {last_step_figures(view)}")
     elif kind == "rl.evaluation.settled" and view.validations:
         step, reward = view.validations[-1]
-        say(f"{name}: held-out reward at step {step}: {reward:.3f}")
+        say(f"{name}: held-out reward at step {step}: {reward:.3f}{_held_out_interval(view)}")
     elif kind == "rl.checkpoint.settled":
         say(f"{name}: checkpoint {name}@{view.checkpoints[-1]}")
     elif kind == "rl.run.warned":
@@ -175,6 +175,12 @@ def last_step_figures(view: RunView) -> str:
     if view.rates:
         shown.append(f"{view.rates[-1]:,.0f} tokens/s")
     return "  ".join(shown)
+
+
+def _held_out_interval(view: RunView) -> str:
+    """The interval of the newest held-out reward, to follow it; empty without one."""
+    ends = interval_text(view.held_out_interval)
+    return f"  (95 %: {ends})" if ends else ""
 
 
 def draw_panel(view: RunView, name: str, *, doing: str = "") -> "Panel":
@@ -206,9 +212,7 @@ def draw_panel(view: RunView, name: str, *, doing: str = "") -> "Panel":
         )
     if view.validations:
         held = "  ".join(f"{reward:.2f}@{step}" for step, reward in view.validations[-8:])
-        if view.held_out_interval:
-            held += f"  (95 %: {interval_text(view.held_out_interval)})"
-        rows.append(("held out", held))
+        rows.append(("held out", held + _held_out_interval(view)))
     if view.held_out_losses:
         held = "  ".join(f"{loss:.3f}@{step}" for step, loss in view.held_out_losses[-8:])
         rows.append(("held-out loss", held))

@@ -24,6 +24,13 @@ def difference_rows(differences: Sequence[Document]) -> list[tuple[object, ...]]
     ]
 
 
+def value_text(value: float | None, interval: Sequence[float] | None) -> str | None:
+    """A value, with its interval in brackets if it has one."""
+    if value is None or interval is None:
+        return None if value is None else cell_text(value)
+    return f"{cell_text(value)} ({interval_text(interval)})"
+
+
 def interval_text(interval: Sequence[float] | None) -> str | None:
     """An interval as text."""
     if interval is None:

@@ -10,12 +10,11 @@ from infra.readmodel.estimates import IntervalFigure, figures_in_order
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import FEW, OFFSET
-from producers.cli.display.figures import difference_rows, interval_text
+from producers.cli.display.figures import difference_rows, value_text
 from producers.cli.display.output import (
     Document,
     Output,
     Part,
-    cell_text,
     one_line,
     table,
 )
@@ -205,10 +204,7 @@ def _metric_rows(values: Mapping[str, list[float | None]]) -> list[tuple[object,
 
 
 def _figure(figure: IntervalFigure | None) -> str | None:
-    if figure is None:
-        return None
-    interval = interval_text(figure.interval)
-    return cell_text(figure.value) + (f" ({interval})" if interval else "")
+    return value_text(figure.value, figure.interval) if figure else None
 
 
 def _result(row: Document, which: int) -> str | None:

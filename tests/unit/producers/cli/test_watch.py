@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from producers.cli.client import Client, ServerAddress
 from producers.cli.display.output import sparkline
 from producers.cli.display.run_view import RunView
 from producers.cli.errors import Failure
 from producers.cli.event_stream import UNREACHABLE_S, follow_events, parse_events
-from producers.cli.watch import print_event_line
+from producers.cli.watch import draw_panel, print_event_line
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 
@@ -58,6 +59,26 @@ def test_a_view_is_the_fold_of_the_events() -> None:
     assert view.validations == [(0, 0.25)]
     assert view.checkpoints == [1]
     assert view.rates == [60.0]
+
+
+def test_the_newest_held_out_reward_is_shown_with_its_interval(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = RunView()
+    ends = {"eval/reward/low": 0.125, "eval/reward/high": 0.375}
+    first = event("rl.evaluation.settled", step=0, reward=0.25, metrics=ends)
+    view.fold(first)
+    assert view.held_out_interval == (0.125, 0.375)
+    print_event_line(view, "sums", first)
+    Console(width=100).print(draw_panel(view, "sums"))
+    line, panel = capsys.readouterr().out.split("\n", 1)
+    assert line == "sums: held-out reward at step 0: 0.250  (95 %: 0.125 to 0.375)"
+    assert "0.25@0  (95 %: 0.125 to 0.375)" in panel
+    second = event("rl.evaluation.settled", step=1, reward=0.5, metrics={"eval/reward/se": 0.0})
+    view.fold(second)
+    assert view.held_out_interval is None, "an interval is that of the newest reward"
+    print_event_line(view, "sums", second)
+    assert capsys.readouterr().out == "sums: held-out reward at step 1: 0.500\n"
 
 
 def test_a_line_of_a_warning_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
