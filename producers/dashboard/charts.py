@@ -84,6 +84,15 @@ def curves(several: Sequence[Points], *, width: float, height: float) -> tuple[C
     )
 
 
+def whiskers(low: Curve | None, high: Curve | None) -> str:
+    """A path with a line from each point of a curve to that of another one at the same step; empty
+    without both."""
+    if low is None or high is None:
+        return ""
+    pairs = zip(low.points.split(" "), high.points.split(" "), strict=True)
+    return "".join(f"M{start}L{end}" for start, end in pairs)
+
+
 def _draw(points: Points) -> Points:
     """The finite points of a curve, with 0 for noise; none if there are fewer than two."""
     finite = [(step, 0.0 if abs(value) < NOISE else value) for step, value in points]

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,6 +43,11 @@ def number(value: float | None, digits: int = 3) -> str:
         if not 1 <= abs(value) < 1e15
         else f"{value:.{digits}f}".rstrip("0").rstrip(".")
     )
+
+
+def interval(ends: Sequence[float]) -> str:
+    low, high = ends
+    return f"{number(low)} to {number(high)}"
 
 
 def percent(part: float | None) -> str:
@@ -114,6 +119,7 @@ def _encodable(value: object) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": number,
+    "interval": interval,
     "percent": percent,
     "duration": duration,
     "moment": moment,

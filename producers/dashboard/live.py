@@ -24,8 +24,9 @@ from infra.rate_limited_log import RateLimit
 from infra.readmodel.runs import RunJson, Runs
 from infra.spine.ports.clock import Clock
 from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
+from producers.dashboard import formats
 from producers.dashboard.charts import finite_points, thin
-from producers.dashboard.pages.run import ENDED, TITLES, VALIDATION, figures_of, state_of
+from producers.dashboard.pages.run import DRAWN, ENDED, INTERVAL, VALIDATION, figures_of, state_of
 from producers.dashboard.pages.runs import progress, progress_text, times_left
 from producers.dashboard.routing import PageRoute
 from producers.http.auth import is_still_valid
@@ -139,7 +140,8 @@ class LiveRuns:
         """A message with the points of a run (its id) from the step `known` on. That step is sent again,
         because some metrics of a step are later than others. Validations may be many steps later, so all
         of them are sent again. A browser leaves out those that it has."""
-        last = {key: -1 if key == VALIDATION else known - 1 for key in keys}
+        all_again = (VALIDATION, *INTERVAL)
+        last = {key: -1 if key in all_again else known - 1 for key in keys}
         found: dict[str, list[tuple[int, float]]] = {}
         for _ in range(MISSED_READS):
             points = await self._runs.new_points(run, last)
@@ -194,9 +196,11 @@ class LiveRuns:
             return None
         feed.figures_at, now = elapsed_s, self._clock.now()
         left = await times_left(self._runs, [run], now)
+        figures = await figures_of(self._runs, run, now=now)
         shown = {
             **state,
-            "figures": [one.text for one in await figures_of(self._runs, run, now=now)],
+            "figures": [one.text for one in figures],
+            "intervals": [one.interval and formats.interval(one.interval) for one in figures],
             "progress": progress_text(run, left.get(run["id"])),
             "part": progress(run),
         }
@@ -228,7 +232,7 @@ def _event(values: Mapping[str, object], identity: str) -> bytes:
 async def follow(request: Request) -> Response:
     """The new points of a run as server-sent events."""
     run, _ = await find_run(request)
-    live, keys = _live_runs(request), tuple(TITLES)
+    live, keys = _live_runs(request), DRAWN
     found = STEP_ID.fullmatch(request.headers.get("last-event-id", ""))
     known = int(found[1]) if found else None
     if run["status"] in ENDED:

@@ -10,12 +10,12 @@ from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from infra.readmodel.estimates import is_figure
+from infra.readmodel.estimates import HIGH, LOW, Interval, interval_of, is_figure
 from infra.readmodel.runs import ALL_STEPS, CurveEnds, RunJson, Runs
 from producers.core.history.notes import LONGEST_NOTE
 from producers.core.history.provenance import Provenance, provenance_of
 from producers.dashboard import formats
-from producers.dashboard.charts import curves, finite_points
+from producers.dashboard.charts import curves, finite_points, whiskers
 from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.pages.runs import REWARD, duration_s, progress, progress_text, times_left
@@ -44,6 +44,12 @@ TITLES = {
     "rollout/zero_variance_ratio": "Groups without Variance",
 }
 """The metrics that a run's page draws first, in this order."""
+
+INTERVAL = (VALIDATION + LOW, VALIDATION + HIGH)
+"""The ends of the 95 % interval of the held-out reward."""
+
+DRAWN = (*TITLES, *INTERVAL)
+"""The metrics that a run's page draws, with the ends of intervals."""
 
 FIGURES = tuple(TITLES)[:9]
 """The metrics whose newest value is among the figures of the overview."""
@@ -98,6 +104,7 @@ class Figure:
     title: str
     value: float | None
     form: Callable[[float | None], str] = formats.number
+    interval: Interval | None = None
 
     @property
     def text(self) -> str:
@@ -109,7 +116,7 @@ async def show(request: Request) -> Response:
     core, now = services(request), services(request).clock.now()
     keys = [key for key in await core.readmodel.runs.metric_keys(run["id"]) if is_figure(key)]
     sampled = await core.readmodel.runs.sampled_curves(
-        run["id"], list(TITLES), most=SVG_POINTS, since=_since(request, run), steps=_steps(request)
+        run["id"], DRAWN, most=SVG_POINTS, since=_since(request, run), steps=_steps(request)
     )
     left = await times_left(core.readmodel.runs, [run], now)
     lines, _ = await core.readmodel.runs.logs(run["id"], limit=LOG_LINES, level=_level(request))
@@ -156,13 +163,12 @@ async def show(request: Request) -> Response:
     )
 
 
-async def _other_metrics(
-    request: Request, run: RunJson, keys: Sequence[str]
-) -> Mapping[str, float]:
+async def _other_metrics(request: Request, run: RunJson, keys: Sequence[str]) -> Sequence[Figure]:
     """The newest values of the metrics that have no curve on the page, such as each reward."""
     others = [key for key in keys if key not in TITLES and key not in TIMES][:MOST_OTHERS]
-    ends = await services(request).readmodel.runs.ends(run["id"], others)
-    return {key: ends[key].last[1] for key in others if key in ends}
+    names = [key + end for key in others for end in ("", LOW, HIGH)]
+    ends = await services(request).readmodel.runs.ends(run["id"], names)
+    return [_newest(ends, key, key) for key in others if key in ends]
 
 
 async def _time_split(request: Request, run: RunJson) -> Sequence[tuple[str, float, float]]:
@@ -237,14 +243,23 @@ def _level(request: Request) -> str | None:
 
 async def figures_of(runs: Runs, run: RunJson, *, now: datetime) -> Sequence[Figure]:
     """The figures of the overview. They are those of the whole run, whatever its curves show."""
-    ends = await runs.ends(run["id"], FIGURES)
+    ends = await runs.ends(run["id"], (*FIGURES, *INTERVAL))
     return (
         Figure("Duration", duration_s(run, now), formats.duration),
         Figure("Reward", run["reward"]),
         Figure("Improvement", _improvement(ends.get(REWARD))),
         Figure("Samples", await runs.total(run["id"], SAMPLES)),
-        *(Figure(TITLES[key], ends[key].last[1] if key in ends else None) for key in FIGURES),
+        *(_newest(ends, key, TITLES[key]) for key in FIGURES),
     )
+
+
+def _newest(ends: Mapping[str, CurveEnds], key: str, title: str) -> Figure:
+    """The newest value of a metric, with its interval if it has one."""
+    if key not in ends:
+        return Figure(title, None)
+    step, value = ends[key].last
+    of_step = {name: one.last[1] for name, one in ends.items() if one.last[0] == step}
+    return Figure(title, value, interval=interval_of(of_step, key))
 
 
 def _improvement(rewards: CurveEnds | None) -> float | None:
@@ -259,8 +274,10 @@ def drawing(
     *,
     is_large: bool = False,
 ) -> Mapping[str, object]:
-    """The curves of these metrics in common axes."""
-    svgs = curves([found.get(key, ()) for key in keys], width=WIDTH, height=HEIGHT)
+    """The curves of these metrics in common axes, and the 95 % interval of the held-out reward."""
+    shown = [found.get(key, ()) for key in keys]
+    ends = _interval_points(found) if VALIDATION in keys else ((), ())
+    *svgs, low, high = curves([*shown, *ends], width=WIDTH, height=HEIGHT)
     lines = [
         {
             "key": key,
@@ -275,10 +292,21 @@ def drawing(
     return {
         "lines": lines,
         "is_large": is_large,
+        "interval_of": VALIDATION if VALIDATION in keys else None,
+        "whiskers": whiskers(low, high),
         "has_points": bool(drawn),
         "least": drawn[0].least if drawn else None,
         "largest": drawn[0].largest if drawn else None,
     }
+
+
+def _interval_points(
+    found: Mapping[str, Sequence[tuple[int, float]]],
+) -> tuple[Sequence[tuple[int, float]], Sequence[tuple[int, float]]]:
+    """The two ends of the interval, at the steps that have both."""
+    low, high = (dict(found.get(key, ())) for key in INTERVAL)
+    steps = [s for s in low if s in high and math.isfinite(low[s]) and math.isfinite(high[s])]
+    return [(step, low[step]) for step in steps], [(step, high[step]) for step in steps]
 
 
 def _buttons(run: RunJson) -> tuple[str, ...]:
@@ -297,6 +325,7 @@ async def data(request: Request) -> Response:
     content = {
         "run": run,
         "figures": {one.title: one.value for one in figures},
+        "intervals": {one.title: one.interval for one in figures if one.interval},
         "eta_s": left.get(run["id"]),
         "time_split_s": {name: seconds for name, seconds, _ in split},
         "provenance": await _provenance(request, run),

@@ -14,7 +14,7 @@ from infra.identity.shares import DEFAULT_DAYS, MOST_DAYS
 from infra.ports.actor import Actor, acting_as
 from infra.readmodel.runs import RunJson
 from producers.dashboard.forms import read_session_form
-from producers.dashboard.pages.run import SVG_POINTS, TITLES, drawing, figures_of
+from producers.dashboard.pages.run import DRAWN, SVG_POINTS, TITLES, drawing, figures_of
 from producers.dashboard.pages.runs import REWARD, progress, progress_text, times_left
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
@@ -46,7 +46,7 @@ async def show(request: Request) -> Response:
 async def _page(request: Request, run: RunJson) -> Response:
     core, now = services(request), services(request).clock.now()
     runs = core.readmodel.runs
-    sampled = await runs.sampled_curves(run["id"], list(TITLES), most=SVG_POINTS)
+    sampled = await runs.sampled_curves(run["id"], DRAWN, most=SVG_POINTS)
     left = await times_left(runs, [run], now)
     drawn = [drawing((REWARD, VALIDATION), sampled, is_large=True)]
     drawn += [drawing((key,), sampled) for key in TITLES if key not in (REWARD, VALIDATION)]

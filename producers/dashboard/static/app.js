@@ -67,6 +67,10 @@ async function get(address, kind) {
   }
 }
 
+function intervalText(text) {
+  return Object.assign(document.createElement("small"), { className: "dim", title: "95 % interval", textContent: text });
+}
+
 const CHART_HEIGHT = 150;
 const WHOLE_STEPS = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power));
 
@@ -155,6 +159,16 @@ class Curves {
   }
   figures() { return [...this.section.querySelectorAll("figure[data-keys]")]; }
   keysOf(figure) { return figure.dataset.keys.split(","); }
+  // The names of the ends of a figure's 95 % intervals, and their points as [step, low, high].
+  intervalKeys(figure) {
+    const legend = figure.querySelector("[data-interval]");
+    return legend ? ["low", "high"].map((end) => `${legend.dataset.interval}/${end}`) : [];
+  }
+  intervals(figure) {
+    const [low, high] = this.intervalKeys(figure).map((key) => new Map(this.points.get(key)));
+    const found = [...(low || [])].map(([step, value]) => [step, value, high.get(step)]);
+    return found.filter((one) => one.every((value) => typeof value === "number"));
+  }
   follow() {
     if (!this.section.dataset.live || document.hidden) {
       if (this.stream) this.stream.close();
@@ -216,7 +230,7 @@ class Curves {
     history.replaceState(null, "", address);
   }
   async read() {
-    const keys = this.figures().map((figure) => figure.dataset.keys).join(",");
+    const keys = this.figures().flatMap((figure) => [...this.keysOf(figure), ...this.intervalKeys(figure)]).join(",");
     const asked = new URLSearchParams({ range: this.chosen("range"), keys });
     for (const name of ["first", "last"]) if (this.chosen(name)) asked.set(name, this.chosen(name));
     const text = await get(`${this.section.dataset.curves}?${asked}`, "application/json");
@@ -248,6 +262,7 @@ class Curves {
     [...found.figures, found.progress].forEach((text, place) => {
       texts[place].textContent = text;
       if (place < found.figures.length) texts[place].parentElement.hidden = text === "—";
+      if (found.intervals[place]) texts[place].append(" ", intervalText(found.intervals[place]));
     });
     const bar = document.querySelector("#progress progress");
     if (bar) bar.value = found.part || 0;
@@ -267,6 +282,7 @@ class Curves {
         caption.hidden = !points.length;
         caption.querySelector("b").textContent = points.length ? short(points[points.length - 1][1]) : "—";
       });
+      for (const legend of figure.querySelectorAll("[data-interval]")) legend.hidden = !this.intervals(figure).length;
       // Of the steps of all lines. undefined, where a line has no point, leaves no gap.
       const values = lines.map((points) => new Map(points.map(([step, value]) => [step, quiet(value)])));
       const steps = [...new Set(values.flatMap((line) => [...line.keys()]))].sort((a, b) => a - b);
@@ -280,10 +296,13 @@ class Curves {
     box.replaceChildren();
     box.addEventListener("dblclick", () => this.choose("", "", "all"));
     const colours = data.length > 2 ? [...figure.querySelectorAll(".key")].map((key) => getComputedStyle(key).backgroundColor) : [css("--accent")];
+    const ends = () => this.intervals(figure).flatMap(([, low, high]) => [low, high]);
+    const range = (_, least, most) => least === null ? [null, null] : uPlot.rangeNum(Math.min(least, ...ends()), Math.max(most, ...ends()), 0.1, true);
     return chartIn(box, data, colours, {
       hasDots: true,
+      scales: { x: { time: false }, y: { range } },
       cursor: { y: false, drag: { x: true, setScale: false }, bind: { dblclick: () => null } },
-      hooks: { setSelect: [(chart) => this.zoom(chart)], draw: [(chart) => this.drawMarks(chart)] },
+      hooks: { setSelect: [(chart) => this.zoom(chart)], drawAxes: [(chart) => this.drawIntervals(chart, figure, colours[1])], draw: [(chart) => this.drawMarks(chart)] },
     });
   }
   zoom(chart) {
@@ -292,6 +311,21 @@ class Curves {
     const [first, last] = [left, left + width].map((place) => Math.max(0, Math.round(chart.posToVal(place, "x"))));
     chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
     if (last > first) this.choose(first, last);
+  }
+  drawIntervals(chart, figure, colour) {
+    const { ctx } = chart;
+    ctx.save();
+    ctx.lineWidth = 1.5 * devicePixelRatio;
+    ctx.strokeStyle = colour;
+    ctx.globalAlpha = 0.7;
+    ctx.beginPath();
+    for (const [step, low, high] of this.intervals(figure)) {
+      const x = chart.valToPos(step, "x", true);
+      ctx.moveTo(x, chart.valToPos(low, "y", true));
+      ctx.lineTo(x, chart.valToPos(high, "y", true));
+    }
+    ctx.stroke();
+    ctx.restore();
   }
   drawMarks(chart) {
     const { ctx, bbox } = chart;

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.dashboard.charts import curve, curves, thin
+from producers.dashboard.charts import Curve, curve, curves, thin, whiskers
 
 VALUES = st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=400)
 
@@ -47,6 +47,12 @@ def test_noise_is_drawn_as_a_straight_line() -> None:
     assert drawn is not None
     assert (drawn.least, drawn.largest) == (0.0, 0.0)
     assert drawn.points == "0.0,5.0 10.0,5.0 20.0,5.0"
+
+
+def test_whiskers_join_two_curves_at_each_step() -> None:
+    low, high = Curve("0.0,9.0 5.0,8.0", 1, 9), Curve("0.0,1.0 5.0,2.0", 1, 9)
+    assert whiskers(low, high) == "M0.0,9.0L0.0,1.0M5.0,8.0L5.0,2.0"
+    assert whiskers(low, None) == whiskers(None, high) == ""
 
 
 def test_curves_in_common_axes_have_common_ends() -> None:

@@ -13,9 +13,9 @@ from infra.spine.postgres.errors import DatabaseUnavailable
 from producers.dashboard import live
 from producers.dashboard.formats import number
 from producers.dashboard.live import MOST_WAITING, LiveRuns
-from producers.dashboard.pages.run import VALIDATION
+from producers.dashboard.pages.run import DRAWN, INTERVAL, VALIDATION
 from producers.dashboard.pages.runs import REWARD
-from schemas.events import Event
+from schemas.events import EvaluationSettled, Event
 from tests.kit.application import API_KEY, Application
 from tests.kit.signed_in import sign_in
 from tests.kit.story import whole_run
@@ -69,6 +69,25 @@ async def test_viewers_get_each_new_point_once_until_the_run_ends(app: Applicati
     assert runs.num_runs == 0
 
 
+async def test_a_held_out_reward_comes_with_its_interval(app: Application) -> None:
+    first, rest = split_story()
+    await app.append(first)
+    runs = LiveRuns(app.services.readmodel.runs, clock=app.services.clock, every_s=0.01)
+    viewer = asyncio.ensure_future(collect(runs.messages("r1", DRAWN)))
+    while not runs.num_viewers:
+        await asyncio.sleep(0)
+    metrics = {"eval/reward/low": 0.25, "eval/reward/high": 0.75}
+    settled = EvaluationSettled(run="r1", step=1, reward=0.5, metrics=metrics)
+    for event in (*rest[:-1], settled, rest[-1]):
+        await app.append([event])
+    messages = await viewer
+    points = [message["points"] for message in messages]
+    [ends] = [[one[key] for key in INTERVAL] for one in points if INTERVAL[0] in one]
+    assert ends == [[[1, 0.25]], [[1, 0.75]]]
+    assert (messages[-1]["figures"][5], messages[-1]["intervals"][5]) == ("0.5", "0.25 to 0.75")
+    assert messages[-1]["intervals"][4] is None
+
+
 async def test_a_viewer_that_does_not_read_loses_its_stream(app: Application) -> None:
     first, _ = split_story()
     await app.append(first)
@@ -116,10 +135,12 @@ async def test_a_validation_that_is_later_than_other_steps_is_not_missed(app: Ap
     for event in (*first, *rest[:-1]):
         await app.append([event])
     late = "insert into metric_points values ('r1', $1, 1, 0.5, now())"
-    await app.database.durable.execute(late, VALIDATION)
+    for key in (VALIDATION, *INTERVAL):
+        await app.database.durable.execute(late, key)
     runs = LiveRuns(app.services.readmodel.runs, clock=app.services.clock, every_s=0.01)
-    missed = await runs.read_missed("r1", (REWARD, VALIDATION), 3)
+    missed = await runs.read_missed("r1", DRAWN, 3)
     [found] = await collect(_only(missed))
+    assert [found["points"][key] for key in INTERVAL] == [[[1, 0.5]]] * 2
     assert found["points"][VALIDATION] == [[1, 0.5]]
     assert [step for step, _ in found["points"][REWARD]] == [3]
     assert "id: 3\n" in missed.decode()

@@ -11,8 +11,9 @@ import pytest
 
 from producers.dashboard import formats
 from producers.dashboard.formats import number
-from producers.dashboard.pages.run import LOG_LINES, SHOWN_CHECKPOINTS
+from producers.dashboard.pages.run import LOG_LINES, SHOWN_CHECKPOINTS, VALIDATION
 from producers.dashboard.pages.runs import REWARD
+from schemas.events import EvaluationSettled
 from schemas.ids import GroupKey, Purpose
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, PAUSED, PENDING, SECOND, SECONDS, fill
@@ -227,6 +228,48 @@ async def test_metrics_without_a_curve_are_listed(
     assert (await browser.get(html.unescape(address[1]))).text == "step,value\n3,0.25\n"
     assert '<th scope="row">train/loss</th>' in page
     assert '<th scope="row">train/kl</th>' not in page  # it has a curve
+
+
+async def validate(app: Application, step: int, *ends: float) -> None:
+    """A validation with the mean reward 0.5, and an interval with these ends."""
+    names = ("eval/reward", "eval/reward/low", "eval/reward/high")
+    metrics = dict(zip(names, (0.5, *ends), strict=False))
+    settled = EvaluationSettled(run=FIRST, step=step, reward=0.5, metrics=metrics)
+    await app.append([settled])
+
+
+async def test_the_held_out_reward_is_drawn_with_its_interval(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    assert 'class="whiskers' not in (await browser.get(f"/runs/{FIRST}")).text
+    await validate(app, 0, 0.25, 0.75)
+    await validate(app, 1)  # all rows have the same reward
+    await validate(app, 2, -1.0, 2.0)
+    page = (await browser.get(f"/runs/{FIRST}")).text
+    assert '<path class="whiskers line-1" d="M0.0,87.5L0.0,62.5M400.0,150.0L400.0,0.0"/>' in page
+    legend = f'<small class="dim" data-interval="{VALIDATION}">bars: 95 % interval</small>'
+    assert legend in page
+    assert "Validation Reward, with 95 % intervals, from -1 to 2" in page
+    keys = f"keys={VALIDATION},{VALIDATION}/low,{VALIDATION}/high"
+    curves = (await browser.get(f"/runs/{FIRST}/curves.json?{keys}")).json()["curves"]
+    assert curves[VALIDATION] == [[0, 0.5], [1, 0.5], [2, 0.5]]
+    assert curves[f"{VALIDATION}/low"] == [[0, 0.25], [2, -1.0]]
+    assert curves[f"{VALIDATION}/high"] == [[0, 0.75], [2, 2.0]]
+
+
+async def test_the_newest_held_out_reward_has_its_own_interval_or_none(
+    app: Application, browser: httpx.AsyncClient
+) -> None:
+    ends = '0.5 <small class="dim" title="95 % interval">0.25 to 0.75</small>'
+    await validate(app, 0, 0.25, 0.75)
+    page = (await browser.get(f"/runs/{FIRST}")).text
+    assert f"<dt>Validation Reward</dt><dd>{ends}</dd>" in page
+    assert f'<th scope="row">eval/reward</th><td class="figure">{ends}</td>' in page
+    shown = (await browser.get(f"/runs/{FIRST}/run.json")).json()["intervals"]
+    assert shown == {"Validation Reward": [0.25, 0.75]}
+    await validate(app, 2)
+    assert "<dt>Validation Reward</dt><dd>0.5</dd>" in (await browser.get(f"/runs/{FIRST}")).text
+    assert (await browser.get(f"/runs/{FIRST}/run.json")).json()["intervals"] == {}
 
 
 async def test_four_numbers_and_the_reward_come_first_and_the_rest_is_folded(

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from infra.identity.shares import MOST_SHARES
-from schemas.events import RunDeleted
+from schemas.events import EvaluationSettled, RunDeleted
 from tests.kit.application import Application
 from tests.kit.markup import structure
 from tests.kit.showcase import FAILED, FIRST, SECOND, fill
@@ -73,6 +73,19 @@ async def test_a_link_shows_one_run_and_nothing_else(
         other = await visitor.get((await share(filled, run))[1])
         assert "ZeroDivisionError" not in other.text
         assert "gsm8k-grpo-3e-6" not in other.text
+
+
+async def test_a_link_shows_the_interval_of_the_held_out_reward(
+    filled: Application, visitor: httpx.AsyncClient
+) -> None:
+    metrics = {"eval/reward/low": 0.25, "eval/reward/high": 0.75}
+    for step in (0, 2):
+        settled = EvaluationSettled(run=FIRST, step=step, reward=0.5, metrics=metrics)
+        await filled.append([settled])
+    page = await visitor.get((await share(filled))[1])
+    assert '<path class="whiskers line-1" d="M' in page.text
+    assert "Bars: 95 % interval of the validation reward." in page.text
+    assert 'title="95 % interval">0.25 to 0.75</small>' in page.text
 
 
 async def test_a_link_is_neither_listed_nor_kept_nor_told_to_others(
