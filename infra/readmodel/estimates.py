@@ -54,6 +54,10 @@ class MeanEstimate:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def interval(self) -> Interval | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
     def figures(self, name: str) -> dict[str, float]:
         """The estimate as figures: the mean under its name, and the others with what follows it."""
         pairs = (("", self.mean), (SE, self.se), (LOW, self.low), (HIGH, self.high))

@@ -12,7 +12,7 @@ from producers.cli.checkpoint_files import fetch_file, keep_out_of_git, name_loc
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import FEW, RUN, group
-from producers.cli.display.figures import difference_rows
+from producers.cli.display.figures import difference_rows, value_text
 from producers.cli.display.output import (
     Document,
     Output,
@@ -90,8 +90,10 @@ def compare(client: Client, first: str, second: str, *, limit: int) -> Output:
 def _comparison(found: Document, limit: int) -> Iterator[Part]:
     a, b = found["checkpoints"]
     columns = ("", str(a.get("ref")), str(b.get("ref")))
-    keys = ("held_out_reward", "reward", "adapter_sha256", "created_at")
-    yield table("Checkpoints", columns, [(key, a.get(key), b.get(key)) for key in keys])
+    keys = ("reward", "adapter_sha256", "created_at")
+    held_out = [value_text(c.get("held_out_reward"), c.get("held_out_interval")) for c in (a, b)]
+    facts = [("held_out_reward", *held_out), *((key, a.get(key), b.get(key)) for key in keys)]
+    yield table("Checkpoints", columns, facts)
     if found["differences"]:
         columns_of = ("held out", "difference", "standard error", "95 % interval", "rows")
         yield table("Paired differences", columns_of, difference_rows(found["differences"]))

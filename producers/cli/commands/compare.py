@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
+from infra.readmodel.estimates import HIGH, LOW, interval_of
 from producers.cli.client import Client, path_segment
+from producers.cli.display.figures import value_text
 from producers.cli.display.output import Document, cell_text, print_table, say, sparkline
 from producers.cli.display.units import run_status
 from producers.cli.exporters.sink import flatten_config
@@ -132,8 +134,7 @@ def print_comparison(found: Document, *, metrics: Sequence[str], rows: int) -> N
     _overview(wanted, names, found["metrics"])
     held_out = [HELD_OUT[what] for what in found["held_out"]]
     for key in dict.fromkeys((*wanted, *held_out)):
-        points = [(p["step"], *p["values"]) for p in _thin(found["metrics"][key], rows)]
-        print_table("", (f"{key} at step", *names), points)
+        print_table("", (f"{key} at step", *names), _at_steps(key, found["metrics"], rows))
     for name, checkpoints in zip(names, found["checkpoints"], strict=True):
         listed = [f"@{c['step']} ({cell_text(c.get('reward'))})" for c in checkpoints]
         say(f"checkpoints of {name}: {', '.join(listed) or 'none'}")
@@ -156,6 +157,24 @@ def _overview(wanted: Sequence[str], names: Sequence[str], metrics: Mapping[str,
             if values:
                 rows.append((key, name, values[0], values[-1], sparkline(values)))
     print_table("Curves", ("metric", "run", "first", "last", "curve"), rows)
+
+
+def _at_steps(key: str, metrics: Mapping[str, Any], most: int) -> list[tuple[object, ...]]:
+    """The values of a metric at steps, each with its 95 % interval if it has one."""
+    ends = {
+        key + end: {p["step"]: p["values"] for p in metrics.get(key + end, ())}
+        for end in (LOW, HIGH)
+    }
+    rows: list[tuple[object, ...]] = []
+    for point in _thin(metrics[key], most):
+        step, values = point["step"], point["values"]
+        known = {name: at[step] for name, at in ends.items() if step in at}
+        intervals = [
+            interval_of({name: at[i] for name, at in known.items()}, key)
+            for i in range(len(values))
+        ]
+        rows.append((step, *map(value_text, values, intervals)))
+    return rows
 
 
 def _thin(points: Sequence[Document], most: int) -> list[Document]:

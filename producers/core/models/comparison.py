@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from infra.readmodel.estimates import estimate_mean
 from infra.readmodel.evaluation_results import (
     Change,
     RowResult,
@@ -34,7 +35,8 @@ async def compare_checkpoints(
     reason = _obstacle(both, results)
     rows = [] if reason else [_with_difference(row) for row in compare_rows(*results)]
     counts = Counter(str(row["change"]) for row in rows)
-    rewards = [_mean(result) for result in results]
+    means = [estimate_mean([row.counted_rewards for row in result]) for result in results]
+    rewards = [mean.mean if mean else None for mean in means]
     return {
         "checkpoints": [
             {
@@ -43,11 +45,12 @@ async def compare_checkpoints(
                 "run_name": one.run.run_name,
                 "step": one.spec.step,
                 "reward": one.saved.reward,
-                "held_out_reward": reward,
+                "held_out_reward": mean.mean if mean else None,
+                "held_out_interval": mean.interval if mean else None,
                 "adapter_sha256": one.spec.state.weights_sha256,
                 "created_at": one.at,
             }
-            for one, reward in zip(both, rewards, strict=True)
+            for one, mean in zip(both, means, strict=True)
         ],
         "held_out_difference": _difference(rewards),
         "differences": [] if reason else paired_differences(*results),
@@ -92,11 +95,6 @@ def _with_difference(row: Mapping[str, Any]) -> Mapping[str, object]:
 def _difference(values: Sequence[float | None]) -> float | None:
     before, after = values
     return None if before is None or after is None else after - before
-
-
-def _mean(results: Sequence[RowResult]) -> float | None:
-    rewards = [reward for result in results for reward in result.counted_rewards]
-    return sum(rewards) / len(rewards) if rewards else None
 
 
 def _settings(checkpoint: Checkpoint) -> Mapping[str, str]:

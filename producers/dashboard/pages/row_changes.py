@@ -8,7 +8,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.readmodel.estimates import is_figure
+from infra.readmodel.estimates import HIGH, LOW, Interval, is_figure
 from producers.core.models.comparison import compare_checkpoints
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
@@ -36,10 +36,11 @@ async def show_checkpoints(request: Request) -> Response:
         for one in found["checkpoints"]
     ]
     rewards = [one["held_out_reward"] for one in found["checkpoints"]]
+    intervals = [one["held_out_interval"] for one in found["checkpoints"]]
     values = {
         "names": (a, b),
         "both": both,
-        "figures": [{"key": "held-out reward", "values": rewards}],
+        "figures": [{"key": "held-out reward", "values": rewards, "intervals": intervals}],
         "settings": found["settings"],
         "reason": found["reason"],
     }
@@ -52,12 +53,26 @@ async def show_evaluations(request: Request) -> Response:
         return _page(request, "evaluations", {"names": ("", ""), "both": ()})
     found, dataset = await _compare_evaluations(request, a, b)
     both = [{"name": one["name"], "id": one["id"], "answers": one["id"]} for one in found["evals"]]
+    metrics = {metric["key"]: metric["values"] for metric in found["metrics"]}
+    rewards = [one["reward"] for one in found["evals"]]
     figures = [
-        {"key": "reward", "values": [one["reward"] for one in found["evals"]]},
-        *(metric for metric in found["metrics"] if is_figure(metric["key"])),
+        {"key": "reward", "values": rewards, "intervals": _intervals(metrics, "eval/reward")},
+        *(
+            {"key": key, "values": values, "intervals": _intervals(metrics, key)}
+            for key, values in metrics.items()
+            if is_figure(key)
+        ),
     ]
     values = {"names": (a, b), "both": both, "figures": figures, "settings": (), "reason": None}
     return await _rows_page(request, "evaluations", values, found, dataset)
+
+
+def _intervals(
+    metrics: Mapping[str, Sequence[float | None]], key: str
+) -> Sequence[Interval | None]:
+    """The intervals of a figure of two evaluations."""
+    ends = zip(*(metrics.get(key + end, (None, None)) for end in (LOW, HIGH)), strict=True)
+    return [None if low is None or high is None else (low, high) for low, high in ends]
 
 
 async def checkpoints_json(request: Request) -> Response:

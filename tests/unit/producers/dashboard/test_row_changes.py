@@ -1,5 +1,7 @@
 """Rows whose results changed between two checkpoints or evaluations."""
 
+import re
+
 import httpx
 import pytest
 
@@ -58,6 +60,11 @@ async def test_two_checkpoints_are_compared_row_by_row(
     page = await browser.get("/compare/checkpoints", params=chosen)
     assert page.status_code == 200, page.text
     assert "1 gained, 1 lost, 2 pass as before" in page.text
+    assert "0.625 <small" in page.text
+    assert re.findall(r'title="95 % interval">([^<]*)<', page.text) == [
+        "-0.137 to 1.387",
+        "-0.0655 to 1.441",
+    ]
     assert page.text.count('<th scope="row">') == 3 + 1  # three rows that changed, one figure
     found = (await browser.get("/compare/checkpoints.json", params=chosen)).json()
     assert found["counts"]["lost"] == 1
@@ -82,11 +89,12 @@ async def test_two_evaluations_are_compared_with_their_questions(
 ) -> None:
     data = await dataset(app)
     await evaluated(app, "one", data, (1.0, None), (0.0, 0.5), failure=LOST)
-    await evaluated(app, "two", data, (1.0, 0.0), (1.0, 0.5))
+    await evaluated(app, "two", data, (1.0, 0.0), (1.0, 0.5), ends=(0.25, 0.75))
     page = await browser.get("/compare/evaluations?chosen=one&chosen=two")
     assert "1 gained, 1 lost" in page.text
     assert "(95 % interval -6.353 to 6.353)" in page.text
-    assert "eval/pass@1" in page.text
+    figure = '<th scope="row">eval/pass@1</th><td class="figure">0.5</td><td class="figure">0.5 '
+    assert f'{figure}<small class="dim" title="95 % interval">0.25 to 0.75</small>' in page.text
     assert "Note:" not in page.text
     await evaluated(app, "three", data, (1.0, 1.0))
     page = await browser.get("/compare/evaluations?a=two&b=three")

@@ -70,6 +70,8 @@ async def test_rows_that_flipped_are_found_with_their_difference(told: Applicati
     found = await told.get("/checkpoints/first@1/compare/first@2")
     assert [one["ref"] for one in found["checkpoints"]] == ["first@1", "first@2"]
     assert [one["held_out_reward"] for one in found["checkpoints"]] == [0.625, 0.6875]
+    intervals = [one["held_out_interval"] for one in found["checkpoints"]]
+    assert intervals[0] == pytest.approx([-0.137, 1.387], abs=1e-3)
     assert found["held_out_difference"] == pytest.approx(0.0625)
     changes = [(row["row"], row["change"], row["difference"]) for row in found["rows"]]
     assert changes == [(0, "gained", 1.0), (1, "lost", -1.0), (2, "same", 0.25), (3, "same", 0.0)]

@@ -1,4 +1,5 @@
-"""`headrace train compare`: the comparison of two runs, for a program and for people."""
+"""`headrace train compare`: the comparison of two runs, for a program and for people. And that of two
+checkpoints."""
 
 from typing import Any
 
@@ -103,6 +104,32 @@ def test_people_see_settings_curves_held_out_rewards_and_checkpoints(
     assert "checkpoints of a: @2 (0.2)" in lines
     assert "checkpoints of b: none" in lines
     assert not any("training.n" in line for line in lines)
+
+
+def test_held_out_rewards_are_shown_with_their_intervals(two: FakeServer, headrace: Run) -> None:
+    key = "eval/validation/reward"
+    values = {key: {0: 0.25, 5: 0.5}, f"{key}/low": {0: 0.125}, f"{key}/high": {0: 0.375}}
+    metrics = {
+        name: [{"step": s, "value": v, "at": at(s)} for s, v in points.items()]
+        for name, points in values.items()
+    }
+    two.answer("GET", "/runs/c", run("c", {}, lr=1e-5, ended=40, metrics=metrics))
+    out = headrace("train", "compare", "a", "c").out
+    lines = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
+    assert "0 0.25 0.25 (0.125 to 0.375)" in lines
+    assert "5 - 0.5" in lines
+
+
+def test_checkpoints_are_compared_with_the_intervals_of_their_held_out_rewards(
+    server: FakeServer, headrace: Run
+) -> None:
+    first = {"ref": "a@1", "held_out_reward": 0.25, "held_out_interval": [0.125, 0.375]}
+    both = [first, {"ref": "a@2", "held_out_reward": 0.5, "held_out_interval": None}]
+    found = {"checkpoints": both, "differences": [], "settings": [], "reason": "no rows"}
+    server.answer("GET", "/checkpoints/a@1/compare/a@2", found)
+    out = headrace("checkpoint", "compare", "a@1", "a@2").out
+    lines = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
+    assert "held_out_reward 0.25 (0.125 to 0.375) 0.5" in lines
 
 
 def test_an_archived_run_is_said_to_have_no_curves(two: FakeServer, headrace: Run) -> None:

@@ -100,13 +100,18 @@ async def evaluated(
     *groups: Sequence[Any],
     failure: SampleFailure = TIMEOUT,
     config: EvalConfig = CONFIG,
+    ends: tuple[float, float] | None = None,
 ) -> None:
-    """An evaluation that ended with these rewards by slot. Attempts without one have `failure`."""
+    """An evaluation that ended with these rewards by slot. Attempts without one have `failure`. Its
+    figure 0.5 has an interval with these `ends`."""
     graded = [
         await grade(app, name, each, slot=slot, data=data, failure=failure)
         for slot, each in enumerate(groups)
     ]
-    done = EvaluationCompleted(evaluation=name, status="finished", metrics={"eval/pass@1": 0.5})
+    metrics = {"eval/pass@1": 0.5}
+    if ends is not None:
+        metrics |= {"eval/pass@1/low": ends[0], "eval/pass@1/high": ends[1]}
+    done = EvaluationCompleted(evaluation=name, status="finished", metrics=metrics)
     await app.append([*beginning(name, data, config=config), *graded, done])
 
 
