@@ -188,6 +188,8 @@ def _compare(state: DeploymentsState, message: CheckpointChosen) -> Decision:
     if served is None:
         return _skip(state, effect, message.reason)
     loading = state.pending.get(effect.name)
+    if loading is not None and loading.served.workspace != served.workspace:
+        return _skip(state, effect, _name_conflict(effect.name))
     now = loading.served if loading is not None else state.active.get(effect.name)
     if now is not None and now.workspace != served.workspace:
         # The name is refused below, without a word about what another workspace deployed.
@@ -201,8 +203,8 @@ def _compare(state: DeploymentsState, message: CheckpointChosen) -> Decision:
     if _is_known(state, effect):
         return NOTHING
     asked = ModelDeployRequested(deployment=effect.name, request=_best(effect.run), served=served)
-    replaced = () if now is None or loading is None else _answer_replaced(loading, served)
-    begun = _begin(evolve(state, asked), asked)
+    replaced = () if loading is None else _answer_replaced(loading, served)
+    begun = _load(evolve(state, asked), asked)
     return Decision(events=(*replaced, asked, *begun.events), effects=begun.effects)
 
 

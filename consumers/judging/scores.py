@@ -32,7 +32,7 @@ on at each of them takes longer than the answer is long; an answer may have LaTe
 
 MOST_OBJECTS = 200
 
-MOST_COMPARED = 200_000
+MOST_COMPARED = 50_000
 """Only the texts are compared above so many pairs of an object of the answer and one of the material,
 which take a tenth of a second."""
 

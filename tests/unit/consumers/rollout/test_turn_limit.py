@@ -49,7 +49,7 @@ class AskingUserCode(CallingUserCode):
         try:
             for _ in range(3):
                 await ctx.chat(ctx.prompt)
-        except Exception as error:
+        except Exception as error:  # as the host of user code, which reports whatever that raises
             return Raised(id="1", category="raised", error=str(error))
         return Returned(id="1", messages=None)
 

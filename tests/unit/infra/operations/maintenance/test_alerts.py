@@ -483,7 +483,7 @@ async def test_mail_servers_that_do_not_answer_hold_up_no_other_work(
     ]
     await asyncio.sleep(0.5)
     async with asyncio.timeout(1):
-        await asyncio.to_thread(time.sleep, 0.01)
+        await asyncio.to_thread(time.sleep, 0.01)  # whatever needs a default thread
     async with asyncio.timeout(20):
         failures = await asyncio.gather(*mails, return_exceptions=True)
     assert all(isinstance(one, AlertAway) for one in failures), failures
