@@ -94,7 +94,8 @@ class TimedEngine:
             finish_reason="stop",
             answer=Message(role="assistant", content="I add them. " * 20, tool_calls=(call,)),
         )
-        if self.is_held and len(request.history) == HELD_TURNS:
+        answered = sum(message.role == "assistant" for message in request.messages)
+        if self.is_held and answered == HELD_TURNS:
             self.num_open += 1
             await asyncio.sleep(3600)
         if not self.is_held:
@@ -186,7 +187,8 @@ async def measure(server: Server, in_flight: int) -> None:
     samples = server.ask(f"held {HELD}")
     tasks = [asyncio.ensure_future(converse(one, turns=HELD_TURNS + 1)) for one in samples]
     while int(server.ask("open")) < HELD:
-        await asyncio.sleep(0.2)
+        done, _ = await asyncio.wait(tasks, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
+        assert not done, f"{len(done)} samples ended before all were held: {done.pop()}"
     after = server.ask("figures")["kb"]
     for task in tasks:
         task.cancel()

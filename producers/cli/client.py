@@ -8,6 +8,7 @@ or refuses a request, the client raises a Failure with the server's own code and
 
 import hashlib
 import os
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -55,6 +56,10 @@ NEVER_SENT = (
 )
 """The errors after which the server cannot have received the request."""
 
+NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For plain HTTP to this machine. To read the list of certificate authorities takes longer than most
+requests, and without it no TLS connection is trusted."""
+
 Parameters = Mapping[str, str | int | None]
 
 
@@ -81,12 +86,14 @@ class Client:
     ) -> None:
         self.address = address or ServerAddress.from_environment()
         api_key = self.address.api_key
+        local = self.address.url.startswith("http://127.0.0.1")
         self._http = httpx.Client(
             base_url=self.address.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(60, connect=5),
             transport=transport,
-            trust_env=not self.address.url.startswith("http://127.0.0.1"),
+            trust_env=not local,
+            verify=NO_AUTHORITIES if local else True,
         )
 
     def __enter__(self) -> "Client":
