@@ -8,9 +8,10 @@ fetched alone, without its history, into a repository of its own. Its tree is re
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from infra.http.checked_addresses import Resolve, resolve
 from infra.ports.services import RefList
@@ -62,6 +63,10 @@ AT_ONCE, AT_ONCE_OF_ONE = 32, 4
 """How many questions to repositories are in progress at once, in all and of one workspace. A server that
 answers slowly holds up its own workspace first."""
 
+CHECKS_AT_ONCE = 16
+"""How many of them are checks of repositories that are not a workspace yet. Of one server, these are
+AT_ONCE_OF_ONE, so a server that never answers holds up the checks of its own repositories first."""
+
 
 class GitRepositories:
     """`infra.ports.services.Repositories`. Each workspace has a directory in `root`, with a bare
@@ -88,7 +93,8 @@ class GitRepositories:
         self._smart_http = smart_http
         self._confinement = confinement
         self._locks: dict[str, asyncio.Lock] = {}
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
+        self._check_turns = asyncio.Semaphore(CHECKS_AT_ONCE)
         self._all_turns = asyncio.Semaphore(AT_ONCE)
         self._failures: dict[str, int] = {}
         self._pace = StartPacing(per_s=LISTINGS_PER_S, burst=LISTINGS_AT_ONCE)
@@ -103,7 +109,7 @@ class GitRepositories:
         """Return the default branch. Raises Refused when `url` is not a repository or may not be
         reached, and RepositoryAway when it does not answer."""
         with self._translating_errors(url, url):
-            branch, _ = await self._ask("", url, refs.default_branch, credential=credential)
+            branch, _ = await self._ask(None, url, refs.default_branch, credential=credential)
             return branch
 
     async def list_refs(self, workspace: str, url: str, *, background: bool = False) -> RefList:
@@ -205,7 +211,7 @@ class GitRepositories:
 
     async def _ask(
         self,
-        workspace: str,
+        workspace: str | None,
         url: str,
         work: Callable[[GitSource], Awaitable[T]],
         *,
@@ -221,8 +227,7 @@ class GitRepositories:
         config = await asyncio.to_thread(self._config)
         if parsed.protocol == "file":
             await asyncio.to_thread(check_pipes, directory_of(parsed))
-        turns = self._turns.setdefault(workspace, asyncio.Semaphore(AT_ONCE_OF_ONE))
-        async with turns, self._all_turns, _deadline():
+        async with self._turn(workspace, parsed), _deadline():
             with self._confining(), logging_in(url, credential, folder=self._root) as login:
 
                 async def attempt(at: RepositoryUrl) -> T:
@@ -238,6 +243,16 @@ class GitRepositories:
                     return await work(source)
 
                 return await self._redirects.follow(parsed, credential, attempt)
+
+    @asynccontextmanager
+    async def _turn(self, workspace: str | None, url: RepositoryUrl) -> AsyncIterator[None]:
+        """Wait for a turn to ask, and hold it inside the block. Without a workspace, the repository is
+        only checked, and takes its turn with others of the same server."""
+        key = f"{url.host}:{url.port}" if workspace is None else workspace
+        turns = self._turns.setdefault(key, asyncio.Semaphore(AT_ONCE_OF_ONE))
+        among_checks = self._check_turns if workspace is None else nullcontext()
+        async with turns, among_checks, self._all_turns:
+            yield
 
     async def _credential(self, workspace: str) -> GitCredential | None:
         return await self._credentials(workspace) if self._credentials else None
