@@ -351,7 +351,8 @@ def problem(value: object, who: str, *, is_set: bool = False) -> str | None:
         kind = type(value).__name__
         return f"{who} {did} {kind} {_excerpt(value)!r}; {cure} a number as the reward"
     try:
-        finite = math.isfinite(value)
+        # A class of user code may convert itself, and what is sent is the result.
+        finite = math.isfinite(float(value))
     except OverflowError:
         finite = False
     return (

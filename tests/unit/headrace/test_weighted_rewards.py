@@ -12,6 +12,13 @@ from headrace.user_code.user_code_host import grader_reward, weighted_reward
 SAMPLE = Sample(name="sample_0", index=0, text="4", messages=[])
 
 
+class Disguised(float):
+    """A number that becomes another one when it is converted."""
+
+    def __float__(self) -> float:
+        return float("nan")
+
+
 class Unreadable:
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -49,3 +56,9 @@ async def test_a_sum_that_is_too_large_fails_its_sample_alone(
 async def test_a_reward_that_cannot_be_shown_fails_its_sample_alone(value: object) -> None:
     assert "cannot be shown" in (await reward_of(value))["error"]
     assert "cannot be shown" in grader_reward(SAMPLE, value, {})["error"]
+
+
+async def test_a_number_that_converts_itself_to_nan_fails_its_sample_alone() -> None:
+    for grade in (await reward_of(Disguised(0.5)), grader_reward(SAMPLE, Disguised(0.5), {})):
+        assert grade["reward"] is None
+        assert "a finite number as the reward" in grade["error"]
