@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from infra.identity.quotas import BLOCK_BYTES
+from infra.ports.actor import Actor, acting_as
 from schemas.errors import QuotaExceeded
 from schemas.events import EvaluationCompleted, RunFailed
 from tests.kit.application import Application, application, rows
@@ -105,6 +106,29 @@ async def test_admissions_of_two_processes_at_one_moment_are_counted_one_by_one(
     async def admit(app: Application, number: int) -> bool:
         try:
             await app.services.quotas.admit_run(f"r{number}", "s", workspace=workspace)
+        except QuotaExceeded:
+            return False
+        return True
+
+    for app in (ready, other):  # so that every connection is open
+        await asyncio.gather(*(app.database.durable.fetchval("select 1") for _ in range(12)))
+    apps = (ready, other) * 10
+    admitted = await asyncio.gather(*(admit(app, number) for number, app in enumerate(apps)))
+    assert sum(admitted) == 3
+
+
+async def test_admissions_of_one_key_in_two_workspaces_are_counted_one_by_one(
+    ready: Application, other: Application
+) -> None:
+    limit_keys(ready, other, runs_per_day=3)
+    await create_api_key(ready, "ci", "submit")
+    api_key = await ready.database.durable.fetchval("select id from api_keys where name = 'ci'")
+    actor = Actor(api_key, "ada", frozenset({"submit"}))
+
+    async def admit(app: Application, number: int) -> bool:
+        try:
+            with acting_as(actor):
+                await app.services.quotas.admit_run(f"r{number}", "s", workspace=f"w{number}")
         except QuotaExceeded:
             return False
         return True

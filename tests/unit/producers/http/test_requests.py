@@ -2,9 +2,13 @@
 
 import json
 from typing import Any
+from uuid import UUID
 
 import pytest
+from starlette.requests import Request
 
+from infra.ports.actor import Actor, acting_as
+from producers.http.requests import cause_of
 from tests.kit.application import Application
 
 pytestmark = pytest.mark.postgres
@@ -32,3 +36,15 @@ async def test_values_that_nothing_can_hold_are_refused(
     answer = await app.api.post(f"/api/v1{path}", content=json.dumps(body))
     assert answer.status_code == 400, answer.text
     assert answer.json()["code"] == "VALIDATION"
+
+
+def test_a_workspace_has_idempotency_keys_of_its_own() -> None:
+    """So nobody guesses a key of others and gets their run as the answer."""
+    scope = {"type": "http", "headers": [(b"idempotency-key", b"k")]}
+
+    def cause(workspace: str | None) -> UUID:
+        with acting_as(Actor("a", "ada", frozenset({"submit"}), workspace)):
+            return cause_of(Request(scope), "run")
+
+    assert cause("w") == cause("w")
+    assert len({cause("w"), cause("v"), cause(None)}) == 3

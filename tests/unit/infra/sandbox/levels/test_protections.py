@@ -131,6 +131,12 @@ async def test_there_is_no_network(port: int) -> None:
     assert "unreachable" in await outcome(BWRAP, anywhere)
 
 
+async def test_the_gateway_brings_no_network(port: int, shared: Path) -> None:
+    script = f"import socket; print(socket.create_connection(('127.0.0.1', {port})).recv(9))"
+    assert "ConnectionRefusedError" in await outcome(BWRAP, script, gateway=shared)
+    assert await outcome(BWRAP, script, gateway=shared, network=True) == "b'hello'"
+
+
 async def test_abstract_sockets_are_of_the_sandbox() -> None:
     name = f"\0headrace-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listening:
