@@ -5,12 +5,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 
 from infra.spine.postgres.effects import PostgresEffects
-from infra.spine.postgres.lease import LEASE_LOST
+from infra.spine.postgres.history import History
+from infra.spine.postgres.lease import LEASE_LOST, LeaseKeeper
 from infra.spine.postgres.pool import Database
 from schemas.ids import WorkerId
 
@@ -69,3 +71,34 @@ async def test_twin_without_it_the_process_stays(database: Database) -> None:
         await PostgresEffects(database).expire(worker)
         with pytest.raises(subprocess.TimeoutExpired):
             await asyncio.to_thread(process.wait, 4)
+
+
+class Forgetful:
+    """A database without this worker's lease, until the worker is registered. With `replaced` it is
+    another one than before, which no failed statement has shown."""
+
+    def __init__(self, *, replaced: bool) -> None:
+        self.history = History()
+        self._replaced = replaced
+        self._registered = False
+
+    async def renew(self, worker: WorkerId, *, lease_s: float) -> bool:
+        self.history.history_epoch += self._replaced and not self._registered
+        return self._registered
+
+    async def register(self, worker: WorkerId, **_: Any) -> None:
+        self._registered = True
+
+
+async def renewed(effects: Forgetful) -> bool:
+    """Whether a worker keeps its lease with this database."""
+    keeper = LeaseKeeper("", WorkerId("w"), on_beat=lambda: None, on_lost=lambda: None)
+    return await keeper._renew(cast("PostgresEffects", effects))
+
+
+async def test_a_worker_registers_again_in_a_database_that_was_replaced_unnoticed() -> None:
+    assert await renewed(Forgetful(replaced=True))
+
+
+async def test_twin_in_the_same_database_its_lease_is_lost() -> None:
+    assert not await renewed(Forgetful(replaced=False))

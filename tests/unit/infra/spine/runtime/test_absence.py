@@ -1,6 +1,7 @@
 """The database goes away and comes back under a runtime: nothing is lost, nothing is done twice,
 and no claim is forgotten, whether a response was lost before or after the write."""
 
+import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 
 from infra.spine.memory.event_log import MemoryEffects
+from infra.spine.ports.effects import Holding
 from infra.spine.postgres import errors
 from infra.spine.postgres.errors import DatabaseUnavailable
 from infra.spine.runtime import attempt, performer
 from schemas.errors import JudgeAway, RepositoryAway, StoreAway
+from schemas.ids import WorkerId
 from tests.kit.hosting import Bench, Script, consumer
 
 
@@ -141,3 +144,40 @@ async def test_a_database_that_flickers_everywhere_changes_nothing(tmp_path: Pat
 
 def _has_seen_more(bench: Bench, count: int) -> bool:
     return len(bench.seen("r")) > count
+
+
+async def test_a_check_of_the_claims_keeps_an_outcome_that_waits_for_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)])
+    perform, holding = bench.consumers[0].perform, MemoryEffects.holding
+    started, finish, asked, answer = (asyncio.Event() for _ in range(4))
+
+    async def perform_slowly(effect: Any, ports: Any) -> Any:
+        started.set()
+        await finish.wait()
+        assert perform is not None
+        return await perform(effect, ports)
+
+    async def answer_slowly(effects: MemoryEffects, worker: WorkerId) -> Holding:
+        found = await holding(effects, worker)
+        asked.set()
+        await answer.wait()
+        return found
+
+    # given: a worker performs an effect, and compares its claims with the database
+    object.__setattr__(bench.consumers[0], "perform", perform_slowly)
+    await bench.warn("r", 1)
+    async with bench.running() as runtime:
+        await started.wait()
+        monkeypatch.setattr(MemoryEffects, "holding", answer_slowly)
+        runtime._claims.distrust()
+        await asked.wait()
+        # when: the effect is finished before the database answers
+        finish.set()
+        await bench.until(lambda: bool(runtime._claims._in_commit))
+        answer.set()
+        await bench.until(lambda: len(bench.seen("r")) == 1)
+    # then: its claim is kept
+    assert script.performed == ["r"], "the claim was released although its outcome was there"
