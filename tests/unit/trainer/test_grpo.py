@@ -10,12 +10,15 @@ from schemas.config import LossAggregation
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.batches import GROUPS, accumulate_grpo, group, policy64
 from trainer import grpo
+from trainer.algorithms import gspo
 from trainer.forward.ops import Forward
 from trainer.forward.packing import Example, pack
 from trainer.objective.aggregate import token_weights
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import k3
 from trainer.objective.metrics import Means
+from trainer.objective.objective import Actions, Objective
+from trainer.objective.sequences import Rows
 from trainer.policy import Policy
 
 HYPERPARAMETERS = Hyperparameters(kl_coef=0.1, max_response_length=8)
@@ -60,6 +63,16 @@ def test_the_loss_is_pessimistic_on_both_sides() -> None:
     loss, clipped = grpo.clipped_loss(ratios.log(), advantages, low=0.2, high=0.3)
     assert loss.tolist() == pytest.approx([-0.5, -1.0, -1.3, 0.8, 1.5], abs=1e-12)
     assert clipped.tolist() == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("objective", [grpo.OBJECTIVE, gspo.OBJECTIVE])
+def test_the_second_bound_holds_where_the_advantage_is_negative(objective: Objective) -> None:
+    log_ratio_M = torch.tensor([5.0, 2.0]).log()
+    rows = Rows(torch.tensor([0, 1]), 2)
+    actions = Actions(log_ratio_M, log_ratio_M, torch.tensor([-1.0, -1.0]), rows)
+    for delta, expected in ((None, [5.0, 2.0]), (3.0, [3.0, 2.0])):
+        loss_M, _ = objective.loss(actions, Hyperparameters(clip_delta=delta))
+        assert loss_M.tolist() == pytest.approx(expected)
 
 
 def test_a_huge_log_ratio_stays_finite() -> None:

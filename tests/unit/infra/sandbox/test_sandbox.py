@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,7 +14,8 @@ from infra.ports.services import SandboxOwner
 from infra.sandbox import sandbox
 from infra.sandbox.host_messages import FirstMessage
 from infra.sandbox.levels.bubblewrap_options import USER
-from infra.sandbox.process import ConfinedProcess, ProcessEnded
+from infra.sandbox.levels.level import Level
+from infra.sandbox.process import KEPT_OUTPUT, ConfinedProcess, ProcessEnded
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import UNPRIVILEGED
 from schemas.errors import FailureCategory, TransientError, UserCodeError
@@ -274,6 +276,26 @@ async def test_discovery_begins_again_when_its_process_was_killed(
 async def test_a_flood_of_output_is_dropped(user: LocalUserCode, rollout: RolloutRef) -> None:
     patient = rollout.model_copy(update={"workflow_timeout_s": 30})
     assert await run(user, patient, "print") == "done"
+
+
+async def test_only_the_first_bytes_of_the_output_are_kept() -> None:
+    nowhere = Path("/nowhere")
+    process = ConfinedProcess(
+        "workflow",
+        level=cast("Level", None),
+        sdk=nowhere,
+        tree=nowhere,
+        entrypoint=nowhere,
+        env={},
+    )
+    printed = asyncio.StreamReader()
+    for letter in (b"a", b"b", b"c"):
+        printed.feed_data(letter * (KEPT_OUTPUT // 2 + 1))
+    printed.feed_eof()
+    await process._drain(printed)
+    assert len(process.output) == KEPT_OUTPUT
+    assert process.output.startswith(b"a")
+    assert process.output.endswith(b"b")
 
 
 async def test_user_code_runs_as_its_own_user_and_sees_no_secrets(

@@ -116,6 +116,16 @@ async def test_a_redelivered_push_is_the_same_event(app: Application) -> None:
     assert sum(metrics.values()) == 10
 
 
+async def test_two_pushes_under_one_id_of_a_delivery_are_two_events(app: Application) -> None:
+    """The id is not signed: who replays it cannot make a later push the same as an earlier one."""
+    first, second = push(), push(before=B, after=A)
+    headers = signed(first)
+    again = signed(second, x_github_delivery=headers["x-github-delivery"])
+    assert (await deliver(app, first, headers)).status_code == 202
+    assert (await deliver(app, second, again)).status_code == 202
+    assert [event.after for event in await received(app)] == [B, A]
+
+
 async def test_twin_without_the_cause_of_a_delivery_it_would_be_two(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:

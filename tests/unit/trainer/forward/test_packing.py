@@ -49,6 +49,11 @@ def test_the_last_response_token_trains_and_the_last_prompt_token_does_not() -> 
     assert micro.predictor_M.tolist() == [1, 2]
 
 
+def test_every_part_of_a_divided_tree_counts_the_context_that_it_repeats() -> None:
+    samples = [example(n, (1, 2, 3, 4), (5, 6, 7)) for n in range(5)]
+    assert [micro.num_tokens for micro in packed(samples, tokens=10)] == [10, 10, 7]
+
+
 def test_rows_without_actions_are_left_out() -> None:
     empty = example(0, (1, 2, 3), ())
     only_first = Example(1, Row(tokens=(7,), loss_mask=(1,), logprobs=(-1.0,)))

@@ -11,7 +11,8 @@ KEY = DrawKey(purpose="train", step=1, slot=2, replacement=0, sample=3)
 
 
 def drawn(key: DrawKey = KEY, **changes: Any) -> list[float]:
-    rng = CounterRng(key, **({"seed": 5, "prompt": "p", "occurrence": 0} | changes))
+    arguments: dict[str, Any] = {"seed": 5, "prompt": "p", "occurrence": 0} | changes
+    rng = CounterRng(key, **arguments)
     return [rng.uniform_at(position) for position in range(3)]
 
 
