@@ -292,10 +292,10 @@ async def weighted_reward(
         except Exception as error:  # user code raises whatever it likes
             attempt_output.fail_running(error, entry)
             return {**without_reward(sample, locate_error(error, entry)), "raised": True}
-    problems = [p for name, value in parts.items() if (p := problem(value, f"@reward {name}"))]
-    if problems:
+    read = {name: read_reward(value, f"@reward {name}") for name, value in parts.items()}
+    if problems := [wrong for _, wrong in read.values() if wrong]:
         return without_reward(sample, problems[0])
-    numbers = {name: float(value) for name, value in parts.items()}
+    numbers = {name: number for name, (number, _) in read.items() if number is not None}
     weighed = [float(str(w["weight"])) * numbers[str(w["name"])] for w in message["rewards"]]
     return grader_reward(sample, _sum_of(weighed), numbers, who="the sum of the reward functions")
 
@@ -336,28 +336,29 @@ def grader_reward(
     is_set: bool = False,
 ) -> Json:
     """Return the grade of one sample with the reward that `who` returned, or set if `is_set`."""
-    wrong = problem(value, who, is_set=is_set)
-    reward = None if wrong else float(value)
+    reward, wrong = read_reward(value, who, is_set=is_set)
     return {"index": sample.index, "reward": reward, "parts": parts, "error": wrong}
 
 
-def problem(value: object, who: str, *, is_set: bool = False) -> str | None:
-    """Return why `value`, which `who` returned, or set if `is_set`, is not a reward. None if it is
-    one."""
+def read_reward(
+    value: object, who: str, *, is_set: bool = False
+) -> tuple[float, None] | tuple[None, str]:
+    """Return the number of `value`, which `who` returned, or set if `is_set`. If that is not a reward,
+    return the reason instead. It is converted once, because a class of user code may convert itself to
+    another number each time, or raise."""
     did, cure = ("set the reward to", "set") if is_set else ("returned", "return")
     if value is None:
-        return f"{who} returned no reward for this sample; return one for every sample"
+        return None, f"{who} returned no reward for this sample; return one for every sample"
     if not isinstance(value, (int, float)):
         kind = type(value).__name__
-        return f"{who} {did} {kind} {_excerpt(value)!r}; {cure} a number as the reward"
+        return None, f"{who} {did} {kind} {_excerpt(value)!r}; {cure} a number as the reward"
     try:
-        # A class of user code may convert itself, and what is sent is the result.
-        finite = math.isfinite(float(value))
-    except OverflowError:
-        finite = False
-    return (
-        None if finite else f"{who} {did} {_excerpt(value)}; {cure} a finite number as the reward"
-    )
+        number = float(value)
+    except Exception:  # it is too large, or `__float__` of user code raises whatever it likes
+        number = math.nan
+    if math.isfinite(number):
+        return number, None
+    return None, f"{who} {did} {_excerpt(value)}; {cure} a finite number as the reward"
 
 
 def _excerpt(value: object) -> str:

@@ -19,6 +19,24 @@ class Disguised(float):
         return float("nan")
 
 
+class Changing(float):
+    """A number that is another one whenever it is converted again."""
+
+    def __init__(self, _: float) -> None:
+        self.times = 0
+
+    def __float__(self) -> float:
+        self.times += 1
+        return 0.5 if self.times == 1 else float("nan")
+
+
+class Raising(float):
+    """A number that cannot be converted."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+
 class Unreadable:
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -58,7 +76,15 @@ async def test_a_reward_that_cannot_be_shown_fails_its_sample_alone(value: objec
     assert "cannot be shown" in grader_reward(SAMPLE, value, {})["error"]
 
 
-async def test_a_number_that_converts_itself_to_nan_fails_its_sample_alone() -> None:
-    for grade in (await reward_of(Disguised(0.5)), grader_reward(SAMPLE, Disguised(0.5), {})):
+@pytest.mark.parametrize("value", [Disguised(0.5), Raising(0.5)])
+async def test_a_number_that_does_not_convert_to_a_finite_one_fails_its_sample_alone(
+    value: float,
+) -> None:
+    for grade in (await reward_of(value), grader_reward(SAMPLE, value, {})):
         assert grade["reward"] is None
         assert "a finite number as the reward" in grade["error"]
+
+
+async def test_the_number_that_was_checked_is_sent() -> None:
+    assert (await reward_of(Changing(0.5)))["reward"] == 0.5
+    assert grader_reward(SAMPLE, Changing(0.5), {})["reward"] == 0.5

@@ -1,7 +1,7 @@
 """Quotas of workspaces and API keys, where two control processes serve one database."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,16 @@ async def test_a_quota_of_zero_says_who_set_it_and_not_that_it_frees(
     assert "frees" not in text
 
 
+async def num_admitted(
+    admit: Callable[[Application, int], Awaitable[bool]], *processes: Application
+) -> int:
+    """How many of twenty admissions at one moment are granted, with their numbers from 0."""
+    for app in processes:  # so that every connection is open
+        await asyncio.gather(*(app.database.durable.fetchval("select 1") for _ in range(12)))
+    apps = [processes[number % len(processes)] for number in range(20)]
+    return sum(await asyncio.gather(*(admit(app, number) for number, app in enumerate(apps))))
+
+
 async def test_admissions_of_two_processes_at_one_moment_are_counted_one_by_one(
     ready: Application, other: Application
 ) -> None:
@@ -110,11 +120,7 @@ async def test_admissions_of_two_processes_at_one_moment_are_counted_one_by_one(
             return False
         return True
 
-    for app in (ready, other):  # so that every connection is open
-        await asyncio.gather(*(app.database.durable.fetchval("select 1") for _ in range(12)))
-    apps = (ready, other) * 10
-    admitted = await asyncio.gather(*(admit(app, number) for number, app in enumerate(apps)))
-    assert sum(admitted) == 3
+    assert await num_admitted(admit, ready, other) == 3
 
 
 async def test_admissions_of_one_key_in_two_workspaces_are_counted_one_by_one(
@@ -133,11 +139,7 @@ async def test_admissions_of_one_key_in_two_workspaces_are_counted_one_by_one(
             return False
         return True
 
-    for app in (ready, other):  # so that every connection is open
-        await asyncio.gather(*(app.database.durable.fetchval("select 1") for _ in range(12)))
-    apps = (ready, other) * 10
-    admitted = await asyncio.gather(*(admit(app, number) for number, app in enumerate(apps)))
-    assert sum(admitted) == 3
+    assert await num_admitted(admit, ready, other) == 3
 
 
 async def test_evaluations_count_as_runs(ready: Application) -> None:
