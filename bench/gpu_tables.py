@@ -166,7 +166,9 @@ def learner(
     modules = target_modules(base, "all-linear")
     tensors = fresh_adapter(base, modules, rank=RANK, seed=0)
     leaves = [tensor.requires_grad_() for tensor in tensors.values()]
-    policy = Policy(loaded, tensors, 2.0 * RANK, None, Forward(recompute=True, fuse=fuse))
+    policy = Policy(
+        loaded, tensors, 2.0 * RANK, None, Forward(recompute=True, fuse=fuse, fuses_attention=fuse)
+    )
     adam = torch.optim.AdamW(leaves, lr=1e-5, fused=True)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(3, 100, (scale.rows, scale.row_tokens), generator=generator).tolist()

@@ -11,7 +11,7 @@ from typing import Protocol
 from schemas.config import RunConfig
 from schemas.sampling import Day, Message, ModelRef, SampleRecord, ToolSpec
 
-RULES = 4
+RULES = 5
 """The number of the current rules, which say what a step computes from its batch. A run keeps the rules
 that it started with (`TrainSpec.rules`), so that an upgrade changes neither a running run nor the
 verification of its log.
@@ -26,6 +26,7 @@ verification of its log.
 3: the soft overlong penalty counts all tokens that the policy generated in a sample, not those of its
    longest answer.
 4: a CUDA GPU computes 64 million logits at a time instead of 4 million.
+5: `compile` compiles the attention of a CUDA GPU too.
 """
 
 

@@ -25,8 +25,9 @@ from trainer.forward.lm_head import logits_of
 from trainer.forward.logprobs import chosen_logprobs, likeliest_tokens
 from trainer.forward.ops import DIRECT, Forward
 from trainer.forward.packing import MicroBatch, packed_attend
+from trainer.forward.spans import spans_of
 from trainer.forward.transformers_pass import Fallback
-from trainer.forward.varlen_attention import spans_of, varlen_attend
+from trainer.forward.varlen_attention import varlen_attend
 from trainer.forward.weights import Trainable, trainable_view
 from trainer.model.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
 from trainer.model.lora import adapter_config, fresh_adapter, target_modules
@@ -119,7 +120,8 @@ class Policy:
         if micro.blocks:
             attend = packed_attend(micro, kv_heads=decoder.kv_heads)
         else:
-            attend = varlen_attend(spans_of(micro.segments, device=micro.tokens_N.device))
+            spans = spans_of(micro.segments, device=micro.tokens_N.device)
+            attend = varlen_attend(spans, compiled=self.forward.fuses_attention)
         fused = can_fuse(weights, num_bytes=self.loaded.base.num_bytes)
         run = partial(fused_hidden, decoder) if fused else decoder.hidden_states
         return run(weights, *tokens, attend, self.forward)
@@ -234,6 +236,7 @@ def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -
         allows_native=not advanced.deterministic,
         trains_padding=rules >= 2,
         has_large_chunks=rules >= 4,
+        fuses_attention=advanced.compile and rules >= 5,
     )
 
 

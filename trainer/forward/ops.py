@@ -3,8 +3,9 @@
 Neither choice changes which function is computed. `recompute` keeps only the input of each layer and
 computes the layer again for its gradient. That takes a third more arithmetic and a small part of the
 memory, and gives the same bits, because the same operations run on the same numbers. `fuse` compiles the
-steps between the matrix products, in which a GPU otherwise mostly reads and writes memory. It rounds
-differently, and has no effect on a CPU.
+steps between the matrix products, in which a GPU otherwise mostly reads and writes memory.
+`fuses_attention` compiles attention (`trainer/forward/compiled_attention.py`). Both round differently,
+and have no effect on a CPU.
 """
 
 from collections.abc import Callable
@@ -74,6 +75,8 @@ class Forward:
     for models that run through Transformers."""
     has_large_chunks: bool = True
     """Whether a CUDA GPU computes many logits at a time. Under rules 3 it computed as few as a CPU."""
+    fuses_attention: bool = False
+    """Whether attention is compiled on a CUDA GPU too. Under rules 4 it was not."""
     is_inference: bool = False
     """Whether nothing needs a gradient. Norms then take fewer kernels on a CUDA GPU."""
 

@@ -29,7 +29,7 @@ import torch
 
 from schemas.sampling import Sequence as TokenSequence
 from trainer.forward.decoder import Attend
-from trainer.forward.varlen_attention import Segment
+from trainer.forward.spans import Segment
 
 
 @dataclass(frozen=True, slots=True)

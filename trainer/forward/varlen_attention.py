@@ -1,93 +1,41 @@
-# ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
 """Attention over packed rows of any length, without padding. Every segment is a range of N. Its queries
 see the keys of its context, and the segment's own keys up to the query's own position.
 
-On CUDA, with states in half precision, this is one flash kernel over all segments (PyTorch's
-`varlen_attn`). Everywhere else it is one `scaled_dot_product_attention` per segment under the same rule.
-The tests compare the kernel with the second form, which a GPU also uses for fp32.
+On CUDA, with states in half precision, this is one flash kernel over all segments: PyTorch's
+`varlen_attn`, or with `advanced.compile` the one that is compiled from PyTorch's `flex_attention`
+(`trainer/forward/compiled_attention.py`). Everywhere else it is one `scaled_dot_product_attention` per
+segment under the same rule. The tests compare the kernels with the last form, which a GPU also uses for
+fp32.
 
 Legend: N packed tokens, S segments, U keys of all segments one after the other, A query heads, K key
 heads, D head size.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from trainer.forward.compiled_attention import CompiledAttention
 from trainer.forward.decoder import Attend
+from trainer.forward.spans import Spans
 
 HALF = (torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The tokens from start to end (exclusive) of N. They see the `num_context` tokens from
-    context_start on, and the segment's own tokens up to themselves."""
-
-    start: int
-    end: int
-    context_start: int = 0
-    num_context: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end - self.start
-
-    @property
-    def num_keys(self) -> int:
-        return self.num_context + self.num_tokens
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Spans:
-    """The segments of a micro-batch in the kernel's form. Segments follow one another in N, so only keys
-    are gathered, and only where a context is shared (`key_U` is None otherwise)."""
-
-    segments: tuple[Segment, ...]
-    query_ends_S: torch.Tensor
-    """0, then where each segment's queries end"""
-    key_ends_S: torch.Tensor
-    key_U: torch.Tensor | None
-    longest_query: int
-    longest_keys: int
-
-
-def spans_of(segments: Sequence[Segment], *, device: torch.device | None) -> Spans:
-    """The segments in the form that `varlen_attend` needs. Raises ValueError unless they cover N in
-    order."""
-    starts = [0, *(s.end for s in segments)]
-    if [s.start for s in segments] != starts[:-1]:
-        raise ValueError("the segments of a micro-batch must follow one another")
-    keys: list[int] = []
-    ends = [0]
-    for segment in segments:
-        keys += range(segment.context_start, segment.context_start + segment.num_context)
-        keys += range(segment.start, segment.end)
-        ends.append(len(keys))
-    shared = any(segment.num_context for segment in segments)
-    return Spans(
-        segments=tuple(segments),
-        query_ends_S=torch.tensor(starts, dtype=torch.int32, device=device),
-        key_ends_S=torch.tensor(ends, dtype=torch.int32, device=device),
-        key_U=torch.tensor(keys, device=device) if shared else None,
-        longest_query=max(s.num_tokens for s in segments),
-        longest_keys=max(s.num_keys for s in segments),
-    )
-
-
-def varlen_attend(spans: Spans) -> Attend:
-    """Attention over these segments. It uses the kernel if the tensors allow it, and otherwise computes
-    one segment after the other."""
+def varlen_attend(spans: Spans, *, compiled: bool = False) -> Attend:
+    """Attention over these segments. It uses a kernel if the tensors allow it, and otherwise computes
+    one segment after the other. With `compiled` the kernel is that of `flex_attention`."""
+    kernel = CompiledAttention(spans) if compiled else partial(_flash, spans)
 
     def attend(
         layer: int, q_N_A_D: torch.Tensor, k_N_K_D: torch.Tensor, v_N_K_D: torch.Tensor
     ) -> torch.Tensor:
         if spans.key_U is not None:
             k_N_K_D, v_N_K_D = (x.index_select(0, spans.key_U) for x in (k_N_K_D, v_N_K_D))
-        attended = _flash if q_N_A_D.is_cuda and q_N_A_D.dtype in HALF else _by_segment
-        return attended(spans, q_N_A_D, k_N_K_D, v_N_K_D).flatten(1)
+        has_kernel = q_N_A_D.is_cuda and q_N_A_D.dtype in HALF
+        attended = kernel if has_kernel else partial(_by_segment, spans)
+        return attended(q_N_A_D, k_N_K_D, v_N_K_D).flatten(1)
 
     return attend
 

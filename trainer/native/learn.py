@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from trainer.forward.decoder import Decoder
 from trainer.forward.fused_weights import norm_fold, qk_norm
 from trainer.forward.rms_norm import rms_norm
-from trainer.forward.varlen_attention import Segment
+from trainer.forward.spans import Segment
 from trainer.forward.weights import FUSED, Trainable, layer_module
 from trainer.native.compile import load_library
 from trainer.native.supported_models import can_learn

@@ -13,8 +13,8 @@ from tests.unit.trainer.support import TINY, job
 from trainer.forward.decoder import decoder_of
 from trainer.forward.ops import INFERENCE, PLAIN, SAMPLING, Forward, compiled_steps
 from trainer.forward.packing import Example, MicroBatch, pack
+from trainer.forward.spans import Segment, spans_of
 from trainer.forward.transformers_pass import Fallback
-from trainer.forward.varlen_attention import Segment, spans_of
 from trainer.model.base import build_base
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.policy import LoadedModel, Policy, forward_of, fresh_policy
