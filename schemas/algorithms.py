@@ -9,19 +9,49 @@ from typing import Literal
 from schemas.config import Advanced, FailedRewards
 from schemas.errors import POLICY_FAILURES
 
-CLIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_plus_plus", "ppo")
+CLIPPED = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "luspo",
+    "maxrl",
+    "rloo",
+    "reinforce_plus_plus",
+    "ppo",
+)
 """Algorithms that clip the ratio on both sides."""
 
-GROUPED = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "importance_sampling")
+BOUNDED = (*CLIPPED, "gmpo", "dppo")
+"""These, and those that bound the log-ratio or a divergence on both sides."""
+
+GROUPED = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "luspo",
+    "gmpo",
+    "cispo",
+    "sapo",
+    "dppo",
+    "gpg",
+    "maxrl",
+    "rloo",
+    "importance_sampling",
+)
 """Algorithms whose advantages compare the samples of a group. A group with equal rewards teaches
 nothing."""
 
 REINFORCED = (*GROUPED, "reinforce_plus_plus", "ppo")
 
 READ_BY: dict[str, tuple[str, ...]] = {
-    "clip_low": CLIPPED,
-    "clip_high": (*CLIPPED, "cispo"),
+    "clip_low": BOUNDED,
+    "clip_high": (*BOUNDED, "cispo"),
     "clip_delta": CLIPPED,
+    "divergence": ("dppo",),
+    "tau_pos": ("sapo",),
+    "tau_neg": ("sapo",),
     "loss_aggregation": REINFORCED,
     "kl_coef": REINFORCED,
     "kl_estimator": REINFORCED,
@@ -50,7 +80,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
 DEFAULT_REPLACEMENTS = 4
 
 
-CLIP_HIGH: dict[str, float] = {"dapo": 0.28, "gspo": 4e-4}
+CLIP_HIGH: dict[str, float] = {"dapo": 0.28, "gspo": 4e-4, "luspo": 4e-4, "gmpo": 0.4}
 """Upper clip bounds of algorithms whose default is not 0.2."""
 
 

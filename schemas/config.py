@@ -17,7 +17,13 @@ Algorithm = Literal[
     "dr_grpo",
     "dapo",
     "gspo",
+    "luspo",
+    "gmpo",
     "cispo",
+    "sapo",
+    "dppo",
+    "gpg",
+    "maxrl",
     "rloo",
     "reinforce_plus_plus",
     "ppo",
@@ -27,6 +33,7 @@ Algorithm = Literal[
 ExecutionMode = Literal["sync", "one_step_off_async", "fully_async"]
 LossAggregation = Literal["token_mean", "sequence_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
+Divergence = Literal["tv", "kl"]
 KlPlace = Literal["loss", "reward"]
 Correction = Literal["ratio", "decoupled", "truncated", "masked"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
@@ -192,6 +199,12 @@ class Advanced(Section):
     """how far below 1 the ratio may be before it is clipped"""
     clip_high: float | None = Field(default=None, gt=0, le=10)
     """how far above 1 the ratio may be before it is clipped"""
+    divergence: Divergence | None = None
+    """how DPPO measures how far two policies are apart: total variation or KL"""
+    tau_pos: float | None = Field(default=None, gt=0, le=100)
+    """how soon SAPO's gradient fades where the advantage is positive"""
+    tau_neg: float | None = Field(default=None, gt=0, le=100)
+    """how soon SAPO's gradient fades where it is not"""
     loss_aggregation: LossAggregation | None = None
     """what the loss is averaged over ([algorithms](algorithms.md#aggregation))"""
     clip_delta: float | None = Field(default=None, gt=1, le=1000)

@@ -34,6 +34,8 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.recompute": ("gradient_checkpointing", "enable_gradient_checkpointing"),
     "advanced.rewards": ("reward_funcs", "reward_functions", "reward_fns"),
     "advanced.seed": ("random_seed",),
+    "advanced.tau_neg": ("sapo_temperature_neg", "sapo_tau_neg"),
+    "advanced.tau_pos": ("sapo_temperature_pos", "sapo_tau_pos"),
     "advanced.updates_per_step": ("num_iterations", "ppo_epochs", "mu"),
     "advanced.validation_dataset": ("eval_dataset", "val_dataset", "test_dataset"),
     "advanced.value_clip": ("vf_clip", "cliprange_value"),

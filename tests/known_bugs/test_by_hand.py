@@ -1,6 +1,8 @@
 """Figures computed by hand, for known bugs that no other test catches."""
 
 import math
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.unit.trainer.support import TINY, Shelf, job, request
 from tests.unit.trainer.test_learner import play
 from tests.unit.trainer.test_optimizer import leaves
 from trainer import grpo
-from trainer.algorithms import cispo, gspo, rloo, sft
+from trainer.algorithms import cispo, dppo, gmpo, gpg, gspo, rloo, sapo, sft
 from trainer.algorithms.ppo import gae
 from trainer.engine import Engine
 from trainer.forward.packing import Example, pack
@@ -24,7 +26,7 @@ from trainer.model.base import _stop_ids, build_base
 from trainer.model.chat_template import Chat
 from trainer.objective.correction import importance_weights
 from trainer.objective.hyperparameters import Hyperparameters
-from trainer.objective.objective import Actions
+from trainer.objective.objective import Actions, BatchBeforeUpdate
 from trainer.objective.returns import reward_at_last_action
 from trainer.objective.sequences import Rows
 from trainer.objective.value_loss import value_loss
@@ -115,6 +117,54 @@ def test_cispo_bounds_the_weight_and_every_token_learns() -> None:
     assert clipped.tolist() == [False, False, True]
     assert asked.logprob_M.grad is not None
     assert asked.logprob_M.grad.tolist() == pytest.approx([-0.5, 2, -3])
+
+
+def test_the_gate_of_sapo_fades_by_the_sign_of_the_advantage() -> None:
+    """The slope is 1 at a ratio of 1, and elsewhere 4 f (1 - f) of the sigmoid's value f."""
+    asked = actions(floats(1, 3, 3), floats(1, 1, -1), Rows(torch.arange(3), 3))
+    loss, _ = sapo.loss(asked, Hyperparameters(tau_pos=1.0, tau_neg=2.0))
+    loss.sum().backward()
+    soft = [1 / (1 + math.exp(-tau * 2)) for tau in (1, 2)]
+    assert loss.tolist() == pytest.approx([-2, -4 * soft[0], 2 * soft[1]])
+    assert asked.logprob_M.grad is not None
+    slopes = [4 * each * (1 - each) * 3 for each in soft]
+    assert asked.logprob_M.grad.tolist() == pytest.approx([-1, -slopes[0], slopes[1]])
+
+
+def test_gmpo_clips_on_the_side_of_the_advantage_and_stays_finite() -> None:
+    """A ratio that is too large is clipped where the advantage is positive, and one that is too small
+    where it is negative."""
+    rows = Rows(torch.tensor([0, 0, 1, 1, 2]), 3)
+    asked = actions(floats(1, 1, 1, 1, 1), floats(1, 1, -1, -1, -1), rows)
+    asked = replace(asked, log_ratio_M=floats(1, -1, 1, -1, 800))
+    loss, clipped = gmpo.loss(asked, Hyperparameters(clip_low=0.4, clip_high=0.4))
+    assert clipped.tolist() == [True, False, False, True, False]
+    first, second, last = math.exp((0.4 - 1) / 2), math.exp((1 - 0.4) / 2), math.exp(20)
+    assert loss.tolist() == pytest.approx([-first, -first, second, second, last])
+
+
+def test_dppo_masks_only_what_would_go_further_away() -> None:
+    """Probabilities of 0.37 before, and 0.74 or 0.04 now."""
+    asked = actions(floats(2, 2, 0.1, 0.1), floats(1, -1, 1, -1), Rows(torch.arange(4), 4))
+    bounded = partial(Hyperparameters, clip_low=0.1, clip_high=0.1)
+    for bounds in (bounded(divergence="tv"), bounded(divergence="kl")):
+        _, masked = dppo.loss(asked, bounds)
+        assert masked.tolist() == [True, False, False, True]
+        _, masked = dppo.loss(asked, replace(bounds, clip_low=9.0, clip_high=9.0))
+        assert not masked.any()
+    loss, _ = dppo.loss(asked, Hyperparameters(clip_low=0.3, clip_high=0.3))
+    loss.sum().backward()
+    assert asked.logprob_M.grad is not None
+    assert asked.logprob_M.grad.tolist() == pytest.approx([0, 2, -0.1, 0])
+
+
+def test_gpg_makes_up_for_groups_that_are_equal() -> None:
+    """Two of three groups are equal, one of them at 1, and one sample has no reward."""
+    before = BatchBeforeUpdate(
+        [0, 0, 1, 1, 2, 2, 2], [0.0, 1.0, 1.0, 1.0, 0.0, 0.0, None], torch.arange(7)
+    )
+    found = gpg.OBJECTIVE.estimate(before, gpg.OBJECTIVE.defaults).advantage_E
+    assert found.tolist() == pytest.approx([-0.5 * 3, 0.5 * 3, 0, 0, 0, 0, 0])
 
 
 def test_a_value_may_only_come_so_near() -> None:

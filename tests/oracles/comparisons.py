@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from hypothesis import assume
 
-from schemas.config import Correction, CorrectionLevel, LossAggregation
+from schemas.config import Correction, CorrectionLevel, Divergence, LossAggregation
 from tests.oracles import theirs_liger, theirs_trl, theirs_verl
 from tests.oracles.cases import Answer, Case, answer, our_answer, times
 from tests.unit.trainer.support import job
 from trainer.algorithms import dr_grpo, ppo
+from trainer.algorithms.dppo import divergence
 from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import BatchBeforeUpdate, Objective, finite_or_none
@@ -34,6 +35,11 @@ def advantage_of(case: Case, objective: Objective) -> torch.Tensor:
     rewards = [finite_or_none(reward) for reward in case.rewards]
     before = BatchBeforeUpdate(case.group, rewards, torch.arange(case.num_rows))
     return objective.estimate(before, objective.defaults).advantage_E
+
+
+def advantage_of_live_rows(case: Case, objective: Objective) -> torch.Tensor:
+    """These advantages (B), and 0 for a row without actions, whose geometric mean others take for 1."""
+    return advantage_of(case, objective) * (case.mask.sum(-1) > 0)
 
 
 def hyperparameters_for(name: Any, **changes: Any) -> tuple[Objective, Hyperparameters]:
@@ -140,6 +146,79 @@ def cispo(case: Case) -> Compared:
         "TRL": theirs_trl.loss(case, advantage, **bound),
         "Liger": theirs_liger.loss(case, advantage, **bound),
         "verl": theirs_verl.policy_loss(case, "cispo", advantage, **from_above),
+    }
+
+
+def luspo(case: Case) -> Compared:
+    """TRL and Liger do not divide by the longest answer."""
+    objective, hyperparameters = hyperparameters_for("luspo", clip_low=0.2, clip_high=0.3)
+    away_from(row_mean(case, case.now - case.behaviour).exp(), 0.8, 1.3)
+    advantage, factor = advantage_of(case, objective), case.row_factor / LONGEST
+    options: dict[str, Any] = {
+        "loss_type": "luspo",
+        "importance_sampling_level": "sequence",
+        **epsilons(hyperparameters),
+    }
+    return our_answer(case, objective, hyperparameters), {
+        "TRL": times(theirs_trl.loss(case, advantage, **options), factor),
+        "Liger": times(theirs_liger.loss(case, advantage, **options), factor),
+        "verl": theirs_verl.policy_loss(
+            case,
+            "gspo",
+            advantage,
+            aggregation="constant",
+            longest=LONGEST,
+            **clips(hyperparameters),
+        ),
+    }
+
+
+def gmpo(case: Case) -> Compared:
+    """verl's means divide by n + 1e-8, inside of exp, so `test_losses.py` compares it less closely."""
+    objective, hyperparameters = hyperparameters_for("gmpo")
+    advantage = advantage_of_live_rows(case, objective)
+    options: dict[str, Any] = {"kind": theirs_trl.GMPO, **epsilons(hyperparameters)}
+    return our_answer(case, objective, hyperparameters), {
+        "TRL": times(theirs_trl.loss(case, advantage, **options), case.row_factor)
+    }
+
+
+def sapo(case: Case) -> Compared:
+    objective, hyperparameters = hyperparameters_for("sapo")
+    advantage, factor = advantage_of(case, objective), case.row_factor
+    taus: dict[str, Any] = {"tau_pos": hyperparameters.tau_pos, "tau_neg": hyperparameters.tau_neg}
+    return our_answer(case, objective, hyperparameters), {
+        "TRL": times(theirs_trl.loss(case, advantage, loss_type="sapo"), factor),
+        "Liger": times(theirs_liger.loss(case, advantage, loss_type="sapo"), factor),
+        "verl": theirs_verl.policy_loss(
+            case, "sapo", advantage, aggregation="sequence_mean", **taus
+        ),
+    }
+
+
+def dppo(measure: Divergence) -> Callable[[Case], Compared]:
+    """Only verl has it. A log-probability is at most 0 here, because it is taken for a probability."""
+    objective, hyperparameters = hyperparameters_for("dppo", divergence=measure, clip_high=0.1)
+    bounds: dict[str, Any] = {**clips(hyperparameters), "clip_ratio_c": 20.0}
+
+    def compare(case: Case) -> Compared:
+        case = replace(case, behaviour=case.behaviour.clamp(max=-0.01))
+        apart = divergence(case.now, case.behaviour, hyperparameters)
+        away_from(apart, hyperparameters.clip_low, hyperparameters.clip_high)
+        advantage = advantage_of(case, objective)
+        return our_answer(case, objective, hyperparameters), {
+            "verl": theirs_verl.policy_loss(case, f"dppo_{measure}", advantage, **bounds)
+        }
+
+    return compare
+
+
+def gpg(case: Case) -> Compared:
+    """Only verl has it. Its alpha is another one (`test_advantages.py`)."""
+    objective, hyperparameters = hyperparameters_for("gpg")
+    advantage = advantage_of(case, objective)
+    return our_answer(case, objective, hyperparameters), {
+        "verl": theirs_verl.policy_loss(case, "gpg", advantage)
     }
 
 
@@ -342,11 +421,17 @@ def ppo_with_a_critic(case: Case) -> Compared:
 COMPARISONS: dict[str, Callable[[Case], Compared]] = {
     **{
         f"{name}, {aggregation}": surrogate(name, aggregation=aggregation)
-        for name in ("grpo", "dr_grpo", "dapo", "gspo", "rloo")
+        for name in ("grpo", "dr_grpo", "dapo", "gspo", "maxrl", "rloo")
         for aggregation in AGGREGATIONS
     },
     "gspo, wide clip": surrogate("gspo", clip_low=0.2, clip_high=0.2),
+    "luspo": luspo,
+    "gmpo": gmpo,
     "cispo": cispo,
+    "sapo": sapo,
+    "dppo, tv": dppo("tv"),
+    "dppo, kl": dppo("kl"),
+    "gpg": gpg,
     "importance_sampling": importance_sampling,
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus, group baseline": reinforce_plus_plus_with_a_baseline,

@@ -1,5 +1,6 @@
 """Advantages against TRL and verl, with rewards missing, infinite and all equal."""
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -9,8 +10,9 @@ from hypothesis import given
 
 from tests.oracles import theirs_trl, theirs_verl
 from tests.oracles.cases import Case, cases
+from tests.oracles.comparisons import advantage_of
 from trainer import grpo
-from trainer.algorithms import dr_grpo, rloo
+from trainer.algorithms import dr_grpo, gpg, maxrl, rloo
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import BatchBeforeUpdate, by_group, finite_or_none
 
@@ -73,6 +75,30 @@ def test_rloo_is_verl_s_in_both_forms(case: Case) -> None:
     vectorised = theirs_verl.group_advantages(case, "rloo_vectorized")
     torch.testing.assert_close(mine, loop, atol=1e-12, rtol=0)
     torch.testing.assert_close(mine, vectorised, atol=1e-12, rtol=0)
+
+
+@given(cases(gaps=False))
+def test_gpg_is_verl_s_but_for_what_alpha_counts(case: Case) -> None:
+    theirs = theirs_verl.group_advantages(case, "gpg")
+    mine = advantage_of(case, gpg.OBJECTIVE)
+    rewards = [reward or 0.0 for reward in case.rewards]
+    groups = [rewards[n : n + case.size] for n in range(0, case.num_rows, case.size)]
+    differing = sum(case.size for group in groups if min(group) < max(group))
+    counted = max(1, sum(reward != 0 for reward in rewards))
+    if differing:
+        # verl's alpha has 32 bits.
+        torch.testing.assert_close(mine, theirs * counted / differing, atol=1e-9, rtol=1e-6)
+
+
+@given(cases())
+def test_maxrl_is_dr_grpo_over_the_mean(case: Case) -> None:
+    mine, centred = advantages(case, maxrl.advantages), advantages(case, dr_grpo.advantages)
+    for first in range(0, case.num_rows, case.size):
+        rows = slice(first, first + case.size)
+        known = [r for r in map(finite_or_none, case.rewards[rows]) if r is not None]
+        mean = math.fsum(known) / len(known) if known else 0.0
+        expected = centred[rows] / mean if mean > 0 else torch.zeros(case.size).double()
+        torch.testing.assert_close(mine[rows], expected, atol=1e-9, rtol=1e-9)
 
 
 def test_a_reward_alone_is_where_references_disagree() -> None:

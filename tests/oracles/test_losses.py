@@ -15,6 +15,7 @@ from tests.oracles.cases import Case, cases, our_answer, same, times
 from tests.oracles.comparisons import (
     COMPARISONS,
     advantage_of,
+    advantage_of_live_rows,
     decoupled,
     epsilons,
     hyperparameters_for,
@@ -37,9 +38,11 @@ def test_value_and_gradient_equal_those_of_other_implementations(name: str, case
 
 @given(st.just(PLAIN))
 def test_everything_is_compared_with_two_oracles_that_have_it(case: Case) -> None:
-    """REINFORCE++ and PPO are in verl alone; `test_returns.py` is the second check for them."""
+    """REINFORCE++ and PPO are in verl alone; `test_returns.py` is the second check for them. DPPO
+    and GPG are in verl alone too, and GMPO is in TRL with the same means. A test by hand is their
+    second check."""
     for name, compare in COMPARISONS.items():
-        alone = name.startswith(("reinforce_plus_plus", "ppo"))
+        alone = name.startswith(("reinforce_plus_plus", "ppo", "dppo", "gpg", "gmpo"))
         assert len(compare(case)[1]) >= (1 if alone else 2), name
 
 
@@ -77,6 +80,19 @@ def test_importance_sampling_has_the_gradient_of_weighted_log_probabilities(case
     expected = theirs.gradient / chosen.max_response_length
     mine = our_answer(case, objective, chosen)
     torch.testing.assert_close(mine.gradient, expected, atol=1e-9, rtol=1e-12)
+
+
+@examples(50)
+@given(case=cases())
+def test_gmpo_is_verl_s_but_for_the_1e_8_in_its_means(case: Case) -> None:
+    objective, chosen = hyperparameters_for("gmpo")
+    advantage = advantage_of_live_rows(case, objective)
+    theirs = theirs_verl.policy_loss(
+        case, "geo_mean", advantage, clip_ratio_low=0.4, clip_ratio_high=0.4
+    )
+    near = float(advantage.abs().max()) * 1e-6
+    mine = our_answer(case, objective, chosen)
+    same(mine, times(theirs, case.row_factor), atol=1e-12 + near)
 
 
 def test_cispo_is_not_bounded_from_below_where_verl_is() -> None:

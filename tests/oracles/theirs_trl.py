@@ -18,6 +18,7 @@ from tests.oracles.available import oracle
 from tests.oracles.cases import Answer, Case, answer
 
 TRAINER = oracle("trl.trainer.grpo_trainer").GRPOTrainer
+GMPO = oracle("trl.experimental.gmpo.gmpo_trainer").GMPOTrainer
 
 
 class _Model(torch.nn.Module):
@@ -70,6 +71,8 @@ class _Trainer:
             gradient_checkpointing_kwargs=None,
             delta=settings.pop("delta", None),
             use_bias_correction_kl=False,
+            sapo_temperature_pos=1.0,
+            sapo_temperature_neg=1.05,
         )
         given = {
             "loss_type": "grpo",
@@ -134,10 +137,12 @@ def loss(
     advantage_B: torch.Tensor | None = None,
     *,
     against: torch.Tensor | None = None,
+    kind: Any = TRAINER,
     **settings: Any,
 ) -> Answer:
     """TRL's loss of the case; `settings` are attributes of the trainer. The advantages are TRL's
-    own unless given, and the ratio is taken against `against`, by default the sampler."""
+    own unless given, and the ratio is taken against `against`, by default the sampler. `kind` is
+    the trainer whose loss it is."""
     trainer, inputs = score_batch(case, **settings)
     inputs["old_per_token_logps"] = case.behaviour if against is None else against
     if advantage_B is not None:
@@ -146,7 +151,7 @@ def loss(
     def loss_of(now: torch.Tensor) -> torch.Tensor:
         trainer.now = now
         with _double():
-            value: torch.Tensor = TRAINER._compute_loss(trainer, trainer.model, inputs)
+            value: torch.Tensor = kind._compute_loss(trainer, trainer.model, inputs)
         return value
 
     return answer(case, loss_of)

@@ -6,7 +6,14 @@ that a run sets take precedence (`trainer/algorithms/registry.py`). This module 
 
 from dataclasses import dataclass
 
-from schemas.config import Correction, CorrectionLevel, KlEstimator, KlPlace, LossAggregation
+from schemas.config import (
+    Correction,
+    CorrectionLevel,
+    Divergence,
+    KlEstimator,
+    KlPlace,
+    LossAggregation,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,10 @@ class Hyperparameters:
     clip_delta: float | None = None
     """bound of the ratio where the advantage is negative (`trainer/objective/dual_clip.py`); None:
     off"""
+    divergence: Divergence = "tv"
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+    """how soon the gradient of SAPO fades, by the sign of the advantage"""
     kl_coef: float = 0.0
     """beta, the weight of the KL; with 0 no reference pass is computed"""
     kl_estimator: KlEstimator = "k3"

@@ -9,6 +9,7 @@ from schemas.config import Advanced
 from tests.kit.tomls import run_issues
 
 VALUES: dict[str, Any] = {
+    "divergence": "kl",
     "loss_aggregation": "token_mean",
     "kl_estimator": "k1",
     "kl_in": "reward",
