@@ -21,6 +21,7 @@ from tests.chaos.hangs import keep
 from tests.chaos.plan import CONFIGS, Mode, Trial
 from tests.chaos.scene import INSIDE, SLOW_GIT, Scene, SettingsFactory
 from tests.chaos.syncs import Syncs
+from tests.kit.kills import arm, fired_points
 from tests.kit.ledger import check
 from tests.kit.platform import (
     GRADER_ONLY,
@@ -130,15 +131,13 @@ class Chaos:
     def armed(self, one: Trial) -> dict[str, Any]:
         """A trial of failpoints: in a platform of its own, a process for each consumer, since only
         there every consumer's own intake is passed. Runs again until all have fired."""
-        text = ",".join(f"{name}:{hit}" for name, hit in one.failpoints.items())
         home = f"armed-{one.index}"
-        with self.platform(home, HEADRACE_FAILPOINT=text, HEADRACE_WORKERS="each") as started:
-            markers = self.root / home / "failpoints"
+        with self.platform(home, **arm(one.failpoints), HEADRACE_WORKERS="each") as started:
             for _ in range(4):
                 run = started.submit(CONFIGS[one.shape], workspace="w")
                 line = self.line(one, run, started)
                 verified(started, run)
-                fired = {m.name for m in markers.iterdir()} if markers.exists() else set()
+                fired = fired_points(started.home)
                 if "wrong" in line or fired == set(one.failpoints):
                     break
         missing = sorted(set(one.failpoints) - fired)

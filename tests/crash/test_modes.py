@@ -1,15 +1,15 @@
 """Asynchronous runs on two processes, one that samples and one that learns, with kill -9 in both: the
 bits are those of an undisturbed run on one process, and the log says how to rebuild them."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.trials import verified
+from tests.kit.kills import Points, Stage, check_fired
 from tests.kit.ledger import check
-from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
+from tests.kit.platform import Platform, final_adapter, run_config
 
 pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
@@ -18,20 +18,12 @@ MODES: Mapping[str, Mapping[str, object]] = {
     "one_step_off_async": {},
     "fully_async": {"max_steps_off_policy": 3, "weight_sync_interval": 2},
 }
-POINTS: Mapping[str, int] = {
+POINTS: Points = {
     "run.intake.tx_before_commit": 9,
     "rollout.perform.GenerateSample.effect_done": 9,
     "learn.perform.TrainStep.claimed": 3,
     "learn.perform.TrainStep.effect_done": 2,
 }
-
-
-@contextmanager
-def started(home: Path, workspace: Path, **environment: str) -> Iterator[Platform]:
-    with platform(home, environment=environment) as running:
-        running.post("/workspaces", {"url": str(workspace), "name": "w"}, key="workspace")
-        running.upload("numbers")
-        yield running
 
 
 def submitted(running: Platform, mode: str) -> str:
@@ -41,18 +33,14 @@ def submitted(running: Platform, mode: str) -> str:
 
 def test_kills_of_sampler_and_learner_change_nothing(tmp_path: Path) -> None:
     """A run of each mode, side by side."""
-    workspace = make_workspace(tmp_path / "workspace")
-    with started(tmp_path / "calm", workspace) as running:
+    with Stage(tmp_path / "calm", {}).platform() as running:
         calm = {mode: submitted(running, mode) for mode in MODES}
         expected = {m: final_adapter(running.wait(run, "finished")) for m, run in calm.items()}
-    text = ",".join(f"{name}:{hit}" for name, hit in POINTS.items())
-    environment = {"HEADRACE_WORKERS": "two", "HEADRACE_FAILPOINT": text}
-    with started(tmp_path / "killed", workspace, **environment) as running:
+    with Stage(tmp_path / "killed", POINTS).platform({"HEADRACE_WORKERS": "two"}) as running:
         killed = {mode: submitted(running, mode) for mode in MODES}
         for mode, run in killed.items():
             info = running.wait(run, "finished", within_s=200)
             check(running.events(run), steps=STEPS, groups=2, samples=4)
             assert final_adapter(info) == expected[mode], mode
             verified(running, run)
-    fired = {marker.name for marker in (tmp_path / "killed" / "failpoints").iterdir()}
-    assert fired == set(POINTS), f"these never fired: {set(POINTS) - fired}"
+    check_fired(running.home, POINTS)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from infra.operations.local.embedded_postgres import place_of
+from tests.kit.kills import Points, arm, fired_points
 from tests.kit.ledger import check
 from tests.kit.platform import (
     PATIENCE,
@@ -35,10 +36,10 @@ STEPS = 6
 CONFIG = run_config(advanced={"max_steps": STEPS, "state_interval": 2})
 STILL_S = 1.5
 
-EITHER = ("learn.perform.TrainStep.claimed:2", "rollout.perform.GenerateSample.effect_done:3")
-POINTS: Mapping[str, tuple[str, ...]] = {
-    "first": ("run.intake.tx_before_commit:4", *EITHER),
-    "second": ("run.intake.tx_after_commit:2", *EITHER),
+EITHER = {"learn.perform.TrainStep.claimed": 2, "rollout.perform.GenerateSample.effect_done": 3}
+POINTS: Mapping[str, Points] = {
+    "first": {"run.intake.tx_before_commit": 4, **EITHER},
+    "second": {"run.intake.tx_after_commit": 2, **EITHER},
 }
 """Where the workers of each of the two kill themselves, if it is they who pass there. Of six steps, and
 of all samples, one of the two passes often enough, so at least two are killed."""
@@ -117,15 +118,12 @@ def test_kills_and_rebalances_of_consumers_that_run_twice_change_nothing(
 ) -> None:
     workspace = make_workspace(tmp_path / "workspace")
     fresh_settings = {**real_stack.fresh_settings(), "HEADRACE_WORKERS": "two"}
-    armed = {home: ",".join(points) for home, points in POINTS.items()}
     with started(tmp_path / "calm", **real_stack.fresh_settings()) as running:
         prepared(running, workspace)
         calm = running.wait(running.submit(CONFIG, workspace="w"), "finished", within_s=200)
     with (
-        started(tmp_path / "first", **fresh_settings, HEADRACE_FAILPOINT=armed["first"]) as first,
-        started(
-            tmp_path / "second", **fresh_settings, HEADRACE_FAILPOINT=armed["second"]
-        ) as second,
+        started(tmp_path / "first", **fresh_settings, **arm(POINTS["first"])) as first,
+        started(tmp_path / "second", **fresh_settings, **arm(POINTS["second"])) as second,
     ):
         prepared(first, workspace)
         run = first.submit(CONFIG, workspace="w")
@@ -136,7 +134,7 @@ def test_kills_and_rebalances_of_consumers_that_run_twice_change_nothing(
         info = first.wait(run, "finished", within_s=300)
         check(first.events(run), steps=STEPS, groups=2, samples=4)
     assert final_adapter(info) == final_adapter(calm)
-    fired = [marker.name for home in POINTS for marker in tmp_path.glob(f"{home}/failpoints/*")]
+    fired = [point for home in POINTS for point in fired_points(tmp_path / home)]
     assert len(fired) >= 2, f"too few were killed: {fired}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.kit.kills import arm, fired_points, once
 from tests.kit.platform import (
     GRADER_ONLY,
     Platform,
@@ -25,7 +26,7 @@ from tests.kit.platform import (
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
-POINTS = ("archive.packed", "archive.removed", "archive.blobs_back", "archive.restored")
+POINTS = once("archive.packed", "archive.removed", "archive.blobs_back", "archive.restored")
 CONFIG = run_config(
     advanced={"max_steps": 3, "validation_dataset": "numbers"},
     checkpoints={"eval_interval": 3},
@@ -34,8 +35,7 @@ CONFIG = run_config(
 
 def killed_at(started: Platform, point: str, path: str) -> None:
     """One request, in which the control process kills itself."""
-    marker = started.home / "failpoints" / point
-    assert not marker.exists()
+    assert point not in fired_points(started.home)
 
     def asked() -> bool | None:
         """Until consumers have read all of the run, the answer is 503."""
@@ -47,7 +47,9 @@ def killed_at(started: Platform, point: str, path: str) -> None:
         return None
 
     eventually(asked, within_s=60, what=f"the control process dies at {point}")
-    eventually(lambda: marker.exists() or None, within_s=10, what=f"{point} fires")
+    eventually(
+        lambda: point in fired_points(started.home) or None, within_s=10, what=f"{point} fires"
+    )
 
 
 def verified(started: Platform, run: str) -> Any:
@@ -85,9 +87,8 @@ def headrace(environment: Mapping[str, str], *arguments: str) -> Any:
 @pytest.mark.kills
 def test_kills_at_every_step_of_archiving_and_restoring_lose_nothing(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "workspace", {"rollouts/say/main.py": GRADER_ONLY})
-    points = ",".join(f"{point}:1" for point in POINTS)
     backup = tmp_path / "backup"
-    with platform(tmp_path / "old", environment={"HEADRACE_FAILPOINT": points}) as started:
+    with platform(tmp_path / "old", environment=arm(POINTS)) as started:
         started.post("/workspaces", {"url": str(workspace), "name": "w"}, key="workspace")
         started.upload("numbers")
         run = started.submit(CONFIG, workspace="w", name="base")

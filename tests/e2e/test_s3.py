@@ -12,6 +12,7 @@ import pytest
 import transformers
 
 from tests.kit.faulty_proxy import Fault, FaultyProxy, chance, faulty_proxy
+from tests.kit.kills import arm, check_fired, once
 from tests.kit.ledger import check
 from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
 from tests.kit.s3 import Bucket, fresh_bucket
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-CRASHES = "ckpt.shard:1,ckpt.before_manifest:1,ckpt.after_manifest:1,ckpt.before_event:1"
+CRASHES = once("ckpt.shard", "ckpt.before_manifest", "ckpt.after_manifest", "ckpt.before_event")
 """Between every pair of steps of the protocol; each fires once, and what died is started again."""
 
 FAULTS = (
@@ -78,7 +79,7 @@ def setup(
             **s3.environment,
             "HEADRACE_S3_ENDPOINT": network.endpoint,
             "HEADRACE_BLOBS": f"s3://{bucket.name}/p",
-            "HEADRACE_FAILPOINT": CRASHES,
+            **arm(CRASHES),
         }
         with platform(root / "home", environment=environment) as started:
             started.post("/workspaces", {"url": str(workspace), "name": "w"})
@@ -97,8 +98,7 @@ def finished(setup: Setup) -> str:
 def test_a_run_leaves_one_manifest_per_step_in_the_bucket_through_every_crash(
     setup: Setup, finished: str
 ) -> None:
-    fired = {path.name for path in (setup.platform.home / "failpoints").iterdir()}
-    assert fired == {point.partition(":")[0] for point in CRASHES.split(",")}
+    check_fired(setup.platform.home, CRASHES)
     check(setup.platform.events(finished), steps=4, groups=2, samples=4)
     manifests = setup.manifests(finished)
     assert sorted(manifests) == [1, 2, 3, 4]
