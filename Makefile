@@ -222,7 +222,7 @@ test-attacks: $(READY) $(LEVEL_2)
 
 # Pushes to a real forge.
 GITEA_TESTS := tests/contracts/test_gitea.py tests/contracts/test_gitea_forge.py \
-	tests/crash/test_webhook_kills.py tests/e2e/pushes/test_gitea.py
+	tests/crash/test_kills.py tests/e2e/pushes/test_gitea.py
 test-gitea: gitea
 	$(PYTEST) -m gitea $(GITEA_TESTS) $(ARGS)
 

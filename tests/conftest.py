@@ -38,6 +38,7 @@ __all__ = [
     "server_url",
 ]
 
+pytest.register_assert_rewrite("tests.crash.scenarios")
 property_examples.load()
 gc.disable()  # until all tests are imported
 

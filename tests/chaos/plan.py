@@ -60,21 +60,20 @@ OF_ENDED_RUNS = ("archive.",)
 """Points that no run passes: tests/e2e/test_retention.py kills there."""
 
 OF_PUSHES = ("webhook.", "trigger.", "status.", "sync.perform.ListRefs.")
-"""Points that no submitted run passes: tests/crash/test_push_kills.py and test_webhook_kills.py kill
-there."""
+"""Points that no submitted run passes: tests/crash/scenarios/push.py and webhook.py kill there."""
 
 OF_JUDGES = ("judge.",)
-"""Points that no run without a rubric passes: tests/crash/test_judge_kills.py kills there."""
+"""Points that no run without a rubric passes: tests/crash/scenarios/judge.py kills there."""
 
 VALIDATED = {"max_steps": 6, "validation_dataset": "numbers", "state_interval": 2}
 EVALUATED = {"eval_interval": 3}
 
 OF_DEPLOYMENTS = ("deploy.",)
-"""Points of deployments, which `tests/crash/test_deploy_kills.py` passes."""
+"""Points of deployments, which `tests/crash/scenarios/deploy.py` passes."""
 OF_HUBS = ("publish.", "hub.")
-"""Points of pushes to a model hub, which `tests/crash/test_hub_kills.py` passes."""
+"""Points of pushes to a model hub, which `tests/crash/scenarios/hub.py` passes."""
 OF_PACKAGES = ("sync.perform.DiscoverRollouts.",)
-"""Points that no run of a rollout without packages passes: tests/crash/test_package_kills.py kills
+"""Points that no run of a rollout without packages passes: tests/crash/scenarios/package.py kills
 there."""
 
 CONFIGS: dict[Shape, Config] = {

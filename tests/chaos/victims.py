@@ -4,15 +4,16 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from infra.operations.local.embedded_postgres import place_of
 from infra.operations.local.home import read_state
-from tests.kit.platform import Platform
+from tests.kit.platform import Platform, eventually
 from tests.stack.components import Components
 
 CONTROL = "control"
@@ -133,6 +134,24 @@ def killed(pid: int, target: str) -> str | None:
     except ProcessLookupError:
         return None
     return f"{target} {pid}: {name}"
+
+
+def kill_after_steps(started: Platform, run: str, targets: Mapping[int, str]) -> None:
+    """`kill -9` of a process after each of these steps of a run, while it makes the rollouts of the next
+    one: of a worker, or of the user code whose command line has the words of the target."""
+    for step, target in targets.items():
+        eventually(partial(_is_at, started, run, step), within_s=120, what=f"step {step}")
+        time.sleep(0.2)
+        found = eventually(partial(_candidates, started, target), within_s=60, what=target)
+        assert killed(found[0], target), f"{target} ended by itself"
+
+
+def _is_at(started: Platform, run: str, step: int) -> bool | None:
+    return (started.info(run)["run"]["current_step"] or 0) >= step or None
+
+
+def _candidates(started: Platform, target: str) -> list[int] | None:
+    return (pids(started, target) if target == "worker" else user_pids(started, target)) or None
 
 
 def caught(processes: Processes, target: str, draw: random.Random) -> str | None:

@@ -3,15 +3,12 @@ hub, and no log holds the token."""
 
 from pathlib import Path
 
-import pytest
-
 from infra.failpoints import CONSUMERS, runtime_points
+from tests.kit.kills import Stage, once
 from tests.kit.model_hub import TOKEN, Hub, HubFault, model_hub
-from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
+from tests.kit.platform import Platform, eventually, run_config
 
-pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
-
-POINTS = (*runtime_points("publish", CONSUMERS["publish"]), "hub.prepared", "hub.committed")
+POINTS = once(*runtime_points("publish", CONSUMERS["publish"]), "hub.prepared", "hub.committed")
 CONFIG = run_config(advanced={"max_steps": 2})
 
 
@@ -29,25 +26,16 @@ def upload(running: Platform, ref: str, repository: str) -> None:
     eventually(is_there, within_s=180, what=f"{ref} is on {repository}")
 
 
-def test_an_upload_survives_kills_at_each_of_its_steps(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "workspace")
-    armed = ",".join(f"{point}:1" for point in POINTS)
+def act(stage: Stage) -> None:
     with model_hub() as hub:
-        environment = {"HEADRACE_FAILPOINT": armed, "HF_ENDPOINT": hub.url}
-        with platform(tmp_path / "home", environment=environment) as running:
-            added = running.post("/workspaces", {"url": str(workspace), "name": "w"})
-            assert added.status_code == 201
-            running.upload("numbers")
+        with stage.platform({"HF_ENDPOINT": hub.url}) as running:
             run = running.submit(CONFIG, workspace="w")
             running.wait(run, "finished")
             set_token(running)
             hub.faults.append(HubFault("PUT", "/storage/", 500, "try again"))
             for number in range(2):
                 upload(running, f"{run}@last", f"org/sums-{number}")
-        check(hub, tmp_path / "home")
-    fired = {path.name for path in (tmp_path / "home" / "failpoints").iterdir()}
-    missed = {point for point in POINTS if not any(name.startswith(point) for name in fired)}
-    assert not missed
+        check(hub, stage.home)
 
 
 def set_token(running: Platform) -> None:

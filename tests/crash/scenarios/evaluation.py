@@ -4,17 +4,13 @@ that was not disturbed, attempts that have a reward are not made again, and its 
 import hashlib
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.kit.platform import Platform, eventually, make_workspace, platform
+from tests.kit.kills import Stage, arm, once
+from tests.kit.platform import Platform, eventually, platform
 from tests.kit.provider import Reply, completion, provider_in_thread, refusal
 
-pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
-
-POINTS = (
+POINTS = once(
     "evaluate.intake.decided",
     "evaluate.intake.tx_before_commit",
     "evaluate.intake.tx_after_commit",
@@ -74,16 +70,12 @@ def wait_until_ended(started: Platform, evaluation: str, *, failed: int) -> Any:
     return eventually(look, within_s=120, what=f"{evaluation} ends with {failed} failures")
 
 
-def test_kills_in_a_retry_change_no_result(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "workspace")
+def act(stage: Stage) -> None:
     model = Model()
     with provider_in_thread(model) as fake:
         address = fake.base_url.removeprefix("http://").removesuffix("/v1")
-        settings = {"HEADRACE_NETWORK_ALLOW": f"w={address}"}
-        with platform(tmp_path / "home", environment=settings) as started:
-            made = started.post("/workspaces", {"url": str(workspace), "name": "w"})
-            assert made.status_code == 201, made.text
-            started.upload("numbers")
+        allowed = {"HEADRACE_NETWORK_ALLOW": f"w={address}"}
+        with Stage(stage.root, {}).platform(allowed) as started:
             killed, calm = (begin(started, fake.base_url, name) for name in ("killed", "calm"))
             for evaluation in (killed, calm):
                 wait_until_ended(started, evaluation, failed=ROWS * ATTEMPTS // 2)
@@ -91,18 +83,15 @@ def test_kills_in_a_retry_change_no_result(tmp_path: Path) -> None:
             assert started.post(f"/evals/{calm}/retry", {}).status_code == 200
             undisturbed = wait_until_ended(started, calm, failed=0)
         before = {k: v for k, v in model.asked.items() if k[0] == "killed"}
-        settings["HEADRACE_FAILPOINT"] = ",".join(f"{point}:1" for point in POINTS)
-        with platform(tmp_path / "home", environment=settings) as started:
+        with platform(stage.home, environment={**allowed, **arm(stage.points)}) as started:
             assert started.post(f"/evals/{killed}/retry", {}).status_code == 200
             disturbed = wait_until_ended(started, killed, failed=0)
             rewards = [
                 started.get(f"/evals/{evaluation}/rows")["rows"] for evaluation in (killed, calm)
             ]
-    fired = {marker.name for marker in (tmp_path / "home" / "failpoints").iterdir()}
-    assert fired == set(POINTS)
     assert disturbed["metrics"] == undisturbed["metrics"]
     assert json.dumps(rewards[0]) == json.dumps(rewards[1])
     after = {k: v for k, v in model.asked.items() if k[0] == "killed"}
     assert {k: after[k] for k in before} == before, "what has a reward is not asked again"
     extra = sum(after.values()) - ROWS * ATTEMPTS
-    assert extra <= len(POINTS) * AT_ONCE
+    assert extra <= len(stage.points) * AT_ONCE

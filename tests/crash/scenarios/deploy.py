@@ -1,17 +1,11 @@
 """kill -9 of the process that serves at every step of a deployment: one version is deployed, once, it
 answers, and it is undeployed."""
 
-from pathlib import Path
-
-import httpx
-import pytest
-
 from infra.failpoints import CONSUMERS, runtime_points
-from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
+from tests.kit.kills import Stage, once
+from tests.kit.platform import Platform, eventually, run_config
 
-pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
-
-POINTS = runtime_points("deploy", CONSUMERS["deploy"])
+POINTS = once(*runtime_points("deploy", CONSUMERS["deploy"]))
 CONFIG = run_config(
     checkpoints={"checkpoint_save_freq": 2, "eval_interval": 2},
     advanced={
@@ -24,22 +18,17 @@ CONFIG = run_config(
 
 
 def answers(running: Platform, model: str) -> bool | None:
-    api_key = (running.home / "token").read_text().strip()
-    answer = httpx.post(
+    messages = [{"role": "user", "content": "Say 3"}]
+    answer = running.api.post(
         f"{running.url}/v1/chat/completions",
-        json={"model": model, "messages": [{"role": "user", "content": "Say 3"}], "max_tokens": 2},
-        headers={"Authorization": f"Bearer {api_key}"},
+        json={"model": model, "messages": messages, "max_tokens": 2},
         timeout=60,
     )
     return answer.status_code == 200 or None
 
 
-def test_a_deployment_survives_kills_at_each_of_its_steps(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "workspace")
-    armed = ",".join(f"{point}:1" for point in POINTS)
-    with platform(tmp_path / "home", environment={"HEADRACE_FAILPOINT": armed}) as running:
-        assert running.post("/workspaces", {"url": str(workspace), "name": "w"}).status_code == 201
-        running.upload("numbers")
+def act(stage: Stage) -> None:
+    with stage.platform() as running:
         running.wait(running.submit(CONFIG, workspace="w"), "finished")
 
         def active() -> str | None:
@@ -58,6 +47,3 @@ def test_a_deployment_survives_kills_at_each_of_its_steps(tmp_path: Path) -> Non
             return row["status"] == "inactive" or None
 
         eventually(inactive, within_s=60, what="it is undeployed")
-    fired = {path.name for path in (tmp_path / "home" / "failpoints").iterdir()}
-    missed = {point for point in POINTS if not any(name.startswith(point) for name in fired)}
-    assert not missed

@@ -7,25 +7,14 @@ import hashlib
 import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.kit.platform import (
-    Platform,
-    final_adapter,
-    make_workspace,
-    platform,
-    run_config,
-    verify,
-)
+from tests.kit.kills import Stage
+from tests.kit.platform import final_adapter, run_config, verify
 from tests.kit.provider import Reply, completion, provider_in_thread, refusal
 
-pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
-
 KEY = "sk-the-key-of-the-judge-8472"
-POINTS = ("judge.answered", "judge.recorded")
+POINTS = {"judge.answered": 3, "judge.recorded": 3}
 AT_ONCE = 8
 """Judgements that are open when a process is killed: those of both groups of a step."""
 
@@ -58,21 +47,10 @@ class Judge:
         return completion(json.dumps({"explanation": "so it is", "score": score(question)}))
 
 
-def ready(running: Platform, workspace: Path) -> None:
-    made = running.post("/workspaces", {"url": str(workspace), "name": "w"})
-    assert made.status_code == 201, made.text
-    running.upload("numbers")
-
-
-def test_kills_around_judgements_change_nothing(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "workspace")
+def act(stage: Stage) -> None:
     judge = Judge()
     with provider_in_thread(judge) as fake:
         address = fake.base_url.removeprefix("http://").removesuffix("/v1")
-        settings = {
-            "HEADRACE_FAILPOINT": ",".join(f"{point}:3" for point in POINTS),
-            "HEADRACE_NETWORK_ALLOW": f"w={address}",
-        }
         rubric = {
             "name": "liked",
             "text": "Is it likeable?",
@@ -81,8 +59,7 @@ def test_kills_around_judgements_change_nothing(tmp_path: Path) -> None:
             "api_key_secret": "JUDGE_KEY",
         }
         config = run_config(advanced={"max_steps": 2, "rubrics": [rubric]})
-        with platform(tmp_path / "home", environment=settings) as running:
-            ready(running, workspace)
+        with stage.platform({"HEADRACE_NETWORK_ALLOW": f"w={address}"}) as running:
             refused = running.post("/runs", {"config": config, "workspace": "w"})
             assert refused.status_code == 400
             assert "headrace secret set JUDGE_KEY" in refused.text
@@ -98,17 +75,15 @@ def test_kills_around_judgements_change_nothing(tmp_path: Path) -> None:
             verified = verify(running, killed)
             assert (verified["status"], verified["findings"]) == ("verified", []), verified
             assert judge.requests == asked, "a replay asks no judge"
-    fired = {marker.name for marker in (tmp_path / "home" / "failpoints").iterdir()}
-    assert fired == set(POINTS)
     assert final_adapter(info) == final_adapter(calm)
     assert len(samples) == 16
     for sample in samples:
         [judgement] = sample["judgements"]
         assert judgement["score"] == sample["parts"]["liked"]
         assert judgement["explanation"] == "so it is"
-    assert after_kills <= len(samples) + len(POINTS) * AT_ONCE
+    assert after_kills <= len(samples) + len(stage.points) * AT_ONCE
     assert set(fake.keys) == {f"Bearer {KEY}"}
     assert KEY not in events
-    logs = [path for path in (tmp_path / "home").rglob("*.log") if path.is_file()]
+    logs = [path for path in stage.home.rglob("*.log") if path.is_file()]
     assert logs
     assert not [path for path in logs if KEY in path.read_text(errors="replace")]
