@@ -2,22 +2,14 @@
 run ends with the same bits, and nothing is lost or done twice. With the real package `mcp`."""
 
 import json
-import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.victims import killed, pids, user_pids
+from tests.chaos.victims import kill_after_steps
+from tests.kit.kills import Stage
 from tests.kit.ledger import check
-from tests.kit.platform import (
-    Platform,
-    eventually,
-    final_adapter,
-    make_workspace,
-    platform,
-    run_config,
-)
+from tests.kit.platform import final_adapter, run_config
 
 pytestmark = [
     pytest.mark.agents,
@@ -84,34 +76,15 @@ KILLS = {1: PROGRAM, 2: HOST, 3: "worker", 4: PROGRAM}
 """What dies after which step. The calls of the next step are being made."""
 
 
-def victims(started: Platform, target: str) -> list[int] | None:
-    """For `eventually`: the processes that `target` names now."""
-    return (pids(started, target) if target == "worker" else user_pids(started, target)) or None
-
-
-def reached(started: Platform, run: str, step: int) -> bool | None:
-    """For `eventually`: whether a run has made this step."""
-    return (started.info(run)["run"]["current_step"] or 0) >= step or None
-
-
 def test_kills_around_calls_of_an_mcp_server_change_nothing(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "workspace", FILES)
-    with platform(tmp_path / "home") as started:
-        started.post("/workspaces", {"url": str(workspace), "name": "w"}, key="workspace")
-        started.upload("numbers")
+    with Stage(tmp_path, {}).platform(files=FILES) as started:
         calm = started.wait(started.submit(CONFIG, workspace="w"), "finished", within_s=200)
         run = started.submit(CONFIG, workspace="w")
-        died = []
-        for step, target in KILLS.items():
-            eventually(partial(reached, started, run, step), within_s=120, what=f"step {step}")
-            time.sleep(0.2)
-            found = eventually(partial(victims, started, target), within_s=60, what=target)
-            died.append(killed(found[0], target))
+        kill_after_steps(started, run, KILLS)
         info = started.wait(run, "finished", within_s=200)
         events = started.events(run)
         samples = started.get(f"/runs/{run}/samples", limit=100)["samples"]
         whole = [started.get(f"/runs/{run}/samples/{sample['id']}") for sample in samples]
-    assert len([each for each in died if each]) == len(KILLS), died
     assert final_adapter(info) == final_adapter(calm)
     check(events, steps=STEPS, groups=2, samples=4)
     assert len(samples) == STEPS * 8
