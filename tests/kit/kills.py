@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kit.platform import ROWS, Platform, make_workspace, platform
+from tests.kit.platform import ROWS, Platform, eventually, make_workspace, platform
 
 Points = Mapping[str, int]
 """Failpoint -> at which hit a process kills itself there."""
@@ -59,3 +59,9 @@ class Stage:
             assert made.status_code == 201, made.text
             started.upload("numbers", rows)
             yield started
+            # The last points may be reached only after the answer that a scenario waits for.
+            eventually(
+                lambda: fired_points(self.home) >= set(self.points) or None,
+                within_s=60,
+                what=f"all of {', '.join(self.points)} kill a process",
+            )
