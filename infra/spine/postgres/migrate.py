@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
+
 from infra.settings.settings import BadSetting, Settings
 from infra.spine.postgres.pool import Database, administering
 from infra.spine.postgres.restored_dump import repair_if_moved
@@ -63,10 +65,21 @@ def migrations() -> tuple[Migration, ...]:
 async def migrate(url: str) -> tuple[str, ...]:
     """Apply all pending migrations. Returns the names of those that were applied now.
 
-    Raises InvalidConfig when the database has another encoding than UTF8, or when an applied migration
-    is unknown here (the database is newer than this code) or differs from the file of its name;
-    TransientError when the server does not answer.
+    Raises InvalidConfig when the URL opens no database, or its user may not change this one, when the
+    database has another encoding than UTF8, or when an applied migration is unknown here (the database
+    is newer than this code) or differs from the file of its name; TransientError when the server does
+    not answer.
     """
+    try:
+        return await _migrate(url)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise InvalidConfig(
+            f"the user of HEADRACE_DATABASE_URL may not migrate the database ({error}): run `python -m "
+            "infra.spine.postgres.migrate` as its owner or an administrator"
+        ) from error
+
+
+async def _migrate(url: str) -> tuple[str, ...]:
     async with administering(url) as connection, connection.transaction():
         _refuse_encoding(await connection.fetchrow(ENCODING))
         await connection.execute("select pg_advisory_xact_lock($1)", LOCK)

@@ -34,6 +34,9 @@ SERVICES = (
 )
 """The services of a cluster, each of which can have a role of its own."""
 
+NOT_OPENED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+"""The errors of a server that does not know the login or the database."""
+
 CONNECT_S = 10.0
 """How long a new connection may take."""
 
@@ -141,11 +144,13 @@ async def connect(
 async def administering(url: str) -> AsyncIterator[Any]:
     """Open a connection as the role that the URL names, for migrations, repairs and copies. It may
     change what the processes' role may not, and its statements have no time limit. Raises
-    TransientError."""
+    InvalidConfig when the URL opens no database, and TransientError when no server answers."""
     try:
         connection = await asyncpg.connect(
             url, timeout=CONNECT_S, server_settings={"application_name": "headrace admin"}
         )
+    except NOT_OPENED as error:
+        raise InvalidConfig(f"HEADRACE_DATABASE_URL opens no database: {error}") from error
     except CLIENT_ERRORS as error:
         raise TransientError(f"no Postgres answers at HEADRACE_DATABASE_URL: {error}") from error
     try:
@@ -205,10 +210,7 @@ async def _pool(
             f"the database at HEADRACE_DATABASE_URL has no role {ROLE}: `headrace up` or "
             "`python -m infra.spine.postgres.migrate` prepares it"
         ) from error
-    except (
-        asyncpg.InvalidAuthorizationSpecificationError,
-        asyncpg.InvalidCatalogNameError,
-    ) as error:
+    except NOT_OPENED as error:
         raise InvalidConfig(f"HEADRACE_DATABASE_URL opens no database: {error}") from error
     except asyncpg.InsufficientPrivilegeError as error:
         raise InvalidConfig(

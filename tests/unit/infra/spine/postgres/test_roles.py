@@ -145,7 +145,7 @@ async def test_a_login_of_ones_own_needs_only_the_role(database_url: str) -> Non
         with pytest.raises(InvalidConfig, match=f"grant {ROLE}"):
             async with connect(own, size=1):
                 pass
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        with pytest.raises(InvalidConfig, match=r"may not migrate .*permission denied.* its owner"):
             await migrate(own)
     finally:
         await execute(database_url, f"drop role {user}")
@@ -177,6 +177,15 @@ async def test_no_server_and_no_database_are_told_apart(database_url: str) -> No
     with pytest.raises(InvalidConfig, match="opens no database"):
         async with connect(database_of(database_url, "nowhere"), size=1):
             pass
+
+
+@pytest.mark.parametrize("part", ["login", "database"])
+async def test_a_migration_with_a_wrong_url_says_that_it_opens_no_database(
+    database_url: str, part: str
+) -> None:
+    wrong = _as(database_url, "nobody") if part == "login" else database_of(database_url, "nowhere")
+    with pytest.raises(InvalidConfig, match="HEADRACE_DATABASE_URL opens no database"):
+        await migrate(wrong)
 
 
 def _as(url: str, user: str) -> str:
