@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infra.operations.local.death_signal import die_with
-from infra.operations.local.home import ChildState, prepare, read_state
+from infra.operations.local.home import ChildState, prepare, read_state, refuse_owned
 from infra.operations.local.supervisor import tail
 from producers.cli.client import Client
 from producers.cli.errors import Failure
@@ -28,8 +28,9 @@ def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.
     """Start a supervisor of `home` and return it when it is ready. A `tied` one stops when this process
     ends, however that happens. Otherwise it continues, and after READY_S it is returned as it is,
     because a migration may take long and must not be cut off. Raises Failure with its output when it
-    does not start."""
+    does not start, and Conflict, before the log is emptied, when the home has a supervisor."""
     prepare(home)
+    refuse_owned(home)
     log = home / "logs" / "supervisor.log"
     log.write_bytes(
         b""

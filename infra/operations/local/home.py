@@ -81,17 +81,26 @@ def own(home: Path) -> Iterator[None]:
     descriptor = os.open(home / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         if not _lock(descriptor):
-            pid = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
-            raise Conflict(
-                f"a supervisor (pid {pid}) already runs on {home}; stop it with `headrace down`, "
-                "or set HEADRACE_HOME to another directory"
-            )
+            raise _conflict_of(home, os.pread(descriptor, 32, 0).decode().strip())
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         (home / STATE).unlink(missing_ok=True)
         yield
     finally:
         os.close(descriptor)
+
+
+def refuse_owned(home: Path) -> None:
+    """Raise Conflict, which names the owner's pid, when the home has an owner."""
+    if (pid := owner(home)) is not None:
+        raise _conflict_of(home, str(pid))
+
+
+def _conflict_of(home: Path, pid: str) -> Conflict:
+    return Conflict(
+        f"a supervisor (pid {pid or 'unknown'}) already runs on {home}; stop it with `headrace down`, "
+        "or set HEADRACE_HOME to another directory"
+    )
 
 
 def _lock(descriptor: int) -> bool:

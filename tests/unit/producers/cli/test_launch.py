@@ -84,7 +84,7 @@ def test_a_starting_process_is_named_and_is_not_a_failure(
 
 
 def test_a_server_that_is_not_ready_yet_goes_on_and_is_told(
-    home: Path, headrace: Run, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, tmp_path: Path, headrace: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long migration, for example. It used to be ended after five minutes."""
     monkeypatch.setattr(launch, "READY_S", 0.2)
@@ -97,7 +97,7 @@ def test_a_server_that_is_not_ready_yet_goes_on_and_is_told(
 
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setenv("HEADRACE_HOME", str(home))
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     try:
         shown, told = headrace("up", "--detach"), headrace("up", "--detach", "--json")
         assert [process.poll() for process in started] == [None, None]
@@ -108,6 +108,18 @@ def test_a_server_that_is_not_ready_yet_goes_on_and_is_told(
     assert shown.code == told.code == 0, shown.err
     assert f"Still starting: the server (pid {started[0].pid})" in shown.out
     assert json.loads(told.out)["starting"] == ["server"]
+
+
+def test_a_second_up_keeps_the_log_of_the_supervisor_that_runs(
+    home: Path, headrace: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(home))
+    log = home / "logs" / "supervisor.log"
+    log.write_text("worker ended\n")
+    refused = headrace("up", "--detach")
+    assert refused.code == 1
+    assert f"a supervisor (pid {os.getpid()}) already runs on {home}" in refused.err
+    assert log.read_text() == "worker ended\n"
 
 
 def test_a_supervisor_that_ended_is_told(server: FakeServer, tmp_path: Path) -> None:
