@@ -292,7 +292,7 @@ class GatewaySession:
                     400,
                     f"{key}_exceeded",
                     f"the sample {verb} {used} tokens, and at most {most} are allowed ({key}); end the "
-                    "attempt with what it has",
+                    f"attempt with what it has, or raise {key}",
                 )
             yield most - used
 
