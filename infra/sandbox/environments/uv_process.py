@@ -162,11 +162,12 @@ def find_uv(directory: Path) -> Path:
     to be copied. Raises InvalidConfig when it is not installed."""
     try:
         import uv
-    except ImportError as error:
+
+        program = Path(uv.find_uv_bin()).resolve()
+    except (ImportError, FileNotFoundError) as error:
         raise InvalidConfig(
             "packages of rollouts are installed by uv, which is missing; install Headrace's dependencies"
         ) from error
-    program = Path(uv.find_uv_bin()).resolve()
     if os.geteuid() != 0 or is_reachable(program):
         return program
     told = program.stat()
