@@ -98,7 +98,8 @@ def _comparison(found: Document, limit: int) -> Iterator[Part]:
         columns_of = ("held out", "difference", "standard error", "95 % interval", "rows")
         yield table("Paired differences", columns_of, difference_rows(found["differences"]))
     settings = [(s["key"], *s["values"]) for s in found["settings"]]
-    yield table("Settings that differ", columns, settings)
+    if settings:
+        yield table("Settings that differ", columns, settings)
     if found["reason"]:
         yield f"rows are not compared: {found['reason']}"
         return

@@ -126,9 +126,8 @@ def print_comparison(found: Document, *, metrics: Sequence[str], rows: int) -> N
     columns = ("", *names)
     statuses = ("status", *(run_status(run) for run in runs))
     print_table("Runs", columns, [statuses, ("algorithm", *(run["algorithm"] for run in runs))])
-    print_table(
-        "Settings that differ", columns, [(s["key"], *s["values"]) for s in found["settings"]]
-    )
+    if settings := [(s["key"], *s["values"]) for s in found["settings"]]:
+        print_table("Settings that differ", columns, settings)
     print_table("Totals", columns, [(key, *values) for key, values in found["totals"].items()])
     wanted = metrics or [key for key in CURVES if key in found["metrics"]]
     _overview(wanted, names, found["metrics"])

@@ -73,6 +73,14 @@ def test_programs_get_everything_aligned_by_step(two: FakeServer, headrace: Run)
     assert [request.path for request in two.requests] == ["/api/v1/runs/a", "/api/v1/runs/b"]
 
 
+def test_runs_with_equal_settings_have_no_table_of_settings(
+    server: FakeServer, headrace: Run
+) -> None:
+    for name in ("a", "b"):
+        server.answer("GET", f"/runs/{name}", run(name, {1: 0.1}, lr=1e-5, ended=40))
+    assert "Settings that differ" not in headrace("train", "compare", "a", "b").out
+
+
 def test_settings_that_are_equal_are_left_out(two: FakeServer, headrace: Run) -> None:
     found = headrace("train", "compare", "a", "b", "--json").document
     assert found["settings"] == [
