@@ -30,6 +30,11 @@ verification of its log.
 """
 
 
+GGUF_VERSION = "gguf"
+"""The key of a step's versions with the sha256 of the GGUF file that the base model was read from. A
+model of another kind has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearnerJob:
     """The settings that stay the same over all steps of a run. `date` is the current date as chat

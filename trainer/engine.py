@@ -7,6 +7,7 @@ await engine.aclose()
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 from trainer.device_thread import Device
 from trainer.learner import TorchLearner
@@ -22,7 +23,8 @@ class Engine:
     `fetch` returns the verified bytes of an artifact, directly or as an awaitable. `read` reads the
     bytes of weights into memory that we own. `threads` is how many threads torch uses (None: its
     default). `vllm` are the servers that sample (None: sample on this device). `gpu_share` is the share
-    of the GPU's memory to use, for a GPU that other processes use too.
+    of the GPU's memory to use, for a GPU that other processes use too. `models` is the directory for the
+    models that are read from GGUF files (None: the user's cache).
     """
 
     def __init__(
@@ -35,9 +37,10 @@ class Engine:
         gpu_share: float | None = None,
         time_share: Callable[[], float] | None = None,
         versions: int = VERSIONS,
+        models: Path | None = None,
     ) -> None:
         self._device = Device(threads=threads, gpu_share=gpu_share, time_share=time_share)
-        cache = WeightCache(self._device, fetch, read, versions=versions)
+        cache = WeightCache(self._device, fetch, read, versions=versions, models=models)
         self.sampler = VllmSampler(cache, vllm) if vllm else TorchSampler(cache)
         self.learner = TorchLearner(cache)
 

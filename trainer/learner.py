@@ -24,6 +24,7 @@ import torch
 
 from schemas.errors import CorruptData, Refused, TransientError
 from schemas.learner import (
+    GGUF_VERSION,
     Conversation,
     LearnerJob,
     LearnerState,
@@ -251,7 +252,12 @@ def _step(
 
 def _bit_versions(policy: Policy, job: LearnerJob) -> dict[str, str]:
     """The things that the bits of a step depend on besides the versions of the device."""
-    return {"kernels": policy.kernels, "rules": str(job.rules)}
+    gguf = policy.loaded.base.gguf_sha256
+    return {
+        "kernels": policy.kernels,
+        "rules": str(job.rules),
+        **({GGUF_VERSION: gguf} if gguf else {}),
+    }
 
 
 def _chat(base: Base, job: LearnerJob) -> Chat:

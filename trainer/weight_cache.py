@@ -9,6 +9,7 @@ reference.
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import torch
 
@@ -41,9 +42,16 @@ class WeightCache:
     load them once."""
 
     def __init__(
-        self, device: Device, fetch: Fetch, read: Read | None = None, *, versions: int = VERSIONS
+        self,
+        device: Device,
+        fetch: Fetch,
+        read: Read | None = None,
+        *,
+        versions: int = VERSIONS,
+        models: Path | None = None,
     ) -> None:
         self.device = device
+        self._models = models
         self.versions = versions
         self._fetch = fetch
         self._read = read
@@ -90,7 +98,7 @@ class WeightCache:
             self.on_kept(sha256, tensors)
 
     def _load(self, ref: ModelRef, files: dict[str, bytes]) -> LoadedModel:
-        base = build_base(ref, files, device=self.device.torch)
+        base = build_base(ref, files, device=self.device.torch, models=self._models)
         return LoadedModel(base, decoder_of(base), Fallback(base))
 
     async def _bytes(self, ref: ArtifactRef) -> bytes:

@@ -31,6 +31,7 @@ from infra.repositories.git.mirrors import GitRepositories
 from infra.sandbox.service.client import SandboxClient
 from infra.sandbox.service.connect import service_of
 from infra.sandbox.user_process import user_group
+from infra.settings.model_directories import DEQUANTIZED
 from infra.settings.settings import Settings
 from infra.spine.ports.artifacts import Artifacts
 from infra.spine.runtime.consumer import AnyConsumer, PortsOf
@@ -162,7 +163,11 @@ def _open_engine(
         share = vllm.server.learner_share(2 if settings.workers == "two" else 1)
     artifacts = backend.artifacts
     engine = Engine(
-        fetch=artifacts.get_artifact, read=artifacts.read, vllm=servers, gpu_share=share
+        fetch=artifacts.get_artifact,
+        read=artifacts.read,
+        vllm=servers,
+        gpu_share=share,
+        models=settings.home / DEQUANTIZED,
     )
     stack.push_async_callback(engine.aclose)
     return engine.sampler, engine.learner, engine.concurrency

@@ -18,6 +18,7 @@ from infra.model_api.serving.sessions import DeploymentSessions, deployment_gate
 from infra.model_api.serving.training_watch import TrainingWatch
 from infra.model_api.serving.usage import UsageCounts
 from infra.readmodel.deployments import Deployments
+from infra.settings.model_directories import DEQUANTIZED
 from infra.settings.settings import Settings
 from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
 from schemas.deployments import ServedModel
@@ -86,6 +87,7 @@ async def _open_sampler(
         gpu_share=share if share < 1 else None,
         time_share=watch.share,
         versions=versions,
+        models=settings.home / DEQUANTIZED,
     )
     stack.push_async_callback(engine.aclose)
     return engine.sampler

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from consumers import grade
@@ -32,6 +33,7 @@ from infra.ports.services import Datasets
 from infra.sandbox.service.client import SandboxClient
 from infra.sandbox.service.connect import service_of
 from infra.sandbox.user_process import user_group
+from infra.settings.model_directories import DEQUANTIZED
 from infra.settings.settings import Settings
 from infra.spine.memory.event_log import MemoryLog, World
 from schemas.artifact_refs import ArtifactRef
@@ -229,7 +231,8 @@ async def open_tryout(
     log, blobs, rows = MemoryLog(World()), MemoryBlobs(), _Rows()
     artifacts = ArtifactStore(log, blobs)
     async with AsyncExitStack() as stack:
-        sampler = await _open_sampler(stack, artifacts, find_key, with_engine=with_engine)
+        models = settings.home / DEQUANTIZED if with_engine else None
+        sampler = await _open_sampler(stack, artifacts, find_key, models=models)
         gateway = HttpGateway(sampler, group=user_group(), network=settings.network)
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
@@ -251,13 +254,14 @@ async def _open_sampler(
     artifacts: ArtifactStore,
     find_key: FindKey,
     *,
-    with_engine: bool,
+    models: Path | None,
 ) -> Sampler:
+    """A sampler of providers' models, and of others if there is a directory for `models`."""
     engine: Sampler = _NoEngine()
-    if with_engine:
+    if models is not None:
         from trainer.engine import Engine
 
-        opened = Engine(fetch=artifacts.get_artifact, read=artifacts.read)
+        opened = Engine(fetch=artifacts.get_artifact, read=artifacts.read, models=models)
         stack.push_async_callback(opened.aclose)
         engine = opened.sampler
     providers = ProviderClient(None)  # the person who tries a rollout is the operator here

@@ -51,6 +51,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import GroupKey, StreamName
+from schemas.learner import GGUF_VERSION
 
 Line = tuple[str, int | None, str]
 """Level, step, message."""
@@ -165,6 +166,9 @@ def run_started(event: RunStarted) -> Iterator[Line]:
 
 @lines.register
 def policy_initialized(event: PolicyInitialized) -> Iterator[Line]:
+    if sha256 := event.versions.get(GGUF_VERSION):
+        said = f"The model is a GGUF file (sha256 {sha256}), dequantized once to float32"
+        yield "info", 0, said
     yield "info", 0, "The model is loaded; policy version 0 is ready"
 
 

@@ -10,6 +10,8 @@ from infra.settings.git import THIS_MACHINE
 from infra.settings.vllm import BadValue
 
 VARIABLE = "HEADRACE_MODEL_DIRECTORIES"
+FETCHED, DEQUANTIZED = "models", "dequantized"
+"""The directories of a home for fetched models, and for what is read from GGUF files."""
 
 
 @dataclass(frozen=True, slots=True)

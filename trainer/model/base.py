@@ -1,16 +1,16 @@
-"""Builds the base model of a run from what a ModelRef names: a shape and a seed, a directory, a hub
-id, or a checkpoint's files.
+"""Builds the base model of a run from what a ModelRef names: a shape and a seed, a directory, a GGUF
+file, a hub id, or a checkpoint's files.
 
 The base is frozen and shared. The sampler and all runs with the same ModelRef use these tensors, so
 nothing may ever write to them. Weights are fp32 in sampler and learner unless the run sets bfloat16,
-which removes nearly all mismatch between the two. Nothing is unpickled: only safetensors are read, and
-no remote code is run.
+which removes nearly all mismatch between the two. Nothing is unpickled: only safetensors and GGUF files
+are read, and no remote code is run.
 """
 
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -30,11 +30,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from schemas.errors import Refused, UserCodeError
+from schemas.models.gguf import ENDING
 from schemas.models.scratch import scratch_shape
 from schemas.sampling import Message, ModelRef, Precision
 from trainer.model.architectures import advice, check_causal, check_known
 from trainer.model.char_tokenizer import character_tokenizer
 from trainer.model.chat_template import Chat
+from trainer.model.dequantize import dequantize_once, user_models
 from trainer.model.family_renderer import record_name
 from trainer.model.file_checks import check_files
 from trainer.model.lora_names import adapter_pairs, merged_weight
@@ -54,13 +56,15 @@ PROBE = Message(role="user", content="Hello")
 @dataclass(frozen=True, eq=False)
 class Base:
     """A frozen base model. `tensors` are its weights by Transformers' names. `public_name` is its name
-    in an adapter's config (None: it has no name outside Headrace)."""
+    in an adapter's config (None: it has no name outside Headrace). `gguf_sha256` is the hash of the
+    GGUF file that it was read from, or None."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     tensors: dict[str, torch.Tensor]
     stop_ids: frozenset[int]
     public_name: str | None
+    gguf_sha256: str | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -73,17 +77,31 @@ class Base:
         return int(getattr(text, "max_position_embeddings", 1 << 30))
 
 
-def build_base(ref: ModelRef, files: Mapping[str, bytes], *, device: torch.device) -> Base:
-    """Build the model that `ref` names. `files` holds the content of a checkpoint's files. Raises
-    Refused when there is no such model or it cannot be loaded."""
+def build_base(
+    ref: ModelRef,
+    files: Mapping[str, bytes],
+    *,
+    device: torch.device,
+    models: Path | None = None,
+) -> Base:
+    """Build the model that `ref` names. `files` holds the content of a checkpoint's files. GGUF files
+    are dequantized into `models` (None: the user's cache). Raises Refused when there is no such model
+    or it cannot be loaded."""
     if ref.kind == "scratch":
         return _wrap_base(*_build_scratch(ref), public_name=None, ref=ref, device=device)
     if ref.kind == "checkpoint":
         return _wrap_base(*_load_checkpoint(ref, files), public_name=None, ref=ref, device=device)
+    if ref.kind == "directory" and ref.name.endswith(ENDING):
+        made = dequantize_once(Path(ref.name), models or user_models())
+        name, what = str(made.directory), f"the model {ref.name}"
+        loaded = _load_pretrained(name, what=what)
+        return replace(
+            _wrap_base(*loaded, public_name=name, ref=ref, device=device), gguf_sha256=made.sha256
+        )
     if ref.kind == "directory" and not (Path(ref.name) / "config.json").is_file():
         raise Refused(
             f"{ref.name} is not a model directory: it has no config.json. Give a directory written "
-            "by save_pretrained, a hub id, a checkpoint run@step, or scratch:NAME"
+            "by save_pretrained, a .gguf file, a hub id, a checkpoint run@step, or scratch:NAME"
         )
     if ref.kind == "hub":
         _refuse_local_name(ref.name)

@@ -23,6 +23,7 @@ from schemas.events import (
     ALL_EVENTS,
     CommitRequested,
     Event,
+    PolicyInitialized,
     RunFailed,
     RunPaused,
     RunResumed,
@@ -134,6 +135,17 @@ def test_conversations_that_were_cut_are_told() -> None:
     assert "advanced.max_sequence_length" in cut.message
     whole = settled.model_copy(update={"metrics": {"train/truncated_ratio": 0.0}})
     assert len(narrate(recorded(whole))) == 1
+
+
+def test_the_log_names_the_gguf_file_of_a_run() -> None:
+    *_, initialized = beginning("r1", "a-run", steps=3)
+    assert isinstance(initialized, PolicyInitialized)
+    assert len(narrate(recorded(initialized))) == 1
+    read = initialized.model_copy(update={"versions": {"gguf": "ab" * 32}})
+    first, _ = narrate(recorded(read))
+    assert first.message == (
+        f"The model is a GGUF file (sha256 {'ab' * 32}), dequantized once to float32"
+    )
 
 
 def test_lines_quote_users_in_bounds() -> None:
