@@ -1,6 +1,7 @@
 """The facts about a model that are known without loading it: its size, its context and its characters.
 
-A scratch shape states these facts itself. A directory and a hub id state them in their config.json.
+A scratch shape states these facts itself. A directory and a hub id state them in their config.json,
+and a GGUF file in its header.
 A checkpoint has the facts of the model with which its run started.
 """
 
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from producers.core.lookup import Lookup
+from producers.core.models.gguf_file import read_gguf
 from producers.core.models.hub import hub_config, parse_object
 from schemas.errors import NotFound
+from schemas.models.gguf import ENDING
 from schemas.models.scratch import CHARACTERS, scratch_shape
 from schemas.sampling import ModelRef
 
@@ -53,8 +56,11 @@ async def model_facts(model: ModelRef, lookup: Lookup) -> ModelFacts:
 
 
 def _directory_facts(directory: Path) -> ModelFacts:
-    """The facts about a model in a directory. If the directory holds weights, the number of parameters
-    follows from their size, for any architecture."""
+    """The facts about a model in a directory or a GGUF file. If the directory holds weights, the number
+    of parameters follows from their size, for any architecture."""
+    if directory.suffix == ENDING and directory.is_file():
+        model = read_gguf(directory)
+        return ModelFacts(parameters=model.num_parameters, context=model.shape.context)
     try:
         config = parse_object((directory / "config.json").read_bytes()) or {}
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))

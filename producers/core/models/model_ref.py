@@ -1,5 +1,5 @@
-"""Resolves `experiment.model_path` to an exact model: a scratch shape, a checkpoint, a directory or a
-hub id."""
+"""Resolves `experiment.model_path` to an exact model: a scratch shape, a checkpoint, a directory, a GGUF
+file or a hub id."""
 
 import asyncio
 import re
@@ -8,7 +8,9 @@ from pathlib import Path
 from infra.ports.actor import acting
 from infra.settings.model_directories import OWN_MACHINE, VARIABLE, ModelDirectories
 from producers.core.lookup import CHECKPOINT, Lookup
+from producers.core.models.gguf_file import CONFIG, find_gguf, read_gguf
 from schemas.errors import InvalidConfig, NotFound
+from schemas.models.gguf import ENDING
 from schemas.models.scratch import PREFIX, scratch_shape
 from schemas.sampling import ModelRef
 
@@ -36,7 +38,7 @@ def local_model(path: str, *, seed: int, directories: ModelDirectories = OWN_MAC
         return ModelRef(kind="hub", name=path)
     raise InvalidConfig(
         f"{path!r} does not name a model; use {PREFIX}NAME, run@step, run@last, run@best, "
-        "run@best:METRIC, an absolute directory or a hub id like Qwen/Qwen3-0.6B"
+        "run@best:METRIC, an absolute directory or .gguf file, or a hub id like Qwen/Qwen3-0.6B"
     )
 
 
@@ -65,20 +67,31 @@ def _directory(path: str, directories: ModelDirectories) -> ModelRef:
     if directories.roots:
         # Checked before anything is looked up, so that no answer tells what else is on the server.
         if not directories.holds(directory):
-            raise InvalidConfig(
-                f"{path!r} is not below a directory of models of this server; name one below "
-                f"{', '.join(map(str, directories.roots))}, or have the operator add it to {VARIABLE}"
-            )
+            raise _outside(path, directories)
         directory = directory.resolve()
+    if (file := find_gguf(directory)) is not None:
+        if directories.roots and not directories.holds(file):
+            raise _outside(str(file), directories)
+        read_gguf(file)
+        return ModelRef(kind="directory", name=str(file))
     if not directory.is_dir():
         raise InvalidConfig(
-            f"there is no directory {path} on the server; give the path of a model's directory"
+            f"there is no directory {path} on the server; give the path of a model's directory, or of "
+            f"a {ENDING} file"
         )
-    if not (directory / "config.json").is_file():
+    if not (directory / CONFIG).is_file():
         raise InvalidConfig(
-            f"{path} is not a model's directory, because it has no config.json; give another path"
+            f"{path} is not a model's directory, because it has no config.json and no {ENDING} file; "
+            "give another path"
         )
     return ModelRef(kind="directory", name=str(directory))
+
+
+def _outside(path: str, directories: ModelDirectories) -> InvalidConfig:
+    return InvalidConfig(
+        f"{path!r} is not below a directory of models of this server; name one below "
+        f"{', '.join(map(str, directories.roots))}, or have the operator add it to {VARIABLE}"
+    )
 
 
 def _refuse_sender(path: str, directories: ModelDirectories) -> None:

@@ -1,9 +1,9 @@
 """The texts of a model's tokens, for a process that loads no model.
 
 Token ids are recorded, and their texts are not. They are read from the tokenizer.json with which the
-model samples: of a directory, of this machine's cache of the hub, or of a checkpoint. A scratch shape
-states its characters itself. So the texts of old runs can be told too, and what is recorded does not
-change. No hub is asked, because a page must not wait for one.
+model samples (of a directory, of this machine's cache of the hub, or of a checkpoint) or from its GGUF
+file. A scratch shape states its characters itself. So the texts of old runs can be told too, and what
+is recorded does not change. No hub is asked, because a page must not wait for one.
 """
 
 import asyncio
@@ -14,9 +14,12 @@ from pydantic import BaseModel, ValidationError
 
 from infra.spine.ports.artifacts import Artifacts
 from producers.core.lookup import Lookup
+from producers.core.models.gguf_file import read_gguf
 from producers.core.models.hub import cached_file
 from schemas.artifact_refs import ArtifactRef
-from schemas.errors import NotFound
+from schemas.errors import InvalidConfig, NotFound
+from schemas.models.gguf import ENDING
+from schemas.models.gguf_model import CONTROL, USER_DEFINED
 from schemas.models.scratch import CHARACTERS, SPECIAL_TOKENS, ScratchShape, scratch_shape
 from schemas.sampling import ModelRef
 from schemas.text import bytes_of_symbol
@@ -92,6 +95,8 @@ class Vocabularies:
             file = await asyncio.to_thread(_file_of, model)
             facts = await asyncio.to_thread(file.stat)
             key = (str(file), facts.st_mtime_ns)
+            if key not in self._kept and file.suffix == ENDING:
+                self._keep(key, await asyncio.to_thread(gguf_vocabulary, file))
             if key not in self._kept:
                 if facts.st_size > MAX_BYTES:
                     return None
@@ -108,7 +113,22 @@ class Vocabularies:
 
 
 def _file_of(model: ModelRef) -> Path:
+    if model.name.endswith(ENDING):
+        return Path(model.name)
     return cached_file(model.name, FILE) if model.kind == "hub" else Path(model.name) / FILE
+
+
+def gguf_vocabulary(file: Path) -> Vocabulary | None:
+    """The vocabulary of a GGUF file; None when the file cannot be used."""
+    try:
+        tokenizer = read_gguf(file).tokenizer
+    except InvalidConfig:
+        return None
+    pairs = zip(tokenizer.tokens, tokenizer.kinds, strict=True)
+    return {
+        number: bytes(bytes_of_symbol(symbol, is_byte_level=kind not in (CONTROL, USER_DEFINED)))
+        for number, (symbol, kind) in enumerate(pairs)
+    }
 
 
 def scratch_vocabulary(shape: ScratchShape) -> Vocabulary:
