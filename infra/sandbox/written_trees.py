@@ -8,8 +8,9 @@ files are opened. The tree's own parent belongs to the platform.
 
 import contextlib
 import os
+import shutil
 import stat
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ MOST_DEPTH = 64
 MOST_ENTRIES = 2_000_000
 """How many entries a tree has that is looked at. A process that still writes could add them without an
 end."""
+
+COPIED_AT_ONCE = 1 << 20
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PIN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -164,6 +167,31 @@ def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
     if len(data) > most:
         raise Refused(f"{name} has more than {most} bytes")
     return data
+
+
+def list_files(folder: Path) -> dict[str, int]:
+    """Return the regular files below a directory: the place of each, and its bytes. Raises Refused as
+    `walk_tree`."""
+    with open_tree(folder) as top:
+        return {
+            entry.place: entry.told.st_size
+            for entry in walk_tree(top)
+            if stat.S_ISREG(entry.told.st_mode)
+        }
+
+
+def copy_files(folder: Path, targets: Mapping[str, Path]) -> None:
+    """Copy regular files below a directory to new files of ours, and make these durable. `targets` has
+    the place of each. Raises Refused as `walk_tree`, and OSError when one cannot be copied."""
+    with open_tree(folder) as top:
+        for entry in walk_tree(top):
+            target = targets.get(entry.place)
+            if target is not None and stat.S_ISREG(entry.told.st_mode):
+                handle = os.open(entry.name, CONTENT, dir_fd=entry.parent)
+                with os.fdopen(handle, "rb") as source, target.open("xb") as copy:
+                    shutil.copyfileobj(source, copy, COPIED_AT_ONCE)
+                    copy.flush()
+                    os.fsync(copy.fileno())
 
 
 def has_directory(place: Path) -> bool:

@@ -60,7 +60,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "model": (
         CLI + "models.model:model",
-        "Trained models: deploy, undeploy, list, info, upload.",
+        "Models: fetch, deploy, undeploy, list, info, upload.",
     ),
     "key": (CLI + "access.api_key:api_key", "API keys: create, list, rotate, revoke."),
     "sessions": (

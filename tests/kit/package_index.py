@@ -44,7 +44,7 @@ class LocalIndex:
         name: str,
         version: str,
         *,
-        files: dict[str, str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
         requires: Sequence[str] = (),
         tag: str = "py3-none-any",
         padding: int = 0,
@@ -54,7 +54,7 @@ class LocalIndex:
         wheel's own records. `modes` are the types and permissions that it gives to files."""
         module = name.replace("-", "_")
         info = f"{module}-{version}.dist-info"
-        texts = files or {f"{module}.py": f'VERSION = "{version}"\n'}
+        texts: Mapping[str, str | bytes] = files or {f"{module}.py": f'VERSION = "{version}"\n'}
         needed = "".join(f"Requires-Dist: {line}\n" for line in requires)
         texts = {
             f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}",
@@ -62,9 +62,9 @@ class LocalIndex:
             **texts,
         }
         if padding:
-            texts[f"{module}_data.bin"] = "0" * padding
+            texts = {**texts, f"{module}_data.bin": "0" * padding}
         record = "".join(f"{path},{_digest(text)},{len(text)}\n" for path, text in texts.items())
-        texts.setdefault(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
+        texts = {f"{info}/RECORD": f"{record}{info}/RECORD,,\n", **texts}
         place = self._project(name) / f"{module}-{version}-{tag}.whl"
         with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as wheel:
             for path, text in texts.items():
@@ -116,6 +116,6 @@ def _hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _digest(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
+def _digest(text: str | bytes) -> str:
+    digest = hashlib.sha256(text.encode() if isinstance(text, str) else text).digest()
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

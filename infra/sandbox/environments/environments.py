@@ -127,6 +127,32 @@ class PackageEnvironments:
         self._used[ref.key].touch()
         return Interpreter(place / "bin" / "python", (place, *base.files))
 
+    @asynccontextmanager
+    async def unpack(self, requirement: str) -> AsyncIterator[Path]:
+        """The files of one package, without those that it needs, until the block ends. Nothing of it
+        runs. Raises Refused, with the words of uv, when it has no wheel that can be unpacked, and when
+        the index cannot be reached."""
+        self._prepare()
+        found = await asyncio.to_thread(choose_python, "", requirement, self._settings.pythons)
+        python = await asyncio.to_thread(reachable_python, found, self._directory)
+        folder = prepared_folder(self._directory, "unpack")
+        unpacking = (
+            *(str(find_uv(self._directory)), "pip", "install", "--quiet", "--no-deps"),
+            *("--only-binary", ":all:", "--target", "out", "--python", str(python.path)),
+            *(requirement, *index_options(self._settings.index)),
+        )
+        most = self._settings.largest_bytes
+        try:
+            async with self._way_out(requirement) as relay:
+                task = UvTask(requirement, folder, python, most, relay)
+                await run_confined(self._level, unpacking, task)
+            folder.chmod(0o700)  # nobody but us exchanges what is in it from now on
+            yield folder / "out"
+        except UvFailed as failed:
+            raise self._refusal(failed, requirement) from failed
+        finally:
+            await asyncio.to_thread(remove_tree, folder)
+
     def release(self, key: str) -> None:
         """End one use of an environment. It may be removed when it has none."""
         self._users[key] -= 1

@@ -1,5 +1,5 @@
-"""`headrace models`: the models that a run can start from. `headrace model`: checkpoints behind an
-OpenAI-compatible endpoint, and on a model hub."""
+"""`headrace models`: the models that a run can start from. `headrace model`: models from packages, and
+checkpoints behind an OpenAI-compatible endpoint and on a model hub."""
 
 import time
 
@@ -8,6 +8,7 @@ import click
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import group
+from producers.cli.commands.models.fetch import fetch
 from producers.cli.display.output import (
     Document,
     Output,
@@ -25,9 +26,10 @@ CANCELLING_S = 30.0
 
 model = group(
     "model",
-    "Trained models: deploy, undeploy, list, info, upload.",
+    "Models: fetch one to train from; deploy, undeploy, list, info and upload trained ones.",
     old_names={"push": "upload"},
 )
+model.add_command(fetch)
 
 NAME = click.argument("name", metavar="NAME")
 
@@ -235,8 +237,8 @@ def _wait_until_uploaded(client: Client, found: Document) -> Document:
 def models(client: Client) -> Output:
     """List base models and scratch: models, which are made from a seed without a download.
 
-    experiment.model_path also accepts any hub id, a local directory, or a checkpoint: RUN@STEP, RUN@last
-    or RUN@best.
+    experiment.model_path also accepts any hub id, a local directory or .gguf file, or a checkpoint:
+    RUN@STEP, RUN@last or RUN@best.
     """
     answer = client.get("/models")
     rows = [(m.get("name"), m.get("kind"), m.get("parameters")) for m in answer["models"]]
