@@ -64,8 +64,9 @@ class Experiment(Section):
     entrypoint: str | None = None
     """the file in it with the AgentWorkflow and the Grader, for example `main.py`"""
     model_path: Annotated[str, StringConstraints(min_length=1)]
-    """`scratch:NAME`, a Hugging Face id, an absolute directory, or `RUN@STEP` (`RUN@last`); in an
-    evaluation also `provider:NAME` ([evaluations](evaluations.md#a-providers-model))"""
+    """`scratch:NAME`, a Hugging Face id, an absolute directory or `.gguf` file, or `RUN@STEP`
+    (`RUN@last`); in an evaluation also `provider:NAME`
+    ([evaluations](evaluations.md#a-providers-model))"""
     dataset: Annotated[str, StringConstraints(min_length=1)]
     """a registered dataset, by name or id"""
     branch: NonEmpty | None = None
