@@ -4,9 +4,9 @@ The formulas and the default values are in `trainer/algorithms/registry.py`. Thi
 submit (`schemas/toml/algorithm_keys.py`) and the run's orchestrator must know without importing torch.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
-from schemas.config import Advanced, FailedRewards
+from schemas.config import Advanced, Algorithm, FailedRewards
 from schemas.errors import POLICY_FAILURES
 
 CLIPPED = (
@@ -25,25 +25,13 @@ CLIPPED = (
 BOUNDED = (*CLIPPED, "gmpo", "dppo")
 """These, and those that bound the log-ratio or a divergence on both sides."""
 
-GROUPED = (
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "luspo",
-    "gmpo",
-    "cispo",
-    "sapo",
-    "dppo",
-    "gpg",
-    "maxrl",
-    "rloo",
-    "importance_sampling",
-)
+UNGROUPED = ("reinforce_plus_plus", "ppo")
+
+GROUPED = tuple(name for name in get_args(Algorithm) if name not in (*UNGROUPED, "sft"))
 """Algorithms whose advantages compare the samples of a group. A group with equal rewards teaches
 nothing."""
 
-REINFORCED = (*GROUPED, "reinforce_plus_plus", "ppo")
+REINFORCED = (*GROUPED, *UNGROUPED)
 
 READ_BY: dict[str, tuple[str, ...]] = {
     "clip_low": BOUNDED,
