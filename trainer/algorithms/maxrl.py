@@ -6,7 +6,8 @@
 With rewards of 0 and 1, the expected gradient of G samples is that of the first G terms of the series of
 log p, where p is the share of right answers. Plain reinforcement learning has the first term alone. So
 questions that are seldom solved count more, about 1 / p. Rewards must not be negative: a mean that is
-not positive has no meaning here, and such a group gets 0.
+not positive has no meaning here, and such a group gets 0. One that is hardly positive would make huge
+advantages, so they are limited to G - 1 in size. No reward that is not negative reaches more.
 """
 
 import math
@@ -24,8 +25,10 @@ def advantages(rewards: Sequence[float | None]) -> list[float]:
     mean = math.fsum(known) / len(known) if known else 0.0
     if mean <= 0 or min(known) == max(known):
         return [0.0] * len(rewards)
+    most = len(known) - 1.0
     return [
-        0.0 if (r := finite_or_none(reward)) is None else (r - mean) / mean for reward in rewards
+        0.0 if (r := finite_or_none(reward)) is None else max(-most, min(most, (r - mean) / mean))
+        for reward in rewards
     ]
 
 

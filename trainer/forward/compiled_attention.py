@@ -24,8 +24,9 @@ SMALLEST = 2 * BLOCK
 lengths gets a kernel of its own, which is compiled for exactly these. So the bits of a pass do not
 depend on the shapes that the process met before, as they may with a kernel for all shapes."""
 
-MOST_KERNELS = 256
-"""Of one process. Twenty lengths reach up to 256 thousand tokens."""
+MOST_KERNELS = 2048
+"""Of one process. Twenty lengths reach up to 256 thousand tokens, and there may be more keys than
+queries."""
 
 
 Backend: TypeAlias = str | Callable[..., Any]
@@ -52,7 +53,8 @@ class CompiledAttention:
         grouped = q_N_A_D.shape[1] != k_U_K_D.shape[1]
         # At the limit of compilations the plain form would run instead, which has other bits.
         # `fullgraph` makes that an error.
-        with torch._dynamo.config.patch(recompile_limit=MOST_KERNELS):
+        limits = {"recompile_limit": MOST_KERNELS, "accumulated_recompile_limit": MOST_KERNELS}
+        with torch._dynamo.config.patch(limits):
             out = self._run(*padded, block_mask=self._mask, enable_gqa=grouped)
         return out[0].transpose(0, 1)[: len(q_N_A_D)]
 

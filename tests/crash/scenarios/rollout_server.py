@@ -31,4 +31,4 @@ def act(stage: Stage) -> None:
     check(events, steps=STEPS, groups=2, samples=4)
     entries = [entry for event in events for entry in event["data"].get("entries", ())]
     assert len(entries) >= STEPS * 8
-    assert not [entry for entry in entries if entry["failure"]], "a kill is no fault of a sample"
+    assert not [entry for entry in entries if entry["failure"]], "no sample fails because of a kill"
