@@ -22,7 +22,6 @@ from infra.ports.services import Blobs
 from infra.settings.kafka import KafkaSettings
 from infra.settings.settings import Settings
 from infra.spine.bus.embedded import EmbeddedBus, Reconciled
-from infra.spine.bus.kafka.probe import probe
 from infra.spine.bus.reconciler import Reconciler
 from infra.spine.ports.bus import Bus
 from infra.spine.ports.clock import Clock, SystemClock
@@ -145,6 +144,8 @@ async def _probe_kafka(kafka: KafkaSettings) -> None:
             f"HEADRACE_KAFKA holds {kafka.address!r}, but the Kafka client is not installed: "
             "pip install 'headrace[kafka]'"
         )
+    from infra.spine.bus.kafka.probe import probe
+
     try:
         await probe(kafka)
     except TransientError as error:

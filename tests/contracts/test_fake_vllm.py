@@ -72,12 +72,12 @@ async def eventually(reached: Callable[[], bool]) -> None:
 
 
 def spread(fakes: tuple[FakeVllm, FakeVllm]) -> list[int]:
-    """Slots of groups, four for each server; the server of a group depends on the ports."""
+    """Slots of groups, two for each server; the server of a group depends on the ports."""
     groups: dict[str, list[int]] = {fake.url: [] for fake in fakes}
     for slot in range(64):
         weight = partial(fleet._rendezvous_weight, affinity=affinity_of(request(slot=slot).key))
         groups[max(groups, key=weight)].append(slot)
-    return [slot for slots in groups.values() for slot in slots[:4]]
+    return [slot for slots in groups.values() for slot in slots[:2]]
 
 
 async def test_a_version_is_on_every_server_and_a_group_on_one(
@@ -85,7 +85,8 @@ async def test_a_version_is_on_every_server_and_a_group_on_one(
 ) -> None:
     policy = await world.policy(1)
     groups = [
-        [request(slot=slot, sample=i, policy=policy) for i in range(3)] for slot in spread(fakes)
+        [request(max_new_tokens=4, slot=slot, sample=i, policy=policy) for i in range(3)]
+        for slot in spread(fakes)
     ]
     for group in groups:
         before = [num_sampled(fake) for fake in fakes]
@@ -154,7 +155,7 @@ async def test_a_server_that_comes_back_gets_the_version_before_it_samples(
 ) -> None:
     monkeypatch.setattr(fleet, "BACK_S", 0.01)
     policy = await world.policy(1)
-    requests = [request(slot=slot, policy=policy) for slot in spread(fakes)]
+    requests = [request(max_new_tokens=4, slot=slot, policy=policy) for slot in spread(fakes)]
     calm = [await world.sampler.sample(r) for r in requests]
     assert all(num_sampled(fake) for fake in fakes)
     await fakes[0].die()
@@ -180,7 +181,9 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
     """Another request noticed that the server was lost, at whatever point the loading was; the
     server was back at once."""
     monkeypatch.setattr(fleet, "BACK_S", 0.01)
-    requests = [request(slot=slot, policy=await world.policy(1)) for slot in spread(fakes)]
+    requests = [
+        request(max_new_tokens=4, slot=slot, policy=await world.policy(1)) for slot in spread(fakes)
+    ]
     calm = [await world.sampler.sample(r) for r in requests]
     both, replica = world.sampler.fleet, world.sampler.fleet.replicas[0]
     place: Any = both._device if after == "write" else replica.server
@@ -259,14 +262,16 @@ async def test_a_server_that_ignores_its_adapter_is_fenced_and_the_other_goes_on
 ) -> None:
     """Twin: at version 0, which is the base, nothing can be told apart, and no server is fenced."""
     fakes[0].deaf = True
-    requests = [request(slot=slot, policy=PolicyRef(version=0)) for slot in spread(fakes)]
+    requests = [
+        request(max_new_tokens=4, slot=slot, policy=PolicyRef(version=0)) for slot in spread(fakes)
+    ]
     for asked in requests:
         await world.sampler.sample(asked)
     assert not world.sampler.fleet.warnings
     before = num_sampled(fakes[0])
     policy = await world.policy(1)
     for slot in spread(fakes):
-        await world.sampler.sample(request(slot=slot, policy=policy))
+        await world.sampler.sample(request(max_new_tokens=4, slot=slot, policy=policy))
     (warning,) = world.sampler.fleet.warnings
     assert fakes[0].url in warning
     assert num_sampled(fakes[0]) == before

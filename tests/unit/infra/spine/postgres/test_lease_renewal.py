@@ -15,12 +15,13 @@ from uuid import uuid4
 
 import pytest
 
+from infra.spine.postgres.lease import LEASE_S
 from infra.spine.postgres.lease_renewer import is_running
 from infra.spine.postgres.pool import Database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.processes]
 
-BLOCKED_S = 20.0
+BLOCKED_S = 2 * LEASE_S
 WITHIN_S = 60.0
 
 PROCESS = """
