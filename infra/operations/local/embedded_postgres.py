@@ -14,6 +14,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -264,6 +265,8 @@ def _initdb(place: Place, binaries: Path) -> None:
             str(binaries / "initdb"),
             *("--auth=trust", "--encoding=utf8", "--locale=C", "-U", "postgres"),
             *("-D", str(place.data)),
+            # One call for the whole file system, in place of one for each of a thousand files.
+            *(("--sync-method=syncfs",) if sys.platform == "linux" else ()),
         ],
         user=place.user,
         group=_group(place),
