@@ -195,11 +195,11 @@ test-kills: $(READY)
 	$(PYTEST) -m 'kills and not ($(APART))' $(KILL_TESTS) $(ARGS)
 	$(if $(ARGS)$(HEADRACE_TEST_KILLS),,$(BIN)/python -m tests.kit.kill_sample)
 
-# The property tests with random examples, twenty times as many as in `make test`, which always tries the
+# The property tests with random examples, forty times as many as in `make test`, which always tries the
 # same ones. A failure prints the line that repeats it.
 test-properties: PROCESSES := 3
 test-properties: $(READY)
-	HEADRACE_EXAMPLES=$${HEADRACE_EXAMPLES:-20} $(PYTEST) -m 'hypothesis and not (timed or $(APART))' $(ELSEWHERE) $(ARGS)
+	HEADRACE_EXAMPLES=$${HEADRACE_EXAMPLES:-40} $(PYTEST) -m 'hypothesis and not (timed or $(APART))' $(ELSEWHERE) $(ARGS)
 
 # What another Python may break: each module's import, with warnings as errors, the code that users import
 # or type, and one run from end to end. For example: make test-python PYTHON=python3.12 VENV=.venv312

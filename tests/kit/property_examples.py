@@ -1,7 +1,7 @@
 """How many examples the property tests try, and which.
 
 `make test` tries the same few every time, so that no change fails by luck over something that it did
-not touch. With HEADRACE_EXAMPLES=20 the examples are random and twenty times as many, and a failure
+not touch. With HEADRACE_EXAMPLES=40 the examples are random and forty times as many, and a failure
 prints the line (`@reproduce_failure`) that repeats it.
 """
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 VARIABLE = "HEADRACE_EXAMPLES"
 
-USUAL = 100
+USUAL = 50
 
 
 def factor(text: str | None) -> int:
@@ -21,7 +21,7 @@ def factor(text: str | None) -> int:
     if not text:
         return 0
     if not text.isdecimal() or int(text) == 0:
-        raise SystemExit(f"{VARIABLE} must be a positive number, for example 20, got {text!r}")
+        raise SystemExit(f"{VARIABLE} must be a positive number, for example 40, got {text!r}")
     return int(text)
 
 

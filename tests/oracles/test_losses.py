@@ -28,7 +28,7 @@ PLAIN = Case(2, (0.0, 1.0, 0.3, 0.1), ONE, -ONE, -1.1 * ONE, -1.05 * ONE, -ONE, 
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-@examples(30)
+@examples(20)
 @given(case=cases())
 def test_value_and_gradient_equal_those_of_other_implementations(name: str, case: Case) -> None:
     mine, theirs = COMPARISONS[name](case)
@@ -59,7 +59,7 @@ def test_against_the_sampler_the_weight_would_count_twice(case: Case) -> None:
     assert (mine.gradient - twice.gradient).abs().max() > 0.01
 
 
-@examples(50)
+@examples(25)
 @given(case=cases())
 def test_grpo_from_the_reward_on_is_trl_s_but_for_its_eps(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +68,7 @@ def test_grpo_from_the_reward_on_is_trl_s_but_for_its_eps(case: Case) -> None:
     same(mine, times(theirs_trl.loss(case), case.row_factor))
 
 
-@examples(50)
+@examples(25)
 @given(case=cases())
 def test_importance_sampling_has_the_gradient_of_weighted_log_probabilities(case: Case) -> None:
     """verl's form is a constant weight times log pi. Its value differs; its gradient is the
@@ -82,7 +82,7 @@ def test_importance_sampling_has_the_gradient_of_weighted_log_probabilities(case
     torch.testing.assert_close(mine.gradient, expected, atol=1e-9, rtol=1e-12)
 
 
-@examples(50)
+@examples(25)
 @given(case=cases())
 def test_gmpo_is_verl_s_but_for_the_1e_8_in_its_means(case: Case) -> None:
     objective, chosen = hyperparameters_for("gmpo")
@@ -119,7 +119,7 @@ def test_rows_without_actions_do_not_count_where_trl_and_liger_count_them() -> N
         same(mine, times(theirs, 2.0))
 
 
-@examples(50)
+@examples(25)
 @given(case=cases(), data=st.data())
 def test_cut_off_samples_are_masked_as_trl_masks_them(case: Case, data: st.DataObject) -> None:
     """TRL zeroes the mask of a truncated completion before its loss, and counts its row. Twin: without

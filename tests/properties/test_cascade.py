@@ -75,7 +75,7 @@ def test_the_reference_is_a_whole_run(mode: str) -> None:
     assert sum("rl.evaluation.completed" in line for line in told) == 4
 
 
-@examples(40)
+@examples(20)
 @given(MODE, st.integers(0, 2**32), st.booleans())
 def test_any_order_of_delivery_ends_in_the_same_streams(mode: str, seed: int, apart: bool) -> None:
     draw = random.Random(seed)

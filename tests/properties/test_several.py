@@ -21,7 +21,7 @@ def reference(mode: str) -> list[str]:
     return virtual.run(stream_texts_of(ALONE, events(mode)))
 
 
-@examples(30)
+@examples(15)
 @given(MODE, st.integers(0, 2**32))
 def test_several_runtimes_end_in_the_streams_of_one(mode: str, seed: int) -> None:
     assert sum("rl.run.finished" in line for line in reference(mode)) == 1
