@@ -53,8 +53,12 @@ def _short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_a_hostile_template_is_refused_and_the_next_is_rendered(chat: Chat, name: str) -> None:
+def test_a_hostile_template_is_refused_and_the_next_is_rendered(
+    chat: Chat, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     template, says = HOSTILE[name]
+    if says == "of memory":  # on a busy machine the time would be up first
+        monkeypatch.setattr(template_process, "DEADLINE_S", 60.0)
     chat._tokenizer.chat_template = template
     with pytest.raises(UserCodeError, match=says):
         chat.text(TALK, reply_next=True)
