@@ -16,6 +16,7 @@ CLIPPED = (
     "gspo",
     "luspo",
     "maxrl",
+    "clip_cov",
     "rloo",
     "reinforce_plus_plus",
     "ppo",
@@ -40,6 +41,10 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "divergence": ("dppo",),
     "tau_pos": ("sapo",),
     "tau_neg": ("sapo",),
+    "cov_ratio": ("clip_cov", "kl_cov"),
+    "cov_low": ("clip_cov",),
+    "cov_high": ("clip_cov",),
+    "cov_kl_coef": ("kl_cov",),
     "loss_aggregation": REINFORCED,
     "kl_coef": REINFORCED,
     "kl_estimator": REINFORCED,
@@ -68,7 +73,13 @@ READ_BY: dict[str, tuple[str, ...]] = {
 DEFAULT_REPLACEMENTS = 4
 
 
-CLIP_HIGH: dict[str, float] = {"dapo": 0.28, "gspo": 4e-4, "luspo": 4e-4, "gmpo": 0.4}
+CLIP_HIGH: dict[str, float] = {
+    "dapo": 0.28,
+    "gspo": 4e-4,
+    "luspo": 4e-4,
+    "gmpo": 0.4,
+    "clip_cov": 1.0,
+}
 """Upper clip bounds of algorithms whose default is not 0.2."""
 
 
@@ -100,6 +111,9 @@ def failed_rewards(advanced: Advanced) -> dict[str, float | Literal["grade"]]:
             found[str(category)] = chosen
     return found
 
+
+COV_LOW, COV_HIGH = 1.0, 5.0
+"""Between which covariances Clip-Cov chooses, where the config does not say it."""
 
 DEPTHS: dict[str, range] = {
     "sync": range(1),

@@ -22,6 +22,8 @@ Algorithm = Literal[
     "cispo",
     "sapo",
     "dppo",
+    "clip_cov",
+    "kl_cov",
     "gpg",
     "maxrl",
     "rloo",
@@ -206,6 +208,14 @@ class Advanced(Section):
     """how soon SAPO's gradient fades where the advantage is positive"""
     tau_neg: float | None = Field(default=None, gt=0, le=100)
     """how soon SAPO's gradient fades where it is not"""
+    cov_ratio: float | None = Field(default=None, gt=0, le=1)
+    """the share of all actions of a step that Clip-Cov or KL-Cov chooses"""
+    cov_low: float | None = Field(default=None, ge=0, le=1e6)
+    """Clip-Cov chooses among actions with a larger covariance"""
+    cov_high: float | None = Field(default=None, gt=0, le=1e6)
+    """Clip-Cov chooses among actions with a smaller covariance"""
+    cov_kl_coef: float | None = Field(default=None, gt=0, le=1000)
+    """weight of the penalty that KL-Cov puts on the actions that it chooses"""
     loss_aggregation: LossAggregation | None = None
     """what the loss is averaged over ([algorithms](algorithms.md#aggregation))"""
     clip_delta: float | None = Field(default=None, gt=1, le=1000)

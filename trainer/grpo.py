@@ -37,9 +37,11 @@ from trainer.forward.packing import MicroBatch
 from trainer.objective.aggregate import token_weights
 from trainer.objective.batch import (
     PreparedBatch,
+    behaviour_of_each_action,
     examples_of,
     measure_before_update,
     sample_of_each_action,
+    select_actions,
 )
 from trainer.objective.correction import apply_off_policy_correction
 from trainer.objective.dual_clip import dual_clipped_ratio
@@ -145,7 +147,17 @@ def prepare_batch(
     }
     if estimate.return_E is not None:
         values |= {"return": estimate.return_E, "known": before.known_E.double()}
-    return PreparedBatch(objective, hyperparameters, examples, measured | values)
+    values |= measured
+
+    # Some objectives treat a few actions differently. They choose among all actions of the step.
+    values |= select_actions(
+        objective,
+        hyperparameters,
+        values,
+        behaviour_E=behaviour_of_each_action(examples),
+        known_E=before.known_E,
+    )
+    return PreparedBatch(objective, hyperparameters, examples, values)
 
 
 def accumulate_gradients(
@@ -188,7 +200,11 @@ def micro_batch_loss(
     proximal_M = fixed.get("proximal", logprob_M.detach())
     against_M = behaviour_M if hyperparameters.correction == "ratio" else proximal_M
     actions = Actions(
-        logprob_M, logprob_M - against_M, fixed["advantage"], Rows(micro.row_M, micro.num_rows)
+        logprob_M,
+        logprob_M - against_M,
+        fixed["advantage"],
+        Rows(micro.row_M, micro.num_rows),
+        selected_M=fixed.get("selected"),
     )
 
     # The clipped surrogate (for GRPO: `loss` below), and the correction for off-policy samples.

@@ -5,9 +5,10 @@ for supervised fine-tuning) and exports the version that the step makes. The alg
 files.
 
 A step depends only on the loaded tensors, the batch, the run's config and the step number. It reads no
-clock and draws no random number. The number of threads is fixed, and all kernels are deterministic. A
-version consists of the bytes of its weights and of its optimizer state. A step from a version that was
-loaded from its bytes gives the same bits as a step from one that never left memory.
+clock, and what it draws follows from the run's seed and the step number. The number of threads is
+fixed, and all kernels are deterministic. A version consists of the bytes of its weights and of its
+optimizer state. A step from a version that was loaded from its bytes gives the same bits as a step from
+one that never left memory.
 
 A run makes one call at a time. During a step the version is not in the table of loaded versions. The new
 version is put there when the step is complete. So after a failed step or a cancelled call `holds`
@@ -237,7 +238,7 @@ def _step(
             batch.groups,
             objective=OBJECTIVES[advanced.algorithm],
             hyperparameters=hyperparameters_of(
-                job.config, micro_batch_tokens=tokens, rules=job.rules
+                job.config, micro_batch_tokens=tokens, rules=job.rules, step=batch.step
             ),
             step_size=step_size_at(batch.step, job),
         )

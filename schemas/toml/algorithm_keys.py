@@ -6,7 +6,16 @@ algorithm does not read is refused at submit. Such a key is never ignored.
 
 from collections.abc import Iterator
 
-from schemas.algorithms import CLIP_HIGH, DEPTHS, GROUPED, READ_BY, REINFORCED, filters_groups
+from schemas.algorithms import (
+    CLIP_HIGH,
+    COV_HIGH,
+    COV_LOW,
+    DEPTHS,
+    GROUPED,
+    READ_BY,
+    REINFORCED,
+    filters_groups,
+)
 from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
 
@@ -21,6 +30,15 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
         yield Issue(
             "advanced.clip_delta",
             f"must be above 1 + clip_high ({1 + clip_high:g}), got {advanced.clip_delta:g}",
+        )
+    low, high = (
+        default if value is None else value
+        for value, default in ((advanced.cov_low, COV_LOW), (advanced.cov_high, COV_HIGH))
+    )
+    if low >= high:
+        yield Issue(
+            "advanced.cov_low",
+            f"must be below advanced.cov_high ({high:g}), got {low:g}; set both",
         )
     buffer, longest = advanced.overlong_buffer, config.training.max_response_length
     if buffer is not None and buffer > longest:

@@ -24,6 +24,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "cispo": {"algorithm": "cispo"},
     "sapo": {"algorithm": "sapo"},
     "dppo": {"algorithm": "dppo", "divergence": "kl"},
+    "clip_cov": {"algorithm": "clip_cov", "cov_ratio": 0.2, "cov_low": 0.0},
+    "kl_cov": {"algorithm": "kl_cov", "cov_ratio": 0.2, "updates_per_step": 2},
     "gpg": {"algorithm": "gpg"},
     "maxrl": {"algorithm": "maxrl"},
     "rloo": {"algorithm": "rloo", "kl_coef": 0.1, "kl_in": "reward"},

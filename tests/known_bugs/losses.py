@@ -132,6 +132,21 @@ KNOWN_BUGS = (
         test=f"{HERE}::test_dppo_masks_only_what_would_go_further_away",
     ),
     KnownBug(
+        bug="KL-Cov and Clip-Cov choose their actions in each micro-batch, not in the step",
+        seen="verl-project/verl#7829",
+        code="trainer.objective.batch:PreparedBatch.micro_batches",
+        old="value_E in self.values_E.items()}",
+        new="""value_E in self.values_E.items()} | select_actions(
+                self.objective,
+                self.hyperparameters,
+                {name: value_E[here] for name, value_E in self.values_E.items()},
+                behaviour_E=micro.behaviour_M,
+                known_E=micro.behaviour_M < 1,
+            )""",
+        test=PACKING,
+        given={"variant": "kl_cov"},
+    ),
+    KnownBug(
         bug="GPG's alpha counts rewards that are not 0 instead of groups that differ",
         seen="verl-project/verl#6478",
         code="trainer.algorithms.gpg:alpha",

@@ -19,6 +19,7 @@ from tests.unit.trainer.support import job
 from trainer.algorithms import dr_grpo, ppo
 from trainer.algorithms.dppo import divergence
 from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
+from trainer.objective.covariance import MeasuredActions, covariances
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import BatchBeforeUpdate, Objective, finite_or_none
 
@@ -211,6 +212,59 @@ def dppo(measure: Divergence) -> Callable[[Case], Compared]:
         }
 
     return compare
+
+
+def covariance(name: str, **changes: Any) -> Callable[[Case], Compared]:
+    """Clip-Cov or KL-Cov, which only verl has, on one micro-batch. verl's policy before the update is
+    the one that is trained. Actions without a reward are left out of its mask, and out of its mean."""
+    objective, hyperparameters = hyperparameters_for(name, **changes)
+    assert objective.select is not None
+    select = objective.select
+
+    def compare(case: Case) -> Compared:
+        case = rippled(case)
+        mask, advantage = theirs_verl.known_mask(case), advantage_of(case, objective)
+        assume(bool(mask.any()))
+        actions = measured(case, mask, advantage)
+        keep_apart(covariances(actions)[actions.counts_E], hyperparameters)
+        selected_E = select(actions, hyperparameters)
+        bounds = {"clip_cov": clips(hyperparameters), "kl_cov": {}}[name]
+        found = theirs_verl.covariance_loss(
+            case, name, advantage, mask, hyperparameters, selected=selected_E, **bounds
+        )
+        share = float(mask.sum() / case.mask.sum())
+        return our_answer(case, objective, hyperparameters), {"verl": times(found, share)}
+
+    return compare
+
+
+def measured(case: Case, mask: torch.Tensor, advantage_B: torch.Tensor) -> MeasuredActions:
+    """The actions of a case before the update, those outside of `mask` not counting."""
+    is_action = case.mask > 0
+    return MeasuredActions(
+        logprob_E=case.now[is_action],
+        log_ratio_E=(case.now - case.behaviour)[is_action],
+        advantage_E=advantage_B[:, None].expand_as(case.now)[is_action],
+        counts_E=mask[is_action] > 0,
+    )
+
+
+def rippled(case: Case) -> Case:
+    """The case with different log-probabilities, before the update too, because drawn ones are often
+    equal. The ratios stay."""
+    ripple = torch.arange(case.now.numel()).double().mul(2.4).sin().view_as(case.now) / 10
+    now, behaviour = case.now + ripple, case.behaviour + ripple
+    return replace(case, now=now, proximal=now, behaviour=behaviour)
+
+
+def keep_apart(cov: torch.Tensor, hyperparameters: Hyperparameters) -> None:
+    """Skip covariances that rounding alone puts on one side of a bound, and steps in which KL-Cov has
+    to choose one that is not positive, because verl then takes any."""
+    away_from(cov, hyperparameters.cov_low, hyperparameters.cov_high)
+    most = max(1, int(hyperparameters.cov_ratio * len(cov)))
+    first = cov.sort(descending=True).values
+    assume(float(first[most - 1]) > 1e-9)
+    away_from(first[most - 1], *first[most : most + 1].tolist())
 
 
 def gpg(case: Case) -> Compared:
@@ -431,6 +485,10 @@ COMPARISONS: dict[str, Callable[[Case], Compared]] = {
     "sapo": sapo,
     "dppo, tv": dppo("tv"),
     "dppo, kl": dppo("kl"),
+    "clip_cov": covariance("clip_cov", cov_ratio=0.3, cov_low=0.05),
+    "clip_cov, narrow clip": covariance("clip_cov", cov_low=1e-3, clip_low=0.2, clip_high=0.2),
+    "kl_cov": covariance("kl_cov", cov_ratio=0.3),
+    "kl_cov, one action": covariance("kl_cov", cov_kl_coef=0.5),
     "gpg": gpg,
     "importance_sampling": importance_sampling,
     "reinforce_plus_plus": reinforce_plus_plus,

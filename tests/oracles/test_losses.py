@@ -38,11 +38,13 @@ def test_value_and_gradient_equal_those_of_other_implementations(name: str, case
 
 @given(st.just(PLAIN))
 def test_everything_is_compared_with_two_oracles_that_have_it(case: Case) -> None:
-    """REINFORCE++ and PPO are in verl alone; `test_returns.py` is the second check for them. DPPO
-    and GPG are in verl alone too, and GMPO is in TRL with the same means. A test by hand is their
-    second check."""
+    """REINFORCE++ and PPO are in verl alone; `test_returns.py` is the second check for them. DPPO,
+    GPG, Clip-Cov and KL-Cov are in verl alone too, and GMPO is in TRL with the same means. A test by
+    hand is their second check."""
     for name, compare in COMPARISONS.items():
-        alone = name.startswith(("reinforce_plus_plus", "ppo", "dppo", "gpg", "gmpo"))
+        alone = name.startswith(
+            ("reinforce_plus_plus", "ppo", "dppo", "gpg", "gmpo", "clip", "kl_")
+        )
         assert len(compare(case)[1]) >= (1 if alone else 2), name
 
 

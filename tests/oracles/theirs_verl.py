@@ -11,6 +11,7 @@ import torch
 
 from tests.oracles.available import oracle
 from tests.oracles.cases import Answer, Case, answer
+from trainer.objective.hyperparameters import Hyperparameters
 
 CORE = oracle("verl.trainer.ppo.core_algos")
 CORRECTIONS = oracle("verl.trainer.ppo.rollout_corr_helper")
@@ -82,6 +83,60 @@ def policy_loss(
         return value
 
     return answer(case, loss_of)
+
+
+def covariance_loss(
+    case: Case,
+    name: str,
+    advantage_B: torch.Tensor,
+    mask: torch.Tensor,
+    hyperparameters: Hyperparameters,
+    *,
+    selected: torch.Tensor,
+    **clips: float,
+) -> Answer:
+    """Clip-Cov or KL-Cov, a mean over the tokens of `mask`. What verl would draw at random is replaced
+    by our draw: of its candidates, those that we selected (E, bool) come first."""
+    config = CONFIG.ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        use_dynamic_bsz=True,
+        **clips,
+        policy_loss=CONFIG.PolicyLossConfig(
+            loss_mode=name,
+            clip_cov_ratio=hyperparameters.cov_ratio,
+            clip_cov_lb=hyperparameters.cov_low,
+            clip_cov_ub=hyperparameters.cov_high,
+            kl_cov_ratio=hyperparameters.cov_ratio,
+            ppo_kl_coef=hyperparameters.cov_kl_coef,
+        ),
+    )
+    chosen = torch.zeros_like(case.mask, dtype=torch.bool)
+    chosen[case.mask > 0] = selected
+    candidates: list[torch.Tensor] = []
+
+    def find(is_candidate: torch.Tensor, **settings: Any) -> Any:
+        found = nonzero(is_candidate, **settings)
+        if is_candidate.shape == chosen.shape:
+            candidates[:] = [chosen[is_candidate]]
+        return found
+
+    def loss_of(now: torch.Tensor) -> torch.Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "nonzero", find)
+            patch.setattr(torch, "randperm", lambda n: (~candidates[0]).int().argsort(stable=True))
+            value, _ = CORE.get_policy_loss_fn(name)(
+                old_log_prob=case.behaviour,
+                log_prob=now,
+                advantages=advantage_B[:, None].expand_as(now),
+                response_mask=mask,
+                config=config,
+            )
+        return value
+
+    nonzero = torch.nonzero
+    with exact_means():
+        return answer(case, loss_of)
 
 
 def reinforce_loss(case: Case, advantage_B: torch.Tensor, weights: torch.Tensor) -> Answer:

@@ -11,6 +11,7 @@ from schemas.learner import RULES
 from trainer import grpo
 from trainer.algorithms import (
     cispo,
+    clip_cov,
     dapo,
     dppo,
     dr_grpo,
@@ -18,6 +19,7 @@ from trainer.algorithms import (
     gpg,
     gspo,
     importance_sampling,
+    kl_cov,
     luspo,
     maxrl,
     ppo,
@@ -38,6 +40,8 @@ OBJECTIVES: dict[Algorithm, Objective] = {
     "cispo": cispo.OBJECTIVE,
     "sapo": sapo.OBJECTIVE,
     "dppo": dppo.OBJECTIVE,
+    "clip_cov": clip_cov.OBJECTIVE,
+    "kl_cov": kl_cov.OBJECTIVE,
     "gpg": gpg.OBJECTIVE,
     "maxrl": maxrl.OBJECTIVE,
     "rloo": rloo.OBJECTIVE,
@@ -53,6 +57,10 @@ SAME_NAME = (
     "divergence",
     "tau_pos",
     "tau_neg",
+    "cov_ratio",
+    "cov_low",
+    "cov_high",
+    "cov_kl_coef",
     "kl_coef",
     "kl_estimator",
     "kl_in",
@@ -74,10 +82,11 @@ SAME_NAME = (
 
 
 def hyperparameters_of(
-    config: RunConfig, *, micro_batch_tokens: int, rules: int = RULES
+    config: RunConfig, *, micro_batch_tokens: int, rules: int = RULES, step: int = 0
 ) -> Hyperparameters:
     """The hyperparameters of a run: the values that it sets, and its objective's defaults for the
-    others. `rules` is the number of the rules that the run started with (`schemas.learner.RULES`)."""
+    others. `step` is the number of the step, and `rules` is the number of the rules that the run
+    started with (`schemas.learner.RULES`)."""
     advanced = config.advanced
     configured = {key: value for key in SAME_NAME if (value := getattr(advanced, key)) is not None}
     if advanced.loss_aggregation is not None:
@@ -95,4 +104,6 @@ def hyperparameters_of(
         splits_groups=rules >= 2,
         limits_samples=rules >= 3,
         updates=advanced.updates_per_step,
+        seed=advanced.seed,
+        step=step,
     )

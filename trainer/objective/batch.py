@@ -15,6 +15,7 @@ import torch
 
 from schemas.learner import GradedGroup
 from trainer.forward.packing import Example, MicroBatch, pack
+from trainer.objective.covariance import MeasuredActions
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import kl_to_reference
 from trainer.objective.objective import ActionValues, Objective
@@ -51,6 +52,18 @@ def sample_of_each_action(examples: Sequence[Example]) -> torch.Tensor:
     return torch.tensor([e.sample for e in examples for _ in range(e.num_actions)]).long()
 
 
+def behaviour_of_each_action(examples: Sequence[Example]) -> torch.Tensor:
+    """(E, float64): the logprobs that were recorded when sampling."""
+    rows = [e.sequence for e in examples]
+    logprobs = [
+        logprob
+        for row in rows
+        for logprob, is_action in zip(row.logprobs[1:], row.loss_mask[1:], strict=True)
+        if is_action
+    ]
+    return torch.tensor(logprobs, dtype=torch.float64)
+
+
 @torch.no_grad()
 def measure_before_update(
     policy: Policy,
@@ -63,11 +76,12 @@ def measure_before_update(
     Each tensor has shape (E), float64, on the CPU: "value" (what the critic predicts), "proximal" (log
     pi_prox) and "kl" (the KL estimate, if the KL is part of the reward). When the run needs none of
     them, the result is empty and no pass is computed. "proximal" is needed for several updates with a
-    correction, and is returned with every pass.
+    correction and where the objective selects actions, and is returned with every pass.
     """
     has_kl_reward = hyperparameters.kl_coef != 0.0 and hyperparameters.kl_in == "reward"
     needs_proximal = hyperparameters.updates > 1 and hyperparameters.correction != "ratio"
-    if not (has_kl_reward or needs_proximal or objective.has_critic):
+    selects = objective.select is not None
+    if not (has_kl_reward or needs_proximal or objective.has_critic or selects):
         return {}
     is_measured = {"proximal": True, "kl": has_kl_reward, "value": objective.has_critic}
     parts: dict[str, list[torch.Tensor]] = {
@@ -88,6 +102,29 @@ def measure_before_update(
         name: torch.cat([empty, *(values_M.double().cpu() for values_M in values)])
         for name, values in parts.items()
     }
+
+
+def select_actions(
+    objective: Objective,
+    hyperparameters: Hyperparameters,
+    values: ActionValues,
+    *,
+    behaviour_E: torch.Tensor,
+    known_E: torch.Tensor,
+) -> ActionValues:
+    """ "selected" (E), 1 for the actions that the objective selects and else 0, by what is known before
+    the first update. Empty for an objective that selects nothing. `behaviour_E` is log mu, and
+    `known_E` (bool) whether the sample has a reward."""
+    if objective.select is None:
+        return {}
+    against_E = behaviour_E if hyperparameters.correction == "ratio" else values["proximal"]
+    actions = MeasuredActions(
+        logprob_E=values["proximal"],
+        log_ratio_E=values["proximal"] - against_E,
+        advantage_E=values["advantage"],
+        counts_E=known_E & (values["weight"] > 0),
+    )
+    return {"selected": objective.select(actions, hyperparameters).double()}
 
 
 def _micro_batches(

@@ -32,6 +32,13 @@ class Hyperparameters:
     tau_pos: float = 1.0
     tau_neg: float = 1.05
     """how soon the gradient of SAPO fades, by the sign of the advantage"""
+    cov_ratio: float = 2e-4
+    """the share of all actions that Clip-Cov and KL-Cov choose"""
+    cov_low: float = 1.0
+    cov_high: float = 5.0
+    """between which covariances Clip-Cov draws"""
+    cov_kl_coef: float = 1.0
+    """the penalty of the actions that KL-Cov chooses"""
     kl_coef: float = 0.0
     """beta, the weight of the KL; with 0 no reference pass is computed"""
     kl_estimator: KlEstimator = "k3"
@@ -62,3 +69,6 @@ class Hyperparameters:
     gae_lambda: float = 0.95
     value_clip: float = 0.2
     value_coef: float = 0.1
+    seed: int = 0
+    step: int = 0
+    """the seed of the run and the number of the step, for what an objective draws"""

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 
 import torch
 
+from trainer.objective.covariance import MeasuredActions
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.sequences import Rows
 
 ActionValues = dict[str, torch.Tensor]
 """The known values of each action before the update, by name. Each tensor has shape (E), or (M) for one
 micro-batch. `weight` and `advantage` are always there. `proximal` (log pi_prox) and `kl` are there if
-the run uses them. With a critic there are also `value` (V before the step), `return`, and `known` (1
-where the sample has a reward, else 0)."""
+the run uses them, and `selected` (1 or 0) if the objective selects actions. With a critic there are also
+`value` (V before the step), `return`, and `known` (1 where the sample has a reward, else 0)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,25 +73,34 @@ class Estimate:
 class Actions:
     """The actions of a micro-batch under the policy being trained. `logprob_M` is log pi_theta, and
     `log_ratio_M` is `logprob_M` minus the log-probability that the ratio is taken against. Both carry a
-    gradient."""
+    gradient. `selected_M` is what the objective selected before the first update, if it selects."""
 
     logprob_M: torch.Tensor
     log_ratio_M: torch.Tensor
     advantage_M: torch.Tensor
     rows: Rows
+    selected_M: torch.Tensor | None = None
+
+    def is_selected(self) -> torch.Tensor:
+        """(M, bool): the actions that the objective selected."""
+        if self.selected_M is None:
+            return torch.zeros_like(self.advantage_M, dtype=torch.bool)
+        return self.selected_M > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
     """One algorithm. `estimate` turns rewards into advantages. `loss` returns the loss (M) of each
     action, and whether it was clipped (M, bool). `defaults` are its hyperparameters, and `with_baseline`
-    those for `group_baseline = true`, if they differ."""
+    those for `group_baseline = true`, if they differ. `select`, if there is one, chooses actions (E,
+    bool) of the whole step before its first update."""
 
     estimate: Callable[[BatchBeforeUpdate, Hyperparameters], Estimate]
     loss: Callable[[Actions, Hyperparameters], tuple[torch.Tensor, torch.Tensor]]
     defaults: Hyperparameters
     has_critic: bool = False
     with_baseline: Hyperparameters | None = None
+    select: Callable[[MeasuredActions, Hyperparameters], torch.Tensor] | None = None
 
 
 def finite_or_none(reward: float | None) -> float | None:

@@ -10,6 +10,7 @@ from tests.kit.tomls import run_issues
 
 VALUES: dict[str, Any] = {
     "divergence": "kl",
+    "cov_high": 2.0,
     "loss_aggregation": "token_mean",
     "kl_estimator": "k1",
     "kl_in": "reward",
@@ -95,6 +96,9 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         ({"clip_delta": 1.2}, "advanced.clip_delta"),
         ({"clip_delta": 1.5, "clip_high": 0.5}, "advanced.clip_delta"),
         ({"algorithm": "dapo", "clip_delta": 1.25}, "advanced.clip_delta"),
+        ({"algorithm": "clip_cov", "clip_delta": 2.0}, "advanced.clip_delta"),
+        ({"algorithm": "clip_cov", "cov_low": 5.0}, "advanced.cov_low"),
+        ({"algorithm": "clip_cov", "cov_high": 0.5}, "advanced.cov_low"),
         ({"overlong_buffer": 9}, "advanced.overlong_buffer"),
         ({"overlong_penalty": 1.0}, "advanced.overlong_penalty"),
         ({"max_replacements": 1}, "advanced.max_replacements"),

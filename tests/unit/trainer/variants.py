@@ -13,6 +13,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sapo": {"algorithm": "sapo"},
     "dppo": {"algorithm": "dppo", "clip_low": 0.01, "clip_high": 0.01},
     "dppo, kl": {"algorithm": "dppo", "divergence": "kl", "clip_low": 1e-3, "clip_high": 1e-3},
+    "clip_cov": {"algorithm": "clip_cov", "cov_ratio": 0.2, "cov_low": 0.0, "clip_high": 0.3},
+    "kl_cov": {"algorithm": "kl_cov", "cov_ratio": 0.3},
     "gpg": {"algorithm": "gpg"},
     "maxrl": {"algorithm": "maxrl"},
     "rloo": {"algorithm": "rloo"},
