@@ -55,6 +55,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "off_policy_threshold": REINFORCED,
     "filter_groups": GROUPED,
     "max_replacements": GROUPED,
+    "minibatch_size": REINFORCED,
     "overlong_buffer": REINFORCED,
     "mask_truncated": REINFORCED,
     "failed_reward": REINFORCED,

@@ -235,7 +235,11 @@ class Advanced(Section):
     off_policy_threshold: float | None = Field(default=None, gt=0, le=100)
     """a sequence with a negative advantage is masked when its mean log(mu / pi) is larger"""
     updates_per_step: int = Field(default=1, ge=1, le=64)
-    """optimizer updates on each batch"""
+    """how often each batch is used: passes over it, each with one optimizer update, or with one for
+    every mini-batch"""
+    minibatch_size: int | None = Field(default=None, ge=1, le=1_000_000)
+    """samples of one optimizer update, in whole groups; default: all samples of a step
+    ([algorithms](algorithms.md#within-a-step))"""
     filter_groups: bool | None = None
     """drop groups whose rewards are all equal, and request other groups"""
     max_replacements: int | None = Field(default=None, ge=0, le=64)

@@ -17,7 +17,7 @@ Where the reference implementations of GRPO differ, we decided:
   gets exactly 0. So does a group with a single reward, because it has no std (verl: the reward itself).
 - A reward that is None or not finite is left out of the baseline, and its sample gets advantage 0. It
   is never turned into a reward of 0, which would be a statement about the sample.
-- Aggregation is global over the optimizer step (`trainer/objective/aggregate.py`): w_t is
+- Aggregation is global over the optimizer update (`trainer/objective/aggregate.py`): w_t is
   1 / (S len_i), where S counts the samples that have actions (TRL and Liger count the others too).
 - The temperature divides the logits here as it did when sampling.
 - Clipping is 0.2 on both sides and beta is 0 unless the run sets them. The reference policy is the
@@ -40,6 +40,7 @@ from trainer.objective.batch import (
     behaviour_of_each_action,
     examples_of,
     measure_before_update,
+    minibatches_of,
     sample_of_each_action,
     select_actions,
 )
@@ -74,21 +75,25 @@ def step(
     hyperparameters: Hyperparameters,
     step_size: StepSize,
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Train the policy on one batch of graded groups, in place.
+    """Train the policy on one batch of graded groups, in place. Each pass over the batch takes one
+    update for every mini-batch (`trainer/objective/batch.py`).
 
     Returns the metrics of the step by key, and its micro-batch plan: the number of tokens of each
-    micro-batch, in order. With several updates, each metric is the mean over them. If the loss or a
-    gradient of any of them is not finite, the step changes nothing, and `train/skipped` is above 0.
+    micro-batch of a pass, in order. With several updates, each metric is the mean over them. If the loss
+    or a gradient of any of them is not finite, the step changes nothing, and `train/skipped` is above 0.
     """
     # 1. Turn rewards into advantages and token weights. They stay the same for all updates.
     batch = prepare_batch(policy, groups, objective=objective, hyperparameters=hyperparameters)
 
+    minibatches = batch.split()
+    schedule = minibatches * hyperparameters.updates
     updates: list[dict[str, float]] = []
     plan: tuple[int, ...] = ()
-    before = optimizers.snapshot() if hyperparameters.updates > 1 else None
-    for _ in range(hyperparameters.updates):
+    before = optimizers.snapshot() if len(schedule) > 1 else None
+    for minibatch in schedule:
         # 2. Forward and backward, one micro-batch after the other.
-        metrics, plan = accumulate_gradients(policy, batch)
+        metrics, computed = accumulate_gradients(policy, minibatch)
+        plan += computed if len(updates) < len(minibatches) else ()
 
         # 3. Clip the gradients and take an AdamW step at the learning rate of this training step.
         metrics |= optimizers.update(step_size, loss=metrics.get("train/loss", 0.0))
@@ -115,6 +120,7 @@ def prepare_batch(
     """Compute what stays constant over the updates of a step: the advantage and the weight of each
     action, and with a critic its return. Values have shape (E) and are float64, on the CPU."""
     examples = examples_of(groups)
+    minibatches = minibatches_of(groups, examples, most=hyperparameters.minibatch_groups)
     sample_E = sample_of_each_action(examples)
 
     # Rewards, minus the penalty for overlong answers. A reward that is not finite counts as missing.
@@ -123,7 +129,7 @@ def prepare_batch(
 
     # What must be measured with the policy before the update: critic values, log pi_prox, and a KL in
     # the reward. It takes one more forward pass, which is left out if the run needs none of them.
-    measured = measure_before_update(policy, examples, objective, hyperparameters)
+    measured = measure_before_update(policy, minibatches, objective, hyperparameters)
 
     # Rewards -> advantages (for GRPO: `advantages` below), and with a critic also returns.
     before = BatchBeforeUpdate(
@@ -138,7 +144,9 @@ def prepare_batch(
     # The weight of each action in the loss. It holds every division, so the loss is a plain sum.
     cut = [sample.truncated for group in groups for sample in group.samples]
     masked = [n for n, is_cut in enumerate(cut) if is_cut and hyperparameters.mask_truncated]
-    weight_S = token_weights(examples, hyperparameters, masked=masked)
+    weight_S: dict[int, float] = {}
+    for rows in minibatches:
+        weight_S |= token_weights(rows, hyperparameters, masked=masked)
     weights = [weight_S[sample] for sample in sample_E.tolist()]
 
     values: ActionValues = {
@@ -157,15 +165,15 @@ def prepare_batch(
         behaviour_E=behaviour_of_each_action(examples),
         known_E=before.known_E,
     )
-    return PreparedBatch(objective, hyperparameters, examples, values)
+    return PreparedBatch(objective, hyperparameters, minibatches, values)
 
 
 def accumulate_gradients(
     policy: Policy, batch: PreparedBatch
 ) -> tuple[dict[str, float], tuple[int, ...]]:
     """Add the gradient of the batch's loss to the trained tensors. Returns the metrics by key, and the
-    micro-batch plan (tokens per micro-batch). The token weights are global, so the losses of the
-    micro-batches add up to the loss of the step, however the batch is packed."""
+    micro-batch plan (tokens per micro-batch). The token weights are global over the update, so the
+    losses of the micro-batches add up to its loss, however the batch is packed."""
     means, plan = Means(), []
     for micro, values in batch.micro_batches(policy):
         loss = micro_batch_loss(
@@ -185,7 +193,7 @@ def micro_batch_loss(
     hyperparameters: Hyperparameters,
     means: Means,
 ) -> torch.Tensor:
-    """The share of the step's loss that this micro-batch contributes, a scalar with a gradient.
+    """The share of the update's loss that this micro-batch contributes, a scalar with a gradient.
     `values` holds the constants of its actions, (M) each. Its metrics are added to `means`."""
     # Logprob of each action under pi_theta, the policy being trained. It alone carries a gradient.
     value_M, temperature = None, hyperparameters.temperature

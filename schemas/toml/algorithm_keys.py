@@ -25,6 +25,7 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
     advanced = config.advanced
     yield from _unread_issues(advanced)
     yield from _correction_issues(advanced)
+    yield from _minibatch_issues(config)
     clip_high = advanced.clip_high or CLIP_HIGH.get(advanced.algorithm, 0.2)
     if advanced.clip_delta is not None and advanced.clip_delta <= 1 + clip_high:
         yield Issue(
@@ -112,6 +113,26 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
         yield Issue(
             "advanced.updates_per_step",
             f"must be 1 for sft, got {advanced.updates_per_step}; set training.total_epochs instead",
+        )
+
+
+def _minibatch_issues(config: RunConfig) -> Iterator[Issue]:
+    """A group is never divided, and all mini-batches of a full step have the same size."""
+    size, group = config.advanced.minibatch_size, config.training.n_samples_per_prompt
+    if size is None or config.advanced.algorithm == "sft":
+        return
+    samples = config.training.rollout_batch_size * group
+    if size % group:
+        yield Issue(
+            "advanced.minibatch_size",
+            f"must be a multiple of training.n_samples_per_prompt ({group}), because a group is never "
+            f"divided, got {size}",
+        )
+    elif samples % size:
+        yield Issue(
+            "advanced.minibatch_size",
+            f"must divide the samples of a step, which are rollout_batch_size x n_samples_per_prompt "
+            f"= {samples}, got {size}",
         )
 
 

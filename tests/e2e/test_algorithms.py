@@ -32,6 +32,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "reinforce_plus_plus": {"algorithm": "reinforce_plus_plus", "kl_coef": 0.1},
     "ppo": {"algorithm": "ppo", "updates_per_step": 2},
     "importance_sampling": {"algorithm": "importance_sampling"},
+    "mini-batches": {"minibatch_size": 4, "updates_per_step": 2},
     "masked": {"correction": "masked", "updates_per_step": 2, "clip_delta": 2.0},
 }
 

@@ -6,6 +6,7 @@ MICRO_LOSS = "trainer.grpo:micro_batch_loss"
 KL = "trainer.objective.kl"
 UNIT = "tests/unit/trainer"
 HERE = "tests/known_bugs/test_by_hand.py"
+MINIBATCHES = f"{UNIT}/objective/test_minibatches.py"
 PACKING = f"{UNIT}/algorithms/test_registry.py::test_packing_and_micro_batches_change_nothing"
 
 KNOWN_BUGS = (
@@ -197,6 +198,41 @@ KNOWN_BUGS = (
         new="loss_M.mean()",
         test=PACKING,
         given={"variant": "grpo"},
+    ),
+    KnownBug(
+        bug="a smaller mini-batch is divided by the size of the others",
+        seen="AndreHe02/rewarding-unlikely-release#2",
+        code="trainer.grpo:prepare_batch",
+        old="token_weights(rows, hyperparameters",
+        new="token_weights(examples, hyperparameters",
+        test=f"{MINIBATCHES}::test_a_step_equals_a_loop_of_torch_written_by_hand",
+        given={"aggregation": "token_mean", "correction": "ratio"},
+    ),
+    KnownBug(
+        bug="the old policy is the current one, so the ratio stays 1 over the mini-batches",
+        seen="higgsfield-ai/higgsfield#20",
+        code="trainer.objective.batch:measure_before_update",
+        old="hyperparameters.updates > 1 or len(minibatches) > 1",
+        new="hyperparameters.updates > 1",
+        test=f"{MINIBATCHES}::test_one_pass_in_mini_batches_is_off_policy",
+    ),
+    KnownBug(
+        bug="a remainder of one sample is a mini-batch of its own",
+        seen="ikostrikov/pytorch-a2c-ppo-acktr-gail#176",
+        code="trainer.objective.batch:minibatches_of",
+        old="[n * len(by_group) // number for n in range(number + 1)]",
+        new="[min(n * most, len(by_group)) for n in range(number + 1)]",
+        test=f"{MINIBATCHES}::test_groups_stay_whole_and_a_remainder_is_distributed",
+        given={"most": 4, "expected": [[0, 1], [3, 2, 4]]},
+    ),
+    KnownBug(
+        bug="the last mini-batch is dropped when it is not full",
+        seen="huggingface/trl#998",
+        code="trainer.objective.batch:minibatches_of",
+        old="-(-len(rows) // most)",
+        new="len(rows) // most",
+        test=f"{MINIBATCHES}::test_groups_stay_whole_and_a_remainder_is_distributed",
+        given={"most": 2, "expected": [[0], [1, 3], [2, 4]]},
     ),
     KnownBug(
         bug="SFT averages the means of its micro-batches",

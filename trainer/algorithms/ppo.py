@@ -16,7 +16,7 @@ Advantages are whitened over all actions of the step (ddof 1, 1e-8 under the roo
 - A sample without a reward has advantage 0 and teaches the critic nothing. L_V is in
   `trainer/objective/value_loss.py`.
 - With one update per step V equals V_old, and the ratio differs from 1 only by the distance between the
-  sampler and the learner. PPO's epochs are `updates_per_step`. Each update uses the whole batch.
+  sampler and the learner. PPO's epochs are `updates_per_step`, and its mini-batches `minibatch_size`.
 """
 
 import torch

@@ -106,4 +106,6 @@ def hyperparameters_of(
         updates=advanced.updates_per_step,
         seed=advanced.seed,
         step=step,
+        minibatch_groups=advanced.minibatch_size
+        and advanced.minibatch_size // config.training.n_samples_per_prompt,
     )

@@ -5,7 +5,8 @@
     constant       1 / (S max_response_length)       a sum, over a constant
 
 S counts the samples that have actions, and len_i the actions of sample i over all its rows. The
-weights are global over the optimizer step, so they do not depend on the micro-batches. A sample
+weights are global over the optimizer update, which is the step or one of its mini-batches. So they do
+not depend on the micro-batches. A sample
 without actions does not count. A sample whose reward is missing does, because it is part of the batch
 with advantage 0. Actions of a masked sample (`mask_truncated`) have weight 0. They do not count as
 actions, and their sample counts in S, as in TRL.
@@ -25,8 +26,8 @@ def token_weights(
     masked: Collection[int] = (),
 ) -> dict[int, float]:
     """Sample number -> w_t, the weight of each of its actions. Samples without actions have no entry.
-    Those of `masked` samples are 0. The weights of all actions of the step sum to 1, except with
-    `constant` or masked samples."""
+    Those of `masked` samples are 0. `examples` are the rows of one optimizer update. The weights of all
+    its actions sum to 1, except with `constant` or masked samples."""
     lengths: dict[int, int] = {}
     for example in examples:
         lengths[example.sample] = lengths.get(example.sample, 0) + example.num_actions

@@ -2,14 +2,21 @@
 """A batch that is ready to train: its training rows, and the constants of each action.
 
 The constants are computed before the first update and stay the same for all updates of the step.
-Micro-batches are packed again for each pass over the batch, so that memory grows with a micro-batch
-and not with the batch. The micro-batch plan depends on the rows alone.
+A *mini-batch* is the part of a step that one optimizer update learns from, and a *micro-batch* is what
+one pass computes. Micro-batches are packed again for each pass over the batch, so that memory grows with
+a micro-batch and not with the batch. The micro-batch plan depends on the rows alone.
+
+Mini-batches consist of whole groups in the order of their slots. The slots of a step hold rows of the
+dataset in an order that the run's seed has shuffled, so they are not shuffled again. Where groups are
+missing, for example because they were filtered, there are only as many mini-batches as the groups that
+are left need, and these are distributed evenly. So no update follows from a small remainder.
 
 The shape suffixes E, M and S are explained in `trainer/objective/objective.py`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -24,18 +31,27 @@ from trainer.policy import Policy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedBatch:
-    """A batch with its advantages and weights. It can be trained any number of times. `values_E` holds a
-    tensor of shape (E) for each constant."""
+    """A batch with its advantages and weights. It can be trained any number of times. `minibatches` are
+    its training rows. `values_E` holds a tensor of shape (E) for each constant."""
 
     objective: Objective
     hyperparameters: Hyperparameters
-    examples: tuple[Example, ...]
+    minibatches: tuple[tuple[Example, ...], ...]
     values_E: ActionValues
+
+    def split(self) -> tuple["PreparedBatch", ...]:
+        """The mini-batches as batches of their own, in order."""
+        sizes = [sum(row.num_actions for row in rows) for rows in self.minibatches]
+        parts = {name: value_E.split(sizes) for name, value_E in self.values_E.items()}
+        return tuple(
+            replace(self, minibatches=(rows,), values_E={name: of[n] for name, of in parts.items()})
+            for n, rows in enumerate(self.minibatches)
+        )
 
     def micro_batches(self, policy: Policy) -> Iterator[tuple[MicroBatch, ActionValues]]:
         """The micro-batches in order, each with its slice (M) of the values."""
         first = 0
-        for micro in _micro_batches(policy, self.examples, self.hyperparameters):
+        for micro in _micro_batches(policy, self.minibatches, self.hyperparameters):
             here = slice(first, first + len(micro.sample_M))
             yield micro, {name: value_E[here] for name, value_E in self.values_E.items()}
             first = here.stop
@@ -45,6 +61,27 @@ def examples_of(groups: Sequence[GradedGroup]) -> tuple[Example, ...]:
     """The training rows of all samples, in canonical order. Samples are numbered across groups."""
     samples = [sample for group in groups for sample in group.samples]
     return tuple(Example(i, row) for i, sample in enumerate(samples) for row in sample.sequences)
+
+
+def minibatches_of(
+    groups: Sequence[GradedGroup], examples: Sequence[Example], *, most: int | None
+) -> tuple[tuple[Example, ...], ...]:
+    """The training rows of each mini-batch, in canonical order. A mini-batch has at most `most` groups,
+    and no two of them differ by more than one group. Groups without an action are not counted. There is
+    always at least one mini-batch."""
+    group_S = [n for n, group in enumerate(groups) for _ in group.samples]
+    rows: dict[int, list[Example]] = {}
+    for example in examples:
+        if example.num_actions:
+            rows.setdefault(group_S[example.sample], []).append(example)
+    if most is None or len(rows) <= most:
+        return (tuple(examples),)
+    by_group, number = list(rows.values()), -(-len(rows) // most)
+    ends = [n * len(by_group) // number for n in range(number + 1)]
+    return tuple(
+        tuple(row for group in by_group[first:end] for row in group)
+        for first, end in pairwise(ends)
+    )
 
 
 def sample_of_each_action(examples: Sequence[Example]) -> torch.Tensor:
@@ -67,7 +104,7 @@ def behaviour_of_each_action(examples: Sequence[Example]) -> torch.Tensor:
 @torch.no_grad()
 def measure_before_update(
     policy: Policy,
-    examples: Sequence[Example],
+    minibatches: Sequence[Sequence[Example]],
     objective: Objective,
     hyperparameters: Hyperparameters,
 ) -> ActionValues:
@@ -79,7 +116,8 @@ def measure_before_update(
     correction and where the objective selects actions, and is returned with every pass.
     """
     has_kl_reward = hyperparameters.kl_coef != 0.0 and hyperparameters.kl_in == "reward"
-    needs_proximal = hyperparameters.updates > 1 and hyperparameters.correction != "ratio"
+    has_updates = hyperparameters.updates > 1 or len(minibatches) > 1
+    needs_proximal = has_updates and hyperparameters.correction != "ratio"
     selects = objective.select is not None
     if not (has_kl_reward or needs_proximal or objective.has_critic or selects):
         return {}
@@ -87,7 +125,7 @@ def measure_before_update(
     parts: dict[str, list[torch.Tensor]] = {
         n: [] for n, is_needed in is_measured.items() if is_needed
     }
-    for micro in _micro_batches(policy, examples, hyperparameters):
+    for micro in _micro_batches(policy, minibatches, hyperparameters):
         temperature = hyperparameters.temperature
         if objective.has_critic:
             logprob_M, _, value_M = policy.logprobs_and_values(micro, temperature=temperature)
@@ -128,12 +166,13 @@ def select_actions(
 
 
 def _micro_batches(
-    policy: Policy, examples: Sequence[Example], hyperparameters: Hyperparameters
+    policy: Policy, minibatches: Sequence[Sequence[Example]], hyperparameters: Hyperparameters
 ) -> Iterator[MicroBatch]:
-    return pack(
-        examples,
-        micro_batch_tokens=hyperparameters.micro_batch_tokens,
-        splits=hyperparameters.splits_groups,
-        share=policy.shares_prompts,
-        device=policy.device,
-    )
+    for rows in minibatches:
+        yield from pack(
+            rows,
+            micro_batch_tokens=hyperparameters.micro_batch_tokens,
+            splits=hyperparameters.splits_groups,
+            share=policy.shares_prompts,
+            device=policy.device,
+        )

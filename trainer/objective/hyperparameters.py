@@ -51,7 +51,9 @@ class Hyperparameters:
     splits_groups: bool = True
     """whether a group that shares a prompt is split when it does not fit into one micro-batch"""
     updates: int = 1
-    """optimizer updates per batch; each one uses the whole batch"""
+    """passes over the batch, each with one optimizer update for every mini-batch"""
+    minibatch_groups: int | None = None
+    """groups of a mini-batch, at most; None: all groups of the step"""
     correction: Correction = "ratio"
     """which policy the ratio is taken against (`trainer/objective/correction.py`)"""
     correction_level: CorrectionLevel = "token"

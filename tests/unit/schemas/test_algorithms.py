@@ -20,6 +20,7 @@ VALUES: dict[str, Any] = {
     "correction_high": 2.0,
     "filter_groups": True,
     "max_replacements": 2,
+    "minibatch_size": 4,
     "overlong_buffer": 4,
     "overlong_penalty": 0.5,
     "mask_truncated": True,
@@ -102,6 +103,9 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         ({"overlong_buffer": 9}, "advanced.overlong_buffer"),
         ({"overlong_penalty": 1.0}, "advanced.overlong_penalty"),
         ({"max_replacements": 1}, "advanced.max_replacements"),
+        ({"minibatch_size": 3}, "advanced.minibatch_size"),
+        ({"minibatch_size": 6}, "advanced.minibatch_size"),
+        ({"minibatch_size": 128}, "advanced.minibatch_size"),
         ({"algorithm": "sft", "correction": "masked"}, "advanced.correction"),
         ({"max_steps_off_policy": 1}, "advanced.max_steps_off_policy"),
         (
@@ -119,6 +123,15 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
 )
 def test_contradictions_are_refused(advanced: dict[str, Any], key: str) -> None:
     assert list(refused(**advanced)) == [key]
+
+
+def test_the_size_of_a_mini_batch_is_refused_with_the_numbers_it_contradicts() -> None:
+    """The step has 32 groups of 2 samples."""
+    assert "n_samples_per_prompt (2)" in refused(minibatch_size=3)["advanced.minibatch_size"]
+    message = refused(minibatch_size=6)["advanced.minibatch_size"]
+    assert "= 64, got 6" in message
+    assert refused(minibatch_size=64) == {}
+    assert refused(minibatch_size=2) == {}
 
 
 def test_a_group_of_one_has_nothing_to_compare_with() -> None:

@@ -1,6 +1,7 @@
 """The README says that the algorithm is one readable file. So every step of every algorithm that learns
 from rewards is a call of `step` in that file, and its gradients and updates happen within that call."""
 
+import math
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -99,7 +100,9 @@ async def test_every_step_of_every_objective_is_a_call_of_that_step(
     asked = job(micro_batch_tokens=24, **VARIANTS[variant])
     with work_seen(monkeypatch, grpo.step.__code__) as seen:
         calls = await calls_of(engine, grpo.__file__, stepped(engine, asked, play(1)))
-    updates = asked.config.advanced.updates_per_step
+    advanced, groups = asked.config.advanced, len(play(1).groups)
+    at_once = (advanced.minibatch_size or 9999) // asked.config.training.n_samples_per_prompt
+    updates = advanced.updates_per_step * math.ceil(groups / at_once)
     assert len(seen["backward"]) > updates, "several micro-batches"
     assert all(seen["backward"])
     assert seen["update"] == [True] * updates * (2 if variant.startswith("ppo") else 1)

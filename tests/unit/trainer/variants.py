@@ -57,6 +57,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "correction_high": 1.4,
         "updates_per_step": 2,
     },
+    "mini-batches": {"minibatch_size": 16, "updates_per_step": 2, "correction": "decoupled"},
+    "ppo, mini-batches": {"algorithm": "ppo", "minibatch_size": 16},
     "two-sided": {"clip_delta": 1.3, "kl_coef": 0.1, "kl_estimator": "k1"},
     "sequence mask": {"off_policy_threshold": 0.05},
 }
