@@ -30,6 +30,7 @@ from trainer.model.base import Base
 from trainer.model.char_tokenizer import character_tokenizer
 from trainer.model.chat_template import Chat
 from trainer.model.lora import fresh_adapter, target_modules
+from trainer.model.lora_names import Scaling
 from trainer.policy import LoadedModel, Policy
 from trainer.sampler import batcher
 from trainer.sampler.batcher import Batcher
@@ -167,7 +168,11 @@ def learner(
     tensors = fresh_adapter(base, modules, rank=RANK, seed=0)
     leaves = [tensor.requires_grad_() for tensor in tensors.values()]
     policy = Policy(
-        loaded, tensors, 2.0 * RANK, None, Forward(recompute=True, fuse=fuse, fuses_attention=fuse)
+        loaded,
+        tensors,
+        Scaling(2.0 * RANK),
+        None,
+        Forward(recompute=True, fuse=fuse, fuses_attention=fuse),
     )
     adam = torch.optim.AdamW(leaves, lr=1e-5, fused=True)
     generator = torch.Generator().manual_seed(0)
@@ -211,7 +216,10 @@ def mfu(flops_per_s: float, device: torch.device) -> str:
 def sampled(loaded: LoadedModel, scale: Scale, seed: int) -> int:
     """Sample a batch through the engine's batcher. Returns the number of tokens that were drawn."""
     base = loaded.base
-    chat, edition = Chat(base.tokenizer, base.stop_ids), Version("bench", "", loaded, {}, 1.0)
+    chat, edition = (
+        Chat(base.tokenizer, base.stop_ids),
+        Version("bench", "", loaded, {}, Scaling(1.0)),
+    )
     rows = [
         Completion(
             version=edition,

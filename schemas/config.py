@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from schemas.deployments import DeploymentName
 from schemas.network import MOST_ADDRESSES
-from schemas.sampling import Day, Precision
+from schemas.sampling import Day, LoraScaling, Precision
 
 Algorithm = Literal[
     "grpo",
@@ -194,6 +194,9 @@ class Advanced(Section):
     """the adapter's rank"""
     lora_alpha: float = Field(default=32.0, gt=0, le=4096)
     """the adapter's output is scaled by `lora_alpha / lora_rank`"""
+    lora_scaling: LoraScaling | None = Field(default=None, exclude_if=lambda value: value is None)
+    """`rank_stabilized`: it is scaled by `lora_alpha / sqrt(lora_rank)` instead
+    ([algorithms](algorithms.md#adapters)); default: `standard`"""
     lora_targets: str | tuple[str, ...] = Field(default="all-linear")
     """`all-linear`, or the names of the linear layers that get an adapter"""
     kl_coef: float | None = Field(default=None, ge=0, le=10)

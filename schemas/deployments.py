@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from schemas.ids import HEADRACE, derive_id
-from schemas.sampling import Day, ModelRef, PolicyRef, Value
+from schemas.sampling import Day, LoraScaling, ModelRef, PolicyRef, Value
 
 NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 NAME_RULE = "1 to 63 lower-case letters, digits, - and _, the first a letter or a digit"
@@ -26,6 +26,7 @@ class ServedModel(Value):
     model: ModelRef
     policy: PolicyRef
     lora_alpha: float
+    lora_scaling: LoraScaling | None = Field(default=None, exclude_if=lambda value: value is None)
     run: str
     run_name: str
     step: int = Field(ge=0)

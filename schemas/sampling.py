@@ -55,6 +55,10 @@ class ToolCall(Value):
     arguments: str
 
 
+LoraScaling = Literal["standard", "rank_stabilized"]
+"""The factor of an adapter's output: alpha / rank, or alpha / sqrt(rank)."""
+
+
 def _is_unset(value: object) -> bool:
     return value is None or value == ()
 
@@ -252,6 +256,7 @@ class SampleRequest(Value):
     policy: PolicyRef
     tuning: Literal["lora", "full"] = "lora"
     lora_alpha: float = 32.0
+    lora_scaling: LoraScaling | None = Field(default=None, exclude_if=_is_unset)
     params: SamplingParams
     key: DrawKey
     messages: tuple[Message, ...]

@@ -11,7 +11,15 @@ from pydantic import Field
 from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
-from schemas.sampling import Day, DrawKey, ModelRef, PolicyRef, SamplingParams, Value
+from schemas.sampling import (
+    Day,
+    DrawKey,
+    LoraScaling,
+    ModelRef,
+    PolicyRef,
+    SamplingParams,
+    Value,
+)
 
 
 @lru_cache(maxsize=4096)
@@ -308,6 +316,7 @@ class GroupTemplate(Value):
     policy: PolicyRef
     tuning: Literal["lora", "full"] = "lora"
     lora_alpha: float = 32.0
+    lora_scaling: LoraScaling | None = Field(default=None, exclude_if=lambda value: value is None)
     params: SamplingParams
     num_samples: int = Field(ge=1)
     rollout: RolloutRef | None = None

@@ -31,7 +31,7 @@ from trainer.forward.varlen_attention import varlen_attend
 from trainer.forward.weights import Trainable, trainable_view
 from trainer.model.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
 from trainer.model.lora import adapter_config, fresh_adapter, target_modules
-from trainer.model.lora_names import Tensors
+from trainer.model.lora_names import Scaling, Tensors
 from trainer.model.safetensors_view import view_tensors
 from trainer.model.value_head import Critic, fresh_critic
 from trainer.native.interface import LearnerPass, learner_pass
@@ -53,7 +53,7 @@ class LoadedModel:
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
     """A version of a model. `tensors` are leaf tensors, which require gradients while a learner owns
-    them. `alpha` is the adapter's `lora_alpha`. `forward` says how its passes are computed.
+    them. `scaling` is that of the adapter. `forward` says how its passes are computed.
 
     Shape suffixes: N all packed tokens of a micro-batch, M its actions, H hidden, V vocabulary, K
     likeliest tokens.
@@ -61,7 +61,7 @@ class Policy:
 
     loaded: LoadedModel
     tensors: dict[str, torch.Tensor]
-    alpha: float
+    scaling: Scaling
     critic: Critic | None = None
     forward: Forward = DIRECT
 
@@ -76,7 +76,7 @@ class Policy:
         decoder = self.loaded.decoder
         if decoder is None:
             return "torch"
-        weights = trainable_view(self.loaded.base.tensors, self.tensors, alpha=self.alpha)
+        weights = trainable_view(self.loaded.base.tensors, self.tensors, scaling=self.scaling)
         native = self._native_pass(decoder, weights)
         return "torch" if native is None else native.kernels
 
@@ -96,7 +96,7 @@ class Policy:
             trained: Tensors = {} if reference else self.tensors
             padding = self.forward.trains_padding
             fallback = self.loaded.fallback
-            return fallback.outputs(trained, micro, alpha=self.alpha, trains_padding=padding)
+            return fallback.outputs(trained, micro, scaling=self.scaling, trains_padding=padding)
         hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=reference)
         return hidden_M_H, logits_of(hidden_M_H, head_V_H)
 
@@ -106,7 +106,7 @@ class Policy:
         """The hidden states (M, H) that predict each action, and the weight (V, H) of the output
         head."""
         trained: Tensors = {} if reference else self.tensors
-        weights = trainable_view(self.loaded.base.tensors, trained, alpha=self.alpha)
+        weights = trainable_view(self.loaded.base.tensors, trained, scaling=self.scaling)
         hidden_N_H = self._all_hidden_states(decoder, weights, micro)
         return hidden_N_H.index_select(0, micro.predictor_M), decoder.head(weights)
 
@@ -206,12 +206,13 @@ def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
     advanced = job.config.advanced
     forward = forward_of(loaded, advanced, rules=job.rules)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
+    scaling = Scaling(advanced.lora_alpha, advanced.lora_scaling)
     if advanced.tuning == "full":
         tensors = {n: _trainable_copy(p) for n, p in loaded.base.model.named_parameters()}
-        return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
+        return Policy(loaded, tensors, scaling, critic, forward)
     modules = target_modules(loaded.base, advanced.lora_targets)
     tensors = fresh_adapter(loaded.base, modules, rank=advanced.lora_rank, seed=advanced.seed)
-    return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
+    return Policy(loaded, tensors, scaling, critic, forward)
 
 
 def _trainable_copy(parameter: torch.Tensor) -> torch.Tensor:
@@ -290,7 +291,7 @@ def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes],
         return {**tokenizer, **configs, **_generation_config(base)}, MODEL_NAME
     advanced = job.config.advanced
     modules = target_modules(base, advanced.lora_targets)
-    config = adapter_config(base, modules, rank=advanced.lora_rank, alpha=advanced.lora_alpha)
+    config = adapter_config(base, modules, rank=advanced.lora_rank, scaling=policy.scaling)
     files = {**tokenizer, ADAPTER_CONFIG: config}
     if base.public_name is None:
         whole = {

@@ -57,6 +57,7 @@ def first_request(served: ServedModel) -> SampleRequest:
         model=served.model,
         policy=served.policy,
         lora_alpha=served.lora_alpha,
+        lora_scaling=served.lora_scaling,
         params=SamplingParams(temperature=0, max_new_tokens=1, date=served.date),
         key=DrawKey(purpose="serve", step=0, slot=0, replacement=0, sample=0),
         messages=(Message(role="user", content="1"),),

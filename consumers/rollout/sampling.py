@@ -93,6 +93,7 @@ def _request(spec: GroupSpec, index: int, row: DatasetRow) -> SampleRequest:
         policy=template.policy,
         tuning=template.tuning,
         lora_alpha=template.lora_alpha,
+        lora_scaling=template.lora_scaling,
         params=template.params,
         key=spec.draw_key(index),
         messages=row.prompt,

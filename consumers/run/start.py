@@ -271,6 +271,7 @@ def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -
         policy=PolicyRef(version=0),
         tuning=advanced.tuning,
         lora_alpha=advanced.lora_alpha,
+        lora_scaling=advanced.lora_scaling,
         params=SamplingParams(
             temperature=temperature,
             top_p=1.0 if validation else config.sampling.rollout_top_p,

@@ -91,6 +91,7 @@ async def _template(
         policy=PolicyRef(version=0),
         tuning=tuned.tuning if tuned else "lora",
         lora_alpha=tuned.lora_alpha if tuned else 32.0,
+        lora_scaling=tuned.lora_scaling if tuned else None,
         params=plan.sampling_params(config),
         num_samples=_num_attempts(request, config),
         rollout=rollout_ref(config, entrypoint, found, stored),

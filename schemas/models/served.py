@@ -23,6 +23,7 @@ def served_model(
         model=spec.model,
         policy=PolicyRef(version=spec.step, weights=spec.state.weights),
         lora_alpha=run.config.advanced.lora_alpha,
+        lora_scaling=run.config.advanced.lora_scaling,
         run=run.run,
         run_name=run.run_name,
         step=spec.step,

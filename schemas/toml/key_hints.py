@@ -28,6 +28,7 @@ MEANT: dict[str, tuple[str, ...]] = {
         *("kl_penalty_coef", "kl_coefficient"),
     ),
     "advanced.lora_rank": ("lora_r", "r", "rank"),
+    "advanced.lora_scaling": ("use_rslora", "rslora"),
     "advanced.lora_targets": ("target_modules", "lora_target_modules"),
     "advanced.loss_aggregation": ("loss_agg_mode", "loss_reduction"),
     "advanced.lr_schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler"),

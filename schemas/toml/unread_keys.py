@@ -30,7 +30,7 @@ SAMPLED_IN_VALIDATION = (
     "training.grader_timeout_s",
 )
 CODE = ("experiment.entrypoint", "experiment.branch", "experiment.commit_sha")
-ADAPTER = ("lora_rank", "lora_alpha", "lora_targets")
+ADAPTER = ("lora_rank", "lora_alpha", "lora_scaling", "lora_targets")
 
 
 def unread_issues(config: RunConfig) -> Iterator[Issue]:

@@ -21,7 +21,11 @@ from trainer.sampler.vllm import fleet
 from trainer.sampler.vllm.client import ServerCard, ServerGone, VllmServer
 from trainer.sampler.vllm.engine import affinity_of
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    # The fakes share a base, which gets peft's layers once for each scaling.
+    pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.unit.trainer.support import TINY, Shelf, request
 from trainer.engine import Engine
 from trainer.forward.packing import Example, pack
 from trainer.model.lora import fresh_adapter, target_modules
-from trainer.model.lora_names import B_SUFFIX
+from trainer.model.lora_names import B_SUFFIX, Scaling
 from trainer.policy import Policy, export
 from trainer.sampler.vllm import fleet
 from trainer.sampler.vllm.engine import VllmSampler
@@ -65,7 +65,8 @@ class World:
         """The learner's logprobs of the tokens of a turn."""
         loaded = await self.sampler._cache.load_model(asked.model)
         weights = asked.policy.weights
-        policy = Policy(loaded, self.trained[weights.sha256] if weights else {}, asked.lora_alpha)
+        scaling = Scaling(asked.lora_alpha, asked.lora_scaling)
+        policy = Policy(loaded, self.trained[weights.sha256] if weights else {}, scaling)
         (sequence,) = sequences_of((turn,))
         (micro,) = pack([Example(0, sequence)], micro_batch_tokens=512, share=False)
         with torch.no_grad():
@@ -127,6 +128,19 @@ class VllmSuite:
             learner = await world.learner(asked, turn)
             assert turn.logprobs == pytest.approx(learner, abs=CLOSE)
         assert len({turn.completion_ids for turn in turns}) > len(policies)
+
+    async def test_a_rank_stabilized_adapter_is_served_with_its_own_scaling(
+        self, world: World
+    ) -> None:
+        """The same tensors scaled by alpha / rank are another version, so they have another name."""
+        plain = world.ask(policy=await world.policy(1), max_new_tokens=24)
+        asked = plain.model_copy(update={"lora_scaling": "rank_stabilized"})
+        turn = await world.sampler.sample(asked)
+        learner, other = await world.learner(asked, turn), await world.learner(plain, turn)
+        assert turn.logprobs == pytest.approx(learner, abs=CLOSE)
+        assert max(abs(a - b) for a, b in zip(learner, other, strict=True)) > 0.1
+        for url in world.urls:
+            assert all(name.endswith("-rs") for name in await world.served(url))
 
     async def test_a_sample_is_a_function_of_its_place_in_the_run(self, world: World) -> None:
         policy = await world.policy(1)

@@ -23,8 +23,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from schemas.sampling import LoraScaling
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import Base
+from trainer.model.lora_names import Scaling
 
 BASE = "base"
 SAMPLING = threading.Lock()
@@ -52,7 +54,7 @@ class FakeVllm:
     server: uvicorn.Server | None = None
     task: "asyncio.Task[None] | None" = None
     tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
-    alphas: dict[str, float] = field(default_factory=dict)
+    scalings: dict[str, Scaling] = field(default_factory=dict)
 
     @property
     def base(self) -> Base:
@@ -113,7 +115,8 @@ class FakeVllm:
             text = f"LoRA rank {config['r']} is greater than max_lora_rank {self.max_lora_rank}."
             return _error(500, text)
         self.tensors[name] = load_file(Path(path) / "adapter_model.safetensors")
-        self.alphas[name] = config["lora_alpha"]
+        kind: LoraScaling = "rank_stabilized" if config["use_rslora"] else "standard"
+        self.scalings[name] = Scaling(config["lora_alpha"], kind)
         self.adapters[name] = path
         self.loads.append(name)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
@@ -176,13 +179,14 @@ class FakeVllm:
     def draw(self, body: dict[str, Any]) -> tuple[list[int], list[float], str]:
         """Token by token through Transformers and peft; the draws are of the seed alone."""
         trained = {} if self.deaf else self.tensors.get(body["model"], {})
-        alpha = self.alphas.get(body["model"], 1.0)
+        scaling = self.scalings.get(body["model"], Scaling(1.0))
         draws = np.random.default_rng(body["seed"])
         ids: list[int] = []
         logprobs: list[float] = []
         cache, read = None, list(body["prompt"])
         while len(ids) < body["max_tokens"]:
-            logits_V, cache = self.fallback.extend(trained, torch.tensor(read), cache, alpha=alpha)
+            ids_T = torch.tensor(read)
+            logits_V, cache = self.fallback.extend(trained, ids_T, cache, scaling=scaling)
             temperature = body["temperature"] or 1.0
             processed_V = (logits_V.double() / temperature).log_softmax(-1)
             draw = draws.random()

@@ -24,6 +24,7 @@ from trainer.engine import Engine
 from trainer.forward.packing import Example, pack
 from trainer.model.base import _stop_ids, build_base
 from trainer.model.chat_template import Chat
+from trainer.model.lora_names import Scaling
 from trainer.objective.correction import importance_weights
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import Actions, BatchBeforeUpdate
@@ -235,7 +236,7 @@ def learner_logprobs(loaded: Any, tensors: dict[str, torch.Tensor], turn: Any) -
     """Of the turn's tokens, through Transformers and peft."""
     ids = torch.tensor([*turn.prompt_ids, *turn.completion_ids])
     with torch.no_grad():
-        output, _ = loaded.fallback._call(tensors, 8.0, input_ids=ids[None])
+        output, _ = loaded.fallback._call(tensors, Scaling(8.0), input_ids=ids[None])
     logprobs = output.logits[0, len(turn.prompt_ids) - 1 : -1].double().log_softmax(-1)
     chosen = logprobs.gather(-1, ids[len(turn.prompt_ids) :, None])[:, 0]
     return [float(value) for value in chosen]

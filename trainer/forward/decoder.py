@@ -20,6 +20,7 @@ from trainer.forward.lm_head import WIDE, logits_of
 from trainer.forward.ops import DIRECT, Forward, Steps
 from trainer.forward.weights import trainable_view
 from trainer.model.base import Base
+from trainer.model.lora_names import Scaling
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -174,7 +175,7 @@ def matches_transformers(base: Base, decoder: Decoder) -> bool:
     device = base.model.device
     tokens_T = torch.arange(8, device=device) % base.model.config.vocab_size
     expected = base.model(tokens_T[None]).logits[0].float()
-    weights = trainable_view(base.tensors, {}, alpha=1.0)
+    weights = trainable_view(base.tensors, {}, scaling=Scaling(1.0))
     causal = torch.ones(8, 8, dtype=torch.bool, device=device).tril()
     attend = causal_attend(causal, kv_heads=decoder.kv_heads)
     positions_T = torch.arange(8, device=device)

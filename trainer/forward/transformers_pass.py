@@ -1,7 +1,7 @@
 """The forward pass of every other architecture: Transformers' own module, with our tensors in it.
 
 Full weights replace the module's parameters during a call. Adapters go through peft: its layers are
-injected into the module once per (modules, rank, alpha), and their parameters are replaced in the same
+injected into the module once per (modules, rank, scaling), and their parameters are replaced in the same
 way. The shared base is never written to. This is slower than `trainer/forward/decoder.py`, and correct
 for any model.
 """
@@ -18,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from trainer.forward.lm_head import WIDE, logits_of
 from trainer.forward.packing import MicroBatch
 from trainer.model.base import Base
-from trainer.model.lora_names import Tensors, adapter_pairs
+from trainer.model.lora_names import Scaling, Tensors, adapter_pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +26,10 @@ class Fallback:
     """A base model behind Transformers' forward pass."""
 
     base: Base
-    injected: dict[tuple[tuple[str, ...], int, float], str] = field(default_factory=dict)
+    injected: dict[tuple[tuple[str, ...], int, Scaling], str] = field(default_factory=dict)
 
     def outputs(
-        self, trained: Tensors, micro: MicroBatch, *, alpha: float, trains_padding: bool = True
+        self, trained: Tensors, micro: MicroBatch, *, scaling: Scaling, trains_padding: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The input (M, H) and the output (M, vocabulary) of the output head, for plain rows: one
         sequence each, padded on the right."""
@@ -37,7 +37,7 @@ class Fallback:
         self._train_padding(on=trains_padding)
         output, read = self._call(
             trained,
-            alpha,
+            scaling,
             input_ids=micro.tokens_N[block.query_B_T],
             attention_mask=block.valid_B_T.long(),
         )
@@ -53,19 +53,19 @@ class Fallback:
             embedding.padding_idx = None if on else pads
 
     def extend(
-        self, trained: Tensors, ids_T: torch.Tensor, cache: Cache | None, *, alpha: float
+        self, trained: Tensors, ids_T: torch.Tensor, cache: Cache | None, *, scaling: Scaling
     ) -> tuple[torch.Tensor, Cache]:
         """Read more tokens: the logits (vocabulary) after the last of `ids_T`, and the extended
         cache."""
         output, _ = self._call(
-            trained, alpha, input_ids=ids_T[None], past_key_values=cache, use_cache=True
+            trained, scaling, input_ids=ids_T[None], past_key_values=cache, use_cache=True
         )
         grown = output.past_key_values
         assert grown is not None  # noqa: S101 - it was asked for, and check_causal saw one
         return _logits_of(output)[0, -1], grown
 
     def _call(
-        self, trained: Tensors, alpha: float, **inputs: object
+        self, trained: Tensors, scaling: Scaling, **inputs: object
     ) -> tuple[CausalLMOutputWithPast, torch.Tensor]:
         """The model's output, and the input of its output head. The head computes in at least fp32, and
         what the architecture does to logits after it (a soft cap) is done to these."""
@@ -79,12 +79,12 @@ class Fallback:
 
         hook = self.base.model.get_output_embeddings().register_forward_hook(widen)
         try:
-            return self._answer(trained, alpha, inputs), read[-1]
+            return self._answer(trained, scaling, inputs), read[-1]
         finally:
             hook.remove()
 
     def _answer(
-        self, trained: Tensors, alpha: float, inputs: dict[str, object]
+        self, trained: Tensors, scaling: Scaling, inputs: dict[str, object]
     ) -> CausalLMOutputWithPast:
         pairs = adapter_pairs(trained)
         model = self.base.model
@@ -93,7 +93,7 @@ class Fallback:
             low = {n: t.to(model.dtype) for n, t in self._plain(trained).items()}
             return functional_call(model, low, kwargs=inputs)
         rank = next(iter(pairs.values()))[0].shape[0]
-        name = self._inject(tuple(sorted(pairs)), rank, alpha)
+        name = self._inject(tuple(sorted(pairs)), rank, scaling)
         self._activate(name)
         replaced = {
             f"{module}.lora_{part}.{name}.weight": tensor
@@ -112,13 +112,14 @@ class Fallback:
 
         return {rename(name): tensor for name, tensor in trained.items()}
 
-    def _inject(self, modules: tuple[str, ...], rank: int, alpha: float) -> str:
-        key = (modules, rank, alpha)
+    def _inject(self, modules: tuple[str, ...], rank: int, scaling: Scaling) -> str:
+        key = (modules, rank, scaling)
         if key not in self.injected:
             name = f"shape{len(self.injected)}"
             config = LoraConfig(
                 r=rank,
-                lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int and divides
+                lora_alpha=scaling.alpha,  # type: ignore[arg-type]  # peft says int and divides
+                use_rslora=scaling.is_rank_stabilized,
                 lora_dropout=0.0,
                 target_modules=list(modules),
             )

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from trainer.forward.lora_linear import AdaptedLinear, project
-from trainer.model.lora_names import PEFT_PREFIX, Tensors, adapter_pairs
+from trainer.model.lora_names import PEFT_PREFIX, Scaling, Tensors, adapter_pairs
 
 FUSED: dict[str, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -78,7 +78,7 @@ class Trainable:
         return torch.addmm(y_N_O, F.linear(x_N_H, a_r_H), b_O_r.t(), alpha=self.scale)
 
 
-def trainable_view(base: Tensors, trained: Tensors, *, alpha: float) -> Trainable:
+def trainable_view(base: Tensors, trained: Tensors, *, scaling: Scaling) -> Trainable:
     """The view of `trained` over `base` that gradients flow through."""
     pairs = adapter_pairs(trained)
     full = {name: t for name, t in trained.items() if not name.startswith(PEFT_PREFIX)}
@@ -87,7 +87,7 @@ def trainable_view(base: Tensors, trained: Tensors, *, alpha: float) -> Trainabl
     return Trainable(
         {**base, **_with_tied_head(base, full)},
         pairs,
-        alpha / rank,
+        scaling.factor(rank),
         dtype,
         has_frozen_base=not full,
     )

@@ -32,14 +32,14 @@ from transformers.utils import logging as transformers_logging
 from schemas.errors import Refused, UserCodeError
 from schemas.models.gguf import ENDING
 from schemas.models.scratch import scratch_shape
-from schemas.sampling import Message, ModelRef, Precision
+from schemas.sampling import LoraScaling, Message, ModelRef, Precision
 from trainer.model.architectures import advice, check_causal, check_known
 from trainer.model.char_tokenizer import character_tokenizer
 from trainer.model.chat_template import Chat
 from trainer.model.dequantize import dequantize_once, user_models
 from trainer.model.family_renderer import record_name
 from trainer.model.file_checks import check_files
-from trainer.model.lora_names import adapter_pairs, merged_weight
+from trainer.model.lora_names import Scaling, adapter_pairs, merged_weight
 from trainer.model.template_process import TemplateOverLimit
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -214,7 +214,8 @@ def load_merged(
     if base is None and not is_local:
         _refuse_local_name(found)
     model, tokenizer = _load_pretrained(base or found, what=f"the base model of {what}")
-    scale = config["lora_alpha"] / config["r"]
+    kind: LoraScaling = "rank_stabilized" if config.get("use_rslora") else "standard"
+    scale = Scaling(config["lora_alpha"], kind).factor(config["r"])
     weights = dict(model.named_parameters())
     with torch.no_grad():
         for module, pair in adapter_pairs(load_file(folder / ADAPTER_NAME)).items():

@@ -17,7 +17,7 @@ from torch import nn
 
 from schemas.errors import Refused
 from trainer.model.base import Base
-from trainer.model.lora_names import A_SUFFIX, B_SUFFIX, PEFT_PREFIX
+from trainer.model.lora_names import A_SUFFIX, B_SUFFIX, PEFT_PREFIX, Scaling
 
 LOCAL_BASE = "./base"
 """The name, in an adapter's config, of a base that is stored with it. `headrace checkpoint download`
@@ -68,12 +68,13 @@ def fresh_adapter(
     return tensors
 
 
-def adapter_config(base: Base, modules: Sequence[str], *, rank: int, alpha: float) -> bytes:
+def adapter_config(base: Base, modules: Sequence[str], *, rank: int, scaling: Scaling) -> bytes:
     """`adapter_config.json`, as peft writes it. A base without a public name is called `./base`, after
     its folder next to the adapter. A plain `base` would be looked up on the hub."""
     config = LoraConfig(
         r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int and divides
+        lora_alpha=scaling.alpha,  # type: ignore[arg-type]  # peft says int and divides
+        use_rslora=scaling.is_rank_stabilized,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

@@ -137,7 +137,7 @@ class Batcher:
             return held
         decoder, base = version.loaded.decoder, version.loaded.base
         assert decoder is not None  # noqa: S101 - rows without one never get here
-        view = trainable_view(base.tensors, version.trained, alpha=version.alpha)
+        view = trainable_view(base.tensors, version.trained, scaling=version.scaling)
         num_bytes, copies = base.num_bytes, not self._limits.uses_graphs
         made = decode_model_of(decoder, view, num_bytes=num_bytes, copies=copies, bases=self._bases)
         return self._models.put(version.key, made)
@@ -211,7 +211,7 @@ def sample_through_transformers(row: Completion) -> None:
     ids, cache = list(row.prompt_ids), None
     while not row.is_over:
         ids_T = torch.tensor(ids, device=device)
-        logits_V, cache = fallback.extend(version.trained, ids_T, cache, alpha=version.alpha)
+        logits_V, cache = fallback.extend(version.trained, ids_T, cache, scaling=version.scaling)
         tokens, logprobs = draw_tokens(logits_V[None], **draw_parameters([row], 1))
         row.append(tokens[0], logprobs[0])
         ids = row.completion_ids[-1:]

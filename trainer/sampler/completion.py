@@ -8,7 +8,7 @@ from typing import Literal
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import SampleRequest, SamplingParams, ToolSpec, Turn
 from trainer.model.chat_template import Chat
-from trainer.model.lora_names import Tensors
+from trainer.model.lora_names import Scaling, Tensors
 from trainer.policy import LoadedModel
 from trainer.sampler.counter_rng import CounterRng, prompt_hash
 from trainer.sampler.prompt_length import longest_prompt, refuse_too_long, too_long
@@ -23,13 +23,13 @@ TOP_P = (
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
     """The policy version that all rows of a batch share. It is identified by the base and the adapter's
-    alpha, and by the hash of the trained tensors."""
+    scaling, and by the hash of the trained tensors."""
 
     base: str
     sha256: str
     loaded: LoadedModel
     trained: Tensors
-    alpha: float
+    scaling: Scaling
 
     @property
     def key(self) -> str:

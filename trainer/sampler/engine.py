@@ -17,7 +17,7 @@ from schemas.errors import Refused, TransientError
 from schemas.sampling import SampleRequest, SamplingParams, Tell, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
-from trainer.model.lora_names import Tensors
+from trainer.model.lora_names import Scaling, Tensors
 from trainer.policy import LoadedModel
 from trainer.sampler.batcher import KEPT_MODELS, Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
@@ -84,9 +84,10 @@ class TorchSampler:
         loaded = await self._cache.load_model(request.model)
         trained = await self._cache.load_tensors(request.policy)
         weights = request.policy.weights
-        base = f"{request.model.model_dump_json()}|{request.lora_alpha}"
+        scaling = Scaling(request.lora_alpha, request.lora_scaling)
+        base = f"{request.model.model_dump_json()}|{scaling}"
         sha256 = weights.sha256 if weights else ""
-        version = Version(base, sha256, loaded, trained, request.lora_alpha)
+        version = Version(base, sha256, loaded, trained, scaling)
         chat, context = self._chat(request, loaded), loaded.base.context
         row = await tokenise_apart(
             request, partial(new_completion, request, version, chat, context=context)

@@ -30,7 +30,7 @@ def _find_top_logprobs(
     """The likeliest tokens of the whole distribution at the row's temperature (at 1, if the row is
     greedy). The token that was drawn has the logprob that it was drawn with."""
     version = row.version
-    policy = Policy(version.loaded, dict(version.trained), version.alpha)
+    policy = Policy(version.loaded, dict(version.trained), version.scaling)
     examples = [Example(0, sequence) for sequence in sequences_of((turn,))]
     device = version.loaded.base.model.device
     (micro,) = pack(examples, micro_batch_tokens=1, share=False, device=device)

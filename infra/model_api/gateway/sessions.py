@@ -243,6 +243,7 @@ class GatewaySession:
             policy=template.policy,
             tuning=template.tuning,
             lora_alpha=template.lora_alpha,
+            lora_scaling=template.lora_scaling,
             params=params,
             key=self.spec.draw_key(self.index),
             messages=messages,

@@ -69,6 +69,7 @@ def sample_requests(call: ServingCall, parsed: ServedRequest) -> list[SampleRequ
         model=call.served.model,
         policy=call.policy,
         lora_alpha=call.served.lora_alpha,
+        lora_scaling=call.served.lora_scaling,
         params=_params(call, parsed.request, wanted, seed or 0),
         key=DrawKey(
             purpose="serve",

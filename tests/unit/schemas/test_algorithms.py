@@ -73,6 +73,7 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         "max_steps",
         "max_steps_off_policy",
         "adam_beta2",
+        "lora_scaling",
         "micro_batch_tokens",
         "validation_dataset",
         "state_interval",

@@ -1,6 +1,7 @@
 """Graded groups and a policy in float64, shared by the tests of losses."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -19,12 +20,12 @@ from trainer.policy import LoadedModel, Policy, fresh_policy
 CPU = torch.device("cpu")
 
 
-def policy64() -> Policy:
+def policy64(**advanced: Any) -> Policy:
     """The tiny model in float64, with gradients on, and with an adapter and a critic that are not
-    zero."""
+    zero. `advanced` overrides that section of the job."""
     base = build_base(TINY, {}, device=CPU)
     single = LoadedModel(base, decoder_of(base), Fallback(base))
-    fresh = fresh_policy(single, job())
+    fresh = fresh_policy(single, job(**advanced))
     base.model.double()
     double = Base(
         base.model, base.tokenizer, dict(base.model.state_dict()), base.stop_ids, base.public_name
@@ -40,7 +41,7 @@ def policy64() -> Policy:
     tensors = moved(fresh.tensors)
     critic = Critic(moved(fresh_critic(double).tensors))
     loaded = LoadedModel(double, single.decoder, Fallback(double))
-    return Policy(loaded, tensors, fresh.alpha, critic)
+    return Policy(loaded, tensors, fresh.scaling, critic)
 
 
 def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = None) -> GradedGroup:

@@ -30,6 +30,7 @@ from tests.kit.specs import group_spec, template
 from tests.unit.trainer.support import TINY, Shelf, job
 from trainer.engine import Engine
 from trainer.forward.packing import Example, pack
+from trainer.model.lora_names import Scaling
 from trainer.policy import Policy, export, fresh_policy
 
 AGREES = 1e-6
@@ -89,7 +90,7 @@ def world() -> Iterator[World]:
             for name, tensor in fresh.tensors.items()
         }
         version = PolicyRef(version=1, weights=shelf.put(export(tensors)))
-        yield World(runner, engine, Policy(loaded, tensors, ALPHA), version)
+        yield World(runner, engine, Policy(loaded, tensors, Scaling(ALPHA)), version)
         runner.run(engine.aclose())
 
 

@@ -65,7 +65,7 @@ def adapted(known: Known) -> Policy:
         name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in fresh.tensors.items()
     }
-    return Policy(fresh.loaded, tensors, fresh.alpha)
+    return Policy(fresh.loaded, tensors, fresh.scaling)
 
 
 def row(length: int, prompt: int, start: int) -> Row:

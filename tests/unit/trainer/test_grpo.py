@@ -144,7 +144,7 @@ def test_micro_batches_do_not_change_loss_or_gradient(aggregation: LossAggregati
 def test_sharing_a_prompt_changes_neither_loss_nor_gradient(native: bool) -> None:
     policy = replace(policy64(), forward=Forward(allows_native=native))
     tree, loss = gradients(policy, HYPERPARAMETERS)
-    plain = Policy(replace(policy.loaded, decoder=None), policy.tensors, policy.alpha)
+    plain = Policy(replace(policy.loaded, decoder=None), policy.tensors, policy.scaling)
     assert policy.shares_prompts
     assert not plain.shares_prompts
     rows, plain_loss = gradients(plain, HYPERPARAMETERS)
@@ -187,7 +187,7 @@ def test_the_reference_is_the_base_without_what_was_trained() -> None:
     policy = policy64()
     examples = [Example(0, GROUPS[0].samples[0].sequences[0])]
     (micro,) = pack(examples, micro_batch_tokens=99, share=True)
-    untrained = Policy(policy.loaded, {}, 1.0)
+    untrained = Policy(policy.loaded, {}, policy.scaling)
     expected, _ = untrained.logprobs(micro, temperature=1.0)
     reference, _ = policy.logprobs(micro, temperature=1.0, reference=True)
     current, _ = policy.logprobs(micro, temperature=1.0)

@@ -15,6 +15,7 @@ from trainer.forward.packing import Example, pack
 from trainer.forward.rms_norm import rms_norm
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
+from trainer.model.lora_names import Scaling
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.policy import LoadedModel, Policy, fresh_policy, parse
 
@@ -113,7 +114,7 @@ def test_gradients_are_those_of_whole_weights_but_for_rounding(lean: bool) -> No
     whole = Policy(
         LoadedModel(whole_base, decoder, Fallback(whole_base)),
         {n: t.clone() for n, t in half.tensors.items()},
-        half.alpha,
+        half.scaling,
     )
     expected, found = gradients(whole), gradients(half)
     assert {g.dtype for g in found.values()} == {torch.float32}
@@ -165,7 +166,7 @@ async def test_the_sampler_serves_what_the_learner_trained(
     policy = shelf.policy(taken[-1][0].state)
     turn = await engine.sampler.sample(request(model=HALF, policy=policy, max_new_tokens=20))
     held = await engine.sampler._cache.load_model(HALF)
-    trained = Policy(held, await engine.sampler._cache.load_tensors(policy), 8.0)
+    trained = Policy(held, await engine.sampler._cache.load_tensors(policy), Scaling(8.0))
     sampled = torch.tensor(turn.logprobs)
     assert (sampled - logprobs(trained, turn)).abs().max() < 0.05
     assert (sampled - logprobs(trained, turn, reference=True)).abs().max() > 0.2

@@ -19,7 +19,7 @@ import torch
 from schemas.sampling import Message, Turn, sequences_of
 from trainer.forward.packing import Example, pack
 from trainer.model.chat_template import Chat
-from trainer.model.lora_names import Tensors
+from trainer.model.lora_names import Scaling, Tensors
 from trainer.policy import LoadedModel, Policy
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens
 
@@ -62,7 +62,7 @@ def probe_request(chat: Chat) -> CompletionRequest:
 def compute_learner_logprobs(
     loaded: LoadedModel,
     trained: Tensors,
-    alpha: float,
+    scaling: Scaling,
     request: CompletionRequest,
     answer: SampledTokens,
 ) -> list[float]:
@@ -75,7 +75,7 @@ def compute_learner_logprobs(
         text="",
         finish_reason="length",
     )
-    policy = Policy(loaded, dict(trained), alpha)
+    policy = Policy(loaded, dict(trained), scaling)
     device = loaded.base.model.device
     examples = [Example(0, sequence) for sequence in sequences_of((turn,))]
     (micro,) = pack(examples, micro_batch_tokens=1, share=False, device=device)

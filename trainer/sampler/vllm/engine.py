@@ -14,6 +14,7 @@ from schemas.errors import Refused, TransientError
 from schemas.sampling import DrawKey, SampleRequest, Tell, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
+from trainer.model.lora_names import Scaling
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.partial_text import PartialText
 from trainer.sampler.prompt_length import count_tokens, tokenise_apart
@@ -83,7 +84,8 @@ class VllmSampler:
             dated,
             Chat(loaded.base.tokenizer, loaded.base.stop_ids, date=request.params.date),
         )
-        version = Version(key, "", loaded, trained, request.lora_alpha)
+        scaling = Scaling(request.lora_alpha, request.lora_scaling)
+        version = Version(key, "", loaded, trained, scaling)
         return TargetVersion(version, chat, weights.sha256 if weights else None)
 
     async def _sample_anywhere(

@@ -84,7 +84,9 @@ class TargetVersion:
 
     @property
     def name(self) -> str:
-        return f"headrace-{self.sha256}-a{self.version.alpha:g}"
+        scaling = self.version.scaling
+        kind = "-rs" if scaling.is_rank_stabilized else ""
+        return f"headrace-{self.sha256}-a{scaling.alpha:g}{kind}"
 
 
 @dataclass(slots=True, eq=False)
@@ -288,7 +290,12 @@ class Fleet:
         version = target.version
         trained = version.trained if loaded else {}
         return await self._device.run(
-            canary.compute_learner_logprobs, version.loaded, trained, version.alpha, request, answer
+            canary.compute_learner_logprobs,
+            version.loaded,
+            trained,
+            version.scaling,
+            request,
+            answer,
         )
 
     def _write_adapter(self, target: TargetVersion) -> None:
@@ -308,7 +315,9 @@ class Fleet:
                 "worker, so that it fetches them again"
             )
         version = target.version
-        config = adapter_config(version.loaded.base, sorted(pairs), rank=rank, alpha=version.alpha)
+        config = adapter_config(
+            version.loaded.base, sorted(pairs), rank=rank, scaling=version.scaling
+        )
         folder = self._folder / target.name
         folder.mkdir(parents=True, exist_ok=True)
         _write_atomically(folder / ADAPTER_CONFIG, config)

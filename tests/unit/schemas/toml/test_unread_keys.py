@@ -69,6 +69,10 @@ def test_sft_reads_the_limits_of_sampling_where_a_rollout_validates(
         ({"advanced": {"max_sequence_length": 64}}, "advanced.max_sequence_length"),
         ({"advanced": {"tuning": "full", "lora_rank": 16}}, "advanced.lora_rank"),
         ({"advanced": {"tuning": "full", "lora_alpha": 8.0}}, "advanced.lora_alpha"),
+        (
+            {"advanced": {"tuning": "full", "lora_scaling": "rank_stabilized"}},
+            "advanced.lora_scaling",
+        ),
         ({"advanced": {"lr_min_ratio": 0.1}}, "advanced.lr_min_ratio"),
     ],
 )

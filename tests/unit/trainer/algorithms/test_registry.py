@@ -90,7 +90,7 @@ def test_packing_and_micro_batches_change_nothing(variant: str) -> None:
     assert whole
     assert any(float(gradient.abs().max()) > 0 for gradient in whole.values())
     plain = policy64()
-    unshared = Unshared(plain.loaded, plain.tensors, plain.alpha, plain.critic)
+    unshared = Unshared(plain.loaded, plain.tensors, plain.scaling, plain.critic)
     sizes = (1, 9, 20, 45)
     others = [trained(policy64(), variant, micro_batch_tokens=n) for n in sizes]
     for found, seen in (*others, trained(unshared, variant)):

@@ -58,7 +58,7 @@ def single(policy: Policy) -> Policy:
     base = build_base(TINY, {}, device=torch.device("cpu"))
     tensors = {n: t.detach().float().requires_grad_() for n, t in policy.tensors.items()}
     loaded = LoadedModel(base, policy.loaded.decoder, Fallback(base))
-    return Policy(loaded, tensors, policy.alpha)
+    return Policy(loaded, tensors, policy.scaling)
 
 
 @pytest.mark.parametrize(

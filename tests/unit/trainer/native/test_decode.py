@@ -27,6 +27,7 @@ from trainer.engine import Engine
 from trainer.forward.decoder import causal_attend
 from trainer.forward.weights import trainable_view
 from trainer.model.lora import fresh_adapter, target_modules
+from trainer.model.lora_names import Scaling
 from trainer.native import decode
 from trainer.native.compile import FLAGS, FOLDER, LARGE, SMALL, load_library
 from trainer.native.decode import Drawing, DrawnTokens, KeyValueCache, NativeDecoder, RowInput
@@ -64,7 +65,7 @@ def fused(config: Callable[[], PreTrainedConfig]) -> FusedModel:
     fresh = fresh_adapter(base, target_modules(base, "all-linear"), rank=4, seed=0)
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + 0.1 * torch.randn(t.shape, generator=generator) for n, t in fresh.items()}
-    view = trainable_view(base.tensors, noisy, alpha=8.0)
+    view = trainable_view(base.tensors, noisy, scaling=Scaling(8.0))
     made = decode_model_of(decoder(base), view, num_bytes=base.num_bytes)
     assert isinstance(made, FusedModel)
     return made
@@ -344,7 +345,7 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_sizes_that_are_no_whole_vectors_are_left_to_torch() -> None:
     base = base_of(heads_of(24, QWEN3_OF_8))
-    view = trainable_view(base.tensors, {}, alpha=1.0)
+    view = trainable_view(base.tensors, {}, scaling=Scaling(1.0))
     model = decode_model_of(decoder(base), view, num_bytes=base.num_bytes)
     assert (model.is_narrow, model.native_decoder) == (True, None)
 

@@ -14,6 +14,7 @@ from tests.unit.trainer.sampler.test_decode_model import base_of, decoder
 from trainer.forward.weights import FUSED, Trainable, trainable_view
 from trainer.model.base import Base
 from trainer.model.lora import fresh_adapter, target_modules
+from trainer.model.lora_names import Scaling
 from trainer.native import packed_weights
 from trainer.native.compile import load_library
 from trainer.native.packed_weights import (
@@ -40,7 +41,7 @@ def version(
     fresh = fresh_adapter(base, target_modules(base, targets), rank=rank, seed=0)
     generator = torch.Generator().manual_seed(seed)
     noisy = {n: t + 0.1 * torch.randn(t.shape, generator=generator) for n, t in fresh.items()}
-    return trainable_view(base.tensors, noisy, alpha=8.0)
+    return trainable_view(base.tensors, noisy, scaling=Scaling(8.0))
 
 
 def assert_same(found: PackedWeights, expected: PackedWeights) -> None:
@@ -62,7 +63,7 @@ def test_an_adapter_is_added_to_the_packed_base(
     with torch.no_grad():
         expected = pack(shape, view)
         assert_same(bases.pack(shape, view), expected)
-        plain = trainable_view(base.tensors, {}, alpha=1.0)
+        plain = trainable_view(base.tensors, {}, scaling=Scaling(1.0))
         changed = {
             what
             for one, other in zip(pack(shape, plain).layers, expected.layers, strict=True)
@@ -76,10 +77,10 @@ def test_an_adapter_is_added_to_the_packed_base(
 def test_weights_trained_in_full_are_packed_anew() -> None:
     base = base_of(QWEN3)
     full = {n: 2 * p.detach() for n, p in base.model.named_parameters()}
-    view = trainable_view(base.tensors, full, alpha=1.0)
+    view = trainable_view(base.tensors, full, scaling=Scaling(1.0))
     shape, bases = decoder(base), PackedBases()
     with torch.no_grad():
-        bases.pack(shape, trainable_view(base.tensors, {}, alpha=1.0))
+        bases.pack(shape, trainable_view(base.tensors, {}, scaling=Scaling(1.0)))
         assert_same(bases.pack(shape, view), pack(shape, view))
 
 

@@ -13,6 +13,7 @@ from trainer.forward.transformers_pass import Fallback
 from trainer.forward.weights import trainable_view
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
+from trainer.model.lora_names import Scaling
 from trainer.policy import LoadedModel
 from trainer.sampler import decode_model
 from trainer.sampler.batcher import Batcher
@@ -89,7 +90,9 @@ def _row() -> Completion:
     base = build_base(TINY, {}, device=torch.device("cpu"))
     asked = request(deterministic=True)
     return Completion(
-        version=Version("tiny", "", LoadedModel(base, decoder_of(base), Fallback(base)), {}, 1.0),
+        version=Version(
+            "tiny", "", LoadedModel(base, decoder_of(base), Fallback(base)), {}, Scaling(1.0)
+        ),
         chat=Chat(base.tokenizer, base.stop_ids),
         stop_ids=base.stop_ids,
         params=asked.params,
@@ -102,7 +105,9 @@ def _row() -> Completion:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_row_counts_the_bytes_that_its_cache_takes(dtype: torch.dtype) -> None:
     version = _row().version
-    view = replace(trainable_view(version.loaded.base.tensors, {}, alpha=1.0), dtype=dtype)
+    view = replace(
+        trainable_view(version.loaded.base.tensors, {}, scaling=Scaling(1.0)), dtype=dtype
+    )
     decoder = version.loaded.decoder
     assert decoder is not None
     batch = DecodeBatch(

@@ -14,6 +14,7 @@ from trainer.forward.decoder import Decoder, causal_attend, decoder_of
 from trainer.forward.weights import Trainable, trainable_view
 from trainer.model.base import Base, build_base
 from trainer.model.lora import fresh_adapter, target_modules
+from trainer.model.lora_names import Scaling
 from trainer.sampler import decode_model
 from trainer.sampler.decode_model import FusedModel, UnfusedModel, decode_model_of
 
@@ -42,14 +43,16 @@ def views(base: Base) -> dict[str, Trainable]:
 
     def adapter(targets: str | tuple[str, ...]) -> Trainable:
         fresh = fresh_adapter(base, target_modules(base, targets), rank=4, seed=0)
-        return trainable_view(double, {name: noise(t) for name, t in fresh.items()}, alpha=8.0)
+        return trainable_view(
+            double, {name: noise(t) for name, t in fresh.items()}, scaling=Scaling(8.0)
+        )
 
     full = {name: noise(p.detach()) for name, p in base.model.named_parameters()}
     return {
-        "nothing": trainable_view(double, {}, alpha=1.0),
+        "nothing": trainable_view(double, {}, scaling=Scaling(1.0)),
         "all-linear": adapter("all-linear"),
         "some": adapter(("k_proj", "up_proj")),
-        "full": trainable_view(double, full, alpha=1.0),
+        "full": trainable_view(double, full, scaling=Scaling(1.0)),
     }
 
 
