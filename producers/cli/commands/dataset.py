@@ -51,7 +51,7 @@ MAP = click.option(
     multiple=True,
     callback=_parse_mapping,
     help="Use the column COLUMN of the file as NAME: user_prompt, system_prompt, ground_truth, label, "
-    "messages or metadata. Can be repeated.",
+    "messages, tools, metadata, prompt, chosen, rejected or completion. Can be repeated.",
 )
 
 

@@ -18,6 +18,7 @@ from producers.core.datasets.mapping import Columns, rename_columns
 from producers.core.datasets.readers import READERS, LineFile, Values, type_name
 from producers.core.datasets.row_issues import RowIssue, shorten
 from producers.core.datasets.strict_json import loads
+from schemas.datasets import preference_form
 
 MOST_ROWS = 20_000
 MOST_BYTES = 32 << 20
@@ -209,6 +210,8 @@ def _prompt_digest(values: Values) -> bytes | None:
     """16 bytes that are equal for rows with equal prompts; None for a row without one. The last message
     of a conversation without a label is its answer and not a part of the prompt."""
     prompt = {name: values[name] for name in PROMPT_COLUMNS if values.get(name)}
+    if not prompt and preference_form(values) and values.get("prompt"):
+        prompt = {"prompt": values["prompt"]}
     if not prompt:
         return None
     try:

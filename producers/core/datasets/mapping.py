@@ -9,10 +9,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
+from schemas.datasets import PREFERENCE_COLUMNS, preference_form
 from schemas.errors import InvalidConfig, Issue
 
-READ = ("user_prompt", "system_prompt", "ground_truth", "label", "messages", "tools", "metadata")
-"""The columns that are read. `label` is read only if there is no `ground_truth`."""
+LABELLED = (
+    "user_prompt",
+    "system_prompt",
+    "ground_truth",
+    "label",
+    "messages",
+    "tools",
+    "metadata",
+)
+"""The columns of a file without preferences. `label` is read only if there is no `ground_truth`."""
+READ = (*LABELLED, "prompt", "chosen", "rejected", "completion")
+"""The columns that are read in some file."""
 MAX_BYTES = 16 << 10
 
 Columns = Mapping[str, str]
@@ -73,8 +84,11 @@ def mapping_problems(columns: Sequence[str], mapping: Columns) -> Iterator[str]:
 
 def unread(columns: Sequence[str]) -> list[str]:
     """The columns that nothing reads."""
-    shadowed = {"label"} if "ground_truth" in columns else set()
-    return [name for name in columns if name not in READ or name in shadowed]
+    if form := preference_form(columns):
+        read = {*PREFERENCE_COLUMNS[form], "tools", "metadata"}
+    else:
+        read = set(LABELLED) - ({"label"} if "ground_truth" in columns else set())
+    return [name for name in columns if name not in read]
 
 
 def _invalid_mapping(message: str) -> InvalidConfig:

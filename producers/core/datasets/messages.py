@@ -39,8 +39,7 @@ class BadMessages(ValueError):
 def parse_conversation(value: object, *, labelled: bool) -> tuple[tuple[Message, ...], str | None]:
     """The prompt and the label in a cell of the column. `labelled` means that another column holds the
     label; the label is None then. Raises BadMessages."""
-    listed = _parse_list(value)
-    messages = tuple(_parse_message(i, one) for i, one in enumerate(listed))
+    messages = parse_messages(value)
     if not messages:
         raise BadMessages("is an empty list; give at least one message")
     last = messages[-1]
@@ -63,6 +62,11 @@ def parse_conversation(value: object, *, labelled: bool) -> tuple[tuple[Message,
     if not last.content:
         raise BadMessages("ends with an empty answer; give the answer's text")
     return messages[:-1], last.content
+
+
+def parse_messages(value: object) -> tuple[Message, ...]:
+    """The messages of a list, or of its JSON text. Raises BadMessages."""
+    return tuple(_parse_message(i, one) for i, one in enumerate(_parse_list(value)))
 
 
 def _parse_list(value: object) -> Sequence[object]:

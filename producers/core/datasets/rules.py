@@ -2,7 +2,8 @@
 
 The columns choose one of two modes. In *prompt* mode a file has `user_prompt` and `ground_truth` (or
 `label`), and optionally `system_prompt`. Instead it may have `messages`, a whole conversation
-(`producers/core/datasets/messages.py`). Other columns are allowed. They are not passed on, and are
+(`producers/core/datasets/messages.py`), or preferences between answers
+(`producers/core/datasets/preferences.py`). Other columns are allowed. They are not passed on, and are
 reported to the user. A file with a `metadata` column is in *metadata* mode: every row has a JSON object
 in that column, and the prompt columns are optional. Each column has one type, and there are at least
 four rows. The file is untrusted, so it is read one bounded line at a time.
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from producers.core.datasets.mapping import mapping_problems, rename_columns
 from producers.core.datasets.messages import BadMessages, parse_conversation, parse_tools
+from producers.core.datasets.preferences import BadPreference, header_problem, parse_preference
 from producers.core.datasets.readers import MAX_DEPTH, READERS, Values, type_name
 from producers.core.datasets.row_issues import (
     MAX_KEY,
@@ -27,8 +29,8 @@ from producers.core.datasets.row_issues import (
     shorten,
 )
 from producers.core.datasets.strict_json import loads
-from schemas.datasets import DatasetRow
-from schemas.sampling import Message
+from schemas.datasets import DatasetRow, PreferenceForm, preference_form
+from schemas.sampling import Message, ToolSpec
 
 MAX_ROWS = 5_000_000
 MAX_COLUMNS = 256
@@ -105,6 +107,7 @@ class Rules:
         self._types: dict[str, tuple[str, int]] = {}
         self._columns: tuple[str, ...] | None = None
         self._label: str | None = None
+        self._form: PreferenceForm | None = None
 
     def accept(self, line: int, read: Values, write: Callable[[bytes], object]) -> bool:
         """Check a row, as it is in the file, and write it. Returns False when the rest of the file
@@ -123,7 +126,8 @@ class Rules:
             if row is not None and len(self._report.issues) == before:
                 write(row.to_line())
                 calls = (call for message in row.prompt for call in message.tool_calls)
-                self._characters.update(row.label or "", *(m.content for m in row.prompt))
+                self._characters.update(row.label or "", row.chosen or "", row.rejected or "")
+                self._characters.update(*(m.content for m in row.prompt))
                 self._characters.update(*(call.arguments for call in calls))
         self._report.num_rows += 1
         return True
@@ -190,6 +194,12 @@ class Rules:
                 f"{MAX_NAMES_BYTES}",
             )
             return False
+        if problem := header_problem(self._columns):
+            self._report.add("file", problem)
+            return False
+        self._form = preference_form(self._columns)
+        if self._form is not None:
+            return True
         if "messages" in values and {"user_prompt", "system_prompt"} & set(values):
             self._report.add("file", "has messages and prompt columns; keep one of the two forms")
             return False
@@ -226,6 +236,8 @@ class Rules:
         for name in values:
             if name != "metadata":
                 self._one_type(line, name, values[name])
+        if self._form is not None:
+            return self._preference(line, values, metadata, self._form)
         if "messages" in values:
             return self._conversation(line, values, metadata)
         prompt = []
@@ -251,12 +263,36 @@ class Rules:
         except BadMessages as bad:
             self._refuse(line, "messages", str(bad))
             return None
+        tools = self._tools(line, values)
+        if tools is None:
+            return None
+        return DatasetRow(prompt=prompt, label=answer or label, metadata=metadata, tools=tools)
+
+    def _preference(
+        self, line: int, values: Values, metadata: dict[str, object], form: PreferenceForm
+    ) -> DatasetRow | None:
         try:
-            tools = parse_tools(values.get("tools"))
+            row = parse_preference(values, form)
+        except BadPreference as bad:
+            self._refuse(line, bad.column, str(bad))
+            return None
+        tools = self._tools(line, values)
+        if tools is None:
+            return None
+        return DatasetRow(
+            prompt=row.prompt,
+            metadata=metadata,
+            tools=tools,
+            chosen=row.chosen,
+            rejected=row.rejected,
+        )
+
+    def _tools(self, line: int, values: Values) -> tuple[ToolSpec, ...] | None:
+        try:
+            return parse_tools(values.get("tools"))
         except BadMessages as bad:
             self._refuse(line, "tools", str(bad))
             return None
-        return DatasetRow(prompt=prompt, label=answer or label, metadata=metadata, tools=tools)
 
     def _text(self, line: int, name: str, values: Values, *, optional: bool) -> str | None:
         if name not in values:

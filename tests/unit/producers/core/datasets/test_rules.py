@@ -417,7 +417,7 @@ def test_the_characters_of_prompts_and_labels_are_counted(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ({"q": "prompt"}, "which nothing reads"),
+        ({"q": "question"}, "which nothing reads"),
         ({"q": "user_prompt", "p": "user_prompt"}, "maps two columns to user_prompt"),
         ({"q": 1}, "must be an object of names"),
         ([], "must be an object of names"),
