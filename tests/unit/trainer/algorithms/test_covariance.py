@@ -104,7 +104,7 @@ def test_a_step_chooses_by_the_policy_before_its_updates(name: Any) -> None:
     batch = prepare_batch(policy64(), MIXED, objective=OBJECTIVES[name], hyperparameters=chosen)
     selected, sample = (
         batch.values_E["selected"],
-        [e.sample for e in batch.examples for _ in range(e.num_actions)],
+        [e.sample for rows in batch.minibatches for e in rows for _ in range(e.num_actions)],
     )
     assert 0 < int(selected.sum()) < len(selected)
     assert all(n != 3 for n, one in zip(sample, selected.tolist(), strict=True) if one)
