@@ -13,10 +13,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from producers.cli.errors import Failure
-from producers.core.datasets.mapping import READ
 
 SUFFIX = ".parquet"
 BATCH_ROWS = 1024
+COLUMNS = (
+    "system_prompt",
+    "user_prompt",
+    "ground_truth",
+    "label",
+    "messages",
+    "tools",
+    "metadata",
+    "prompt",
+    "chosen",
+    "rejected",
+    "completion",
+)
+"""The columns that a dataset uses. The other columns of a file, such as pictures, are not converted."""
 
 
 @contextmanager
@@ -42,9 +55,7 @@ def _convert(file: Path, text: Path) -> None:
     try:
         with ParquetFile(file) as parquet, text.open("w", encoding="utf-8") as out:
             names = parquet.schema_arrow.names
-            columns = [
-                name for name in names if name in READ
-            ] or names  # others, such as pictures, are left out
+            columns = [name for name in names if name in COLUMNS] or names
             for batch in parquet.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     out.write(json.dumps(row, default=str) + "\n")

@@ -29,7 +29,7 @@ class BadPreference(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Preference:
+class AnsweredPrompt:
     """One row: its prompt, and an answer of each kind that it has."""
 
     prompt: tuple[Message, ...]
@@ -66,20 +66,20 @@ def header_problem(columns: tuple[str, ...]) -> str | None:
     return None
 
 
-def parse_preference(values: Mapping[str, object], form: PreferenceForm) -> Preference:
+def parse_preference(values: Mapping[str, object], form: PreferenceForm) -> AnsweredPrompt:
     """The row in these cells. Raises BadPreference."""
     if form == "binary":
         is_desirable = _parse_label(values["label"])
         prompt, (text,) = _parse_row(values, ("completion",))
-        return (
-            Preference(prompt, chosen=text) if is_desirable else Preference(prompt, rejected=text)
-        )
+        if is_desirable:
+            return AnsweredPrompt(prompt, chosen=text)
+        return AnsweredPrompt(prompt, rejected=text)
     prompt, (chosen, rejected) = _parse_row(values, ("chosen", "rejected"))
     if chosen == rejected:
         raise BadPreference(
             "rejected", "equals chosen, so nothing can be learned from the row; remove the row"
         )
-    return Preference(prompt, chosen, rejected)
+    return AnsweredPrompt(prompt, chosen, rejected)
 
 
 def _parse_label(value: object) -> bool:

@@ -37,7 +37,7 @@ def four(**row: Any) -> list[dict[str, Any]]:
     return [row] * 4
 
 
-PAIRED = {
+PAIRED: dict[str, dict[str, Any]] = {
     "texts": {"prompt": "2?", "chosen": "two", "rejected": "three"},
     "messages": {
         "prompt": [SYSTEM, QUESTION],
@@ -108,7 +108,7 @@ def test_an_answer_may_look_like_json(tmp_path: Path) -> None:
     assert rows[0].chosen == '[{"a": 1}]'
 
 
-PAIR = PAIRED["texts"]
+PAIR: dict[str, Any] = PAIRED["texts"]
 BAD_ROWS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({**PAIR, "rejected": "two"}, "rejected", "equals chosen"),
     ({**PAIR, "rejected": " "}, "rejected", "has an empty answer"),
