@@ -1,11 +1,11 @@
 """Does it learn? Runs every algorithm in every execution mode that it allows, 20 steps each, on one
 platform and from the same weights: `make matrix`. First all algorithms in sync, then the other modes.
 
-A cell has learned when the mean reward of its last five steps is above that of its first five (for sft,
-which samples nothing: when the held-out reward after is above that before). Held out is in-training
-validation, greedy. The platform's home stays in --directory, so the same command continues where it
-stopped: a cell whose run has finished is only read. A cell that takes longer than --limit-s is stopped
-and reported. Exits with 1 where a cell has not learned.
+A cell has learned when the mean reward of its last five steps is above that of its first five (for an
+algorithm that samples nothing: when the held-out reward after is above that before). Held out is
+in-training validation, greedy. The platform's home stays in --directory, so the same command continues
+where it stopped: a cell whose run has finished is only read. A cell that takes longer than --limit-s is
+stopped and reported. Exits with 1 where a cell has not learned.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Protocol, get_args
 
 from producers.cli.config_files import read_config
 from producers.cli.scaffold import scaffold
+from schemas.algorithms import OFFLINE
 from schemas.config import Algorithm, ExecutionMode
 from tests.kit.platform import (
     PATIENCE,
@@ -53,12 +54,12 @@ class Cell:
 
 
 def cells() -> tuple[Cell, ...]:
-    """All there are: sft samples nothing and has no modes."""
+    """All there are: an algorithm that samples nothing has no modes."""
     return tuple(
         Cell(algorithm, mode)
         for mode in get_args(ExecutionMode)
         for algorithm in get_args(Algorithm)
-        if algorithm != "sft" or mode == "sync"
+        if algorithm not in OFFLINE or mode == "sync"
     )
 
 
@@ -75,6 +76,7 @@ class Arithmetic:
     that model; None: it is made."""
 
     BASE, RIGHT, HELD_OUT = "matrix-base", "matrix-right", "matrix-heldout"
+    PAIRS = "matrix-pairs"
 
     def __init__(self, base: Path | None) -> None:
         self._base = base
@@ -91,6 +93,7 @@ class Arithmetic:
         )
         upload_once(up, self.HELD_OUT, "".join(held_out[:QUESTIONS]))
         upload_once(up, self.RIGHT, demonstrations(workspace))
+        upload_once(up, self.PAIRS, preferences(workspace))
         if self._base is not None:
             return
         sft = self._read("sft")
@@ -100,7 +103,7 @@ class Arithmetic:
 
     def config(self, cell: Cell) -> Config:
         """The demo's GRPO run with another algorithm, in smaller steps; sft goes on with demonstrations
-        that are right."""
+        that are right, and the others that sample nothing prefer these to careless ones."""
         config = self._read("grpo")
         config["experiment"]["model_path"] = str(self._base or f"{self.BASE}@last")
         config["training"] |= {"rollout_batch_size": GROUPS, "lr": LR}
@@ -108,8 +111,8 @@ class Arithmetic:
         config["advanced"] |= {"max_steps": STEPS, "lr_schedule": "constant", "warmup_steps": 2}
         config["advanced"]["validation_dataset"] = self.HELD_OUT
         config["checkpoints"] = {"eval_interval": STEPS, "checkpoint_save_freq": STEPS}
-        if cell.algorithm == "sft":
-            config["experiment"]["dataset"] = self.RIGHT
+        if cell.algorithm in OFFLINE:
+            config["experiment"]["dataset"] = self.RIGHT if cell.algorithm == "sft" else self.PAIRS
             config["advanced"] |= {"batch_size": 64, "max_sequence_length": 64}
             config["advanced"].pop("kl_coef", None)
             _sampled_no_more(config)
@@ -141,14 +144,14 @@ class Digits:
             },
             checkpoints={"checkpoint_save_freq": STEPS},
         )
-        if cell.algorithm == "sft":
+        if cell.algorithm in OFFLINE:
             config["advanced"]["batch_size"] = 4
             _sampled_no_more(config)
         return config
 
 
 def _sampled_no_more(config: Config) -> None:
-    """Take out what sft would not read."""
+    """Take out what a run without samples would not read."""
     config.pop("sampling", None)
     for key in ("n_samples_per_prompt", "rollout_batch_size"):
         config["training"].pop(key, None)
@@ -156,17 +159,36 @@ def _sampled_no_more(config: Config) -> None:
 
 def demonstrations(workspace: Path) -> str:
     """The demo's training questions with the working that is right."""
+    return _lines(
+        {"user_prompt": question, "ground_truth": right}
+        for question, right, _ in _worked(workspace)
+    )
+
+
+def preferences(workspace: Path) -> str:
+    """The demo's training questions whose careless working is wrong, with the right one as better."""
+    return _lines(
+        {"prompt": question, "chosen": right, "rejected": careless}
+        for question, right, careless in _worked(workspace)
+        if right != careless
+    )
+
+
+def _lines(rows: Iterable[Mapping[str, str]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _worked(workspace: Path) -> Iterator[tuple[str, str, str]]:
+    """Each training question of the demo, with the right working and a careless one."""
     maker = _module(workspace / "data" / "make.py")
     rows = [
         json.loads(line)
         for line in (workspace / "data" / "arithmetic-rl.jsonl").read_text().splitlines()
     ]
-    lines = []
     for row in rows:
         a, _, b = row["user_prompt"].removeprefix("What is ").removesuffix("?").split()
-        answer = maker.working((int(a), int(b)), careful=True)
-        lines.append(json.dumps({"user_prompt": row["user_prompt"], "ground_truth": answer}))
-    return "\n".join(lines) + "\n"
+        right, careless = (maker.working((int(a), int(b)), careful=c) for c in (True, False))
+        yield row["user_prompt"], right, careless
 
 
 def _module(path: Path) -> ModuleType:

@@ -28,7 +28,16 @@ BOUNDED = (*CLIPPED, "gmpo", "dppo")
 
 UNGROUPED = ("reinforce_plus_plus", "ppo")
 
-GROUPED = tuple(name for name in get_args(Algorithm) if name not in (*UNGROUPED, "sft"))
+PAIRED = ("dpo", "orpo", "simpo")
+"""Algorithms that compare the two answers of a row."""
+
+PREFERENCE = (*PAIRED, "kto")
+"""Algorithms that learn from preferences between answers."""
+
+OFFLINE = ("sft", *PREFERENCE)
+"""Algorithms that learn from the answers of a dataset. Nothing is sampled in training."""
+
+GROUPED = tuple(name for name in get_args(Algorithm) if name not in (*UNGROUPED, *OFFLINE))
 """Algorithms whose advantages compare the samples of a group. A group with equal rewards teaches
 nothing."""
 
@@ -68,6 +77,12 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "value_coef": ("ppo",),
     "critic_lr": ("ppo",),
     "loss_turns": ("sft",),
+    "preference_loss": ("dpo",),
+    "beta": PREFERENCE,
+    "label_smoothing": ("dpo",),
+    "simpo_gamma": ("simpo",),
+    "desirable_weight": ("kto",),
+    "undesirable_weight": ("kto",),
 }
 """Key -> the algorithms that read it. For any other algorithm the key must not be set."""
 
@@ -82,6 +97,11 @@ CLIP_HIGH: dict[str, float] = {
     "clip_cov": 1.0,
 }
 """Upper clip bounds of algorithms whose default is not 0.2."""
+
+
+def is_offline(advanced: Advanced) -> bool:
+    """Whether the run learns from the answers of a dataset, so that it samples nothing in training."""
+    return advanced.algorithm in OFFLINE
 
 
 def filters_groups(advanced: Advanced) -> bool:

@@ -31,6 +31,10 @@ Algorithm = Literal[
     "ppo",
     "importance_sampling",
     "sft",
+    "dpo",
+    "kto",
+    "orpo",
+    "simpo",
 ]
 ExecutionMode = Literal["sync", "one_step_off_async", "fully_async"]
 LossAggregation = Literal["token_mean", "sequence_mean", "constant"]
@@ -40,6 +44,7 @@ KlPlace = Literal["loss", "reward"]
 Correction = Literal["ratio", "decoupled", "truncated", "masked"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
 LossTurns = Literal["assistant", "last", "all"]
+PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
@@ -54,12 +59,16 @@ PROVIDER_PREFIX = "provider:"
 """The beginning of a model_path that names a provider's model."""
 
 
+def _is_unset(value: object) -> bool:
+    return value is None
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Experiment(Section):
-    """`rollout` and `entrypoint` are required, except for `sft`."""
+    """`rollout` and `entrypoint` are required, except for `sft`, `dpo`, `kto`, `orpo` and `simpo`."""
 
     rollout: Name | None = None
     """the directory under `rollouts/` whose code runs"""
@@ -277,7 +286,7 @@ class Advanced(Section):
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """beta1 of AdamW"""
     adam_beta2: float | None = Field(default=None, ge=0, lt=1)
-    """beta2 of AdamW; default: 0.95, and 0.98 for `sft`"""
+    """beta2 of AdamW; default: 0.95, and 0.98 where the answers of a dataset are learned"""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """the first steps, in which the learning rate rises to `training.lr`"""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -324,10 +333,24 @@ class Advanced(Section):
     """the name of that deployment; default: the name of the rollout, else of the dataset"""
     loss_turns: LossTurns | None = None
     """which turns of a conversation are trained on"""
+    preference_loss: PreferenceLoss | None = Field(default=None, exclude_if=_is_unset)
+    """`dpo`: the loss of a pair of answers ([algorithms](algorithms.md))"""
+    beta: float | None = Field(default=None, gt=0, le=100, exclude_if=_is_unset)
+    """`dpo`, `kto`, `simpo`: how strongly rewards differ for a given change of the policy; `orpo`: the
+    weight of the comparison"""
+    label_smoothing: float | None = Field(default=None, ge=0, lt=0.5, exclude_if=_is_unset)
+    """`dpo`: the share of pairs that are assumed to be the wrong way round"""
+    simpo_gamma: float | None = Field(default=None, ge=0, le=100, exclude_if=_is_unset)
+    """`simpo`: the margin that the rewards of a pair should have"""
+    desirable_weight: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
+    """`kto`: the weight of desirable answers"""
+    undesirable_weight: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
+    """`kto`: the weight of undesirable answers"""
     batch_size: int = Field(default=16, ge=1, le=65_536)
-    """`sft`: rows in a step"""
+    """rows in a step, where the answers of a dataset are learned (`sft`, `dpo`, `kto`, `orpo`,
+    `simpo`)"""
     max_sequence_length: int = Field(default=2048, ge=8, le=262_144)
-    """`sft`: the most tokens in a row; a longer row is cut off at its end"""
+    """there, the most tokens in a row; a longer row is cut off at its end"""
     state_interval: int | None = Field(default=None, ge=1, le=10_000)
     """after this many steps a version is stored completely, so that recovery can start from it; default:
     1, more for large models"""

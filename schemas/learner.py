@@ -71,12 +71,29 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class Preference:
+    """One row of preferences: a prompt with a better or desirable answer (`chosen`), a worse or
+    undesirable one (`rejected`), or both. Messages are as in Conversation."""
+
+    row: int
+    prompt: tuple[Message | tuple[str, str], ...]
+    chosen: str | None = None
+    rejected: str | None = None
+    tools: tuple[ToolSpec, ...] = ()
+
+
+LearnedRow = Conversation | Preference
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The batch of one step: groups in slot order (RL) or conversations in row order (SFT)."""
+    """The batch of one step: groups in slot order (RL), or the dataset's rows in row order, as
+    conversations (SFT) or preferences."""
 
     step: int
     groups: tuple[GradedGroup, ...] = ()
     conversations: tuple[Conversation, ...] = ()
+    preferences: tuple[Preference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +147,9 @@ class Learner(Protocol):
         ...
 
     async def evaluate(
-        self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
+        self, job: LearnerJob, step: int, rows: Sequence[LearnedRow]
     ) -> dict[str, float]:
-        """The held-out loss of the loaded version `step`, by metric key. It changes nothing. Raises
+        """How the loaded version `step` does on held-out rows, by metric key. It changes nothing. Raises
         TransientError when that version is not loaded."""
         ...
 

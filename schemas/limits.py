@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from schemas.algorithms import is_offline
 from schemas.config import RunConfig
 from schemas.events import MAX_EVENT_BYTES
 from schemas.specs import RubricSpec, rubric_bytes
@@ -20,7 +21,7 @@ PART_BYTES = 30
 
 def batch_size(config: RunConfig) -> int:
     """The number of dataset rows in a step."""
-    if config.advanced.algorithm == "sft":
+    if is_offline(config.advanced):
         return config.advanced.batch_size
     return config.training.rollout_batch_size
 
@@ -32,8 +33,8 @@ def total_steps(config: RunConfig, num_rows: int) -> int:
     return math.ceil(config.training.total_epochs * num_rows / batch_size(config))
 
 
-MOST_SFT_ROWS = MAX_EVENT_BYTES // 12
-"""The most rows of an sft step, so that their positions fit into one BatchAssembled."""
+MOST_OFFLINE_ROWS = MAX_EVENT_BYTES // 12
+"""The most rows of a step without samples, so that their positions fit into one BatchAssembled."""
 
 
 def most_samples(rewards: Sequence[str], rubrics: Sequence[RubricSpec] = ()) -> int:

@@ -1,8 +1,8 @@
 """The learner turns a policy version and a batch into the next version, and is deterministic.
 
-This module loads versions, calls the training step (`trainer/grpo.py`, or `trainer/algorithms/sft.py`
-for supervised fine-tuning) and exports the version that the step makes. The algorithm is in those
-files.
+This module loads versions, calls the training step and exports the version that the step makes. The
+step is in `trainer/grpo.py`, for supervised fine-tuning in `trainer/algorithms/sft.py`, and for
+preferences in `trainer/preferences/step.py`.
 
 A step depends only on the loaded tensors, the batch, the run's config and the step number. It reads no
 clock, and what it draws follows from the run's seed and the step number. The number of threads is
@@ -23,12 +23,15 @@ from functools import partial
 
 import torch
 
+from schemas.algorithms import PREFERENCE, is_offline
 from schemas.errors import CorruptData, Refused, TransientError
 from schemas.learner import (
     GGUF_VERSION,
     Conversation,
+    LearnedRow,
     LearnerJob,
     LearnerState,
+    Preference,
     StepBatch,
     StepResult,
 )
@@ -47,6 +50,8 @@ from trainer.policy import (
     fresh_policy,
     parse,
 )
+from trainer.preferences import step as preferences
+from trainer.preferences.registry import PREFERENCE_OBJECTIVES, settings_of
 from trainer.weight_cache import WeightCache
 
 DEFAULT_MICRO_BATCH_TOKENS = 4096
@@ -101,16 +106,16 @@ class TorchLearner:
         await self._run_on_device(job, partial(_load_version, loaded, job, state))
 
     async def evaluate(
-        self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
+        self, job: LearnerJob, step: int, rows: Sequence[LearnedRow]
     ) -> dict[str, float]:
-        """The held-out loss of the loaded version `step`, by metric key. Raises TransientError when that
-        version is not loaded, and Refused for a conversation that cannot be learned."""
+        """How the loaded version `step` does on held-out rows, by metric key. Raises TransientError when
+        that version is not loaded, and Refused for a row that cannot be learned."""
         version = self._loaded.get(job.run)
         if version is None or version.step != step:
             raise TransientError(
                 f"version {step} of {job.run} is not loaded; load it, then evaluate"
             )
-        return await self._cache.device.run(_evaluate, version.policy, job, conversations)
+        return await self._cache.device.run(_evaluate, version.policy, job, rows)
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
         """Take one optimizer step from the loaded version `batch.step - 1`. The optimizer state is in
@@ -150,7 +155,7 @@ def out_of_memory(job: LearnerJob) -> str:
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
     longest = (
         f"advanced.max_sequence_length ({advanced.max_sequence_length})"
-        if advanced.algorithm == "sft"
+        if is_offline(advanced)
         else f"training.max_response_length ({job.config.training.max_response_length})"
     )
     full = "" if advanced.tuning == "lora" else ". advanced.tuning = 'lora' needs far less memory"
@@ -216,8 +221,8 @@ def _load_critic(version: LoadedVersion, saved: dict[str, torch.Tensor]) -> None
 def _step(
     version: LoadedVersion, job: LearnerJob, batch: StepBatch, *, export_state: bool
 ) -> VersionAndResult:
-    """Take one training step: `sft.step` for sft, and `grpo.step` for every algorithm that learns from
-    rewards."""
+    """Take one training step: `sft.step` for sft, `preferences.step` for every algorithm that learns
+    from preferences, and `grpo.step` for every algorithm that learns from rewards."""
     policy, advanced = version.policy, job.config.advanced
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
     if advanced.algorithm == "sft":
@@ -229,6 +234,14 @@ def _step(
             advanced=advanced,
             micro_batch_tokens=tokens,
             rules=job.rules,
+            step_size=step_size_at(batch.step, job),
+        )
+    elif advanced.algorithm in PREFERENCE:
+        metrics, plan = preferences.step(
+            policy,
+            version.optimizers,
+            batch.preferences,
+            _preference_run(policy.loaded.base, job),
             step_size=step_size_at(batch.step, job),
         )
     else:
@@ -265,14 +278,26 @@ def _chat(base: Base, job: LearnerJob) -> Chat:
     return Chat(base.tokenizer, base.stop_ids, date=job.date, apart=job.rules < 2)
 
 
-def _evaluate(
-    policy: Policy, job: LearnerJob, conversations: Sequence[Conversation]
-) -> dict[str, float]:
+def _preference_run(base: Base, job: LearnerJob) -> preferences.PreferenceRun:
+    advanced = job.config.advanced
+    return preferences.PreferenceRun(
+        objective=PREFERENCE_OBJECTIVES[advanced.algorithm],
+        settings=settings_of(advanced),
+        chat=_chat(base, job),
+        max_tokens=advanced.max_sequence_length,
+        micro_batch_tokens=advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS,
+    )
+
+
+def _evaluate(policy: Policy, job: LearnerJob, rows: Sequence[LearnedRow]) -> dict[str, float]:
     advanced, base = job.config.advanced, policy.loaded.base
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
+    if advanced.algorithm in PREFERENCE:
+        pairs = [row for row in rows if isinstance(row, Preference)]
+        return preferences.evaluate(policy, pairs, _preference_run(base, job))
     return sft.evaluate(
         policy,
-        conversations,
+        [row for row in rows if isinstance(row, Conversation)],
         chat=_chat(base, job),
         advanced=advanced,
         micro_batch_tokens=tokens,

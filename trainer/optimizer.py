@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from schemas.algorithms import is_offline
 from schemas.config import Advanced
 from schemas.errors import CorruptData
 from schemas.learner import LearnerJob
@@ -24,7 +25,7 @@ from trainer.model.value_head import WEIGHT as CRITIC_WEIGHT
 from trainer.policy import Policy, check_fit
 
 FIRST, SECOND, STEP = "exp_avg.", "exp_avg_sq.", "step"
-BETA2_RL, BETA2_SFT = 0.95, 0.98
+BETA2_RL, BETA2_OFFLINE = 0.95, 0.98
 
 CRITIC_LR_RATIO = 10.0
 """The critic's learning rate is this many times the policy's, unless the run sets
@@ -99,7 +100,7 @@ class Optimizer:
     def fresh(cls, tensors: dict[str, torch.Tensor], job: LearnerJob) -> "Optimizer":
         """An optimizer without moments. Makes the tensors require gradients."""
         advanced = job.config.advanced
-        default = BETA2_SFT if advanced.algorithm == "sft" else BETA2_RL
+        default = BETA2_OFFLINE if is_offline(advanced) else BETA2_RL
         beta2 = default if advanced.adam_beta2 is None else advanced.adam_beta2
         adam = torch.optim.AdamW(
             _groups(tensors, job),

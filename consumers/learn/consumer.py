@@ -18,15 +18,16 @@ from consumers.learn.replay import (
     build_step_batch,
     ensure_loaded,
     job_of,
-    read_conversations,
+    read_learned_rows,
 )
 from consumers.learn.retention import discardable, retain
-from consumers.learn.state import PolicyState, is_sft
+from consumers.learn.state import PolicyState
 from consumers.learn.versions import discarding, store_version
 from consumers.stored_files import store_shared
 from infra.spine.ports.clock import Clock
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt
+from schemas.algorithms import is_offline
 from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (
@@ -37,7 +38,7 @@ from schemas.events import (
     RunStarted,
 )
 from schemas.ids import ConsumerName, StreamName, policy_stream
-from schemas.learner import Conversation, Learner
+from schemas.learner import LearnedRow, Learner
 from schemas.specs import StateRef, TrainSpec
 
 SMALL_STATE_BYTES = 64 << 20
@@ -209,7 +210,7 @@ async def _train(effect: TrainStep, ports: LearnPorts) -> PolicyBuilt:
         result = await learner.step(job_of(spec), batch, export_state=durable)
         scores = await _measure_held_out(learner, spec, batch.step, held_out)
         learned = ports.clock.elapsed_s()
-        weights = durable or not is_sft(spec)
+        weights = durable or not is_offline(spec.config.advanced)
         state = await store_version(
             result.state, ports.artifacts, spec.run, step=effect.step, weights=weights
         )
@@ -227,17 +228,17 @@ async def _train(effect: TrainStep, ports: LearnPorts) -> PolicyBuilt:
     )
 
 
-async def _read_held_out(ports: LearnPorts, spec: TrainSpec, step: int) -> tuple[Conversation, ...]:
-    """Return the held-out conversations that this version is measured on; none if it is not measured."""
+async def _read_held_out(ports: LearnPorts, spec: TrainSpec, step: int) -> tuple[LearnedRow, ...]:
+    """Return the held-out rows that this version is measured on; none if it is not measured."""
     if spec.validation is None or not spec.is_scored(step):
         return ()
-    return await read_conversations(ports, spec.validation, range(spec.validation.num_rows))
+    return await read_learned_rows(ports, spec, spec.validation, range(spec.validation.num_rows))
 
 
 async def _measure_held_out(
-    learner: Learner, spec: TrainSpec, version: int, held_out: tuple[Conversation, ...]
+    learner: Learner, spec: TrainSpec, version: int, held_out: tuple[LearnedRow, ...]
 ) -> dict[str, float]:
-    """Return the held-out loss of the learner's version as metrics; none if it is not measured."""
+    """Return how the learner's version does on held-out rows; nothing if it is not measured."""
     return await learner.evaluate(job_of(spec), version, held_out) if held_out else {}
 
 

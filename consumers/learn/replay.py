@@ -20,15 +20,19 @@ from pydantic import ValidationError
 from infra.ports.services import Datasets
 from infra.spine.ports.artifacts import Artifacts
 from infra.spine.ports.event_log import Cursor, EventStore
+from schemas.algorithms import PREFERENCE
+from schemas.datasets import DatasetRow
 from schemas.errors import CorruptData, Refused, ReplayDiverged, TransientError
 from schemas.events import BatchAssembled, PolicyInitialized, PolicyUpdated
 from schemas.ids import policy_stream
 from schemas.learner import (
     Conversation,
     GradedGroup,
+    LearnedRow,
     Learner,
     LearnerJob,
     LearnerState,
+    Preference,
     StepBatch,
 )
 from schemas.sampling import Message, SampleBatch
@@ -165,12 +169,18 @@ async def build_step_batch(
     groups: Sequence[BatchGroup],
     rows: Sequence[int],
 ) -> StepBatch:
-    """Return the batch of the learner's step `number`: groups in slot order, conversations in row order.
-    Raises CorruptData when an artifact does not hold samples, Refused for a row without a label."""
+    """Return the batch of the learner's step `number`: groups in slot order, dataset rows in the order
+    of `rows`. Raises CorruptData when an artifact does not hold samples, Refused for a row without an
+    answer to learn."""
     ordered = sorted(groups, key=lambda group: group.slot)
     graded = await asyncio.gather(*(_read_group(ports, group) for group in ordered))
-    talk = await read_conversations(ports, spec.dataset, rows) if rows else ()
-    return StepBatch(step=number, groups=tuple(graded), conversations=talk)
+    learned = await read_learned_rows(ports, spec, spec.dataset, rows) if rows else ()
+    return StepBatch(
+        step=number,
+        groups=tuple(graded),
+        conversations=tuple(one for one in learned if isinstance(one, Conversation)),
+        preferences=tuple(one for one in learned if isinstance(one, Preference)),
+    )
 
 
 async def _read_group(ports: HistoryPorts, group: BatchGroup) -> GradedGroup:
@@ -182,18 +192,30 @@ async def _read_group(ports: HistoryPorts, group: BatchGroup) -> GradedGroup:
     return GradedGroup(slot=group.slot, samples=batch.samples, rewards=group.rewards)
 
 
-async def read_conversations(
-    ports: HistoryPorts, dataset: DatasetRef, rows: Sequence[int]
-) -> tuple[Conversation, ...]:
-    """Return dataset rows as demonstrations: the prompt, answered with the label. Raises Refused for a
-    row without a label."""
+async def read_learned_rows(
+    ports: HistoryPorts, spec: TrainSpec, dataset: DatasetRef, rows: Sequence[int]
+) -> tuple[LearnedRow, ...]:
+    """Return dataset rows as the run learns them: as preferences or as demonstrations. Raises Refused
+    for a row without an answer."""
     content = await ports.datasets.rows(dataset)
-    found = []
-    for row in rows:
-        label = content[row].label
-        if label is None:
-            raise Refused(f"row {row} of {dataset.name} has no label to learn from")
-        answer = Message(role="assistant", content=label)
-        messages = (*content[row].prompt, answer)
-        found.append(Conversation(row=row, messages=messages, tools=content[row].tools))
-    return tuple(found)
+    if spec.config.advanced.algorithm not in PREFERENCE:
+        return tuple(_demonstration(row, content[row], dataset) for row in rows)
+    return tuple(
+        Preference(
+            row=row,
+            prompt=content[row].prompt,
+            chosen=content[row].chosen,
+            rejected=content[row].rejected,
+            tools=content[row].tools,
+        )
+        for row in rows
+    )
+
+
+def _demonstration(row: int, content: DatasetRow, dataset: DatasetRef) -> Conversation:
+    """Return a row as a demonstration: its prompt, answered with its label or its chosen answer."""
+    text = content.chosen if content.label is None else content.label
+    if text is None:
+        raise Refused(f"row {row} of {dataset.name} has no label to learn from")
+    answer = Message(role="assistant", content=text)
+    return Conversation(row=row, messages=(*content.prompt, answer), tools=content.tools)

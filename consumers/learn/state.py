@@ -21,8 +21,3 @@ class PolicyState:
     recovery_versions: tuple[StateRef, ...] = ()
     sampler_versions: tuple[StateRef, ...] = ()
     failed: bool = False
-
-
-def is_sft(spec: TrainSpec) -> bool:
-    """Whether the run learns from demonstrations, so that nothing is sampled with its versions."""
-    return spec.config.advanced.algorithm == "sft"

@@ -63,6 +63,8 @@ SHOWN_METRICS = {
     "rollout/raw_reward": "reward",
     "train/loss": "loss",
     "eval/validation/loss": "held-out loss",
+    "eval/validation/accuracy": "held-out accuracy",
+    "rewards/margins": "margin",
     "train/kl": "kl",
     "train/grad_norm": "gradient norm",
 }

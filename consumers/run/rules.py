@@ -21,7 +21,7 @@ from consumers.run.health import (
 )
 from consumers.run.settle import FLAT, is_lost, metrics
 from consumers.run.state import Due, OpenStep, RunEvent, RunState, evolve
-from schemas.algorithms import failed_rewards, replacements
+from schemas.algorithms import failed_rewards, is_offline, replacements
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -219,10 +219,11 @@ def _warn_of_failures(
 
 
 def request_groups(state: RunState) -> tuple[RunEvent, ...]:
-    """Request the groups of every step that is due now (RL), or fix the rows of the next batch (SFT)."""
+    """Request the groups of every step that is due now, or fix the rows of the next batch where the run
+    samples nothing."""
     if state.started is None or state.settled < 0 or not _may_go_on(state):
         return ()
-    if state.started.spec.config.advanced.algorithm == "sft":
+    if is_offline(state.started.spec.config.advanced):
         return _assemble_rows(state)
     return tuple(_due_groups(state))
 

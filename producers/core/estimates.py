@@ -8,6 +8,7 @@ unknown, there are no figures.
 from collections.abc import Mapping
 from pathlib import Path
 
+from schemas.algorithms import PAIRED, is_offline
 from schemas.config import RunConfig
 
 CPU_TRAIN_FLOPS = 120e9
@@ -56,9 +57,11 @@ def has_gpu() -> bool:
 
 
 def _cpu_step_s(config: RunConfig, count: int) -> float:
-    if config.advanced.algorithm == "sft":
+    if is_offline(config.advanced):
         tokens = config.advanced.batch_size * min(config.advanced.max_sequence_length, 256) / 2
-        return 6 * count * tokens / CPU_TRAIN_FLOPS
+        answers = 2 if config.advanced.algorithm in PAIRED else 1
+        passes = 8 if config.advanced.algorithm in ("dpo", "kto") else 6  # 2 for the reference
+        return passes * count * tokens * answers / CPU_TRAIN_FLOPS
     training = config.training
     rows = training.rollout_batch_size * training.n_samples_per_prompt
     answer = training.max_response_length / 2

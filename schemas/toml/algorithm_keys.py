@@ -15,9 +15,13 @@ from schemas.algorithms import (
     READ_BY,
     REINFORCED,
     filters_groups,
+    is_offline,
 )
 from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
+
+REINFORCED_NAMES = {"beta": "advanced.kl_coef"}
+"""Keys that other trainers read in reinforcement learning, and their names here."""
 
 
 def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
@@ -26,6 +30,7 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
     yield from _unread_issues(advanced)
     yield from _correction_issues(advanced)
     yield from _minibatch_issues(config)
+    yield from _preference_issues(advanced)
     clip_high = advanced.clip_high or CLIP_HIGH.get(advanced.algorithm, 0.2)
     if advanced.clip_delta is not None and advanced.clip_delta <= 1 + clip_high:
         yield Issue(
@@ -68,7 +73,7 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
 def mode_issues(advanced: Advanced) -> Iterator[Issue]:
     """Keys that contradict the execution mode."""
     mode, depth = advanced.execution_mode, advanced.max_steps_off_policy
-    if advanced.algorithm == "sft":
+    if is_offline(advanced):
         yield from _sampling_issues(advanced)
         return
     allowed = DEPTHS[mode]
@@ -84,7 +89,7 @@ def mode_issues(advanced: Advanced) -> Iterator[Issue]:
 
 
 def _sampling_issues(advanced: Advanced) -> Iterator[Issue]:
-    """Keys that concern sampling ahead, which an sft run does not do."""
+    """Keys that concern sampling ahead, of a run that samples nothing."""
     changed = {
         "execution_mode": advanced.execution_mode != "sync",
         "max_steps_off_policy": bool(advanced.max_steps_off_policy),
@@ -92,7 +97,8 @@ def _sampling_issues(advanced: Advanced) -> Iterator[Issue]:
     }
     for key in (key for key, is_changed in changed.items() if is_changed):
         yield Issue(
-            f"advanced.{key}", "has no meaning for sft, which samples nothing; leave it out"
+            f"advanced.{key}",
+            f"has no meaning for {advanced.algorithm}, which samples nothing; leave it out",
         )
 
 
@@ -104,15 +110,33 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
             yield Issue(
                 f"advanced.{key}",
                 f"has no meaning for {advanced.algorithm}; leave it out, or use one of: {known}",
+                None if is_offline(advanced) else REINFORCED_NAMES.get(key),
             )
-    if advanced.algorithm == "sft" and advanced.correction != "ratio":
+    if is_offline(advanced) and advanced.correction != "ratio":
         yield Issue(
-            "advanced.correction", "has no meaning for sft, which samples nothing; leave it out"
+            "advanced.correction",
+            f"has no meaning for {advanced.algorithm}, which samples nothing; leave it out",
         )
-    if advanced.algorithm == "sft" and advanced.updates_per_step != 1:
+    if is_offline(advanced) and advanced.updates_per_step != 1:
         yield Issue(
             "advanced.updates_per_step",
-            f"must be 1 for sft, got {advanced.updates_per_step}; set training.total_epochs instead",
+            f"must be 1 for {advanced.algorithm}, got {advanced.updates_per_step}; set "
+            "training.total_epochs instead",
+        )
+
+
+def _preference_issues(advanced: Advanced) -> Iterator[Issue]:
+    if advanced.label_smoothing is not None and advanced.preference_loss in ("ipo", "hinge"):
+        yield Issue(
+            "advanced.label_smoothing",
+            f"has no meaning with preference_loss = {advanced.preference_loss!r}; leave it out, or use "
+            "'sigmoid' or 'sigmoid_norm'",
+        )
+    if advanced.algorithm == "kto" and advanced.batch_size < 2:
+        yield Issue(
+            "advanced.batch_size",
+            f"must be at least 2 for kto, got {advanced.batch_size}: its baseline pairs the prompt of a "
+            "row with the answer of another; set 16",
         )
 
 

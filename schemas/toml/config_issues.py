@@ -8,10 +8,11 @@ together with the checks that do.
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from schemas.algorithms import OFFLINE, is_offline
 from schemas.config import EvalConfig, Experiment, RunConfig, longest_answer
 from schemas.deployments import NAME_RULE, is_deployment_name
 from schemas.errors import Issue
-from schemas.limits import MOST_SFT_ROWS, most_groups, most_samples
+from schemas.limits import MOST_OFFLINE_ROWS, most_groups, most_samples
 from schemas.network import NetworkAddress, parse_address
 from schemas.specs import rubric_specs
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
@@ -60,18 +61,19 @@ def unsupported(config: RunConfig | EvalConfig) -> Iterator[Issue]:
             f"must be 1.0 in training, got {config.sampling.rollout_top_p:g}: a cut-off "
             "distribution biases the ratio of every token",
         )
-    if config.sampling.rollout_temperature == 0 and config.advanced.algorithm != "sft":
+    if config.sampling.rollout_temperature == 0 and not is_offline(config.advanced):
         yield Issue(
             "sampling.rollout_temperature",
             "must be above 0 in training, got 0: greedy samples of a prompt are all equal, so nothing "
             "is learned from them. Set 1.0; advanced.validation_temperature may be 0",
         )
-    is_unscored = config.advanced.algorithm == "sft" and not config.experiment.rollout
+    is_unscored = is_offline(config.advanced) and not config.experiment.rollout
     for name in ("rewards", "rubrics"):
         if is_unscored and getattr(config.advanced, name):
             yield Issue(
                 f"advanced.{name}",
-                "has no meaning for sft without a rollout; leave it out, or set experiment.rollout",
+                f"has no meaning for {config.advanced.algorithm} without a rollout; leave it out, or "
+                "set experiment.rollout",
             )
 
 
@@ -82,7 +84,7 @@ def _temperature_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
         found = [("advanced.temperature", zero, config.advanced.temperature)]
     else:
         found = [("advanced.validation_temperature", zero, config.advanced.validation_temperature)]
-        if config.advanced.algorithm != "sft":
+        if not is_offline(config.advanced):
             found.append(("sampling.rollout_temperature", "", config.sampling.rollout_temperature))
     for key, also, value in found:
         if 0 < value < LOWEST_TEMPERATURE:
@@ -100,7 +102,7 @@ def _cross_key_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
             "experiment.commit_sha",
             "cannot be set together with experiment.branch; keep one, not both",
         )
-    if isinstance(config, EvalConfig) or config.advanced.algorithm != "sft":
+    if isinstance(config, EvalConfig) or not is_offline(config.advanced):
         yield from _missing_user_code(experiment)
     section = "training" if isinstance(config, RunConfig) else "advanced"
     lengths = config.training if isinstance(config, RunConfig) else config.advanced
@@ -116,7 +118,8 @@ def _missing_user_code(experiment: Experiment) -> Iterator[Issue]:
     for name in ("rollout", "entrypoint"):
         if not getattr(experiment, name):
             yield Issue(
-                f"experiment.{name}", "is missing; add it (only sft runs without user code)"
+                f"experiment.{name}",
+                f"is missing; add it (only {', '.join(OFFLINE)} run without user code)",
             )
 
 
@@ -187,10 +190,10 @@ def _validation_key_issues(config: RunConfig) -> Iterator[Issue]:
 
 def _step_size_issues(config: RunConfig) -> Iterator[Issue]:
     """A step whose groups or rows would not fit into one event."""
-    if config.advanced.algorithm == "sft":
+    if is_offline(config.advanced):
         rows = config.advanced.batch_size
-        if rows > MOST_SFT_ROWS:
-            yield Issue("advanced.batch_size", f"must be at most {MOST_SFT_ROWS}, got {rows}")
+        if rows > MOST_OFFLINE_ROWS:
+            yield Issue("advanced.batch_size", f"must be at most {MOST_OFFLINE_ROWS}, got {rows}")
         return
     too_many = tuple(_too_many_samples("training.n_samples_per_prompt", config))
     yield from too_many
@@ -226,7 +229,7 @@ def _deploy_issues(config: RunConfig) -> Iterator[Issue]:
         yield Issue("advanced.deploy", 'needs advanced.tuning = "lora", got "full"')
     if advanced.validation_dataset is None:
         yield Issue("advanced.deploy", "compares held-out rewards; set advanced.validation_dataset")
-    elif advanced.algorithm == "sft" and not config.experiment.rollout:
+    elif is_offline(advanced) and not config.experiment.rollout:
         yield Issue("advanced.deploy", "compares held-out rewards; set experiment.rollout")
     if name is not None and not is_deployment_name(name):
         yield Issue("advanced.deploy_name", f"is {name!r} by default; set a name with {NAME_RULE}")

@@ -10,6 +10,8 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.adam_beta1": ("beta1",),
     "advanced.adam_beta2": ("beta2",),
     "advanced.algorithm": ("advantage_estimator", "adv_estimator", "loss_type", "objective"),
+    "advanced.preference_loss": ("dpo_loss", "pref_loss"),
+    "advanced.simpo_gamma": ("gamma_beta_ratio", "target_margin"),
     "advanced.batch_size": ("train_batch_size", "per_device_train_batch_size"),
     "advanced.clip_high": ("epsilon_high", "clip_ratio_high", "clip_range_high", "eps_clip_high"),
     "advanced.clip_low": (

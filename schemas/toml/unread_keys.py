@@ -1,18 +1,19 @@
 """Finds keys in the file that the run would not read. They are refused by name and never ignored.
 
 `schemas/algorithms.py` holds the keys that only some algorithms read. This module holds what
-follows from the shape of the run: an SFT run samples nothing in training, and without a rollout it
-runs no user code.
+follows from the shape of the run: one that learns from the answers of a dataset samples nothing in
+training, and without a rollout it runs no user code.
 """
 
 from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from schemas.algorithms import OFFLINE, is_offline
 from schemas.config import RunConfig
 from schemas.errors import Issue
 
-SFT_ONLY = {
+OFFLINE_ONLY = {
     "batch_size": "the groups of a step are training.rollout_batch_size",
     "max_sequence_length": "set training.max_prompt_length and training.max_response_length",
 }
@@ -37,14 +38,14 @@ def unread_issues(config: RunConfig) -> Iterator[Issue]:
     """One issue for each key in the file that this run would not read."""
     named = frozenset(_keys_in_file(config))
     advanced = config.advanced
-    if advanced.algorithm == "sft":
-        yield from _unread_by_sft(config, named)
+    if is_offline(advanced):
+        yield from _unread_offline(config, named)
     else:
-        for key, instead in SFT_ONLY.items():
+        for key, instead in OFFLINE_ONLY.items():
             if f"advanced.{key}" in named:
                 yield Issue(
                     f"advanced.{key}",
-                    f"is not read by {advanced.algorithm}, only by sft; {instead}",
+                    f"is not read by {advanced.algorithm}, only by {', '.join(OFFLINE)}; {instead}",
                 )
     for key in ADAPTER:
         if advanced.tuning == "full" and f"advanced.{key}" in named:
@@ -55,17 +56,18 @@ def unread_issues(config: RunConfig) -> Iterator[Issue]:
         yield Issue("advanced.lr_min_ratio", message)
 
 
-def _unread_by_sft(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]:
+def _unread_offline(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]:
+    algorithm = config.advanced.algorithm
     for key, instead in SAMPLED_IN_TRAINING.items():
         if key in named:
-            yield Issue(key, f"is not read by sft; {instead}")
+            yield Issue(key, f"is not read by {algorithm}; {instead}")
     rollout, validated = config.experiment.rollout, config.advanced.validation_dataset
     if not (rollout and validated):
         for key in SAMPLED_IN_VALIDATION:
             if key in named:
                 message = (
-                    "is not read by sft unless experiment.rollout and advanced.validation_dataset "
-                    "are given; leave it out"
+                    f"is not read by {algorithm} unless experiment.rollout and "
+                    "advanced.validation_dataset are given; leave it out"
                 )
                 yield Issue(key, message)
     if rollout:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from schemas.algorithms import READ_BY, REINFORCED
+from schemas.algorithms import OFFLINE, READ_BY, REINFORCED
 from schemas.config import Algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,8 +30,11 @@ def test_every_objective_has_its_screen(algorithm: str) -> None:
 
 def test_the_page_knows_every_objective_that_the_trainer_has() -> None:
     from trainer.algorithms.registry import OBJECTIVES
+    from trainer.preferences.registry import PREFERENCE_OBJECTIVES
 
-    assert {*OBJECTIVES, "sft"} == set(ALGORITHMS) == {*REINFORCED, "sft"}
+    assert set(OBJECTIVES) == set(REINFORCED)
+    assert {*PREFERENCE_OBJECTIVES, "sft"} == set(OFFLINE)
+    assert {*REINFORCED, *OFFLINE} == set(ALGORITHMS)
 
 
 def test_every_key_is_on_the_page() -> None:

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
+from tests.kit.platform import (
+    TINY,
+    Platform,
+    final_adapter,
+    make_workspace,
+    platform,
+    run_config,
+)
+from tests.kit.preference_rows import pairs, singles
 
 pytestmark = [
     pytest.mark.kills,
@@ -38,6 +46,17 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+PREFERENCES: dict[str, dict[str, Any]] = {
+    "dpo": {"algorithm": "dpo"},
+    "dpo_norm": {"algorithm": "dpo", "preference_loss": "sigmoid_norm", "tuning": "full"},
+    "ipo": {"algorithm": "dpo", "preference_loss": "ipo"},
+    "hinge": {"algorithm": "dpo", "preference_loss": "hinge"},
+    "kto": {"algorithm": "kto"},
+    "orpo": {"algorithm": "orpo"},
+    "simpo": {"algorithm": "simpo"},
+}
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     root = tmp_path_factory.mktemp("algorithms")
@@ -46,6 +65,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         made = started.post("/workspaces", {"url": str(workspace), "name": "w"})
         assert made.status_code == 201, made.text
         started.upload("numbers")
+        started.upload("pairs", pairs(range(10, 42)))
+        started.upload("singles", singles(range(10, 42)))
+        started.upload("held-out", pairs(range(50, 66)))
         yield started
 
 
@@ -57,6 +79,34 @@ def test_a_run_of_every_objective_takes_all_its_steps(running: Platform, name: s
     losses = [point["value"] for point in info["metrics"]["train/loss"]]
     assert losses
     assert any(loss != 0 for loss in losses)
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_the_better_of_two_held_out_answers_is_found(running: Platform, name: str) -> None:
+    """Short answers are the better ones. A model that knows nothing finds half of them."""
+    config = {
+        "experiment": {
+            "model_path": TINY,
+            "dataset": "singles" if name == "kto" else "pairs",
+        },
+        "training": {"lr": 3e-3},
+        "checkpoints": {"eval_interval": 10},
+        "advanced": {
+            **PREFERENCES[name],
+            "validation_dataset": "held-out",
+            "batch_size": 8,
+            "max_steps": 20,
+            "seed": 3,
+        },
+    }
+    info = running.wait(running.submit(config, name=name), "finished")
+    accuracy = [point["value"] for point in info["metrics"]["eval/validation/accuracy"]]
+    losses = [point["value"] for point in info["metrics"]["eval/validation/loss"]]
+    assert len(accuracy) == 3
+    assert accuracy[-1] > 0.9, accuracy
+    assert losses[-1] < losses[0], losses
+    margins = [point["value"] for point in info["metrics"]["rewards/margins"]]
+    assert margins[-1] > margins[0]
 
 
 def test_ppo_again_ends_in_the_same_bits_with_other_state_intervals(running: Platform) -> None:

@@ -32,7 +32,7 @@ from schemas.datasets import DatasetRow
 from schemas.errors import Refused, TransientError
 from schemas.events import Event
 from schemas.ids import HEADRACE
-from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.learner import LearnedRow, LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import (
     Grade,
     Message,
@@ -300,11 +300,11 @@ class FakeLearner:
         self._held[job.run] = state
 
     async def evaluate(
-        self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
+        self, job: LearnerJob, step: int, rows: Sequence[LearnedRow]
     ) -> dict[str, float]:
         self.calls.append(f"evaluate {step}")
         assert self._held[job.run].step == step
-        return {"eval/validation/loss": float(len(conversations))}
+        return {"eval/validation/loss": float(len(rows))}
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
         self.calls.append(f"step {batch.step}")

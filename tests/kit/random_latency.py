@@ -5,7 +5,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from schemas.learner import Conversation, Learner, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.learner import LearnedRow, Learner, LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import Sampler, SampleRequest, Turn
 
 LONGEST_S = 0.25
@@ -46,9 +46,9 @@ class RandomLatencyLearner:
         await self._inner.load(job, state)
 
     async def evaluate(
-        self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
+        self, job: LearnerJob, step: int, rows: Sequence[LearnedRow]
     ) -> dict[str, float]:
-        return await self._inner.evaluate(job, step, conversations)
+        return await self._inner.evaluate(job, step, rows)
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
         await asyncio.sleep(self._draw.uniform(0, LONGEST_S))

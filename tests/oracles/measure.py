@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.oracles.cases import Case, cases
 from tests.oracles.comparisons import COMPARISONS
+from tests.oracles.pairs import PREFERENCE_COMPARISONS, PairCase, gap, pair_cases
 
 
 def worst(name: str, examples: int) -> dict[str, tuple[float, float]]:
@@ -36,12 +37,37 @@ def worst(name: str, examples: int) -> dict[str, tuple[float, float]]:
     return found
 
 
+def worst_of_pairs(name: str, examples: int) -> dict[str, float]:
+    """Oracle -> the largest difference of value or gradient of a preference loss."""
+    found: dict[str, float] = {}
+
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(pair_cases())
+    def draw(case: PairCase) -> None:
+        mine, theirs = PREFERENCE_COMPARISONS[name](case)
+        for oracle, solution in theirs.items():
+            found[oracle] = max(found.get(oracle, 0.0), gap(mine, solution))
+
+    draw()
+    return found
+
+
 def main() -> None:
     examples = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     print(f"| | {' | '.join(ORACLES)} |\n|{'---|' * (len(ORACLES) + 1)}")
     for name in COMPARISONS:
         found = worst(name, examples)
         cells = [f"{max(found[o]):.0e}" if o in found else "-" for o in ORACLES]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    for name in PREFERENCE_COMPARISONS:
+        gaps = worst_of_pairs(name, examples)
+        cells = [f"{gaps[o]:.0e}" if o in gaps else "-" for o in ORACLES]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

@@ -19,10 +19,13 @@ class Rows:
     row_M: torch.Tensor
     num_rows: int
 
+    def total(self, value_M: torch.Tensor) -> torch.Tensor:
+        """(`num_rows`): the sum over each row."""
+        return value_M.new_zeros(self.num_rows).index_add(0, self.row_M, value_M)
+
     def sum(self, value_M: torch.Tensor) -> torch.Tensor:
         """(M): the sum over the row that an action belongs to."""
-        total_R = value_M.new_zeros(self.num_rows).index_add(0, self.row_M, value_M)
-        return total_R[self.row_M]
+        return self.total(value_M)[self.row_M]
 
     def mean(self, value_M: torch.Tensor) -> torch.Tensor:
         """(M): the mean over the row that an action belongs to."""

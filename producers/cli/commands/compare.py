@@ -23,7 +23,11 @@ PROGRESS_KEYS = ("current_step", "total_steps", "reward", "error", "archived_at"
 PINNED_KEYS = ("commit_sha", "model", "dataset")
 """The fields of a run, outside its config, in which two runs may differ."""
 
-HELD_OUT = {"reward": "eval/validation/reward", "loss": "eval/validation/loss"}
+HELD_OUT = {
+    "reward": "eval/validation/reward",
+    "loss": "eval/validation/loss",
+    "accuracy": "eval/validation/accuracy",
+}
 SUMS = {
     "sampled_tokens": "rollout/tokens",
     "trained_tokens": "train/tokens",

@@ -4,6 +4,7 @@ its datasets."""
 from collections.abc import Iterator
 
 from producers.core.models.model_facts import ModelFacts
+from schemas.algorithms import is_offline
 from schemas.config import EvalConfig, RunConfig, longest_answer
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
@@ -16,7 +17,7 @@ def length_issues(config: RunConfig | EvalConfig, context: int | None) -> Iterat
     does not name is limited to the context. Nothing is checked if the context is not known (None)."""
     if context is None:
         return
-    if isinstance(config, RunConfig) and config.advanced.algorithm == "sft":
+    if isinstance(config, RunConfig) and is_offline(config.advanced):
         longest = config.advanced.max_sequence_length
         if "max_sequence_length" in config.advanced.model_fields_set and longest > context:
             yield Issue("advanced.max_sequence_length", _too_long(longest, context))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from schemas.algorithms import READ_BY, REINFORCED, filters_groups, replacements
+from schemas.algorithms import OFFLINE, READ_BY, REINFORCED, filters_groups, replacements
 from schemas.config import Advanced
 from tests.kit.tomls import run_issues
 
@@ -27,6 +27,8 @@ VALUES: dict[str, Any] = {
     "failed_rewards": {"timeout": 0.0},
     "group_baseline": True,
     "loss_turns": "last",
+    "preference_loss": "sigmoid_norm",
+    "label_smoothing": 0.1,
 }
 """A valid value of each key; 0.5 is one of the others."""
 
@@ -51,12 +53,12 @@ def refused(samples: int = 2, **advanced: Any) -> dict[str, str]:
         "training": {"n_samples_per_prompt": samples, "max_response_length": 8},
         "advanced": advanced,
     }
-    if advanced.get("algorithm") == "sft":
+    if advanced.get("algorithm") in OFFLINE:
         del document["training"]
     return {issue.key: issue.message for issue in run_issues(document)}
 
 
-@pytest.mark.parametrize("algorithm", [*REINFORCED, "sft"])
+@pytest.mark.parametrize("algorithm", [*REINFORCED, *OFFLINE])
 @pytest.mark.parametrize("key", READ_BY)
 def test_a_key_is_read_or_refused(algorithm: str, key: str) -> None:
     said = {"algorithm": algorithm, key: VALUES.get(key, 0.5), **NEEDS.get(key, {})}
@@ -120,6 +122,13 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         ({"algorithm": "sft", "execution_mode": "fully_async"}, "advanced.execution_mode"),
         ({"algorithm": "sft", "weight_sync_interval": 2}, "advanced.weight_sync_interval"),
         ({"algorithm": "sft", "updates_per_step": 2}, "advanced.updates_per_step"),
+        ({"algorithm": "dpo", "updates_per_step": 2}, "advanced.updates_per_step"),
+        ({"algorithm": "simpo", "execution_mode": "fully_async"}, "advanced.execution_mode"),
+        (
+            {"algorithm": "dpo", "preference_loss": "ipo", "label_smoothing": 0.1},
+            "advanced.label_smoothing",
+        ),
+        ({"algorithm": "kto", "batch_size": 1}, "advanced.batch_size"),
     ],
 )
 def test_contradictions_are_refused(advanced: dict[str, Any], key: str) -> None:

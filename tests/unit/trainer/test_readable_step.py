@@ -12,7 +12,8 @@ from types import CodeType, FrameType
 import pytest
 import torch
 
-from schemas.learner import LearnerJob, StepBatch
+from schemas.algorithms import PREFERENCE
+from schemas.learner import LearnerJob, Preference, StepBatch
 from tests.unit.trainer.support import job
 from tests.unit.trainer.test_learner import play, talk
 from tests.unit.trainer.variants import VARIANTS
@@ -20,6 +21,7 @@ from trainer import grpo
 from trainer.algorithms import sft
 from trainer.algorithms.registry import OBJECTIVES
 from trainer.engine import Engine
+from trainer.preferences import step as preferences
 
 ROOT = Path(__file__).resolve().parents[3]
 STORY = ("step", "prepare_batch", "accumulate_gradients", "micro_batch_loss")
@@ -111,6 +113,24 @@ async def test_every_step_of_every_objective_is_a_call_of_that_step(
     assert order.count("step") == 1
     assert order.count("accumulate_gradients") == updates
     assert order.count("micro_batch_loss") == len(seen["backward"])
+
+
+@pytest.mark.parametrize("algorithm", PREFERENCE)
+async def test_a_step_of_preferences_is_a_call_of_their_step_and_of_no_other(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    asked = job(algorithm=algorithm)
+    rows = tuple(Preference(n, (("user", f"{n}?"),), "yes", "no way") for n in range(2))
+    batch = StepBatch(1, preferences=rows)
+    with (
+        work_seen(monkeypatch, preferences.step.__code__) as own,
+        work_seen(monkeypatch, grpo.step.__code__) as other,
+    ):
+        calls = await calls_of(engine, preferences.__file__, stepped(engine, asked, batch))
+    assert own == {"backward": [True], "update": [True]}
+    assert other == {"backward": [False], "update": [False]}
+    assert calls.count("step") == 1
+    assert calls.count("micro_batch_loss") == 1
 
 
 async def test_a_step_of_sft_is_a_call_of_its_own_step_and_of_no_other(

@@ -10,13 +10,14 @@ from uuid import UUID
 import pytest
 
 from consumers.learn.consumer import CONSUMER, perform
-from consumers.learn.replay import job_of
+from consumers.learn.replay import build_step_batch, job_of, read_learned_rows
 from infra.spine.runtime.consumer import AnyConsumer, Incoming, Meta
 from schemas.datasets import DatasetRow
 from schemas.effects import Effect, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
 from schemas.events import BatchAssembled, Event, PolicyInitialized, PolicyUpdated, RunStarted
 from schemas.ids import StreamName
+from schemas.learner import Conversation, Preference
 from schemas.sampling import Message as ChatMessage
 from schemas.sampling import SampleBatch, SampleRecord
 from schemas.sampling import Sequence as Tokens
@@ -312,6 +313,22 @@ async def test_the_held_out_loss_is_measured_before_between_and_after(tmp_path: 
     await run.take(5, 6, 7, 8, 9)
     asked = [call for call in learner.calls if call.startswith("evaluate")]
     assert asked == ["evaluate 8", "evaluate 9"]
+
+
+async def test_preferences_are_learned_as_they_are_stored(tmp_path: Path) -> None:
+    """Of a pair, sft learns the chosen answer."""
+    prompt = row("1+1?", None).prompt
+    pair = DatasetRow(prompt=prompt, chosen="2", rejected="3")
+    run = await sft(tmp_path, pair, row("2+2?", "4"))
+    found = await read_learned_rows(run.bench.ports, run.spec, run.spec.dataset, (0,))
+    assert found == (Conversation(0, (*prompt, ChatMessage(role="assistant", content="2"))),)
+    spec = train_spec(dataset=run.spec.dataset, advanced={"algorithm": "dpo"})
+    batch = await build_step_batch(run.bench.ports, spec, number=1, groups=(), rows=(1, 0))
+    assert batch.conversations == ()
+    assert batch.preferences == (
+        Preference(1, row("2+2?", None).prompt),
+        Preference(0, prompt, "2", "3"),
+    )
 
 
 async def test_sft_on_a_row_without_label_is_refused_by_name(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from schemas.algorithms import OFFLINE
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.toml.key_hints import MEANT, hint
@@ -20,7 +21,7 @@ def issues_of(sections: dict[str, Any], *, code: bool = True) -> dict[str, Issue
     return {issue.key: issue for issue in run_issues(given)}
 
 
-UNREAD_BY_SFT = [
+UNREAD_OFFLINE = [
     ("training", "n_samples_per_prompt", 8),
     ("training", "rollout_batch_size", 32),
     ("training", "max_prompt_length", 64),
@@ -43,17 +44,19 @@ def test_an_answer_is_at_most_as_long_as_a_sample() -> None:
     assert not issues_of({"training": {**lengths, "max_answer_length": 64}})
 
 
-@pytest.mark.parametrize(("section", "key", "value"), UNREAD_BY_SFT)
-def test_sft_refuses_what_it_does_not_read_even_at_its_default(
-    section: str, key: str, value: object
+@pytest.mark.parametrize("algorithm", OFFLINE)
+@pytest.mark.parametrize(("section", "key", "value"), UNREAD_OFFLINE)
+def test_a_run_without_samples_refuses_what_it_does_not_read_even_at_its_default(
+    algorithm: str, section: str, key: str, value: object
 ) -> None:
-    assert not issues_of({"advanced": SFT}, code=False)
-    found = issues_of({"advanced": SFT, section: {key: value}}, code=False)
+    advanced = {"algorithm": algorithm}
+    assert not issues_of({"advanced": advanced}, code=False)
+    found = issues_of({"advanced": advanced, section: {key: value}}, code=False)
     assert list(found) == [f"{section}.{key}"]
     assert "not read" in found[f"{section}.{key}"].message
 
 
-@pytest.mark.parametrize(("section", "key", "value"), UNREAD_BY_SFT[2:6])
+@pytest.mark.parametrize(("section", "key", "value"), UNREAD_OFFLINE[2:6])
 def test_sft_reads_the_limits_of_sampling_where_a_rollout_validates(
     section: str, key: str, value: object
 ) -> None:
@@ -97,7 +100,7 @@ def test_sft_without_a_rollout_has_no_use_for_an_environment() -> None:
         ("training", "learning_rate", "training.lr"),
         ("advanced", "learning_rate", "training.lr"),
         ("advanced", "beta", "advanced.kl_coef"),
-        ("training", "beta", "advanced.kl_coef"),
+        ("training", "beta", "advanced.beta"),
         ("advanced", "kl_penalty", "advanced.kl_coef"),
         ("training", "kl_loss_coef", "advanced.kl_coef"),
         ("training", "num_generations", "training.n_samples_per_prompt"),

@@ -191,6 +191,45 @@ def sft(**sections: Any) -> dict[str, Any]:
     }
 
 
+PAIRED, BINARY = ("prompt", "chosen", "rejected"), ("prompt", "completion", "label")
+LABELLED = ("user_prompt", "ground_truth")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "columns", "needed"),
+    [
+        ("dpo", PAIRED, None),
+        ("orpo", ("chosen", "rejected"), None),
+        ("kto", BINARY, None),
+        ("kto", PAIRED, None),
+        ("sft", PAIRED, None),
+        ("dpo", BINARY, "prompt, chosen and rejected for dpo"),
+        ("simpo", LABELLED, "prompt, chosen and rejected for simpo"),
+        ("dpo", (*LABELLED, "chosen", "rejected"), "prompt, chosen and rejected for dpo"),
+        ("kto", LABELLED, "prompt, completion and label (true or false), or prompt, chosen"),
+        (
+            "sft",
+            BINARY,
+            "user_prompt and ground_truth, or messages, or chosen and rejected for sft",
+        ),
+    ],
+)
+def test_an_algorithm_needs_the_columns_that_it_learns(
+    algorithm: str, columns: tuple[str, ...], needed: str | None
+) -> None:
+    config = parse_run(sft(advanced={"algorithm": algorithm, "batch_size": 2}))
+    issues = validate(config, references(dataset=dataset(*columns)))
+    assert [issue.key for issue in issues] == ([] if needed is None else ["experiment.dataset"])
+    assert needed is None or f"must have {needed}" in issues[0].message
+    held_out = parse_run(
+        sft(advanced={"algorithm": algorithm, "batch_size": 2, "validation_dataset": "v"})
+    )
+    own = {"dpo": PAIRED, "simpo": PAIRED, "orpo": PAIRED, "kto": BINARY, "sft": LABELLED}
+    found = references(dataset=dataset(*own[algorithm]), validation=dataset(*columns))
+    keys = [issue.key for issue in validate(held_out, found)]
+    assert keys == ([] if needed is None else ["advanced.validation_dataset"])
+
+
 AWAY = ProviderRef(name="m", model="m", base_url="http://10.0.0.5:8000/v1")
 
 EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (

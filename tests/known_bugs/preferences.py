@@ -1,0 +1,53 @@
+"""Bugs of trainers that learn from preferences."""
+
+from tests.known_bugs.known_bug import KnownBug
+from tests.unit.trainer.preferences.test_step import PAIRS
+
+UNIT = "tests/unit/trainer/preferences"
+PACKING = f"{UNIT}/test_step.py::test_packing_and_micro_batches_change_nothing"
+BASELINE = f"{UNIT}/test_step.py::test_the_baseline_of_kto_is_a_mean_over_answers_to_other_prompts"
+
+KNOWN_BUGS = (
+    KnownBug(
+        bug="IPO compares sums of log-probabilities instead of means",
+        seen="meta-pytorch/torchtune#1291",
+        code="trainer.preferences.dpo:loss",
+        old='("sigmoid_norm", "ipo")',
+        new='("sigmoid_norm",)',
+        test=f"{UNIT}/test_objectives.py::test_a_loss_is_that_of_its_formula",
+        given={"name": "ipo"},
+    ),
+    KnownBug(
+        bug="the loss of pairs is averaged per micro-batch",
+        seen="modelscope/ms-swift#10144",
+        code="trainer.preferences.step:micro_batch_loss",
+        old="loss_U.sum() / batch.num_losses",
+        new="loss_U.mean()",
+        test=PACKING,
+        given={"variant": "dpo", "rows": PAIRS},
+    ),
+    KnownBug(
+        bug="the reference has the adapter on",
+        seen="huggingface/trl#1871",
+        code="trainer.preferences.step:reference_logprobs",
+        old="reference=True",
+        new="reference=False",
+        test=f"{UNIT}/test_step.py::test_the_loss_of_dpo_is_that_of_four_single_passes",
+    ),
+    KnownBug(
+        bug="KTO's baseline pairs a prompt with its own answer",
+        seen="huggingface/trl#1911",
+        code="trainer.preferences.batch:_answer_other_prompts",
+        old="preferences[i - 1]",
+        new="preferences[-1 - i]",
+        test=BASELINE,
+    ),
+    KnownBug(
+        bug="KTO's baseline is that of the last micro-batch",
+        seen="PKU-Alignment/align-anything#215",
+        code="trainer.preferences.step:measure_baseline",
+        old="ratios += (",
+        new="ratios = (",
+        test=BASELINE,
+    ),
+)

@@ -1,0 +1,16 @@
+"""Estimates of runs that sample nothing."""
+
+from producers.core.estimates import _cpu_step_s
+from schemas.config import Advanced, Experiment, RunConfig
+
+
+def step_s(algorithm: str) -> float:
+    advanced = Advanced.model_validate({"algorithm": algorithm})
+    experiment = Experiment(model_path="m", dataset="d")
+    return _cpu_step_s(RunConfig(experiment=experiment, advanced=advanced), 1_000_000)
+
+
+def test_a_pair_costs_two_answers_and_a_reference_a_pass() -> None:
+    sft = step_s("sft")
+    assert step_s("simpo") == step_s("orpo") == 2 * sft
+    assert step_s("dpo") > step_s("simpo") > step_s("kto") > sft
