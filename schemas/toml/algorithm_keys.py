@@ -143,7 +143,7 @@ def _preference_issues(advanced: Advanced) -> Iterator[Issue]:
 def _minibatch_issues(config: RunConfig) -> Iterator[Issue]:
     """A group is never divided, and all mini-batches of a full step have the same size."""
     size, group = config.advanced.minibatch_size, config.training.n_samples_per_prompt
-    if size is None or config.advanced.algorithm == "sft":
+    if size is None or is_offline(config.advanced):
         return
     samples = config.training.rollout_batch_size * group
     if size % group:
