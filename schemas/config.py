@@ -43,6 +43,7 @@ Divergence = Literal["tv", "kl"]
 KlPlace = Literal["loss", "reward"]
 Correction = Literal["ratio", "decoupled", "truncated", "masked"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
+OptimizerName = Literal["adamw", "muon"]
 LossTurns = Literal["assistant", "last", "all"]
 PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge"]
 
@@ -281,8 +282,15 @@ class Advanced(Section):
     """the critic's learning rate"""
     grad_clip: float = Field(default=1.0, gt=0, le=1e6)
     """the largest norm of the gradients; larger gradients are scaled down to it"""
+    optimizer: OptimizerName | None = Field(default=None, exclude_if=lambda value: value is None)
+    """`muon`: Muon updates the matrices of linear layers and adapters, and AdamW the rest
+    ([algorithms](algorithms.md#optimizers)); default: `adamw`"""
+    muon_momentum: float | None = Field(
+        default=None, ge=0, lt=1, exclude_if=lambda value: value is None
+    )
+    """momentum of Muon; default: 0.95"""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """weight decay of AdamW; norms and biases have none"""
+    """weight decay; norms and biases have none"""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """beta1 of AdamW"""
     adam_beta2: float | None = Field(default=None, ge=0, lt=1)

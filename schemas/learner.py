@@ -99,8 +99,8 @@ class StepBatch:
 @dataclass(frozen=True, slots=True)
 class LearnerState:
     """A policy version as bytes. `weights` are the trained tensors, with LoRA and with full tuning.
-    `state` holds what a resume needs in addition: Adam's moments and step counts, and for PPO also the
-    critic. Both are safetensors files."""
+    `state` holds what a resume needs in addition: the optimizer's moments and step counts, and for
+    PPO also the critic. Both are safetensors files."""
 
     step: int
     weights: bytes

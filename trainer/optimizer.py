@@ -1,4 +1,4 @@
-"""AdamW, its schedule, and its state as named tensors.
+"""AdamW and Muon, their schedule, and their state as named tensors.
 
 To resume, the learner needs the moments and the step count in addition to the weights, and nothing else.
 The learning rate is a function of the step, and training draws no random numbers. So a step after
@@ -7,6 +7,9 @@ loading a state gives the same bits as it would have given without the interrupt
 Weight decay applies to matrices only. Norms and biases have none, because pulling a gain or an offset
 towards 0 does not regularise. The state is stored by name, so it does not depend on the parameter group
 of a tensor.
+
+With Muon (arXiv 2502.16982), the matrices of linear layers and adapters are updated by Muon. Embeddings,
+the output head, norms, biases and the critic are updated by AdamW, with the same learning rate.
 """
 
 import math
@@ -16,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from schemas.algorithms import is_offline
 from schemas.config import Advanced
@@ -25,6 +29,8 @@ from trainer.model.value_head import WEIGHT as CRITIC_WEIGHT
 from trainer.policy import Policy, check_fit
 
 FIRST, SECOND, STEP = "exp_avg.", "exp_avg_sq.", "step"
+MOMENTUM = "momentum."
+MUON_MOMENTUM = 0.95
 BETA2_RL, BETA2_OFFLINE = 0.95, 0.98
 
 CRITIC_LR_RATIO = 10.0
@@ -89,34 +95,43 @@ def global_norm(gradients: list[torch.Tensor]) -> float:
 
 @dataclass(slots=True, eq=False)
 class Optimizer:
-    """AdamW over named leaf tensors. `step` is the number of the policy version that its moments belong
-    to."""
+    """AdamW over named leaf tensors, and Muon over those that `matrices` names. `step` is the number of
+    the policy version that their moments belong to."""
 
     tensors: dict[str, torch.Tensor]
     adam: torch.optim.AdamW
     step: int = 0
+    muon: torch.optim.Muon | None = None
+    matrices: frozenset[str] = frozenset()
 
     @classmethod
-    def fresh(cls, tensors: dict[str, torch.Tensor], job: LearnerJob) -> "Optimizer":
+    def fresh(
+        cls,
+        tensors: dict[str, torch.Tensor],
+        job: LearnerJob,
+        *,
+        matrices: frozenset[str] = frozenset(),
+    ) -> "Optimizer":
         """An optimizer without moments. Makes the tensors require gradients."""
         advanced = job.config.advanced
         default = BETA2_OFFLINE if is_offline(advanced) else BETA2_RL
         beta2 = default if advanced.adam_beta2 is None else advanced.adam_beta2
         adam = torch.optim.AdamW(
-            _groups(tensors, job),
+            _groups({n: t for n, t in tensors.items() if n not in matrices}, job),
             lr=job.config.training.lr,
             betas=(advanced.adam_beta1, beta2),
             eps=1e-8,
             fused=True,
         )
-        return cls(tensors, adam)
+        muon = _muon({name: tensors[name] for name in matrices}, job) if matrices else None
+        return cls(tensors, adam, muon=muon, matrices=matrices)
 
     def gradient_norm(self) -> float:
         """The 2-norm of the accumulated gradients."""
         return global_norm(self._gradients())
 
     def update(self, *, lr: float, clip: float, is_finite: bool = True) -> float:
-        """Clip the accumulated gradients to the norm `clip`, take one AdamW step, and clear them.
+        """Clip the accumulated gradients to the norm `clip`, take one step, and clear them.
         Returns their norm before clipping. The step is left out when they are not finite, or when
         `is_finite` is False. The caller passes that when the gradients of another optimizer are not
         finite."""
@@ -125,17 +140,23 @@ class Optimizer:
         if is_finite and gradients and math.isfinite(norm):
             if norm > clip:
                 torch._foreach_mul_(gradients, clip / norm)
-            for group in self.adam.param_groups:
-                group["lr"] = lr
-            self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
+            for part in self._parts():
+                for group in part.param_groups:
+                    group["lr"] = lr
+                part.step()
+        for part in self._parts():
+            part.zero_grad(set_to_none=True)
         return norm
 
     def state(self) -> dict[str, torch.Tensor]:
         """The state as named tensors: the version's number, and both moments and the number of updates
-        of each tensor. Moments that do not exist yet are zeros."""
+        of each tensor, or the momentum of a matrix of Muon. Moments that do not exist yet are zeros."""
         state: dict[str, torch.Tensor] = {STEP: torch.tensor(self.step)}
         for name, tensor in self.tensors.items():
+            if self.muon is not None and name in self.matrices:
+                held = self.muon.state.get(tensor, {})
+                state[MOMENTUM + name] = held.get("momentum_buffer", torch.zeros_like(tensor))
+                continue
             moments = self.adam.state.get(tensor, {})
             num_updates = moments.get("step", torch.tensor(0.0))
             state[f"{STEP}.{name}"] = num_updates.detach().cpu().to(torch.float32)
@@ -148,18 +169,26 @@ class Optimizer:
         if STEP not in state:
             raise CorruptData("the optimizer state has no step count")
         moments = {name: tensor for name, tensor in state.items() if name != STEP}
-        shapes = {FIRST + n: t for n, t in self.tensors.items()}
-        shapes |= {SECOND + n: t for n, t in self.tensors.items()}
-        shapes |= {f"{STEP}.{n}": torch.tensor(0.0) for n in self.tensors}
+        rest = {n: t for n, t in self.tensors.items() if n not in self.matrices}
+        shapes = {MOMENTUM + n: self.tensors[n] for n in self.matrices}
+        shapes |= {FIRST + n: t for n, t in rest.items()}
+        shapes |= {SECOND + n: t for n, t in rest.items()}
+        shapes |= {f"{STEP}.{n}": torch.tensor(0.0) for n in rest}
         check_fit(moments, shapes, what="optimizer's moments")
         self.step = int(state[STEP])
-        for name, tensor in self.tensors.items():
+        if self.muon is not None:
+            for name in self.matrices:
+                self.muon.state[self.tensors[name]] = {"momentum_buffer": moments[MOMENTUM + name]}
+        for name, tensor in rest.items():
             self.adam.state[tensor] = {
                 # PyTorch wants the count of a fused optimizer where the tensor is.
                 "step": moments[f"{STEP}.{name}"].to(tensor.device),
                 "exp_avg": moments[FIRST + name],
                 "exp_avg_sq": moments[SECOND + name],
             }
+
+    def _parts(self) -> list[torch.optim.Optimizer]:
+        return [self.adam] if self.muon is None else [self.adam, self.muon]
 
     def _gradients(self) -> list[torch.Tensor]:
         ordered = [self.tensors[name] for name in sorted(self.tensors)]
@@ -174,7 +203,34 @@ def _groups(tensors: Mapping[str, torch.Tensor], job: LearnerJob) -> list[dict[s
     for name in sorted(tensors):
         own = decay if job.rules < 2 or has_weight_decay(name, tensors[name]) else 0.0
         groups.setdefault(own, []).append(tensors[name].requires_grad_())
-    return [{"params": params, "weight_decay": own} for own, params in groups.items()]
+    found = [{"params": params, "weight_decay": own} for own, params in groups.items()]
+    return found or [{"params": []}]
+
+
+def _muon(tensors: Mapping[str, torch.Tensor], job: LearnerJob) -> torch.optim.Muon:
+    """Muon, with updates as large as those of AdamW: their root mean square is about 0.2 lr."""
+    advanced = job.config.advanced
+    momentum = advanced.muon_momentum
+    return torch.optim.Muon(
+        _groups(tensors, job),
+        lr=job.config.training.lr,
+        momentum=MUON_MOMENTUM if momentum is None else momentum,
+        nesterov=True,
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+
+def muon_matrices(policy: Policy) -> frozenset[str]:
+    """The trained tensors that Muon updates: the matrices of linear layers and adapters. A row of an
+    embedding or of the output head belongs to a token, so these are not multiplied as matrices are."""
+    model = policy.loaded.base.model
+    head = model.get_output_embeddings()
+    tables = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) or module is head
+    }
+    return frozenset(n for n, t in policy.tensors.items() if t.ndim == 2 and n not in tables)
 
 
 @dataclass(slots=True, eq=False)
@@ -188,8 +244,10 @@ class Optimizers:
     def fresh(cls, policy: Policy, job: LearnerJob) -> "Optimizers":
         """Optimizers without moments. Makes the tensors of policy and critic require gradients."""
         critic = policy.critic
+        has_muon = job.config.advanced.optimizer == "muon"
+        matrices = muon_matrices(policy) if has_muon else frozenset()
         return cls(
-            Optimizer.fresh(policy.tensors, job),
+            Optimizer.fresh(policy.tensors, job, matrices=matrices),
             Optimizer.fresh(critic.tensors, job) if critic else None,
         )
 

@@ -38,6 +38,8 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.max_steps": ("num_steps", "total_steps", "steps", "total_training_steps"),
     "advanced.micro_batch_tokens": ("ppo_max_token_len_per_gpu", "max_tokens_per_batch"),
     "advanced.minibatch_size": ("ppo_mini_batch_size", "mini_batch_size", "global_batch_size"),
+    "advanced.muon_momentum": ("momentum",),
+    "advanced.optimizer": ("optim", "optimizer_type", "optimizer_name"),
     "advanced.precision": ("dtype", "torch_dtype", "bf16", "mixed_precision"),
     "advanced.recompute": ("gradient_checkpointing", "enable_gradient_checkpointing"),
     "advanced.rewards": ("reward_funcs", "reward_functions", "reward_fns"),

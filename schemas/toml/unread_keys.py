@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from schemas.algorithms import OFFLINE, is_offline
-from schemas.config import RunConfig
+from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
 
 OFFLINE_ONLY = {
@@ -51,9 +51,27 @@ def unread_issues(config: RunConfig) -> Iterator[Issue]:
         if advanced.tuning == "full" and f"advanced.{key}" in named:
             message = "is not read with tuning = 'full', which trains all weights; leave it out"
             yield Issue(f"advanced.{key}", message)
+    yield from _unread_by_optimizer(advanced, named)
     if advanced.lr_schedule == "constant" and "advanced.lr_min_ratio" in named:
         message = "is not read with lr_schedule = 'constant'; use 'linear' or 'cosine'"
         yield Issue("advanced.lr_min_ratio", message)
+
+
+def _unread_by_optimizer(advanced: Advanced, named: frozenset[str]) -> Iterator[Issue]:
+    if advanced.optimizer != "muon":
+        if "advanced.muon_momentum" in named:
+            message = "is not read by adamw; set advanced.optimizer = 'muon', or leave it out"
+            yield Issue("advanced.muon_momentum", message)
+        return
+    if advanced.tuning == "full" or advanced.algorithm == "ppo":
+        return
+    for key in ("advanced.adam_beta1", "advanced.adam_beta2"):
+        if key in named:
+            yield Issue(
+                key,
+                "is not read with optimizer = 'muon' and adapters, which Muon updates alone; leave it "
+                "out, or set advanced.muon_momentum",
+            )
 
 
 def _unread_offline(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]:

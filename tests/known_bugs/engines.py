@@ -151,6 +151,22 @@ KNOWN_BUGS = (
         given={"variant": "grpo"},
     ),
     KnownBug(
+        bug="embeddings and the output head are updated by Muon",
+        seen="deepspeedai/DeepSpeed#7641",
+        code="trainer.optimizer:muon_matrices",
+        old="t.ndim == 2 and n not in tables",
+        new="t.ndim == 2",
+        test=f"{UNIT}/test_muon.py::test_embeddings_and_norms_are_left_to_adamw",
+    ),
+    KnownBug(
+        bug="gradients of what Muon leaves to AdamW are never cleared",
+        seen="KempnerInstitute/KempnerForge#183",
+        code="trainer.optimizer:Optimizer.update",
+        old="part.zero_grad(set_to_none=True)",
+        new="(self.muon or part).zero_grad(set_to_none=True)",
+        test=f"{UNIT}/test_muon.py::test_all_gradients_are_cleared",
+    ),
+    KnownBug(
         bug="a resumed run begins with fresh moments",
         seen="LibreYOLO/libreyolo#277",
         code="trainer.optimizer:Optimizer.load",

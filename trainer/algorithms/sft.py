@@ -81,7 +81,7 @@ def step(
         policy, batch, micro_batch_tokens=micro_batch_tokens, rules=rules
     )
 
-    # 3. Clip the gradients and take an AdamW step at the learning rate of this training step.
+    # 3. Clip the gradients and take an optimizer step at the learning rate of this training step.
     metrics |= optimizers.update(step_size, loss=metrics.get("train/loss", 0.0))
 
     # 4. Report what was learned, and what was cut.

@@ -76,6 +76,8 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         "max_steps_off_policy",
         "adam_beta2",
         "lora_scaling",
+        "optimizer",
+        "muon_momentum",
         "micro_batch_tokens",
         "validation_dataset",
         "state_interval",

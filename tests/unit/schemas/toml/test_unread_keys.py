@@ -76,11 +76,20 @@ def test_sft_reads_the_limits_of_sampling_where_a_rollout_validates(
             {"advanced": {"tuning": "full", "lora_scaling": "rank_stabilized"}},
             "advanced.lora_scaling",
         ),
+        ({"advanced": {"muon_momentum": 0.9}}, "advanced.muon_momentum"),
+        ({"advanced": {"optimizer": "muon", "adam_beta1": 0.9}}, "advanced.adam_beta1"),
+        ({"advanced": {"optimizer": "muon", "adam_beta2": 0.9}}, "advanced.adam_beta2"),
         ({"advanced": {"lr_min_ratio": 0.1}}, "advanced.lr_min_ratio"),
     ],
 )
 def test_other_runs_refuse_what_they_do_not_read(sections: dict[str, Any], key: str) -> None:
     assert list(issues_of(sections)) == [key]
+
+
+@pytest.mark.parametrize("also", [{"tuning": "full"}, {"algorithm": "ppo"}])
+def test_muon_leaves_adamw_what_is_not_a_matrix(also: dict[str, Any]) -> None:
+    both = {"optimizer": "muon", "adam_beta1": 0.8, "adam_beta2": 0.9, "muon_momentum": 0.9}
+    assert not issues_of({"advanced": {**both, **also}})
 
 
 def test_validation_by_loss_samples_nothing() -> None:
