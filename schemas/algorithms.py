@@ -15,6 +15,7 @@ CLIPPED = (
     "dapo",
     "gspo",
     "luspo",
+    "gdpo",
     "maxrl",
     "clip_cov",
     "rloo",
@@ -43,6 +44,12 @@ nothing."""
 
 REINFORCED = (*GROUPED, *UNGROUPED)
 
+COMPARES_PARTS = ("gdpo",)
+"""Algorithms whose advantages compare the parts of the reward one by one."""
+
+SUMS_REWARDS = tuple(name for name in REINFORCED if name not in COMPARES_PARTS)
+"""Algorithms whose advantages come from one number, to which a penalty can be added."""
+
 READ_BY: dict[str, tuple[str, ...]] = {
     "clip_low": BOUNDED,
     "clip_high": (*BOUNDED, "cispo"),
@@ -57,7 +64,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "loss_aggregation": REINFORCED,
     "kl_coef": REINFORCED,
     "kl_estimator": REINFORCED,
-    "kl_in": REINFORCED,
+    "kl_in": SUMS_REWARDS,
     "correction_level": REINFORCED,
     "correction_low": REINFORCED,
     "correction_high": REINFORCED,
@@ -65,11 +72,11 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "filter_groups": GROUPED,
     "max_replacements": GROUPED,
     "minibatch_size": REINFORCED,
-    "overlong_buffer": REINFORCED,
+    "overlong_buffer": SUMS_REWARDS,
     "mask_truncated": REINFORCED,
     "failed_reward": REINFORCED,
     "failed_rewards": REINFORCED,
-    "overlong_penalty": REINFORCED,
+    "overlong_penalty": SUMS_REWARDS,
     "group_baseline": ("reinforce_plus_plus",),
     "gamma": ("reinforce_plus_plus", "ppo"),
     "gae_lambda": ("ppo",),

@@ -25,6 +25,7 @@ Algorithm = Literal[
     "clip_cov",
     "kl_cov",
     "gpg",
+    "gdpo",
     "maxrl",
     "rloo",
     "reinforce_plus_plus",

@@ -4,7 +4,7 @@ Weights and optimizer state are passed as safetensors bytes, so that the same by
 and sent to another process. Nothing here imports torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,12 +52,14 @@ class LearnerJob:
 class GradedGroup:
     """One group of a batch, with samples and rewards in the order of the sample index.
 
-    A reward of None is left out of the baseline and gets advantage 0.
+    A reward of None is left out of the baseline and gets advantage 0. `parts` are the parts of the
+    rewards by name, if the run's algorithm compares them.
     """
 
     slot: int
     samples: tuple[SampleRecord, ...]
     rewards: tuple[float | None, ...]
+    parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ def most_samples(rewards: Sequence[str], rubrics: Sequence[RubricSpec] = ()) -> 
     return (MAX_EVENT_BYTES - 8192 - rubric_bytes(rubrics)) // (SAMPLE_BYTES + parts)
 
 
-def most_groups(samples: int) -> int:
+def most_groups(samples: int, parts: Sequence[str] = ()) -> int:
     """The largest number of groups in a step, of `samples` samples each, so that they fit into one
-    event."""
-    return (MAX_EVENT_BYTES - 4096) // (GROUP_BYTES + REWARD_BYTES * samples)
+    event. `parts` are the names of the parts of a reward that the event holds."""
+    names = sum(len(name.encode()) + 6 for name in parts)
+    values = (REWARD_BYTES + PART_BYTES * len(parts)) * samples
+    return (MAX_EVENT_BYTES - 4096) // (GROUP_BYTES + names + values)

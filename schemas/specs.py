@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import Field
 
+from schemas.algorithms import COMPARES_PARTS
 from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
@@ -188,6 +189,15 @@ def rubric_specs(advanced: Advanced | EvalAdvanced) -> tuple[RubricSpec, ...]:
         )
         for number, rubric in enumerate(advanced.rubrics, 1)
     )
+
+
+def part_weights(advanced: Advanced) -> dict[str, float]:
+    """Return the parts of the reward that the run's algorithm compares one by one, by name with their
+    weights. Empty for an algorithm that compares whole rewards."""
+    if advanced.algorithm not in COMPARES_PARTS:
+        return {}
+    named = [(reward.name, reward.weight) for reward in advanced.rewards]
+    return dict([*named, *((rubric.name, rubric.weight) for rubric in rubric_specs(advanced))])
 
 
 def judge_budget(advanced: Advanced | EvalAdvanced) -> JudgeBudget:
@@ -386,12 +396,14 @@ class SampleEntry(Value):
 
 
 class BatchGroup(Value):
-    """One group of a batch: where its samples are, and their rewards in the order of their index."""
+    """One group of a batch: where its samples are, and their rewards in the order of their index. For
+    an algorithm that compares the parts of rewards, `parts` are their values by name in that order."""
 
     slot: int
     replacement: int
     artifact: ArtifactRef
     rewards: tuple[float | None, ...]
+    parts: dict[str, tuple[float | None, ...]] = Field(default={}, exclude_if=_is_empty)
 
 
 class TrainSpec(Value):

@@ -41,6 +41,7 @@ from trainer.objective.batch import (
     examples_of,
     measure_before_update,
     minibatches_of,
+    parts_of,
     sample_of_each_action,
     select_actions,
 )
@@ -138,6 +139,7 @@ def prepare_batch(
         sample_E=sample_E,
         penalty_E=hyperparameters.kl_coef * measured["kl"] if "kl" in measured else None,
         value_E=measured.get("value"),
+        parts=parts_of(groups),
     )
     estimate = objective.estimate(before, hyperparameters)
 

@@ -189,7 +189,9 @@ async def _read_group(ports: HistoryPorts, group: BatchGroup) -> GradedGroup:
         batch = SampleBatch.model_validate_json(data)
     except ValidationError as error:
         raise CorruptData(f"{group.artifact.uri} does not hold samples: {error}") from error
-    return GradedGroup(slot=group.slot, samples=batch.samples, rewards=group.rewards)
+    return GradedGroup(
+        slot=group.slot, samples=batch.samples, rewards=group.rewards, parts=group.parts
+    )
 
 
 async def read_learned_rows(

@@ -54,6 +54,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import ConsumerName, Purpose, StreamName, run_stream
+from schemas.specs import part_weights
 
 RunMessage = (
     RunRequested
@@ -170,7 +171,10 @@ def _settle_group(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]
         return ()
     if key.replacement != step.numbers.get(key.slot, 0):
         return ()
-    group = settle(message, filters=filters_groups(state.started.spec.config.advanced))
+    advanced = state.started.spec.config.advanced
+    group = settle(
+        message, filters=filters_groups(advanced), compared_parts=tuple(part_weights(advanced))
+    )
     settled = GroupsSettled(owner=key.owner, purpose=key.purpose, step=key.step, groups=(group,))
     return (settled, *_warn_of_alarm(state, message))
 

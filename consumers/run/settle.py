@@ -20,28 +20,40 @@ FLAT = "all its rewards are equal"
 """Why a group without a difference in its rewards is dropped. Its slot may get another row."""
 
 
-def settle(graded: GroupGraded, *, filters: bool = False) -> SettledGroup:
+def settle(
+    graded: GroupGraded, *, filters: bool = False, compared_parts: Sequence[str] = ()
+) -> SettledGroup:
     """Keep a group, or drop it with the reason. A failed or ungraded sample has reward None and is left
     out of the baseline, unless the run gives a reward to samples that failed. A group needs two rewards
     (one, if it has only one sample). With `filters` a group whose rewards are all equal is dropped as
-    well."""
+    well. `compared_parts` are the parts of the reward that the run's algorithm compares; a sample that
+    lacks one of them has no reward."""
     key = graded.spec.group_key
     by_index = {grade.index: grade for grade in graded.grades}
-    rewards = tuple(_reward(by_index.get(entry.index)) for entry in graded.entries)
+    found = [by_index.get(entry.index) for entry in graded.entries]
+    rewards = tuple(_reward(grade, compared_parts) for grade in found)
     usable = [reward for reward in rewards if reward is not None]
     needed = min(2, graded.spec.template.num_samples)
     dropped = None
     if graded.artifact is None or len(usable) < needed or not _has_tokens(graded, rewards):
         dropped = first_error([graded]) or f"{len(usable)} of {len(rewards)} samples have a reward"
-    elif filters and len(set(usable)) == 1:
+    group = BatchGroup(
+        slot=key.slot,
+        replacement=key.replacement,
+        artifact=graded.artifact or NOTHING,
+        rewards=rewards,
+        parts={
+            name: tuple(
+                None if grade is None or reward is None else grade.parts[name]
+                for grade, reward in zip(found, rewards, strict=True)
+            )
+            for name in compared_parts
+        },
+    )
+    if dropped is None and filters and _num_distinct(group) == 1:
         dropped = FLAT
     return SettledGroup(
-        group=BatchGroup(
-            slot=key.slot,
-            replacement=key.replacement,
-            artifact=graded.artifact or NOTHING,
-            rewards=rewards,
-        ),
+        group=group,
         version=graded.spec.template.policy.version,
         entries=graded.entries,
         dropped=dropped,
@@ -146,17 +158,23 @@ def _counted_rewards(group: SettledGroup) -> Iterator[float]:
 
 
 def _is_flat(group: SettledGroup) -> float:
-    return float(len({reward for reward in group.group.rewards if reward is not None}) <= 1)
+    return float(_num_distinct(group.group) <= 1)
+
+
+def _num_distinct(group: BatchGroup) -> int:
+    """The number of different rewards in a group, or of their different parts if these are compared."""
+    compared = zip(*(group.parts.values() or [group.rewards]), strict=True)
+    return len({values for values in compared if None not in values})
 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def _reward(grade: Grade | None) -> float | None:
+def _reward(grade: Grade | None, compared_parts: Sequence[str] = ()) -> float | None:
     if grade is None or grade.reward is None or not math.isfinite(grade.reward):
         return None
-    return grade.reward
+    return grade.reward if all(name in grade.parts for name in compared_parts) else None
 
 
 def _mean_parts(grades: Sequence[Grade]) -> dict[str, float]:

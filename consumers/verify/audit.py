@@ -31,11 +31,12 @@ from schemas.events import (
     PolicyUpdated,
     RunArchived,
     RunDeleted,
+    RunStarted,
 )
 from schemas.events.artifact_refs import collectable, references
 from schemas.ids import StreamName
 from schemas.learner import Learner, LearnerState, StepResult
-from schemas.specs import BatchGroup, Finding, StateRef
+from schemas.specs import BatchGroup, Finding, StateRef, part_weights
 
 PAGE = 256
 MOST_FINDINGS = 20
@@ -80,6 +81,7 @@ class LogContents:
     batches: dict[UUID, BatchAssembled] = field(default_factory=dict)
     graded: dict[tuple[int, int, int], BatchGroup] = field(default_factory=dict)
     saved: list[CheckpointSaved] = field(default_factory=list)
+    compared_parts: tuple[str, ...] = ()
     heads: dict[StreamName, int] = field(default_factory=dict)
     seen: dict[str, bool] = field(default_factory=dict)
     """Artifacts by uri: whether they are what was recorded."""
@@ -124,6 +126,8 @@ async def _check_event(
         report.add("event", name, f"{recorded.type} cannot be decoded: {error}")
         return
     match event:
+        case RunStarted():
+            log.compared_parts = tuple(part_weights(event.spec.config.advanced))
         case PolicyInitialized() | PolicyUpdated():
             log.versions.append(event)
         case BatchAssembled():
@@ -131,7 +135,9 @@ async def _check_event(
             _check_batch(event, name, log, report)
         case GroupGraded():
             key = event.spec.group_key
-            log.graded[key.step, key.slot, key.replacement] = settle(event).group
+            log.graded[key.step, key.slot, key.replacement] = settle(
+                event, compared_parts=log.compared_parts
+            ).group
         case CheckpointSaved():
             log.saved.append(event)
         case RunArchived() | RunDeleted():

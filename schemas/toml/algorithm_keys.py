@@ -8,17 +8,21 @@ from collections.abc import Iterator
 
 from schemas.algorithms import (
     CLIP_HIGH,
+    COMPARES_PARTS,
     COV_HIGH,
     COV_LOW,
     DEPTHS,
     GROUPED,
     READ_BY,
     REINFORCED,
+    SUMS_REWARDS,
+    failed_rewards,
     filters_groups,
     is_offline,
 )
 from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
+from schemas.specs import part_weights
 
 REINFORCED_NAMES = {"beta": "advanced.kl_coef"}
 """Keys that other trainers read in reinforcement learning, and their names here."""
@@ -31,6 +35,8 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
     yield from _correction_issues(advanced)
     yield from _minibatch_issues(config)
     yield from _preference_issues(advanced)
+    if advanced.algorithm in COMPARES_PARTS:
+        yield from _part_issues(advanced)
     clip_high = advanced.clip_high or CLIP_HIGH.get(advanced.algorithm, 0.2)
     if advanced.clip_delta is not None and advanced.clip_delta <= 1 + clip_high:
         yield Issue(
@@ -106,7 +112,7 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
     for key, readers in READ_BY.items():
         if getattr(advanced, key) is not None and advanced.algorithm not in readers:
             those = "the reinforcement learning algorithms"
-            known = those if readers == REINFORCED else ", ".join(readers)
+            known = those if readers in (REINFORCED, SUMS_REWARDS) else ", ".join(readers)
             yield Issue(
                 f"advanced.{key}",
                 f"has no meaning for {advanced.algorithm}; leave it out, or use one of: {known}",
@@ -157,6 +163,32 @@ def _minibatch_issues(config: RunConfig) -> Iterator[Issue]:
             "advanced.minibatch_size",
             f"must divide the samples of a step, which are rollout_batch_size x n_samples_per_prompt "
             f"= {samples}, got {size}",
+        )
+
+
+def _part_issues(advanced: Advanced) -> Iterator[Issue]:
+    """Rewards that do not consist of named parts."""
+    parts = part_weights(advanced)
+    if not advanced.rewards or len(parts) < 2:
+        yield Issue(
+            "advanced.rewards",
+            f"must name reward functions for {advanced.algorithm}, which compares the parts of a "
+            f"reward, at least two with those of advanced.rubrics, got {len(parts)}",
+        )
+    for name, weight in parts.items():
+        if weight == 0:
+            yield Issue(
+                "advanced.rewards",
+                f"must give {name!r} a weight other than 0 for {advanced.algorithm}; leave it out, or "
+                "set its weight",
+            )
+    fixed = [why for why, reward in failed_rewards(advanced).items() if reward != "grade"]
+    if fixed:
+        key = "failed_reward" if advanced.failed_rewards is None else "failed_rewards"
+        yield Issue(
+            f"advanced.{key}",
+            f"must be 'drop' or 'grade' for {advanced.algorithm}, because a number for {fixed[0]} has "
+            "no parts",
         )
 
 

@@ -14,7 +14,7 @@ from schemas.deployments import NAME_RULE, is_deployment_name
 from schemas.errors import Issue
 from schemas.limits import MOST_OFFLINE_ROWS, most_groups, most_samples
 from schemas.network import NetworkAddress, parse_address
-from schemas.specs import rubric_specs
+from schemas.specs import part_weights, rubric_specs
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
 from schemas.toml.env_vars import reserved_env
 from schemas.toml.provider_keys import provider_issues
@@ -197,8 +197,9 @@ def _step_size_issues(config: RunConfig) -> Iterator[Issue]:
         return
     too_many = tuple(_too_many_samples("training.n_samples_per_prompt", config))
     yield from too_many
+    parts = list(part_weights(config.advanced))
     samples, groups = config.training.n_samples_per_prompt, config.training.rollout_batch_size
-    if not too_many and groups > (most := most_groups(samples)):
+    if not too_many and groups > (most := most_groups(samples, parts)):
         yield Issue(
             "training.rollout_batch_size",
             f"must be at most {most} with {samples} samples per prompt, got {groups}",

@@ -1,6 +1,7 @@
 """Every objective on the platform: submitted as by TOML, trained, and rebuilt to the same bits."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.kit.platform import (
     make_workspace,
     platform,
     run_config,
+    verify,
 )
 from tests.kit.preference_rows import pairs, singles
 
@@ -141,3 +143,46 @@ def test_a_filtered_group_is_replaced_and_the_log_says_so(running: Platform) -> 
     assert sum(dropped) == len(flat) > 0
     assert replaced
     assert {slot["replacement"] for slot in replaced} <= {1, 2}
+
+
+TWO_PARTS = """
+from headrace import AgentWorkflow, reward
+
+
+class Say(AgentWorkflow):
+    async def run(self, ctx):
+        return [*ctx.prompt, await ctx.chat(ctx.prompt)]
+
+
+@reward
+def digits(solution_str, ground_truth, extra_info=None, **kwargs):
+    return sum(character.isdigit() for character in solution_str) / 8
+
+
+@reward
+def brief(solution_str, ground_truth, extra_info=None, **kwargs):
+    return -float(len(solution_str))
+"""
+
+
+def test_gdpo_trains_on_the_parts_of_rewards_and_is_rebuilt_from_its_log(
+    tmp_path: Path, running: Platform
+) -> None:
+    files = {"rollouts/say/main.py": TWO_PARTS}
+    workspace = make_workspace(tmp_path / "workspace", files)
+    made = running.post("/workspaces", {"url": str(workspace), "name": "parts"})
+    assert made.status_code == 201, made.text
+    rewards = [{"name": "digits", "weight": 1.0}, {"name": "brief", "weight": 0.25}]
+    config = run_config(advanced={"algorithm": "gdpo", "rewards": rewards})
+    run = running.submit(config, workspace="parts", name="gdpo")
+    info = running.wait(run, "finished")
+    batches = [e["data"] for e in running.events(run) if e["type"] == "rl.batch.assembled"]
+    assert len(batches) == 4
+    for group in (group for batch in batches for group in batch["groups"]):
+        assert set(group["parts"]) == {"digits", "brief"}
+        values = zip(*(group["parts"][reward["name"]] for reward in rewards), strict=True)
+        for (digits, brief), reward in zip(values, group["rewards"], strict=True):
+            assert reward == pytest.approx(digits + 0.25 * brief)
+    assert any(point["value"] != 0 for point in info["metrics"]["train/grad_norm"])
+    found = verify(running, run)
+    assert found["status"] == "verified", found

@@ -11,6 +11,25 @@ HERE = "tests/known_bugs/test_by_hand.py"
 
 KNOWN_BUGS = (
     KnownBug(
+        bug="GDPO takes its last mean and deviation over tokens, so long answers count more",
+        seen="verl-project/verl#6497",
+        code="trainer.algorithms.gdpo:estimate",
+        old="advantage_S = advantages(sums)",
+        new="""places = before.sample_E.tolist()
+    of_tokens = advantages([sums[place] for place in places])
+    advantage_S = [of_tokens[places.index(n)] for n in range(len(sums))]""",
+        test=f"{HERE}::test_gdpo_weighs_samples_equally_however_long_they_are",
+    ),
+    KnownBug(
+        bug="a filter of equal rewards drops groups whose parts differ",
+        seen="NovaSky-AI/SkyRL#2104",
+        code="consumers.run.settle:_num_distinct",
+        old="zip(*(group.parts.values() or [group.rewards]), strict=True)",
+        new="zip(group.rewards)",
+        test="tests/unit/consumers/run/test_run_filter.py::"
+        "test_gdpo_gets_the_parts_of_rewards_and_compares_them",
+    ),
+    KnownBug(
         bug="the deviation of a group has ddof 0",
         seen="NVIDIA/TorchFort#38",
         code=GRPO,

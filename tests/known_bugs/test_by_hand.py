@@ -18,7 +18,7 @@ from tests.unit.trainer.support import TINY, Shelf, job, request
 from tests.unit.trainer.test_learner import play
 from tests.unit.trainer.test_optimizer import leaves
 from trainer import grpo
-from trainer.algorithms import cispo, dppo, gmpo, gpg, gspo, rloo, sapo, sft
+from trainer.algorithms import cispo, dppo, gdpo, gmpo, gpg, gspo, rloo, sapo, sft
 from trainer.algorithms.ppo import gae
 from trainer.engine import Engine
 from trainer.forward.packing import Example, pack
@@ -166,6 +166,20 @@ def test_gpg_makes_up_for_groups_that_are_equal() -> None:
     )
     found = gpg.OBJECTIVE.estimate(before, gpg.OBJECTIVE.defaults).advantage_E
     assert found.tolist() == pytest.approx([-0.5 * 3, 0.5 * 3, 0, 0, 0, 0, 0])
+
+
+def test_gdpo_weighs_samples_equally_however_long_they_are() -> None:
+    """Samples of 1, 3 and 1 actions. The sums are 1.5, -1.5 and 0, and their deviation is 1.5."""
+    before = BatchBeforeUpdate(
+        [0, 0, 1],
+        [1.0, 0.0, 1.0],
+        torch.tensor([0, 1, 1, 1, 2]),
+        parts={"right": [1.0, 0.0, 1.0], "short": [8.0, 2.0, 5.0]},
+    )
+    half = 1.5 / math.sqrt(2)
+    weights = Hyperparameters(part_weights=(("right", half), ("short", half)))
+    found = gdpo.OBJECTIVE.estimate(before, weights).advantage_E
+    assert found.tolist() == pytest.approx([1, -1, -1, -1, 0], abs=1e-5)
 
 
 def test_a_value_may_only_come_so_near() -> None:

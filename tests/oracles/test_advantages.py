@@ -2,17 +2,19 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.oracles import theirs_trl, theirs_verl
 from tests.oracles.cases import Case, cases
 from tests.oracles.comparisons import advantage_of
 from trainer import grpo
-from trainer.algorithms import dr_grpo, gpg, maxrl, rloo
+from trainer.algorithms import dr_grpo, gdpo, gpg, maxrl, rloo
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import BatchBeforeUpdate, by_group, finite_or_none
 
@@ -117,3 +119,63 @@ def test_a_reward_alone_is_where_references_disagree() -> None:
     assert theirs_verl.group_advantages(case, "rloo_vectorized").tolist() == [0.0, 0.0]
     for of in (grpo.advantages, dr_grpo.advantages, rloo.advantages):
         assert advantages(case, of).tolist() == [0.0, 0.0]
+
+
+WEIGHTS = {"right": 1.0, "short": -0.25, "polite": 3.0}
+
+
+def decoupled(case: Case, parts: dict[str, list[float]]) -> torch.Tensor:
+    """Our GDPO advantages (B) of a case whose rewards have these parts."""
+    before = BatchBeforeUpdate(
+        group_S=case.group,
+        reward_S=[finite_or_none(reward) for reward in case.rewards],
+        sample_E=torch.arange(case.num_rows),
+        parts=parts,
+    )
+    weights = tuple((name, WEIGHTS[name]) for name in parts)
+    return gdpo.estimate(before, Hyperparameters(part_weights=weights)).advantage_E
+
+
+def drawn_parts(case: Case, data: st.DataObject) -> dict[str, list[float]]:
+    eighths = st.integers(-16, 16).map(lambda n: n / 8)
+    rows = st.lists(eighths, min_size=case.num_rows, max_size=case.num_rows)
+    return {name: data.draw(rows) for name in WEIGHTS}
+
+
+@given(cases(), st.data())
+def test_gdpo_is_trl_s_but_for_its_eps(case: Case, data: st.DataObject) -> None:
+    parts = drawn_parts(case, data)
+    _, theirs = theirs_trl.score_batch(
+        case,
+        parts=list(parts.values()),
+        weights=list(WEIGHTS.values()),
+        multi_objective_aggregation="normalize_then_sum",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "EPS", 1e-4)
+        mine = decoupled(case, parts)
+    expected = theirs["advantages"].masked_fill(torch.tensor(case.has_reward).logical_not(), 0.0)
+    torch.testing.assert_close(mine, expected, atol=1e-9, rtol=0)
+
+
+@given(cases(gaps=False), st.data())
+def test_gdpo_is_verl_s_where_answers_are_equally_long(case: Case, data: st.DataObject) -> None:
+    """verl computes it in 32 bits. It whitens with 1e-8 under the root."""
+    parts = drawn_parts(case, data)
+    full = replace(case, mask=torch.ones_like(case.mask))
+    mine = decoupled(case, parts)
+    theirs = theirs_verl.decoupled_advantages(full, parts, list(WEIGHTS.values()))
+    width, rows = case.mask.shape[1], case.num_rows
+    # Its variance is that of tokens, with ddof 1 too.
+    factor = math.sqrt(width * (rows - 1) / (width * rows - 1)) if mine.any() else 1.0
+    torch.testing.assert_close(mine, theirs[:, 0].double() * factor, atol=1e-4, rtol=1e-4)
+
+
+def test_gdpo_tells_combinations_apart_that_add_up_alike() -> None:
+    """Twin: these parts add up to the same reward of 3, so they are all the same to GRPO."""
+    ones = torch.ones(3, 1, dtype=torch.float64)
+    case = Case(3, (3.0, 3.0, 3.0), ones, -ones, -ones, -ones, -ones)
+    parts = {"right": [3.0, 0.0, 1.5], "polite": [0.0, 1.0, 0.5]}
+    assert advantages(case, grpo.advantages).tolist() == [0, 0, 0]
+    found = decoupled(case, parts)
+    assert found.tolist() == pytest.approx([-1, 1, 0], abs=1e-5)

@@ -56,8 +56,10 @@ class _Trainer:
         self.accelerator, self.model, self.ref_model = _Accelerator(), _Model().train(), _Model()
         self._tokenizer = types.SimpleNamespace(pad_token_id=0)
         self.num_generations = self.num_generations_eval = case.size
-        self.reward_funcs, self.reward_func_names = [None], ["case"]
-        self.reward_weights = torch.ones(1)
+        self.parts: list[list[float]] = settings.pop("parts", [])
+        self.reward_weights = torch.tensor(settings.pop("weights", [1.0]), dtype=torch.float64)
+        self.reward_funcs = [None] * len(self.reward_weights)
+        self.reward_func_names = [f"part {n}" for n in range(len(self.reward_weights))]
         self._metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
         self._logs: Any = defaultdict(lambda: defaultdict(list))
         for name in ("prompt", "completion", "advantages", "images"):
@@ -105,7 +107,11 @@ class _Trainer:
             reward if known else float("nan")
             for reward, known in zip(self.case.rewards, self.case.has_reward, strict=True)
         ]
-        return torch.tensor(rewards, dtype=torch.float64)[:, None]
+        known = torch.tensor(rewards, dtype=torch.float64)[:, None]
+        if not self.parts:
+            return known
+        parts = torch.tensor(self.parts, dtype=torch.float64).T
+        return parts.masked_fill(known.isnan(), float("nan"))
 
     def _get_per_token_logps_and_entropies(self, model: object, *_: object, **__: Any) -> Any:
         logprobs = self.case.reference if model is self.ref_model else self.now

@@ -42,6 +42,27 @@ def group_advantages(case: Case, estimator: str, **settings: Any) -> torch.Tenso
     return found
 
 
+def decoupled_advantages(
+    case: Case, parts: dict[str, list[float]], weights: list[float]
+) -> torch.Tensor:
+    """GDPO's advantages (B, T), whitened over tokens, in 32 bits. verl puts each part at the last token
+    of a row, by the row's length."""
+    parts_of_row = {name: np.array(values) for name, values in parts.items()}
+    tokens = {
+        "prompts": torch.ones(case.num_rows, 1),
+        "attention_mask": torch.cat([torch.ones(case.num_rows, 1), case.mask], dim=1).long(),
+    }
+    found: torch.Tensor = CORE.get_adv_estimator_fn("gdpo")(
+        torch.zeros_like(case.mask),
+        case.mask,
+        index=np.array(case.group),
+        config={"gdpo_reward_keys": list(parts), "gdpo_reward_weights": weights},
+        non_tensor_batch=parts_of_row,
+        batch=tokens,
+    )[0]
+    return found
+
+
 def policy_loss(
     case: Case,
     name: str,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from schemas.config import Algorithm, RunConfig
 from schemas.learner import RULES
+from schemas.specs import part_weights
 from trainer import grpo
 from trainer.algorithms import (
     cispo,
@@ -15,6 +16,7 @@ from trainer.algorithms import (
     dapo,
     dppo,
     dr_grpo,
+    gdpo,
     gmpo,
     gpg,
     gspo,
@@ -43,6 +45,7 @@ OBJECTIVES: dict[Algorithm, Objective] = {
     "clip_cov": clip_cov.OBJECTIVE,
     "kl_cov": kl_cov.OBJECTIVE,
     "gpg": gpg.OBJECTIVE,
+    "gdpo": gdpo.OBJECTIVE,
     "maxrl": maxrl.OBJECTIVE,
     "rloo": rloo.OBJECTIVE,
     "reinforce_plus_plus": reinforce_plus_plus.OBJECTIVE,
@@ -104,6 +107,7 @@ def hyperparameters_of(
         splits_groups=rules >= 2,
         limits_samples=rules >= 3,
         updates=advanced.updates_per_step,
+        part_weights=tuple(part_weights(advanced).items()),
         seed=advanced.seed,
         step=step,
         minibatch_groups=advanced.minibatch_size

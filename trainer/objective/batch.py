@@ -84,6 +84,14 @@ def minibatches_of(
     )
 
 
+def parts_of(groups: Sequence[GradedGroup]) -> dict[str, list[float | None]]:
+    """Name of a part of the reward -> its value for each sample. Names that a group lacks are left
+    out."""
+    first = groups[0].parts if groups else ()
+    names = [name for name in first if all(name in group.parts for group in groups)]
+    return {name: [value for group in groups for value in group.parts[name]] for name in names}
+
+
 def sample_of_each_action(examples: Sequence[Example]) -> torch.Tensor:
     """(E, int64): the number of the sample that each action belongs to."""
     return torch.tensor([e.sample for e in examples for _ in range(e.num_actions)]).long()

@@ -39,6 +39,8 @@ class Hyperparameters:
     """between which covariances Clip-Cov draws"""
     cov_kl_coef: float = 1.0
     """the penalty of the actions that KL-Cov chooses"""
+    part_weights: tuple[tuple[str, float], ...] = ()
+    """the parts of the reward that GDPO normalises one by one, with their weights"""
     kl_coef: float = 0.0
     """beta, the weight of the KL; with 0 no reference pass is computed"""
     kl_estimator: KlEstimator = "k3"

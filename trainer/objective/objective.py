@@ -11,8 +11,8 @@ Everything known before the update is constant and float64. Only `logprob_M` car
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -34,7 +34,7 @@ class BatchBeforeUpdate:
     `group_S` is the number of each sample's group. `reward_S` is None where a reward is missing or not
     finite. `sample_E` is the number of each action's sample. `penalty_E` is kl_coef times the KL
     estimate at each action, if the KL is part of the reward. `value_E` is what the critic predicts, if
-    there is one.
+    there is one. `parts` are the parts of each sample's reward by name, if the run records them.
     """
 
     group_S: Sequence[int]
@@ -42,6 +42,7 @@ class BatchBeforeUpdate:
     sample_E: torch.Tensor
     penalty_E: torch.Tensor | None = None
     value_E: torch.Tensor | None = None
+    parts: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
     @property
     def known_E(self) -> torch.Tensor:
@@ -116,17 +117,27 @@ def by_group(
     gets the advantage of the sample. A KL penalty in the reward is summed over the sample first."""
 
     def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Estimate:
-        members: dict[int, list[int]] = {}
-        for sample, group in enumerate(before.group_S):
-            members.setdefault(group, []).append(sample)
-        rewards, advantage_S = before.net_rewards(), [0.0] * len(before.group_S)
-        for samples in members.values():
-            of_group = advantages([rewards[i] for i in samples])
-            for sample, advantage in zip(samples, of_group, strict=True):
-                advantage_S[sample] = advantage
+        advantage_S = compare_in_groups(advantages, before.group_S, before.net_rewards())
         return Estimate(torch.tensor(advantage_S, dtype=torch.float64)[before.sample_E])
 
     return estimate
+
+
+def compare_in_groups(
+    advantages: Callable[[Sequence[float | None]], list[float]],
+    group_S: Sequence[int],
+    reward_S: Sequence[float | None],
+) -> list[float]:
+    """The advantage of each sample, by a function of the rewards of one group."""
+    members: dict[int, list[int]] = {}
+    for sample, group in enumerate(group_S):
+        members.setdefault(group, []).append(sample)
+    advantage_S = [0.0] * len(group_S)
+    for samples in members.values():
+        of_group = advantages([reward_S[i] for i in samples])
+        for sample, advantage in zip(samples, of_group, strict=True):
+            advantage_S[sample] = advantage
+    return advantage_S
 
 
 def whiten(value_E: torch.Tensor, known_E: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,13 @@ VALUES: dict[str, Any] = {
 }
 """A valid value of each key; 0.5 is one of the others."""
 
+RUBRIC = {"text": "It is polite.", "model": "openai/gpt-5-mini"}
+
+OF_ALGORITHM: dict[str, dict[str, Any]] = {
+    "gdpo": {"rewards": [{"name": "right"}, {"name": "short", "weight": 0.5}]},
+}
+"""What an algorithm needs besides."""
+
 NEEDS: dict[str, dict[str, Any]] = {
     "correction_level": {"correction": "masked"},
     "correction_low": {"correction": "masked"},
@@ -62,7 +69,11 @@ def refused(samples: int = 2, **advanced: Any) -> dict[str, str]:
 @pytest.mark.parametrize("key", READ_BY)
 def test_a_key_is_read_or_refused(algorithm: str, key: str) -> None:
     said = {"algorithm": algorithm, key: VALUES.get(key, 0.5), **NEEDS.get(key, {})}
-    issues = refused(**said)
+    if (algorithm, key) == ("gdpo", "failed_reward"):
+        said[key] = "grade"
+    elif (algorithm, key) == ("gdpo", "failed_rewards"):
+        said[key] = {"timeout": "grade"}
+    issues = refused(**said, **OF_ALGORITHM.get(algorithm, {}))
     if algorithm in READ_BY[key]:
         assert issues == {}
     else:
@@ -144,6 +155,35 @@ def test_the_size_of_a_mini_batch_is_refused_with_the_numbers_it_contradicts() -
     assert "= 64, got 6" in message
     assert refused(minibatch_size=64) == {}
     assert refused(minibatch_size=2) == {}
+
+
+@pytest.mark.parametrize(
+    ("advanced", "key", "says"),
+    [
+        ({}, "rewards", "at least two with those of advanced.rubrics, got 0"),
+        ({"rewards": [{"name": "a"}]}, "rewards", "got 1"),
+        ({"rubrics": [RUBRIC, {**RUBRIC, "name": "b"}]}, "rewards", "must name reward functions"),
+        (
+            {"rewards": [{"name": "a"}, {"name": "b", "weight": 0.0}]},
+            "rewards",
+            "'b' a weight other than 0",
+        ),
+        ({**OF_ALGORITHM["gdpo"], "failed_reward": 0.0}, "failed_reward", "has no parts"),
+        (
+            {**OF_ALGORITHM["gdpo"], "failed_rewards": {"timeout": -1.0}},
+            "failed_rewards",
+            "timeout",
+        ),
+        ({**OF_ALGORITHM["gdpo"], "kl_in": "reward"}, "kl_in", "has no meaning for gdpo"),
+        ({**OF_ALGORITHM["gdpo"], "overlong_buffer": 4}, "overlong_buffer", "has no meaning"),
+    ],
+)
+def test_gdpo_needs_rewards_of_named_parts(advanced: dict[str, Any], key: str, says: str) -> None:
+    assert says in refused(algorithm="gdpo", **advanced)[f"advanced.{key}"]
+
+
+def test_gdpo_takes_reward_functions_with_rubrics() -> None:
+    assert refused(algorithm="gdpo", rewards=[{"name": "a"}], rubrics=[RUBRIC]) == {}
 
 
 def test_a_group_of_one_has_nothing_to_compare_with() -> None:

@@ -3,10 +3,10 @@
 import pytest
 
 from schemas.config import RewardWeight
-from schemas.events import MAX_EVENT_BYTES, GroupGraded
-from schemas.limits import most_samples
+from schemas.events import MAX_EVENT_BYTES, BatchAssembled, GroupGraded
+from schemas.limits import most_groups, most_samples
 from schemas.sampling import Grade
-from schemas.specs import SampleEntry
+from schemas.specs import BatchGroup, SampleEntry
 from tests.kit.specs import group_spec, ref, template
 
 
@@ -32,3 +32,22 @@ def test_the_largest_group_that_is_admitted_fits_into_its_event(num_rewards: int
     )
     size = len(event.model_dump_json().encode())
     assert size <= MAX_EVENT_BYTES
+
+
+@pytest.mark.parametrize(("samples", "num_parts"), [(8, 0), (8, 2), (4, 40), (100, 3)])
+def test_the_largest_batch_that_is_admitted_fits_into_its_event(
+    samples: int, num_parts: int
+) -> None:
+    names = [f"a_reward_function_{n}" for n in range(num_parts)]
+    values = (-1234.5678901234567,) * samples
+    group = BatchGroup(
+        slot=999,
+        replacement=9,
+        artifact=ref("group"),
+        rewards=values,
+        parts=dict.fromkeys(names, values),
+    )
+    groups = (group,) * most_groups(samples, names)
+    assert groups
+    event = BatchAssembled(run="run-0123456789ab", step=9999, groups=groups)
+    assert len(event.model_dump_json().encode()) <= MAX_EVENT_BYTES

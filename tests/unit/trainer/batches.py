@@ -44,6 +44,12 @@ def policy64(**advanced: Any) -> Policy:
     return Policy(loaded, tensors, fresh.scaling, critic)
 
 
+def parts_of(rewards: tuple[float | None, ...]) -> dict[str, tuple[float | None, ...]]:
+    """The rewards as one part, and another part that differs in each group."""
+    other = tuple(None if r is None else (3 * i % 4) / 4 for i, r in enumerate(rewards))
+    return {"right": rewards, "short": other}
+
+
 def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = None) -> GradedGroup:
     """A group whose samples share a prompt and differ after it; a sample may have no action."""
     samples = []
@@ -54,7 +60,7 @@ def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = N
         logprobs = (0.0,) * 4 + tuple(-4.0 - 0.1 * j for j in range(len(reply)))
         row = Row(tokens=prompt + reply, loss_mask=mask, logprobs=logprobs)
         samples.append(SampleRecord(index=i, sequences=(row,)))
-    return GradedGroup(slot, tuple(samples), rewards)
+    return GradedGroup(slot, tuple(samples), rewards, parts_of(rewards))
 
 
 def rewritten(slot: int, rewards: tuple[float | None, ...]) -> GradedGroup:
@@ -73,7 +79,7 @@ def rewritten(slot: int, rewards: tuple[float | None, ...]) -> GradedGroup:
             logprobs=(0.0, 0.0, -4.1, -3.9),
         )
         samples.append(SampleRecord(index=i, sequences=(first, second) if i % 2 else (first,)))
-    return GradedGroup(slot, tuple(samples), rewards)
+    return GradedGroup(slot, tuple(samples), rewards, parts_of(rewards))
 
 
 def accumulate_grpo(

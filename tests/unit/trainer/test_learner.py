@@ -22,6 +22,7 @@ from schemas.learner import (
     StepResult,
 )
 from schemas.sampling import ModelRef, SampleFailure, SampleRecord, Turn, sequences_of
+from tests.unit.trainer.batches import parts_of
 from tests.unit.trainer.support import Shelf, job
 from trainer import grpo
 from trainer.engine import Engine
@@ -59,7 +60,8 @@ def play(step: int) -> StepBatch:
             SampleRecord(index=i, sequences=sequences_of((turn,)), truncated=i == 0)
             for i, turn in enumerate(turns)
         )
-        groups.append(GradedGroup(slot, samples, (1.0, 0.0, None if slot == 2 else 0.5)))
+        rewards = (1.0, 0.0, None if slot == 2 else 0.5)
+        groups.append(GradedGroup(slot, samples, rewards, parts_of(rewards)))
     return StepBatch(step, groups=tuple(groups))
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+PARTS = ({"name": "right", "weight": 1.0}, {"name": "short", "weight": 0.5})
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"kl_coef": 0.05},
     "dr_grpo": {"algorithm": "dr_grpo"},
@@ -16,6 +18,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "clip_cov": {"algorithm": "clip_cov", "cov_ratio": 0.2, "cov_low": 0.0, "clip_high": 0.3},
     "kl_cov": {"algorithm": "kl_cov", "cov_ratio": 0.3},
     "gpg": {"algorithm": "gpg"},
+    "gdpo": {"algorithm": "gdpo", "rewards": PARTS},
     "maxrl": {"algorithm": "maxrl"},
     "rloo": {"algorithm": "rloo"},
     "rloo, kl in the reward": {"algorithm": "rloo", "kl_coef": 0.1, "kl_in": "reward"},

@@ -10,6 +10,7 @@ from consumers.run.settle import FLAT
 from schemas.events import (
     BatchAssembled,
     Event,
+    GroupGraded,
     GroupsRequested,
     GroupsSettled,
     RunStopRequested,
@@ -17,12 +18,13 @@ from schemas.events import (
     StepSkipped,
 )
 from schemas.specs import GroupSpec
-from tests.unit.consumers.runs import Story, graded, only, requested
+from tests.unit.consumers.runs import Story, graded, initialized, only, requested, synced
 
 
 def begun(**advanced: Any) -> tuple[Story, GroupsRequested]:
     story = Story(requested(advanced={"algorithm": "dapo", **advanced}))
-    (_, first) = story.begin().events
+    story.tell(synced(rewards=[part["name"] for part in advanced.get("rewards", ())]))
+    (_, first) = story.tell(initialized()).events
     assert isinstance(first, GroupsRequested)
     return story, first
 
@@ -128,3 +130,50 @@ def test_any_group_relative_objective_may_filter() -> None:
     story, first = begun(algorithm="grpo", filter_groups=True)
     one, _ = first.group_specs()
     story.tell(graded(one, 1.0, 1.0)).then_types(GroupsSettled, GroupsRequested)
+
+
+PARTS = ({"name": "right", "weight": 1.0}, {"name": "short", "weight": 0.5})
+
+
+def with_parts(spec: GroupSpec, *parts: dict[str, float]) -> GroupGraded:
+    """A group whose samples all have reward 1, with these parts."""
+    alike = graded(spec, *(1.0 for _ in parts))
+    grades = tuple(
+        grade.model_copy(update={"parts": own})
+        for grade, own in zip(alike.grades, parts, strict=True)
+    )
+    return alike.model_copy(update={"grades": grades})
+
+
+def test_gdpo_gets_the_parts_of_rewards_and_compares_them() -> None:
+    """Rewards that are equal teach something if their parts are not."""
+    story, first = begun(algorithm="gdpo", filter_groups=True, rewards=PARTS)
+    one, two = first.group_specs()
+    alike = {"right": 0.5, "short": 1.0}
+    flat = story.tell(with_parts(one, alike, alike))
+    assert only(flat, GroupsSettled)[0].groups[0].dropped == FLAT
+    story.tell(with_parts(asked(flat.events), alike, {"right": 1.0, "short": 0.0}))
+    _, batch = story.tell(with_parts(two, {"right": 0.0, "short": 2.0, "other": 9.0}, alike)).events
+    assert isinstance(batch, BatchAssembled)
+    parts = [group.parts for group in batch.groups]
+    assert parts[0] == {"right": (0.5, 1.0), "short": (1.0, 0.0)}
+    assert parts[1] == {"right": (0.0, 0.5), "short": (2.0, 1.0)}, "a part that is not compared"
+
+
+def test_a_sample_that_lacks_a_part_has_no_reward_in_gdpo() -> None:
+    story, first = begun(algorithm="gdpo", filter_groups=False, rewards=PARTS)
+    one, _ = first.group_specs()
+    whole = {"right": 0.5, "short": 1.0}
+    said = story.tell(with_parts(one, whole, {"right": 9.0}, {**whole, "right": 0.0}))
+    group = only(said, GroupsSettled)[0].groups[0]
+    assert group.dropped is None
+    assert group.group.rewards == (1.0, None, 1.0)
+    assert group.group.parts == {"right": (0.5, None, 0.0), "short": (1.0, None, 1.0)}
+
+
+def test_a_batch_of_other_algorithms_has_no_parts() -> None:
+    story, first = begun(algorithm="grpo", rewards=PARTS)
+    for spec in first.group_specs():
+        said = story.tell(with_parts(spec, {"right": 0.5, "short": 1.0}, {"right": 0.5}))
+    assert isinstance(said.events[-1], BatchAssembled)
+    assert "parts" not in said.events[-1].groups[0].model_dump()
