@@ -54,8 +54,8 @@ class Cell:
 
 
 def cells() -> tuple[Cell, ...]:
-    """All there are: an algorithm that samples nothing has no modes. gdpo needs rewards of several parts,
-    which the tasks do not have."""
+    """All there are: an algorithm that samples nothing has no modes. gdpo needs rewards of several
+    parts, which the tasks do not have."""
     return tuple(
         Cell(algorithm, mode)
         for mode in get_args(ExecutionMode)

@@ -6,8 +6,8 @@
     name = "gsm8k"
 
 All of them return 1.0 for a right answer and 0.0 for any other. Their time grows linearly with the
-length of the answer. They import the standard library only. `math_verify` needs the package
-`math-verify` in the rollout's own environment, so it is imported only when an entry point asks for it.
+length of the answer. They import the standard library only. `math_verify` and `reasoning_gym` need a
+package in the rollout's own environment, so they are imported only when an entry point asks for them.
 """
 
 from headrace.graders.choices import multiple_choice
@@ -22,6 +22,7 @@ __all__ = [
     "math_verify",
     "multiple_choice",
     "normalized_match",
+    "reasoning_gym",
 ]
 
 
@@ -30,4 +31,8 @@ def __getattr__(name: str) -> object:
         from headrace.graders.mathematics import math_verify
 
         return math_verify
+    if name == "reasoning_gym":
+        from headrace.graders.generated_tasks import reasoning_gym
+
+        return reasoning_gym
     raise AttributeError(f"headrace.graders has no {name!r}; it has: {', '.join(__all__)}")

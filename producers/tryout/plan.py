@@ -29,6 +29,7 @@ from schemas.config import (
 )
 from schemas.datasets import DatasetRow, parse_rows
 from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.generated_tasks import dataset_name, is_generated
 from schemas.models.scratch import CHARACTERS, PREFIX, scratch_shape
 from schemas.sampling import ModelRef, ProviderRef, SamplingParams
 from schemas.secrets.secret_value import SecretValue
@@ -94,11 +95,17 @@ def dataset_path(request: TryoutRequest, config: Config) -> Path:
     """The file with the rows. Raises NotFound when the workspace has none for the config's dataset."""
     if request.dataset is not None:
         return request.dataset
-    name = config.experiment.dataset
+    ref = config.experiment.dataset
+    name = dataset_name(ref)
     for place in PLACES:
         path = request.workspace / place.format(name)
         if path.is_file():
             return path
+    if is_generated(ref):
+        raise NotFound(
+            f"the workspace has no data/{name}.jsonl; generate it with `headrace dataset generate "
+            f"'{ref}' --out data/{name}.jsonl`"
+        )
     raise NotFound(
         f"the workspace has no data/{name}.jsonl or data/{name}.csv; give the dataset's file with "
         "--dataset FILE"

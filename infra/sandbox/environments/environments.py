@@ -8,12 +8,13 @@ built beside its place and then renamed, so a killed builder leaves nothing that
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -50,6 +51,7 @@ from infra.sandbox.written_trees import (
     seal_tree,
 )
 from infra.settings.packages import INDEX, PackageSettings
+from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Refused, TransientError
 from schemas.specs import PackageEnvironment
 
@@ -57,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_S = 0.1
 RESOLVE_BYTES, RESOLVE_S = 1 << 30, 300.0
+LESS = "ask it for less"
 
 
 class PackageEnvironments:
@@ -152,6 +155,39 @@ class PackageEnvironments:
             raise self._refusal(failed, requirement) from failed
         finally:
             await asyncio.to_thread(remove_tree, folder)
+
+    @asynccontextmanager
+    async def run_python(
+        self,
+        declared: DeclaredPackages,
+        arguments: Sequence[str],
+        *,
+        most_bytes: int,
+        within_s: float,
+    ) -> AsyncIterator[tuple[Path, str | None]]:
+        """Run a Python that has these packages, without a network. Gives the directory in which it
+        could write, until the block ends, and what it said if it failed. Raises Refused when the
+        packages cannot be installed, and when a limit is exceeded."""
+        resolved = await self.resolve(declared)
+        pins = resolved.pins.encode()
+        lock = ArtifactRef(uri="-", sha256=hashlib.sha256(pins).hexdigest(), size=len(pins))
+        ref = PackageEnvironment(
+            key=resolved.key, lock=lock, python=resolved.python, platform=resolved.platform
+        )
+        python = await self.get(ref, pins)
+        folder = prepared_folder(self._directory, "run")
+        try:
+            task = UvTask(declared.path, folder, python, most_bytes, None, within_s, LESS)
+            failure = None
+            try:
+                await run_confined(self._level, [str(python.path), *arguments], task)
+            except UvFailed as failed:
+                failure = shorten(failed)
+            folder.chmod(0o700)  # nobody but us exchanges what is in it from now on
+            yield folder, failure
+        finally:
+            await asyncio.to_thread(remove_tree, folder)
+            self.release(ref.key)
 
     def release(self, key: str) -> None:
         """End one use of an environment. It may be removed when it has none."""

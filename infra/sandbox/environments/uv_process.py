@@ -64,7 +64,7 @@ class UvFailed(Exception):
 class UvTask:
     """One command: its working directory, the only place where it may write, the Python that it gets,
     and the most bytes that it may leave in the directory. `relay` is the socket of an IndexRelay, if it
-    may reach the index. `what` is for messages."""
+    may reach the index. `what` is for messages, and `advice` for those about a limit."""
 
     what: str
     folder: Path
@@ -72,6 +72,7 @@ class UvTask:
     most_bytes: int
     relay: Path | None = None
     within_s: float = WITHIN_S
+    advice: str = "use fewer or smaller packages"
 
 
 async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
@@ -79,7 +80,8 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
     exceeds a limit."""
     done = task.folder / "done"
     await asyncio.to_thread(remove_tree, done)
-    programs = [path for path in map(Path, argv[:1]) if not path.is_relative_to(task.folder)]
+    there = (task.folder, *task.python.files)
+    programs = [path for path in map(Path, argv[:1]) if not any(map(path.is_relative_to, there))]
     if task.relay is not None:
         argv = [str(task.python.path), "-I", "-S", "-c", _beside(), *argv]
     process = await level.start(
@@ -105,9 +107,7 @@ async def run_confined(level: Level, argv: Sequence[str], task: UvTask) -> str:
             if size > task.most_bytes or files > MOST_FILES:
                 raise _too_large(task)
             if loop.time() > deadline:
-                raise Refused(
-                    f"{task.what} took longer than {task.within_s:g} s; use fewer packages"
-                )
+                raise Refused(f"{task.what} took longer than {task.within_s:g} s; {task.advice}")
     finally:
         is_dead = await process.end(within_s=END_S)
         if not is_dead:
@@ -135,7 +135,7 @@ def _measure(task: UvTask) -> tuple[int, int]:
 def _too_large(task: UvTask) -> Refused:
     return Refused(
         f"{task.what} needs more than {task.most_bytes >> 20} MiB or {MOST_FILES} files; "
-        "use fewer or smaller packages"
+        f"{task.advice}"
     )
 
 

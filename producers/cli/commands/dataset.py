@@ -13,6 +13,8 @@ import click
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import LIMIT, OFFSET, group
+from producers.cli.datasets.generated import generate, upload_generated
+from producers.cli.datasets.parquet import as_text
 from producers.cli.display.confirm import confirm
 from producers.cli.display.output import (
     Document,
@@ -24,9 +26,11 @@ from producers.cli.display.output import (
 )
 from producers.cli.display.units import format_size
 from producers.cli.errors import Failure
-from producers.cli.parquet import as_text
 
-dataset = group("dataset", "Datasets in JSON Lines, CSV or Parquet. Each upload is validated.")
+dataset = group(
+    "dataset",
+    "Datasets in JSON Lines, CSV or Parquet, or generated. Each upload is validated.",
+)
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -150,6 +154,38 @@ def validate(client: Client, file: Path, *, mapping: Mapping[str, str]) -> Outpu
     columns = ", ".join(answer.get("columns") or ())
     said = f"{file} is valid: {answer.get('num_rows')} rows, columns {columns}"
     return Output(answer, said, _unread_note(answer))
+
+
+@command(
+    dataset,
+    "generate",
+    example="headrace dataset generate 'reasoning-gym:chain_sum?max_terms=3&size=500'",
+)
+@click.argument("tasks", metavar="reasoning-gym:TASK[?KEY=VALUE&...]")
+@click.option("--out", type=FILE, help="Write the rows into this file, and upload nothing.")
+def generate_(tasks: str, *, out: Path | None, as_json: bool) -> Output:
+    """Generate tasks of reasoning-gym as a dataset.
+
+    They are tasks of the package of this name, and are uploaded.
+
+    The same name in a TOML means this dataset: dataset = "reasoning-gym:...". A submit generates the
+    datasets that its TOML names and the server does not have, so this command is needed for runs that
+    the server starts, such as those of a push.
+
+    size, seed and split=held_out are Headrace's own keys; the others are parameters of the task. No
+    question is in both splits. The package is installed and runs in the sandbox of this machine.
+    """
+    if out is not None:
+        rows = generate(tasks)
+        out.write_bytes(rows)
+        count = rows.count(b"\n")
+        return Output({"file": str(out), "num_rows": count}, f"wrote {count} rows into {out}")
+    with Client() as client:
+        found = upload_generated(client, tasks, quiet=as_json)
+    how = "generated" if found.is_new else "was generated before:"
+    said = f"{how} {found.dataset.get('name')}: {found.dataset.get('num_rows')} rows"
+    document = {"dataset": found.dataset, "is_new": found.is_new}
+    return Output(document, said, f'dataset = "{tasks}"')
 
 
 @command(dataset, "list", example="headrace dataset list")

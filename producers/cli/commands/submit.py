@@ -8,6 +8,7 @@ import click
 from producers.cli.client import Client
 from producers.cli.command import command
 from producers.cli.config_files import check_kind, needs_workspace, read_config
+from producers.cli.datasets.generated import upload_datasets_of
 from producers.cli.display.output import (
     Document,
     Output,
@@ -71,6 +72,7 @@ def submit(
     if isinstance(advanced, dict):  # the server says what is wrong with anything else
         advanced.update(keys)
     place = workspace or _find_workspace(client, config, document, quiet=as_json)
+    upload_datasets_of(client, document, quiet=as_json)
     if dry_run:
         answer = submit_run(client, document, workspace=place, name=name, start=start, dry_run=True)
         return Output(answer, partial(_print_dry_run, answer))

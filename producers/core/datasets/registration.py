@@ -28,6 +28,7 @@ from producers.core.datasets.rules import FileReport
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered
+from schemas.generated_tasks import dataset_name, how_to_generate, is_generated
 from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, is_id, short_id
 from schemas.specs import DatasetRef
 
@@ -200,17 +201,18 @@ async def find(log: EventStore, ref: str) -> DatasetRegistered:
 
 
 async def registration(log: EventStore, ref: str) -> tuple[Recorded, DatasetRegistered]:
-    """The event that registered a dataset, by name or id. Raises NotFound."""
-    streams = [dataset_stream(dataset_id(ref)), dataset_stream(ref)]
+    """The event that registered a dataset, by name or id, or by what it was generated from. Raises
+    NotFound, and InvalidConfig for a name that does not say how to generate it."""
+    streams = [dataset_stream(dataset_id(dataset_name(ref))), dataset_stream(ref)]
     loaded = await log.load(dict.fromkeys(streams, 0))
     for stream in streams:
         for recorded in loaded[stream]:
             event = recorded.event
             if isinstance(event, DatasetRegistered) and may_use_dataset(event.workspace):
                 return recorded, event
-    raise NotFound(
-        f"there is no dataset {ref!r}; `headrace dataset upload FILE --name {ref}` makes one"
-    )
+    upload = f"`headrace dataset upload FILE --name {ref}` makes one"
+    how = how_to_generate(ref) if is_generated(ref) else upload
+    raise NotFound(f"there is no dataset {ref!r}; {how}")
 
 
 def refusal(file_name: str, report: FileReport) -> InvalidConfig:

@@ -24,6 +24,7 @@ from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.events import CommitRequested, DatasetRegistered, WorkspaceSynced
+from schemas.generated_tasks import is_generated
 from schemas.network import NetworkAddress
 from schemas.sampling import ModelRef
 from schemas.secrets.rules import how_to_set
@@ -122,8 +123,11 @@ class ReferenceFinder:
         try:
             return await find_dataset(self._log, ref)
         except NotFound as error:
-            issues.append(Issue(key, error.message, await self._close_dataset(ref)))
-            return None
+            close = None if is_generated(ref) else await self._close_dataset(ref)
+            issues.append(Issue(key, error.message, close))
+        except InvalidConfig as error:
+            issues.append(Issue(key, error.message))
+        return None
 
     async def _close_dataset(self, ref: str) -> str | None:
         """The name of a dataset that is similar to `ref`, and that the sender may use."""

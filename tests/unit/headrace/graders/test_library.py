@@ -15,7 +15,7 @@ from headrace.user_code.discovery import EntryPointError, load, rewards_of
 MODULES = [
     f"headrace.graders.{module.name}"
     for module in pkgutil.iter_modules(headrace.graders.__path__)
-    if module.name != "mathematics"
+    if module.name not in ("mathematics", "generated_tasks")
 ]
 
 
@@ -26,11 +26,15 @@ def test_the_examples_in_the_docstrings_are_true(name: str) -> None:
     assert doctest.testmod(module, raise_on_error=True).failed == 0
 
 
-def test_every_name_but_one_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "math_verify", None)
+def test_every_name_but_two_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("math_verify", "reasoning_gym"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in ("mathematics", "generated_tasks"):
+        monkeypatch.delitem(sys.modules, f"headrace.graders.{module}", raising=False)
     for name in headrace.graders.__all__:
-        if name == "math_verify":
-            with pytest.raises(ImportError, match=r"add .math-verify.* in the pyproject\.toml"):
+        if name in ("math_verify", "reasoning_gym"):
+            package = name.replace("_", "-")
+            with pytest.raises(ImportError, match=rf"add .{package}.* in the pyproject\.toml"):
                 getattr(headrace.graders, name)
         else:
             assert is_reward(getattr(headrace.graders, name))

