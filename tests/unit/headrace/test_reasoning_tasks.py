@@ -131,7 +131,7 @@ def test_a_row_of_another_origin_is_not_scored() -> None:
 
 
 def test_the_grader_takes_what_is_marked_as_the_answer() -> None:
-    from headrace.graders import reasoning_gym
+    from headrace.graders.generated_tasks import reasoning_gym
 
     (row, *_) = rows_of("sums?size=4")
     truth, metadata = row["ground_truth"], row["metadata"]
