@@ -65,6 +65,10 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "kl_coef": REINFORCED,
     "kl_estimator": REINFORCED,
     "kl_in": SUMS_REWARDS,
+    "entropy_coef": REINFORCED,
+    "entropy_target": REINFORCED,
+    "entropy_coef_delta": REINFORCED,
+    "entropy_coef_max": REINFORCED,
     "correction_level": REINFORCED,
     "correction_low": REINFORCED,
     "correction_high": REINFORCED,
@@ -94,6 +98,9 @@ READ_BY: dict[str, tuple[str, ...]] = {
 """Key -> the algorithms that read it. For any other algorithm the key must not be set."""
 
 DEFAULT_REPLACEMENTS = 4
+
+ENTROPY_COEF_DELTA, ENTROPY_COEF_MAX = 0.005, 1.0
+"""How much the weight of the entropy bonus changes in a step, and its bound, as in TRL."""
 
 
 CLIP_HIGH: dict[str, float] = {

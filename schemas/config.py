@@ -236,6 +236,15 @@ class Advanced(Section):
     """upper bound of the ratio where the advantage is negative (dual clip)"""
     kl_estimator: KlEstimator | None = None
     """which estimator of the KL divergence is used"""
+    entropy_coef: float | None = Field(default=None, ge=0, le=10)
+    """weight of the entropy bonus ([algorithms](algorithms.md#entropy-bonus)); with `entropy_target`
+    the weight at the beginning"""
+    entropy_target: float | None = Field(default=None, gt=0, le=100)
+    """the entropy, in nats, below which the bonus is on and its weight grows"""
+    entropy_coef_delta: float | None = Field(default=None, gt=0, le=10)
+    """how much the weight of the bonus changes in a step"""
+    entropy_coef_max: float | None = Field(default=None, gt=0, le=10)
+    """the largest weight of the bonus"""
     kl_in: KlPlace | None = None
     """whether the KL divergence is added to the loss or to the reward"""
     correction: Correction = "ratio"

@@ -199,10 +199,13 @@ def micro_batch_loss(
     `values` holds the constants of its actions, (M) each. Its metrics are added to `means`."""
     # Logprob of each action under pi_theta, the policy being trained. It alone carries a gradient.
     value_M, temperature = None, hyperparameters.temperature
+    trained = {"trains_entropy": hyperparameters.entropy_coef > 0}
     if objective.has_critic:
-        logprob_M, entropy_M, value_M = policy.logprobs_and_values(micro, temperature=temperature)
+        logprob_M, entropy_M, value_M = policy.logprobs_and_values(
+            micro, temperature=temperature, **trained
+        )
     else:
-        logprob_M, entropy_M = policy.logprobs(micro, temperature=temperature)
+        logprob_M, entropy_M = policy.logprobs(micro, temperature=temperature, **trained)
     fixed = {name: values_M.to(logprob_M) for name, values_M in values.items()}
 
     # The ratio pi_theta / mu. With a correction it is pi_theta / pi_prox, the policy before the step.
@@ -223,12 +226,14 @@ def micro_batch_loss(
         loss_M, actions, behaviour_M, proximal_M, hyperparameters, means
     )
 
-    # The KL to the reference and the loss of the critic, if the run has them.
+    # The KL to the reference, the entropy bonus and the loss of the critic, if the run has them.
     sampler_kl_M = k3((behaviour_M - logprob_M).detach())
     kl_M = fixed.get("kl", sampler_kl_M)
     if hyperparameters.kl_coef and hyperparameters.kl_in == "loss":
         kl_M = kl_to_reference(policy, micro, logprob_M, hyperparameters)
         loss_M = loss_M + hyperparameters.kl_coef * kl_M
+    if hyperparameters.entropy_coef:
+        loss_M = loss_M - hyperparameters.entropy_coef * entropy_M
     if value_M is not None:
         loss_M = loss_M + critic_loss(value_M, fixed, hyperparameters, means)
 
@@ -237,7 +242,7 @@ def micro_batch_loss(
     means.add_sum("train/loss", loss)
     means.add("train/kl", kl_M.detach())
     means.add("train/clip_ratio", clipped_M)
-    means.add("train/entropy_loss", entropy_M)
+    means.add("train/entropy_loss", entropy_M.detach())
     means.add("train/sampler_kl", sampler_kl_M)
     means.add("train/sampler_mismatch", (logprob_M - behaviour_M).detach().abs())
     return loss

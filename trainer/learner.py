@@ -40,6 +40,8 @@ from trainer.algorithms import sft
 from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
 from trainer.model.base import Base
 from trainer.model.chat_template import Chat
+from trainer.objective.entropy import COEF, SEEN, EntropyControl, load_control
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.optimizer import Optimizers, step_size_at
 from trainer.policy import (
     LoadedModel,
@@ -65,6 +67,7 @@ class LoadedVersion:
 
     policy: Policy
     optimizers: Optimizers
+    entropy: EntropyControl | None = None
     weights_sha256: str = ""
     state_sha256: str = ""
 
@@ -171,7 +174,8 @@ VersionAndResult = tuple[LoadedVersion, StepResult | None, dict[str, torch.Tenso
 
 def _build_version_zero(loaded: LoadedModel, job: LearnerJob) -> VersionAndResult:
     policy = fresh_policy(loaded, job)
-    version = LoadedVersion(policy, Optimizers.fresh(policy, job))
+    entropy = EntropyControl.fresh(job.config.advanced)
+    version = LoadedVersion(policy, Optimizers.fresh(policy, job), entropy)
     state = _export(version, export_state=True)
     files, weights_name = checkpoint_files(policy, job)
     result = StepResult(
@@ -196,7 +200,11 @@ def _load_version(loaded: LoadedModel, job: LearnerJob, state: LearnerState) -> 
     saved = parse(state.state, device=device)
     critic = {n.removeprefix(CRITIC): t for n, t in saved.items() if n.startswith(CRITIC)}
     policy = replace(fresh, tensors=tensors)
-    version = LoadedVersion(policy, Optimizers.fresh(policy, job))
+    entropy = EntropyControl.fresh(job.config.advanced)
+    if entropy is not None:
+        entropy = load_control(saved)
+        saved = {name: tensor for name, tensor in saved.items() if name not in (COEF, SEEN)}
+    version = LoadedVersion(policy, Optimizers.fresh(policy, job), entropy)
     version.optimizers.policy.load({n: t for n, t in saved.items() if not n.startswith(CRITIC)})
     _load_critic(version, critic)
     if version.step != state.step:
@@ -245,16 +253,18 @@ def _step(
             step_size=step_size_at(batch.step, job),
         )
     else:
+        hyperparameters = _hyperparameters(version, job, step=batch.step, micro_batch_tokens=tokens)
         metrics, plan = grpo.step(
             policy,
             version.optimizers,
             batch.groups,
             objective=OBJECTIVES[advanced.algorithm],
-            hyperparameters=hyperparameters_of(
-                job.config, micro_batch_tokens=tokens, rules=job.rules, step=batch.step
-            ),
+            hyperparameters=hyperparameters,
             step_size=step_size_at(batch.step, job),
         )
+        if version.entropy is not None:
+            metrics["train/entropy_coef"] = hyperparameters.entropy_coef
+            version.entropy = version.entropy.after(metrics, advanced)
     version.optimizers.policy.step = batch.step
     metrics["train/tokens"] = float(sum(plan))
     finite = {key: value for key, value in sorted(metrics.items()) if math.isfinite(value)}
@@ -262,6 +272,18 @@ def _step(
     versions = _bit_versions(policy, job)
     result = StepResult(state=state, metrics=finite, plan=plan, versions=versions)
     return version, result, _copy(policy.tensors)
+
+
+def _hyperparameters(
+    version: LoadedVersion, job: LearnerJob, *, step: int, micro_batch_tokens: int
+) -> Hyperparameters:
+    """Those of the run. If its entropy bonus follows a target, the weight is the version's."""
+    found = hyperparameters_of(
+        job.config, micro_batch_tokens=micro_batch_tokens, rules=job.rules, step=step
+    )
+    if version.entropy is None:
+        return found
+    return replace(found, entropy_coef=version.entropy.next_coef(job.config.advanced))
 
 
 def _bit_versions(policy: Policy, job: LearnerJob) -> dict[str, str]:
@@ -326,7 +348,7 @@ def _optimizer_state(version: LoadedVersion) -> dict[str, torch.Tensor]:
     if critic is not None and optimizer is not None:
         inner = {**critic.tensors, **optimizer.state()}
         state |= {CRITIC + name: tensor for name, tensor in inner.items()}
-    return state
+    return state if version.entropy is None else state | version.entropy.state()
 
 
 def _copy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -137,11 +137,19 @@ class Policy:
         return self.outputs(micro, reference=reference)[1]
 
     def logprobs(
-        self, micro: MicroBatch, *, temperature: float, reference: bool = False
+        self,
+        micro: MicroBatch,
+        *,
+        temperature: float,
+        reference: bool = False,
+        trains_entropy: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-probability (M) of each action at `temperature`, and the entropy (M, in nats, no
-        gradient) of the distribution that the action was drawn from."""
-        return self._score_actions(micro, temperature=temperature, reference=reference)[:2]
+        """The log-probability (M) of each action at `temperature`, and the entropy (M, in nats) of the
+        distribution that the action was drawn from. The entropy has a gradient with `trains_entropy`
+        only, which costs memory for one more chunk of logits."""
+        return self._score_actions(
+            micro, temperature=temperature, reference=reference, trains_entropy=trains_entropy
+        )[:2]
 
     @torch.no_grad()
     def likeliest(
@@ -159,26 +167,28 @@ class Policy:
         return likeliest_tokens(hidden_M_H, head_V_H, temperature=temperature, most=most)
 
     def logprobs_and_values(
-        self, micro: MicroBatch, *, temperature: float
+        self, micro: MicroBatch, *, temperature: float, trains_entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same as `logprobs`, and the value (M) that the critic predicts before each action. Raises
         ValueError if the policy has no critic."""
         if self.critic is None:
             raise ValueError("this policy has no critic: only algorithm 'ppo' makes one")
         logprob_M, entropy_M, hidden_M_H = self._score_actions(
-            micro, temperature=temperature, reference=False
+            micro, temperature=temperature, reference=False, trains_entropy=trains_entropy
         )
         return logprob_M, entropy_M, self.critic.values(hidden_M_H)
 
     def _score_actions(
-        self, micro: MicroBatch, *, temperature: float, reference: bool
+        self, micro: MicroBatch, *, temperature: float, reference: bool, trains_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probabilities (M), entropies (M) and hidden states (M, H). A pass through Transformers
         computes the logits of all actions at once; our own decoder computes them in chunks."""
         decoder = self.loaded.decoder
         if decoder is None:
             hidden_M_H, logits_M_V = self.outputs(micro, reference=reference)
-            return *_target_logprobs(logits_M_V / temperature, micro.target_M), hidden_M_H
+            return *_target_logprobs(
+                logits_M_V / temperature, micro.target_M, trains_entropy=trains_entropy
+            ), hidden_M_H
         hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=reference)
         chosen = chosen_logprobs(
             hidden_M_H,
@@ -186,15 +196,16 @@ class Policy:
             micro.target_M,
             temperature=temperature,
             chunk_elements=self.forward.chunk_elements(hidden_M_H.device),
+            trains_entropy=trains_entropy,
         )
         return *chosen, hidden_M_H
 
 
 def _target_logprobs(
-    logits_M_V: torch.Tensor, target_M: torch.Tensor
+    logits_M_V: torch.Tensor, target_M: torch.Tensor, *, trains_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     all_M_V = F.log_softmax(logits_M_V, dim=-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(trains_entropy and torch.is_grad_enabled()):
         entropy_M = -(all_M_V.exp() * all_M_V).sum(dim=-1)
     return all_M_V.gather(-1, target_M[:, None])[:, 0], entropy_M
 

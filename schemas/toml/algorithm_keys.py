@@ -12,6 +12,7 @@ from schemas.algorithms import (
     COV_HIGH,
     COV_LOW,
     DEPTHS,
+    ENTROPY_COEF_MAX,
     GROUPED,
     READ_BY,
     REINFORCED,
@@ -37,6 +38,7 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
     yield from _preference_issues(advanced)
     if advanced.algorithm in COMPARES_PARTS:
         yield from _part_issues(advanced)
+    yield from _entropy_issues(advanced)
     clip_high = advanced.clip_high or CLIP_HIGH.get(advanced.algorithm, 0.2)
     if advanced.clip_delta is not None and advanced.clip_delta <= 1 + clip_high:
         yield Issue(
@@ -143,6 +145,24 @@ def _preference_issues(advanced: Advanced) -> Iterator[Issue]:
             "advanced.batch_size",
             f"must be at least 2 for kto, got {advanced.batch_size}: its baseline pairs the prompt of a "
             "row with the answer of another; set 16",
+        )
+
+
+def _entropy_issues(advanced: Advanced) -> Iterator[Issue]:
+    """The keys of a weight that changes need its target, and the weight must begin below its bound."""
+    if advanced.entropy_target is None:
+        for key in ("entropy_coef_delta", "entropy_coef_max"):
+            if getattr(advanced, key) is not None and not is_offline(advanced):
+                yield Issue(
+                    f"advanced.{key}",
+                    "needs advanced.entropy_target; set it, or leave this key out",
+                )
+        return
+    most = advanced.entropy_coef_max or ENTROPY_COEF_MAX
+    if (advanced.entropy_coef or 0.0) > most:
+        yield Issue(
+            "advanced.entropy_coef",
+            f"must be at most entropy_coef_max ({most:g}), got {advanced.entropy_coef:g}",
         )
 
 

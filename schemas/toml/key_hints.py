@@ -23,6 +23,8 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.cov_low": ("clip_cov_lb", "clip_cov_min"),
     "advanced.cov_ratio": ("clip_cov_ratio", "kl_cov_ratio"),
     "advanced.critic_lr": ("critic_learning_rate", "value_lr"),
+    "advanced.entropy_coef": ("ent_coef", "entropy_coeff", "entropy_loss_coef", "entropy_beta"),
+    "advanced.entropy_target": ("target_ent", "target_entropy", "tgt_ent"),
     "advanced.gae_lambda": ("lam", "lambda", "gae_lam"),
     "advanced.grad_clip": ("max_grad_norm", "clip_grad", "max_norm", "gradient_clipping"),
     "advanced.kl_coef": (

@@ -16,7 +16,13 @@ pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytes
 STEPS = 6
 MODES: Mapping[str, Mapping[str, object]] = {
     "one_step_off_async": {},
-    "fully_async": {"max_steps_off_policy": 3, "weight_sync_interval": 2},
+    "fully_async": {
+        "max_steps_off_policy": 3,
+        "weight_sync_interval": 2,
+        "minibatch_size": 4,
+        "correction": "truncated",
+        "entropy_target": 9.0,
+    },
 }
 POINTS: Points = {
     "run.intake.tx_before_commit": 9,

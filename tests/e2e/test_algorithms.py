@@ -43,6 +43,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ppo": {"algorithm": "ppo", "updates_per_step": 2},
     "importance_sampling": {"algorithm": "importance_sampling"},
     "mini-batches": {"minibatch_size": 4, "updates_per_step": 2},
+    "entropy": {"entropy_target": 9.0, "entropy_coef": 0.02, "minibatch_size": 4},
     "masked": {"correction": "masked", "updates_per_step": 2, "clip_delta": 2.0},
     "muon": {"optimizer": "muon", "algorithm": "ppo"},
     "rslora": {"lora_scaling": "rank_stabilized", "lora_rank": 64},

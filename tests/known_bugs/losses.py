@@ -235,6 +235,23 @@ KNOWN_BUGS = (
         given={"most": 2, "expected": [[0], [1, 3], [2, 4]]},
     ),
     KnownBug(
+        bug="the entropy bonus changes the loss and has no gradient",
+        seen="huggingface/trl#6625",
+        code="trainer.forward.logprobs:_ChosenLogprobs.backward",
+        old="grad_entropy_M[here, None] / ctx.temperature",
+        new="0 * grad_entropy_M[here, None] / ctx.temperature",
+        test=f"{UNIT}/forward/test_logprobs.py::test_the_gradient_of_the_entropy_is_that_of_torch",
+        given={"chunk": 3, "temperature": 0.6, "share": 1.0},
+    ),
+    KnownBug(
+        bug="samples that are masked in the loss get an entropy bonus",
+        seen="marin-community/marin#5676",
+        code=MICRO_LOSS,
+        old='(fixed["weight"] * loss_M).sum()',
+        new='(fixed["weight"] * loss_M).sum() - hyperparameters.entropy_coef * entropy_M.mean()',
+        test=f"{UNIT}/objective/test_entropy.py::test_a_masked_sample_has_no_bonus",
+    ),
+    KnownBug(
         bug="SFT averages the means of its micro-batches",
         seen="ml-explore/mlx-lm#1413",
         code="trainer.algorithms.sft:accumulate_gradients",

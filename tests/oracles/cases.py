@@ -45,6 +45,8 @@ class Case:
     reference: torch.Tensor
     value: torch.Tensor | None = None
     """what the critic predicts now; before the step it predicted half of it"""
+    entropy: torch.Tensor | None = None
+    """of the distribution of each action now; None: 0"""
     micro_batch_tokens: int = 4096
     share: bool = True
     cut: frozenset[int] = frozenset()
@@ -120,19 +122,30 @@ class TablePolicy:
         self.value_leaf = (
             case.now * 0 if case.value is None else case.value.clone()
         ).requires_grad_()
+        self.entropy_leaf = (
+            torch.zeros_like(case.now) if case.entropy is None else case.entropy.clone()
+        ).requires_grad_()
         self.before = True
 
     def logprobs(
-        self, micro: MicroBatch, *, temperature: float, reference: bool = False
+        self,
+        micro: MicroBatch,
+        *,
+        temperature: float,
+        reference: bool = False,
+        trains_entropy: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         now = self.case.proximal if self.before else self.leaf
         table = self.case.reference if reference else now
-        return table.flatten()[micro.target_M], torch.zeros(len(micro.target_M)).double()
+        entropy = self.entropy_leaf if trains_entropy else self.entropy_leaf.detach()
+        return table.flatten()[micro.target_M], entropy.flatten()[micro.target_M]
 
     def logprobs_and_values(
-        self, micro: MicroBatch, *, temperature: float
+        self, micro: MicroBatch, *, temperature: float, trains_entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logprob_M, entropy_M = self.logprobs(micro, temperature=temperature)
+        logprob_M, entropy_M = self.logprobs(
+            micro, temperature=temperature, trains_entropy=trains_entropy
+        )
         table = self.value_leaf.detach() / 2 if self.before else self.value_leaf
         return logprob_M, entropy_M, table.flatten()[micro.target_M]
 

@@ -44,6 +44,7 @@ class _Trainer:
     environment_factories = environments = tools = images = pad_to_multiple_of = None
     mask_truncated_completions = aux_loss_enabled = log_multimodal = use_liger_kernel = False
     _is_vlm = _entropy_bonus_enabled = False
+    entropies: torch.Tensor | None = None
     num_iterations = 1
     top_entropy_quantile = 1.0
     current_gradient_accumulation_steps = 1
@@ -115,7 +116,8 @@ class _Trainer:
 
     def _get_per_token_logps_and_entropies(self, model: object, *_: object, **__: Any) -> Any:
         logprobs = self.case.reference if model is self.ref_model else self.now
-        return logprobs, torch.zeros_like(logprobs), None
+        entropies = torch.zeros_like(logprobs) if self.entropies is None else self.entropies
+        return logprobs, entropies, None
 
 
 @contextlib.contextmanager
@@ -161,3 +163,39 @@ def loss(
         return value
 
     return answer(case, loss_of)
+
+
+def loss_with_entropy(
+    case: Case, advantage_B: torch.Tensor, entropies: torch.Tensor, **settings: Any
+) -> Answer:
+    """TRL's loss with an entropy bonus. Its `value_gradient` is the one with respect to the entropies
+    (B, T)."""
+    leaf = entropies.clone().requires_grad_()
+    given = {"entropies": leaf, "_entropy_bonus_enabled": True, "use_adaptive_entropy": False}
+    found = loss(case, advantage_B, **{**given, **settings})
+    return Answer(found.loss, found.gradient, leaf.grad)
+
+
+def entropy_weights(
+    case: Case, entropies: list[float], *, coef: float, target: float, delta: float, most: float
+) -> list[tuple[float, float]]:
+    """The weight of the bonus in steps with these entropies, and the one after each of them, as TRL's
+    own loss moves it. The weight is minus the slope of the loss in the mean of the entropy."""
+    scored, inputs = score_batch(
+        case, loss_type="dapo", entropy_coef=coef, use_adaptive_entropy=True, entropies=case.now
+    )
+    trainer: Any = scored
+    trainer._entropy_bonus_enabled, trainer._last_world_entropy = True, float("inf")
+    trainer._entropy_window_stats = None
+    trainer.args.entropy_target, trainer.args.entropy_coef_min = target, 0.0
+    trainer.args.entropy_coef_delta, trainer.args.entropy_coef_max = delta, most
+    inputs["old_per_token_logps"] = case.behaviour
+    found = []
+    for entropy in entropies:
+        leaf = torch.full_like(case.now, entropy).requires_grad_()
+        trainer.entropies = leaf
+        with _double():
+            TRAINER._compute_loss(trainer, trainer.model, inputs).backward()
+        assert leaf.grad is not None
+        found.append((-float(leaf.grad.sum()), trainer.entropy_coef))
+    return found

@@ -268,3 +268,22 @@ def rejection_mask(case: Case, *, low: float, high: float) -> torch.Tensor:
         case.proximal - case.behaviour, case.mask, "seq_mean_k1", f"{1 / high}_{1 / low}"
     )
     return mask
+
+
+def entropy_bonus(case: Case, entropies: torch.Tensor, *, aggregation: str, longest: int) -> Answer:
+    """verl's mean of the entropies (B, T), without a weight. Its `value_gradient` is the one with
+    respect to them. verl's mean over a sequence divides by its length plus 1e-8, which is multiplied
+    back."""
+    leaf = entropies.clone().requires_grad_()
+    wide: torch.Tensor = leaf
+    if aggregation == "sequence_mean":
+        count = case.mask.sum(-1, keepdim=True)
+        wide = wide * (count + 1e-8) / count.clamp(min=1)
+    value = CORE.agg_loss(
+        loss_mat=wide,
+        loss_mask=case.mask,
+        loss_agg_mode=AGGREGATION[aggregation],
+        **({"loss_scale_factor": longest} if aggregation == "constant" else {}),
+    )
+    value.backward()
+    return Answer(float(value.detach()), torch.zeros_like(case.now), leaf.grad)

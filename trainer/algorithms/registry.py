@@ -67,6 +67,7 @@ SAME_NAME = (
     "kl_coef",
     "kl_estimator",
     "kl_in",
+    "entropy_coef",
     "correction",
     "correction_level",
     "correction_low",

@@ -1,10 +1,11 @@
 """Log-probabilities of the chosen tokens, computed from the hidden states without keeping the logits.
 
     logprob_m = z_m[target_m] - logsumexp(z_m),   z_m = head h_m / temperature
+    entropy_m = - sum_v p_mv log p_mv,            d entropy_m / d z_mv = - p_mv (log p_mv + entropy_m)
 
 The logits of a step would be its largest tensor by far: with a vocabulary of 150,000 tokens they take
 600 kB per action, and their gradient takes the same again. Here only a chunk of actions has its logits
-at a time. The backward pass computes each chunk again, so only one number per action is kept.
+at a time. The backward pass computes each chunk again, so only one or two numbers per action are kept.
 
 Legend: M actions, H hidden, V vocabulary, C actions of a chunk, K likeliest tokens.
 """
@@ -32,12 +33,13 @@ def chosen_logprobs(
     *,
     temperature: float,
     chunk_elements: int = CHUNK_ELEMENTS,
+    trains_entropy: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-probability (M) of each target at `temperature`, and the entropy (M, in nats, no gradient)
-    of the distribution that the target was drawn from. `chunk_elements` logits are computed at a
-    time."""
+    """The log-probability (M) of each target at `temperature`, and the entropy (M, in nats) of the
+    distribution that the target was drawn from. The entropy has a gradient with `trains_entropy` only.
+    `chunk_elements` logits are computed at a time."""
     logprob_M, entropy_M = _ChosenLogprobs.apply(
-        hidden_M_H, head_V_H, target_M, temperature, chunk_elements
+        hidden_M_H, head_V_H, target_M, temperature, chunk_elements, trains_entropy
     )
     return logprob_M, entropy_M
 
@@ -66,6 +68,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         target_M: torch.Tensor,
         temperature: float,
         chunk_elements: int,
+        trains_entropy: bool,  # noqa: FBT001 - autograd passes positions only
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wide = torch.promote_types(hidden_M_H.dtype, torch.float32)
         logprob_M, entropy_M, total_M = (
@@ -77,31 +80,39 @@ class _ChosenLogprobs(torch.autograd.Function):
             all_C_V = z_C_V.sub_(total_M[here, None])
             logprob_M[here] = all_C_V.gather(-1, target_M[here, None])[:, 0]
             entropy_M[here] = -torch.linalg.vecdot(all_C_V.exp(), all_C_V)
-        ctx.save_for_backward(hidden_M_H, head_V_H, target_M, total_M)
+        kept_M = entropy_M if trains_entropy else None
+        ctx.save_for_backward(hidden_M_H, head_V_H, target_M, total_M, kept_M)
         ctx.temperature, ctx.chunk_elements = temperature, chunk_elements
-        ctx.mark_non_differentiable(entropy_M)
+        if not trains_entropy:
+            ctx.mark_non_differentiable(entropy_M)
         return logprob_M, entropy_M
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_M: torch.Tensor, _: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
-        hidden_M_H, head_V_H, target_M, total_M = ctx.saved_tensors
+        ctx: Any, grad_M: torch.Tensor, grad_entropy_M: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
+        hidden_M_H, head_V_H, target_M, total_M, entropy_M = ctx.saved_tensors
         wants_hidden, wants_head = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden_M_H) if wants_hidden else None
         grad_head = torch.zeros_like(head_V_H) if wants_head else None
         for here in _chunks(hidden_M_H, head_V_H, ctx.chunk_elements):
             z_C_V = _logits(hidden_M_H[here], head_V_H, ctx.temperature)
             scaled_C_1 = grad_M[here, None] / ctx.temperature
-            grad_C_V = z_C_V.sub_(total_M[here, None]).exp_().mul_(-scaled_C_1)
+            all_C_V = z_C_V.sub_(total_M[here, None])
+            if entropy_M is not None:
+                slope_C_1 = grad_entropy_M[here, None] / ctx.temperature
+                both_C_V = (all_C_V + entropy_M[here, None]).mul_(slope_C_1).add_(scaled_C_1)
+                grad_C_V = all_C_V.exp_().mul_(both_C_V).neg_()
+            else:
+                grad_C_V = all_C_V.exp_().mul_(-scaled_C_1)
             grad_C_V.scatter_add_(-1, target_M[here, None], scaled_C_1)
             grad_C_V = grad_C_V.to(head_V_H.dtype)
             if grad_hidden is not None:
                 grad_hidden[here] = grad_C_V @ head_V_H
             if grad_head is not None:
                 grad_head.addmm_(grad_C_V.t(), hidden_M_H[here])
-        return grad_hidden, grad_head, None, None, None
+        return grad_hidden, grad_head, None, None, None, None
 
 
 def _chunks(

@@ -45,6 +45,8 @@ class Hyperparameters:
     """beta, the weight of the KL; with 0 no reference pass is computed"""
     kl_estimator: KlEstimator = "k3"
     kl_in: KlPlace = "loss"
+    entropy_coef: float = 0.0
+    """weight of the entropy bonus; with 0 the entropy has no gradient"""
     aggregation: LossAggregation = "sequence_mean"
     max_response_length: int = 1
     limits_samples: bool = True

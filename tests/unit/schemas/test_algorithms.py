@@ -25,6 +25,7 @@ VALUES: dict[str, Any] = {
     "overlong_penalty": 0.5,
     "mask_truncated": True,
     "failed_rewards": {"timeout": 0.0},
+    "entropy_coef_max": 5.0,
     "group_baseline": True,
     "loss_turns": "last",
     "preference_loss": "sigmoid_norm",
@@ -45,6 +46,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "correction_high": {"correction": "masked"},
     "max_replacements": {"filter_groups": True},
     "overlong_penalty": {"overlong_buffer": 4},
+    "entropy_coef_delta": {"entropy_target": 0.2},
+    "entropy_coef_max": {"entropy_target": 0.2},
 }
 
 
@@ -119,6 +122,13 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         ({"overlong_buffer": 9}, "advanced.overlong_buffer"),
         ({"overlong_penalty": 1.0}, "advanced.overlong_penalty"),
         ({"max_replacements": 1}, "advanced.max_replacements"),
+        ({"entropy_coef_delta": 0.1}, "advanced.entropy_coef_delta"),
+        ({"entropy_coef": 0.1, "entropy_coef_max": 0.2}, "advanced.entropy_coef_max"),
+        ({"entropy_coef": 1.5, "entropy_target": 0.2}, "advanced.entropy_coef"),
+        (
+            {"entropy_coef": 0.5, "entropy_target": 0.2, "entropy_coef_max": 0.1},
+            "advanced.entropy_coef",
+        ),
         ({"minibatch_size": 3}, "advanced.minibatch_size"),
         ({"minibatch_size": 6}, "advanced.minibatch_size"),
         ({"minibatch_size": 128}, "advanced.minibatch_size"),

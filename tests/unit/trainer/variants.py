@@ -62,6 +62,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "mini-batches": {"minibatch_size": 16, "updates_per_step": 2, "correction": "decoupled"},
     "ppo, mini-batches": {"algorithm": "ppo", "minibatch_size": 16},
+    "entropy bonus": {"entropy_coef": 0.3, "loss_aggregation": "token_mean"},
+    "entropy target": {"entropy_target": 9.0, "entropy_coef_delta": 0.1, "minibatch_size": 16},
     "two-sided": {"clip_delta": 1.3, "kl_coef": 0.1, "kl_estimator": "k1"},
     "sequence mask": {"off_policy_threshold": 0.05},
 }

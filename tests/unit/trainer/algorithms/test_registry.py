@@ -156,9 +156,9 @@ def test_a_missing_reward_changes_nobody_else_s_gradient(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_batch_without_rewards_moves_nothing(variant: str) -> None:
-    """Except where a KL term pulls at the policy."""
+    """Except where a KL term or an entropy bonus pulls at the policy."""
     groups = (group(0, (None, None)), group(1, (None, float("nan"))))
-    found, metrics = trained(policy64(), variant, groups, kl_coef=0.0)
+    found, metrics = trained(policy64(), variant, groups, kl_coef=0.0, entropy_coef=0.0)
     assert metrics["train/loss"] == 0.0
     assert all(float(gradient.abs().max()) == 0.0 for gradient in found.values())
 

@@ -41,6 +41,53 @@ def test_value_and_gradients_are_those_of_torch(chunk: int, temperature: float) 
         torch.testing.assert_close(ours, reference, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_gradient_of_the_entropy_is_that_of_torch(
+    chunk: int, temperature: float, share: float
+) -> None:
+    """Also together with that of the log-probabilities, which comes out of the same pass."""
+    hidden, head, target = drawn()
+    mine, entropy = chosen_logprobs(
+        hidden,
+        head,
+        target,
+        temperature=temperature,
+        chunk_elements=chunk * VOCABULARY,
+        trains_entropy=True,
+    )
+    everything = (hidden @ head.t() / temperature).log_softmax(-1)
+    theirs = everything.gather(-1, target[:, None])[:, 0]
+    expected = -(everything.exp() * everything).sum(-1)
+    torch.testing.assert_close(entropy, expected, atol=1e-12, rtol=0)
+    weight = torch.arange(1.0, ACTIONS + 1, dtype=torch.float64)
+    for ours, reference in zip(
+        torch.autograd.grad(
+            (share * mine * weight + entropy * weight.flip(0)).sum(), (hidden, head)
+        ),
+        torch.autograd.grad(
+            (share * theirs * weight + expected * weight.flip(0)).sum(), (hidden, head)
+        ),
+        strict=True,
+    ):
+        assert float(reference.abs().max()) > 0.1
+        torch.testing.assert_close(ours, reference, atol=1e-12, rtol=0)
+
+
+def test_the_entropy_of_a_certain_token_has_no_slope() -> None:
+    """Its log-probability is far below what exp can hold, and nothing is NaN."""
+    hidden = (torch.eye(2, dtype=torch.float32) * 1e4).requires_grad_()
+    head = torch.eye(2, dtype=torch.float32)
+    _, entropy = chosen_logprobs(
+        hidden, head, torch.tensor([0, 1]), temperature=1.0, trains_entropy=True
+    )
+    entropy.sum().backward()
+    assert entropy.tolist() == [0.0, 0.0]
+    assert hidden.grad is not None
+    assert not hidden.grad.any()
+
+
 def test_a_frozen_head_gets_no_gradient() -> None:
     hidden, head, target = drawn()
     chosen_logprobs(hidden, head.detach(), target, temperature=1.0)[0].sum().backward()
