@@ -78,6 +78,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "minibatch_size": REINFORCED,
     "overlong_buffer": SUMS_REWARDS,
     "mask_truncated": REINFORCED,
+    "mask_failed": REINFORCED,
     "failed_reward": REINFORCED,
     "failed_rewards": REINFORCED,
     "overlong_penalty": SUMS_REWARDS,

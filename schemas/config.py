@@ -273,6 +273,9 @@ class Advanced(Section):
     """the penalty of a sample that reaches `training.max_response_length`"""
     mask_truncated: bool | None = None
     """leave answers that were cut off at a limit of tokens out of the loss; they count in baselines"""
+    mask_failed: bool | None = None
+    """leave samples that the policy made fail out of the loss; the rewards that `failed_reward` gives
+    them count in baselines"""
     failed_reward: FailedReward | None = None
     """the use of a sample that the policy made fail: a number is its reward, `grade` lets the grader
     score it, and `drop`, the default, leaves it out ([rollouts](rollouts.md#failed-samples))"""

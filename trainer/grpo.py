@@ -34,7 +34,7 @@ import torch
 
 from schemas.learner import GradedGroup
 from trainer.forward.packing import MicroBatch
-from trainer.objective.aggregate import token_weights
+from trainer.objective.aggregate import masked_samples, token_weights
 from trainer.objective.batch import (
     PreparedBatch,
     behaviour_of_each_action,
@@ -144,8 +144,7 @@ def prepare_batch(
     estimate = objective.estimate(before, hyperparameters)
 
     # The weight of each action in the loss. It holds every division, so the loss is a plain sum.
-    cut = [sample.truncated for group in groups for sample in group.samples]
-    masked = [n for n, is_cut in enumerate(cut) if is_cut and hyperparameters.mask_truncated]
+    masked = masked_samples(groups, hyperparameters)
     weight_S: dict[int, float] = {}
     for rows in minibatches:
         weight_S |= token_weights(rows, hyperparameters, masked=masked)

@@ -70,6 +70,12 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
             "advanced.max_replacements",
             "needs advanced.filter_groups = true; set it, or leave this key out",
         )
+    if advanced.mask_failed and advanced.algorithm != "sft" and not failed_rewards(advanced):
+        yield Issue(
+            "advanced.mask_failed",
+            "needs advanced.failed_reward or failed_rewards, because a failed sample has no reward "
+            "otherwise and is left out anyway; set one of them, or leave this key out",
+        )
     if advanced.algorithm in GROUPED and config.training.n_samples_per_prompt < 2:
         yield Issue(
             "training.n_samples_per_prompt",

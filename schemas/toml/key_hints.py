@@ -36,6 +36,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.lora_targets": ("target_modules", "lora_target_modules"),
     "advanced.loss_aggregation": ("loss_agg_mode", "loss_reduction"),
     "advanced.lr_schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler"),
+    "advanced.mask_truncated": ("mask_truncated_completions", "overlong_filter"),
     "advanced.max_sequence_length": ("max_seq_length", "max_length", "cutoff_len"),
     "advanced.max_steps": ("num_steps", "total_steps", "steps", "total_training_steps"),
     "advanced.micro_batch_tokens": ("ppo_max_token_len_per_gpu", "max_tokens_per_batch"),

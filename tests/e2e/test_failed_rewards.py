@@ -55,6 +55,7 @@ def test_a_failed_sample_trains_with_its_configured_reward(tmp_path: Path) -> No
         started.upload("numbers")
         dropped, without = play(started)
         numbered, by_number = play(started, failed_reward=-1.0)
+        _, masked = play(started, failed_reward=-1.0, mask_failed=True)
         graded, by_grader = play(started, failed_rewards={"agent_error": "grade"})
         samples = {
             run: started.get(f"/runs/{run}/samples", limit=50)["samples"]
@@ -72,4 +73,6 @@ def test_a_failed_sample_trains_with_its_configured_reward(tmp_path: Path) -> No
     assert (verified["status"], verified["findings"]) == ("verified", [])
     warned = [e["data"]["message"] for e in events if e["type"] == "rl.run.warned"]
     assert any("agent_error" in text and "advanced.failed_reward" in text for text in warned)
+    adapters = {final_adapter(one) for one in (by_number, masked, without)}
+    assert len(adapters) == 3, "masked, they count in the baselines and are not trained on"
     assert final_adapter(by_number) == final_adapter(by_grader) != final_adapter(without)

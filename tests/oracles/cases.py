@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from schemas.errors import FailureCategory
 from schemas.learner import GradedGroup
-from schemas.sampling import SampleRecord
+from schemas.sampling import SampleFailure, SampleRecord
 from schemas.sampling import Sequence as Row
 from trainer import grpo
 from trainer.forward.packing import MicroBatch
@@ -27,6 +28,8 @@ EDGES = (0.8, 1.2, 1.28, 5.0, 2.0, 0.5, 4.0, 1.0, 1 - 3e-4, 1 + 4e-4)
 
 BESIDE = (1e-9, -1.7e-9)
 """How far a log-ratio is from an edge. Exactly on the edge rounding alone decides what is clipped."""
+
+FAILED = SampleFailure(category=FailureCategory.AGENT, message="it raised")
 
 PROMPT = 2
 """Tokens before the answer of each row."""
@@ -51,6 +54,8 @@ class Case:
     share: bool = True
     cut: frozenset[int] = frozenset()
     """rows that were cut off at a limit of tokens"""
+    failed: frozenset[int] = frozenset()
+    """rows whose samples failed, and have a reward nevertheless"""
 
     @property
     def num_rows(self) -> int:
@@ -182,7 +187,10 @@ def graded_groups(case: Case) -> tuple[GradedGroup, ...]:
             )
             samples.append(
                 SampleRecord.model_construct(
-                    index=index, sequences=(sequence,), truncated=row in case.cut
+                    index=index,
+                    sequences=(sequence,),
+                    truncated=row in case.cut,
+                    failure=FAILED if row in case.failed else None,
                 )
             )
         rewards = case.rewards[first : first + case.size]

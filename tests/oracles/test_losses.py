@@ -123,9 +123,11 @@ def test_rows_without_actions_do_not_count_where_trl_and_liger_count_them() -> N
 
 @examples(25)
 @given(case=cases(), data=st.data())
-def test_cut_off_samples_are_masked_as_trl_masks_them(case: Case, data: st.DataObject) -> None:
+def test_cut_off_and_failed_samples_are_masked_as_trl_masks_them(
+    case: Case, data: st.DataObject
+) -> None:
     """TRL zeroes the mask of a truncated completion before its loss, and counts its row. Twin: without
-    `mask_truncated` the same rows are trained."""
+    the key the same rows are trained. A failed sample is masked in the same way."""
     live = [row for row in range(case.num_rows) if case.mask[row].any()]
     cut = data.draw(st.sets(st.sampled_from(live), min_size=1, max_size=len(live)))
     shown = case.mask.clone()
@@ -133,8 +135,13 @@ def test_cut_off_samples_are_masked_as_trl_masks_them(case: Case, data: st.DataO
     if not shown.any():
         return
     advantage = advantage_of(case, grpo.OBJECTIVE)
-    masked, theirs = replace(case, cut=frozenset(cut)), replace(case, mask=shown)
-    on = replace(grpo.OBJECTIVE.defaults, mask_truncated=True)
+    theirs = replace(case, mask=shown)
+    if data.draw(st.booleans()):
+        masked = replace(case, cut=frozenset(cut))
+        on = replace(grpo.OBJECTIVE.defaults, mask_truncated=True)
+    else:
+        masked = replace(case, failed=frozenset(cut))
+        on = replace(grpo.OBJECTIVE.defaults, mask_failed=True)
     mine = our_answer(masked, grpo.OBJECTIVE, on)
     same(mine, times(theirs_trl.loss(theirs, advantage), case.row_factor))
     off = our_answer(masked, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults)

@@ -76,6 +76,7 @@ SAME_NAME = (
     "overlong_buffer",
     "overlong_penalty",
     "mask_truncated",
+    "mask_failed",
     "group_baseline",
     "gamma",
     "gae_lambda",

@@ -8,15 +8,28 @@ S counts the samples that have actions, and len_i the actions of sample i over a
 weights are global over the optimizer update, which is the step or one of its mini-batches. So they do
 not depend on the micro-batches. A sample
 without actions does not count. A sample whose reward is missing does, because it is part of the batch
-with advantage 0. Actions of a masked sample (`mask_truncated`) have weight 0. They do not count as
-actions, and their sample counts in S, as in TRL.
+with advantage 0. Actions of a masked sample (`mask_truncated`, `mask_failed`) have weight 0. They do not
+count as actions, and their sample counts in S, as in TRL. Its reward counts in baselines.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from schemas.config import LossAggregation
+from schemas.learner import GradedGroup
 from trainer.forward.packing import Example
 from trainer.objective.hyperparameters import Hyperparameters
+
+
+def masked_samples(groups: Sequence[GradedGroup], hyperparameters: Hyperparameters) -> set[int]:
+    """The numbers of the samples that are left out of the loss: those that were cut off, and those that
+    failed, if the run asks for it."""
+    samples = enumerate(sample for group in groups for sample in group.samples)
+    return {
+        number
+        for number, sample in samples
+        if (hyperparameters.mask_truncated and sample.truncated)
+        or (hyperparameters.mask_failed and sample.failure is not None)
+    }
 
 
 def token_weights(

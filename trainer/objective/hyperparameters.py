@@ -70,6 +70,8 @@ class Hyperparameters:
     overlong_penalty: float = 1.0
     mask_truncated: bool = False
     """whether samples that were cut off at a limit of tokens are left out of the loss"""
+    mask_failed: bool = False
+    """whether samples that failed, and have a reward nevertheless, are left out of the loss"""
     group_baseline: bool = False
     gamma: float = 1.0
     gae_lambda: float = 0.95
