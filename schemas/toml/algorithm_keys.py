@@ -70,7 +70,7 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
             "advanced.max_replacements",
             "needs advanced.filter_groups = true; set it, or leave this key out",
         )
-    if advanced.mask_failed and advanced.algorithm != "sft" and not failed_rewards(advanced):
+    if advanced.mask_failed and not is_offline(advanced) and not failed_rewards(advanced):
         yield Issue(
             "advanced.mask_failed",
             "needs advanced.failed_reward or failed_rewards, because a failed sample has no reward "
