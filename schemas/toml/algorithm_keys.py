@@ -25,8 +25,8 @@ from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
 from schemas.specs import part_weights
 
-REINFORCED_NAMES = {"beta": "advanced.kl_coef"}
-"""Keys that other trainers read in reinforcement learning, and their names here."""
+SAME_IDEA = {"beta": "kl_coef", "kl_coef": "beta"}
+"""Keys for the distance from the reference, which many trainers give one name."""
 
 
 def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
@@ -124,7 +124,7 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
             yield Issue(
                 f"advanced.{key}",
                 f"has no meaning for {advanced.algorithm}; leave it out, or use one of: {known}",
-                None if is_offline(advanced) else REINFORCED_NAMES.get(key),
+                _same_idea(key, advanced),
             )
     if is_offline(advanced) and advanced.correction != "ratio":
         yield Issue(
@@ -137,6 +137,13 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
             f"must be 1 for {advanced.algorithm}, got {advanced.updates_per_step}; set "
             "training.total_epochs instead",
         )
+
+
+def _same_idea(key: str, advanced: Advanced) -> str | None:
+    """The key that the algorithm reads instead of `key`, if there is one."""
+    other = SAME_IDEA.get(key)
+    is_read = other is not None and advanced.algorithm in READ_BY[other]
+    return f"advanced.{other}" if is_read else None
 
 
 def _preference_issues(advanced: Advanced) -> Iterator[Issue]:

@@ -42,6 +42,9 @@ TITLES = {
     "train/lag": "Lag (versions)",
     "rollout/failed_ratio": "Failed Samples",
     "rollout/zero_variance_ratio": "Groups without Variance",
+    "eval/validation/accuracy": "Validation Accuracy",
+    "rewards/accuracies": "Preference Accuracy",
+    "rewards/margins": "Preference Margin",
 }
 """The metrics that a run's page draws first, in this order."""
 

@@ -200,6 +200,25 @@ def test_gdpo_takes_reward_functions_with_rubrics() -> None:
     assert refused(algorithm="gdpo", rewards=[{"name": "a"}], rubrics=[RUBRIC]) == {}
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "key", "meant"),
+    [
+        ("grpo", "beta", "advanced.kl_coef"),
+        ("dpo", "kl_coef", "advanced.beta"),
+        ("sft", "kl_coef", None),
+        ("sft", "beta", None),
+    ],
+)
+def test_the_weight_of_the_reference_is_found_under_the_name_of_the_other_family(
+    algorithm: str, key: str, meant: str | None
+) -> None:
+    given = {"algorithm": algorithm, key: 0.1}
+    sections = {} if algorithm in OFFLINE else {"training": {"n_samples_per_prompt": 2}}
+    code = {"rollout": "r", "entrypoint": "main.py", "model_path": "m", "dataset": "d"}
+    (issue,) = run_issues({"experiment": code, **sections, "advanced": given})
+    assert (issue.key, issue.did_you_mean) == (f"advanced.{key}", meant)
+
+
 def test_a_group_of_one_has_nothing_to_compare_with() -> None:
     assert "training.n_samples_per_prompt" in refused(samples=1)
     assert refused(samples=1, algorithm="ppo") == {}
