@@ -12,7 +12,7 @@ from tests.oracles.pairs import PREFERENCE_COMPARISONS, PairCase, gap, ours, pai
 
 
 @pytest.mark.parametrize("name", PREFERENCE_COMPARISONS)
-@examples(40)
+@examples(25)
 @given(case=pair_cases())
 def test_value_and_gradient_equal_those_of_other_trainers(name: str, case: PairCase) -> None:
     mine, theirs = PREFERENCE_COMPARISONS[name](case)
@@ -25,7 +25,7 @@ def test_every_objective_is_compared() -> None:
     assert {name.partition(",")[0] for name in PREFERENCE_COMPARISONS} == set(PREFERENCE)
 
 
-@examples(20)
+@examples(10)
 @given(case=pair_cases())
 def test_micro_batches_change_nothing(case: PairCase) -> None:
     for algorithm in PREFERENCE:
@@ -34,7 +34,7 @@ def test_micro_batches_change_nothing(case: PairCase) -> None:
         assert gap(whole, split) < 1e-12, algorithm
 
 
-@examples(20)
+@examples(8)
 @given(case=pair_cases())
 def test_the_gradient_is_the_slope(case: PairCase) -> None:
     """KTO's baseline is a constant, so its slope is that of the loss at this baseline."""
