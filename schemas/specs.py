@@ -407,8 +407,8 @@ class BatchGroup(Value):
 
 
 class TrainSpec(Value):
-    """Everything that the learner must know about a run. `validation` holds the held-out conversations
-    whose loss it measures (in supervised runs without user code; with user code, the grader scores
+    """Everything that the learner must know about a run. `validation` holds the held-out rows that it
+    measures itself (in runs that sample nothing and have no user code; with user code, the grader scores
     a validation). `rules` is the number of the rules by which its steps compute
     (`schemas.learner.RULES`). It is 1 in logs that do not say. `date` is the current date as chat
     templates see it."""

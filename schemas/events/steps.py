@@ -49,8 +49,8 @@ class PolicyFailed(_PolicyEvent):
 
 class BatchAssembled(BaseStepEvent):
     """The batch of a step is fixed: groups in the order of their slots (RL), or positions in the
-    shuffled dataset (SFT, `rows`). `durable` means that the version that this step makes must be
-    stored completely."""
+    shuffled dataset (`rows`, where nothing is sampled). `durable` means that the version that this step
+    makes must be stored completely."""
 
     type: ClassVar[str] = "rl.batch.assembled"
     groups: tuple[BatchGroup, ...] = ()

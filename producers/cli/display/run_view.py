@@ -61,8 +61,8 @@ STATUSES = {
 @dataclass
 class RunView:
     """The state of a run so far. `rewards` and `losses` have one value per settled step. `validations`
-    are pairs of step and held-out reward, `held_out_losses` the same for SFT. `rates` are tokens per
-    second, one value per step."""
+    are pairs of step and held-out reward, `held_out_losses` the same for runs that sample nothing.
+    `rates` are tokens per second, one value per step."""
 
     status: str = "pending"
     phase: str = "init"
