@@ -45,6 +45,7 @@ KlPlace = Literal["loss", "reward"]
 Correction = Literal["ratio", "decoupled", "truncated", "masked"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
 OptimizerName = Literal["adamw", "muon"]
+LoraVariant = Literal["lora", "dora"]
 LossTurns = Literal["assistant", "last", "all"]
 PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge"]
 
@@ -208,6 +209,9 @@ class Advanced(Section):
     lora_scaling: LoraScaling | None = Field(default=None, exclude_if=lambda value: value is None)
     """`rank_stabilized`: it is scaled by `lora_alpha / sqrt(lora_rank)` instead
     ([algorithms](algorithms.md#adapters)); default: `standard`"""
+    lora_variant: LoraVariant | None = Field(default=None, exclude_if=lambda value: value is None)
+    """`dora`: the length of each row of a weight is trained apart from its direction
+    ([algorithms](algorithms.md#adapters)); default: `lora`"""
     lora_targets: str | tuple[str, ...] = Field(default="all-linear")
     """`all-linear`, or the names of the linear layers that get an adapter"""
     kl_coef: float | None = Field(default=None, ge=0, le=10)

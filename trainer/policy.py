@@ -222,7 +222,13 @@ def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
         tensors = {n: _trainable_copy(p) for n, p in loaded.base.model.named_parameters()}
         return Policy(loaded, tensors, scaling, critic, forward)
     modules = target_modules(loaded.base, advanced.lora_targets)
-    tensors = fresh_adapter(loaded.base, modules, rank=advanced.lora_rank, seed=advanced.seed)
+    tensors = fresh_adapter(
+        loaded.base,
+        modules,
+        rank=advanced.lora_rank,
+        seed=advanced.seed,
+        is_dora=advanced.lora_variant == "dora",
+    )
     return Policy(loaded, tensors, scaling, critic, forward)
 
 
@@ -302,7 +308,13 @@ def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes],
         return {**tokenizer, **configs, **_generation_config(base)}, MODEL_NAME
     advanced = job.config.advanced
     modules = target_modules(base, advanced.lora_targets)
-    config = adapter_config(base, modules, rank=advanced.lora_rank, scaling=policy.scaling)
+    config = adapter_config(
+        base,
+        modules,
+        rank=advanced.lora_rank,
+        scaling=policy.scaling,
+        is_dora=advanced.lora_variant == "dora",
+    )
     files = {**tokenizer, ADAPTER_CONFIG: config}
     if base.public_name is None:
         whole = {

@@ -117,6 +117,7 @@ class Submitter:
         network: NetworkPolicy = NO_NETWORK,
         directories: ModelDirectories = OWN_MACHINE,
         quotas: Quotas | None = None,
+        has_vllm: bool = False,
     ) -> None:
         self._log = log
         self._quotas = quotas
@@ -129,6 +130,7 @@ class Submitter:
             network=network,
             secrets=secrets,
             directories=directories,
+            has_vllm=has_vllm,
         )
 
     async def resolve_run(self, request: SubmitRequest) -> Resolved:

@@ -34,6 +34,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.lora_rank": ("lora_r", "r", "rank"),
     "advanced.lora_scaling": ("use_rslora", "rslora"),
     "advanced.lora_targets": ("target_modules", "lora_target_modules"),
+    "advanced.lora_variant": ("use_dora", "dora"),
     "advanced.loss_aggregation": ("loss_agg_mode", "loss_reduction"),
     "advanced.lr_schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler"),
     "advanced.mask_truncated": ("mask_truncated_completions", "overlong_filter"),

@@ -31,7 +31,7 @@ SAMPLED_IN_VALIDATION = (
     "training.grader_timeout_s",
 )
 CODE = ("experiment.entrypoint", "experiment.branch", "experiment.commit_sha")
-ADAPTER = ("lora_rank", "lora_alpha", "lora_scaling", "lora_targets")
+ADAPTER = ("lora_rank", "lora_alpha", "lora_scaling", "lora_variant", "lora_targets")
 
 
 def unread_issues(config: RunConfig) -> Iterator[Issue]:
@@ -63,7 +63,8 @@ def _unread_by_optimizer(advanced: Advanced, named: frozenset[str]) -> Iterator[
             message = "is not read by adamw; set advanced.optimizer = 'muon', or leave it out"
             yield Issue("advanced.muon_momentum", message)
         return
-    if advanced.tuning == "full" or advanced.algorithm == "ppo":
+    has_vectors = advanced.tuning == "full" or advanced.lora_variant == "dora"
+    if has_vectors or advanced.algorithm == "ppo":
         return
     for key in ("advanced.adam_beta1", "advanced.adam_beta2"):
         if key in named:

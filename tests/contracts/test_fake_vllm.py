@@ -14,7 +14,7 @@ from schemas.errors import Refused, TransientError
 from schemas.sampling import PolicyRef
 from tests.contracts.vllm_suite import VllmSuite, World, sampling_on
 from tests.kit.vllm import FakeVllm, fake_vllms, num_sampled
-from tests.unit.trainer.support import TINY, request
+from tests.unit.trainer.support import TINY, job, request
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 from trainer.sampler.vllm import fleet
@@ -259,6 +259,16 @@ async def test_to_prepare_is_to_wait_for_a_server_that_has_the_version(
         assert (len(fake.loads), num_sampled(fake)) == (1, 0)
         await world.sampler.sample(asked)
         assert (len(fake.loads), num_sampled(fake)) == (1, 1)
+
+
+async def test_a_dora_is_refused_before_a_server_gets_it(
+    world: World, fakes: tuple[FakeVllm, FakeVllm]
+) -> None:
+    made = await world.engine.learner.initialize(job(lora_variant="dora"))
+    asked = world.ask(policy=world.shelf.policy(made.state))
+    with pytest.raises(Refused, match=r"DoRA.*HEADRACE_SAMPLER=torch.*checkpoint merge"):
+        await world.sampler.sample(asked)
+    assert not any(fake.loads for fake in fakes)
 
 
 async def test_a_server_that_ignores_its_adapter_is_fenced_and_the_other_goes_on(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.crash.scenarios import (
+    adapters,
     control,
     deploy,
     evaluation,
@@ -41,6 +42,7 @@ class Scenario(NamedTuple):
 
 
 SCENARIOS = (
+    Scenario("adapters", adapters.act, adapters.POINTS, has_twin=True),
     Scenario("control", control.act),
     Scenario("deploy", deploy.act, deploy.POINTS),
     Scenario("evaluation", evaluation.act, evaluation.POINTS),

@@ -45,6 +45,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "mini-batches": {"minibatch_size": 4, "updates_per_step": 2},
     "entropy": {"entropy_target": 9.0, "entropy_coef": 0.02, "minibatch_size": 4},
     "masked": {"correction": "masked", "updates_per_step": 2, "clip_delta": 2.0},
+    "dora": {"lora_variant": "dora"},
     "muon": {"optimizer": "muon", "algorithm": "ppo"},
     "rslora": {"lora_scaling": "rank_stabilized", "lora_rank": 64},
 }

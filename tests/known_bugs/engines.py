@@ -118,6 +118,23 @@ KNOWN_BUGS = (
         given={"kind": {"lora_scaling": "rank_stabilized"}},
     ),
     KnownBug(
+        bug="a DoRA divides by the lengths of the base's rows",
+        seen="Comfy-Org/ComfyUI#15458",
+        code="trainer.model.lora_names:output_factor",
+        old="merged_weight(wide, pair, scale=scale)",
+        new="wide",
+        test=f"{UNIT}/test_adapters.py::test_a_merge_is_pefts",
+        given={"kind": {"lora_variant": "dora"}},
+    ),
+    KnownBug(
+        bug="a DoRA divides by 0 at a row without a length",
+        seen="huggingface/peft#2049",
+        code="trainer.model.lora:_row_lengths",
+        old="int((length_O == 0).sum())",
+        new="0",
+        test=f"{UNIT}/test_adapters.py::test_a_row_without_a_length_is_refused_by_its_module",
+    ),
+    KnownBug(
         bug="full tuning of a tied embedding leaves the output head behind",
         seen="NVIDIA-NeMo/Automodel#2511",
         code="trainer.forward.weights:_with_tied_head",

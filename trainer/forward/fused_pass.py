@@ -49,6 +49,7 @@ def can_fuse(view: Trainable, *, num_bytes: int) -> bool:
     embedding = view.base["model.embed_tokens.weight"]
     return (
         view.has_frozen_base
+        and not view.factors
         and view.dtype in EXACT
         and embedding.device.type == "cpu"
         and num_bytes <= COPY_BYTES

@@ -131,4 +131,6 @@ def qk_norm(decoder: Decoder, view: Trainable, layer: int) -> torch.Tensor | Non
 def _merged_weight(view: Trainable, module: str) -> torch.Tensor:
     weight = view.base[f"{module}.weight"]
     pair = view.pairs.get(module)
-    return weight if pair is None else merged_weight(weight, pair, scale=view.scale)
+    if pair is None:
+        return weight
+    return merged_weight(weight, pair, scale=view.scale, factor_O=view.factors.get(module))

@@ -1,9 +1,9 @@
 """The forward pass of every other architecture: Transformers' own module, with our tensors in it.
 
 Full weights replace the module's parameters during a call. Adapters go through peft: its layers are
-injected into the module once per (modules, rank, scaling), and their parameters are replaced in the same
-way. The shared base is never written to. This is slower than `trainer/forward/decoder.py`, and correct
-for any model.
+injected into the module once per (modules, rank, scaling, kind), and their parameters are replaced in
+the same way. The shared base is never written to. This is slower than `trainer/forward/decoder.py`, and
+correct for any model.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from trainer.forward.lm_head import WIDE, logits_of
 from trainer.forward.packing import MicroBatch
 from trainer.model.base import Base
-from trainer.model.lora_names import Scaling, Tensors, adapter_pairs
+from trainer.model.lora_names import Scaling, Tensors, adapter_magnitudes, adapter_pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class Fallback:
     """A base model behind Transformers' forward pass."""
 
     base: Base
-    injected: dict[tuple[tuple[str, ...], int, Scaling], str] = field(default_factory=dict)
+    injected: dict[tuple[tuple[str, ...], int, Scaling, bool], str] = field(default_factory=dict)
 
     def outputs(
         self, trained: Tensors, micro: MicroBatch, *, scaling: Scaling, trains_padding: bool = True
@@ -93,18 +93,22 @@ class Fallback:
             low = {n: t.to(model.dtype) for n, t in self._plain(trained).items()}
             return functional_call(model, low, kwargs=inputs)
         rank = next(iter(pairs.values()))[0].shape[0]
-        name = self._inject(tuple(sorted(pairs)), rank, scaling)
+        magnitudes = adapter_magnitudes(trained)
+        name = self._inject(tuple(sorted(pairs)), rank, scaling, is_dora=bool(magnitudes))
         self._activate(name)
         replaced = {
             f"{module}.lora_{part}.{name}.weight": tensor
             for module, pair in pairs.items()
             for part, tensor in zip("AB", pair, strict=True)
+        } | {
+            f"{module}.lora_magnitude_vector.{name}.weight": tensor
+            for module, tensor in magnitudes.items()
         }
         return functional_call(model, replaced, kwargs=inputs)
 
     def _plain(self, trained: Tensors) -> dict[str, torch.Tensor]:
         """Full weights by name. A layer that peft has wrapped keeps its own weights under base_layer."""
-        wrapped = {module for modules, _, _ in self.injected for module in modules}
+        wrapped = {module for modules, *_ in self.injected for module in modules}
 
         def rename(name: str) -> str:
             module, _, leaf = name.rpartition(".")
@@ -112,14 +116,17 @@ class Fallback:
 
         return {rename(name): tensor for name, tensor in trained.items()}
 
-    def _inject(self, modules: tuple[str, ...], rank: int, scaling: Scaling) -> str:
-        key = (modules, rank, scaling)
+    def _inject(
+        self, modules: tuple[str, ...], rank: int, scaling: Scaling, *, is_dora: bool
+    ) -> str:
+        key = (modules, rank, scaling, is_dora)
         if key not in self.injected:
             name = f"shape{len(self.injected)}"
             config = LoraConfig(
                 r=rank,
                 lora_alpha=scaling.alpha,  # type: ignore[arg-type]  # peft says int and divides
                 use_rslora=scaling.is_rank_stabilized,
+                use_dora=is_dora,
                 lora_dropout=0.0,
                 target_modules=list(modules),
             )

@@ -6,13 +6,20 @@ memory for gradients. The sampler has its own copy, in which adapters are added 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 
 from trainer.forward.lora_linear import AdaptedLinear, project
-from trainer.model.lora_names import PEFT_PREFIX, Scaling, Tensors, adapter_pairs
+from trainer.model.lora_names import (
+    PEFT_PREFIX,
+    Scaling,
+    Tensors,
+    adapter_magnitudes,
+    adapter_pairs,
+    output_factor,
+)
 
 FUSED: dict[str, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -40,6 +47,8 @@ class Trainable:
     rounded as they are used."""
     has_frozen_base: bool = True
     """Whether only adapters are trained."""
+    factors: Tensors = field(default_factory=dict)
+    """What the outputs (O) of each module are multiplied by, if the adapter is a DoRA."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """A tensor that adapters do not change, such as a norm or an embedding; None if there is none of
@@ -56,7 +65,7 @@ class Trainable:
     def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
         """The outputs of the modules of the projection `what`, in their order."""
         modules = [layer_module(layer, name) for name in FUSED[what]]
-        if all(module in self.pairs for module in modules):
+        if all(module in self.pairs for module in modules) and not self.factors:
             return project(
                 x_N_H, [self._adapted_linear(module) for module in modules], scale=self.scale
             )
@@ -71,11 +80,16 @@ class Trainable:
     def _linear(self, x_N_H: torch.Tensor, module: str) -> torch.Tensor:
         weight_O_H, bias_O = self.base[f"{module}.weight"], self.base.get(f"{module}.bias")
         bias_O = None if bias_O is None else bias_O.to(self.dtype)
-        y_N_O = F.linear(x_N_H, weight_O_H.to(self.dtype), bias_O)
+        factor_O = self.factors.get(module)
+        y_N_O = F.linear(x_N_H, weight_O_H.to(self.dtype), bias_O if factor_O is None else None)
         if module not in self.pairs:
             return y_N_O
         a_r_H, b_O_r = (part.to(self.dtype) for part in self.pairs[module])
-        return torch.addmm(y_N_O, F.linear(x_N_H, a_r_H), b_O_r.t(), alpha=self.scale)
+        y_N_O = torch.addmm(y_N_O, F.linear(x_N_H, a_r_H), b_O_r.t(), alpha=self.scale)
+        if factor_O is None:
+            return y_N_O
+        y_N_O = y_N_O * factor_O.to(self.dtype)
+        return y_N_O if bias_O is None else y_N_O + bias_O
 
 
 def trainable_view(base: Tensors, trained: Tensors, *, scaling: Scaling) -> Trainable:
@@ -84,12 +98,18 @@ def trainable_view(base: Tensors, trained: Tensors, *, scaling: Scaling) -> Trai
     full = {name: t for name, t in trained.items() if not name.startswith(PEFT_PREFIX)}
     rank = next((a.shape[0] for a, _ in pairs.values()), 1)
     dtype = next((t.dtype for t in base.values() if t.is_floating_point()), torch.float32)
+    scale = scaling.factor(rank)
+    factors = {
+        module: output_factor(magnitude_O, base[f"{module}.weight"], pairs[module], scale=scale)
+        for module, magnitude_O in adapter_magnitudes(trained).items()
+    }
     return Trainable(
         {**base, **_with_tied_head(base, full)},
         pairs,
-        scaling.factor(rank),
+        scale,
         dtype,
         has_frozen_base=not full,
+        factors=factors,
     )
 
 

@@ -39,7 +39,13 @@ from trainer.model.chat_template import Chat
 from trainer.model.dequantize import dequantize_once, user_models
 from trainer.model.family_renderer import record_name
 from trainer.model.file_checks import check_files
-from trainer.model.lora_names import Scaling, adapter_pairs, merged_weight
+from trainer.model.lora_names import (
+    Scaling,
+    adapter_magnitudes,
+    adapter_pairs,
+    merged_weight,
+    output_factor,
+)
 from trainer.model.template_process import TemplateOverLimit
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -217,8 +223,10 @@ def load_merged(
     kind: LoraScaling = "rank_stabilized" if config.get("use_rslora") else "standard"
     scale = Scaling(config["lora_alpha"], kind).factor(config["r"])
     weights = dict(model.named_parameters())
+    tensors = load_file(folder / ADAPTER_NAME)
+    magnitudes = adapter_magnitudes(tensors)
     with torch.no_grad():
-        for module, pair in adapter_pairs(load_file(folder / ADAPTER_NAME)).items():
+        for module, pair in adapter_pairs(tensors).items():
             weight = weights.get(f"{module}.weight")
             fits = (pair[1].shape[0], pair[0].shape[1])
             if weight is None or weight.shape != fits:
@@ -229,7 +237,10 @@ def load_merged(
                     f"the adapter of {what} does not fit the base model {base or found}: it changes "
                     f"{module} of shape {fits}, which {shape}. Name the adapter's own base model"
                 )
-            weight.copy_(merged_weight(weight, pair, scale=scale))
+            factor_O = None
+            if module in magnitudes:
+                factor_O = output_factor(magnitudes[module], weight, pair, scale=scale)
+            weight.copy_(merged_weight(weight, pair, scale=scale, factor_O=factor_O))
     return model, tokenizer
 
 

@@ -3,7 +3,8 @@
 The tensors are our own and have peft's names, so an exported adapter loads in plain Transformers and
 PEFT. A is drawn as peft draws it (Kaiming uniform with a = sqrt 5, so within 1/sqrt(in)), and B is zero,
 so version 0 equals the base. Each draw is keyed by (seed, module name), so the values do not depend on
-the order of the modules. There is no dropout.
+the order of the modules. There is no dropout. A DoRA (arXiv 2402.09353) also has a magnitude for each
+output, which begins as the length of its row of the weight.
 """
 
 import hashlib
@@ -17,7 +18,13 @@ from torch import nn
 
 from schemas.errors import Refused
 from trainer.model.base import Base
-from trainer.model.lora_names import A_SUFFIX, B_SUFFIX, PEFT_PREFIX, Scaling
+from trainer.model.lora_names import (
+    A_SUFFIX,
+    B_SUFFIX,
+    MAGNITUDE_SUFFIX,
+    PEFT_PREFIX,
+    Scaling,
+)
 
 LOCAL_BASE = "./base"
 """The name, in an adapter's config, of a base that is stored with it. `headrace checkpoint download`
@@ -51,9 +58,10 @@ def target_modules(base: Base, targets: str | tuple[str, ...]) -> tuple[str, ...
 
 
 def fresh_adapter(
-    base: Base, modules: tuple[str, ...], *, rank: int, seed: int
+    base: Base, modules: tuple[str, ...], *, rank: int, seed: int, is_dora: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Version 0 of an adapter: A is (rank, in), B is (out, rank), both fp32."""
+    """Version 0 of an adapter: A is (rank, in), B is (out, rank), both fp32. A DoRA also has the lengths
+    of the rows of its weight. Raises Refused when one of them is 0."""
     tensors: dict[str, torch.Tensor] = {}
     for module in modules:
         weight = base.tensors[f"{module}.weight"]
@@ -65,16 +73,32 @@ def fresh_adapter(
         name = PEFT_PREFIX + module
         tensors[name + A_SUFFIX] = ((uniform * 2 - 1) * bound).to(weight.device)
         tensors[name + B_SUFFIX] = torch.zeros(num_out, rank, device=weight.device)
+        if is_dora:
+            tensors[name + MAGNITUDE_SUFFIX] = _row_lengths(weight, module)
     return tensors
 
 
-def adapter_config(base: Base, modules: Sequence[str], *, rank: int, scaling: Scaling) -> bytes:
+def _row_lengths(weight_O_H: torch.Tensor, module: str) -> torch.Tensor:
+    length_O = torch.linalg.vector_norm(weight_O_H.float(), dim=1)
+    if num_zero := int((length_O == 0).sum()):
+        raise Refused(
+            f"advanced.lora_variant = 'dora' divides by the length of each row of a weight, but "
+            f"{num_zero} of the {len(length_O)} rows of {module} are 0. Name other layers in "
+            "advanced.lora_targets, or leave advanced.lora_variant out"
+        )
+    return length_O
+
+
+def adapter_config(
+    base: Base, modules: Sequence[str], *, rank: int, scaling: Scaling, is_dora: bool = False
+) -> bytes:
     """`adapter_config.json`, as peft writes it. A base without a public name is called `./base`, after
     its folder next to the adapter. A plain `base` would be looked up on the hub."""
     config = LoraConfig(
         r=rank,
         lora_alpha=scaling.alpha,  # type: ignore[arg-type]  # peft says int and divides
         use_rslora=scaling.is_rank_stabilized,
+        use_dora=is_dora,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

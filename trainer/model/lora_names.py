@@ -12,6 +12,7 @@ from schemas.sampling import LoraScaling
 PEFT_PREFIX = "base_model.model."
 A_SUFFIX = ".lora_A.weight"
 B_SUFFIX = ".lora_B.weight"
+MAGNITUDE_SUFFIX = ".lora_magnitude_vector"
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -46,9 +47,38 @@ def adapter_pairs(tensors: Tensors) -> dict[str, tuple[torch.Tensor, torch.Tenso
     }
 
 
-def merged_weight(
-    weight_O_H: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor], *, scale: float
+def adapter_magnitudes(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Module name -> the magnitude (out) of each output. Empty unless the adapter is a DoRA."""
+    return {
+        name.removeprefix(PEFT_PREFIX).removesuffix(MAGNITUDE_SUFFIX): tensor
+        for name, tensor in tensors.items()
+        if name.endswith(MAGNITUDE_SUFFIX)
+    }
+
+
+def output_factor(
+    magnitude_O: torch.Tensor,
+    weight_O_H: torch.Tensor,
+    pair: tuple[torch.Tensor, torch.Tensor],
+    *,
+    scale: float,
 ) -> torch.Tensor:
-    """W + scale B A, as a new tensor."""
+    """What a DoRA (arXiv 2402.09353) multiplies each output by: its magnitude, divided by the length of
+    its row of W + scale B A. No gradient goes through the length (section 4.3 of the paper)."""
+    with torch.no_grad():
+        wide = weight_O_H.to(torch.promote_types(weight_O_H.dtype, magnitude_O.dtype))
+        length_O = torch.linalg.vector_norm(merged_weight(wide, pair, scale=scale), dim=1)
+    return magnitude_O / length_O
+
+
+def merged_weight(
+    weight_O_H: torch.Tensor,
+    pair: tuple[torch.Tensor, torch.Tensor],
+    *,
+    scale: float,
+    factor_O: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """W + scale B A, with each row multiplied by its factor if there is one, as a new tensor."""
     a_r_H, b_O_r = pair
-    return torch.addmm(weight_O_H, b_O_r, a_r_H, alpha=scale)
+    merged_O_H = torch.addmm(weight_O_H, b_O_r, a_r_H, alpha=scale)
+    return merged_O_H if factor_O is None else merged_O_H.mul_(factor_O[:, None])

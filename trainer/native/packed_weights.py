@@ -2,7 +2,7 @@
 
 Matrices are in panels, so that the numbers which one vector product reads are next to each other. A new
 version of an adapter is the packed base, made once, plus the adapter's change
-(`trainer/native/adapt.c`). Everything else, including fully trained weights, is packed again.
+(`trainer/native/adapt.c`). Everything else, including a DoRA and fully trained weights, is packed again.
 
 Legend: L layers, I inputs, O outputs, r rank.
 """
@@ -74,7 +74,7 @@ class PackedBases:
     def pack(self, decoder: Decoder, view: Trainable) -> PackedWeights:
         """The version `view`. Keep the result and not its tensors, which are overwritten after it is
         gone."""
-        if not view.has_frozen_base or _rank(view) > HIGH_RANK:
+        if not view.has_frozen_base or view.factors or _rank(view) > HIGH_RANK:
             return pack(decoder, view)
         key = str(id(decoder))
         held = self._held.get(key)

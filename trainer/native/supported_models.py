@@ -18,9 +18,10 @@ def is_narrow(hidden_size: int) -> bool:
 
 def can_learn(decoder: Decoder, view: Trainable) -> bool:
     """Whether `learn.c` takes the learner's pass over this version: its base is frozen and narrow, of
-    sizes that are whole vectors, and all of its tensors are of one type."""
+    sizes that are whole vectors, all of its tensors are of one type, and its adapter is not a DoRA."""
     return (
         view.has_frozen_base
+        and not view.factors
         and view.dtype in (torch.float32, torch.float64)
         and all(part.dtype == view.dtype for pair in view.pairs.values() for part in pair)
         and _has_sizes(decoder, view, dtype=view.dtype)

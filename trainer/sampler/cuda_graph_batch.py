@@ -68,9 +68,9 @@ class CudaGraphBatch(DecodeBatch):
     def serve(self, model: DecodeModel) -> None:
         """Serve another version that `can_serve` accepts. Its adapter is copied to where the recorded
         steps read it."""
-        held = _pairs(self.model)
-        for module, pair in _pairs(model).items():
-            for own, theirs in zip(held[module], pair, strict=True):
+        held = _parts(_unfuse(self.model).view)
+        for module, parts in _parts(_unfuse(model).view).items():
+            for own, theirs in zip(held[module], parts, strict=True):
                 own.copy_(theirs)
 
     def step(self) -> int:
@@ -189,7 +189,13 @@ def _each_place_once() -> Iterator[None]:
 
 
 def _shapes(view: Trainable) -> dict[str, tuple[torch.Size, ...]]:
-    return {module: tuple(part.shape for part in pair) for module, pair in view.pairs.items()}
+    return {module: tuple(t.shape for t in parts) for module, parts in _parts(view).items()}
+
+
+def _parts(view: Trainable) -> dict[str, tuple[torch.Tensor, ...]]:
+    """The tensors of each adapter: A and B, and the factors of its outputs if it is a DoRA."""
+    factors = {module: (factor,) for module, factor in view.factors.items()}
+    return {module: (*pair, *factors.get(module, ())) for module, pair in view.pairs.items()}
 
 
 def _unfuse(model: DecodeModel) -> UnfusedModel:
@@ -198,13 +204,10 @@ def _unfuse(model: DecodeModel) -> UnfusedModel:
     return model
 
 
-def _pairs(model: DecodeModel) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    return dict(_unfuse(model).view.pairs)
-
-
 def _with_own_adapter(model: DecodeModel) -> UnfusedModel:
     """The same version with a copy of its adapter, which `serve` overwrites."""
-    pairs = {module: (a.clone(), b.clone()) for module, (a, b) in _pairs(model).items()}
     apart = _unfuse(model)
-    view: Trainable = replace(apart.view, pairs=pairs)
+    pairs = {module: (a.clone(), b.clone()) for module, (a, b) in apart.view.pairs.items()}
+    factors = {module: factor.clone() for module, factor in apart.view.factors.items()}
+    view: Trainable = replace(apart.view, pairs=pairs, factors=factors)
     return replace(apart, view=view)

@@ -66,3 +66,13 @@ def missing_symbols(vocabulary: str, dataset: str, characters: str) -> Iterator[
             f"{dataset} and reads them as <|unk|>: {quoted}{more}; choose another "
             "shape (`headrace models`) or a model with its own tokenizer"
         )
+
+
+def vllm_issues(config: RunConfig) -> Iterator[Issue]:
+    """What vLLM cannot sample from."""
+    if config.advanced.lora_variant == "dora":
+        yield Issue(
+            "advanced.lora_variant",
+            "is 'dora', which vLLM does not serve, and HEADRACE_SAMPLER names vLLM; leave it out, or "
+            "set HEADRACE_SAMPLER=torch",
+        )

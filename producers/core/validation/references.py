@@ -50,6 +50,8 @@ class References:
     commits: tuple[SyncedCommit, ...] = ()
     network: frozenset[NetworkAddress] = frozenset()
     """the addresses that the operator allows the workspace"""
+    has_vllm: bool = False
+    """whether the platform samples with vLLM"""
     issues: tuple[Issue, ...] = ()
 
 
@@ -75,6 +77,7 @@ class ReferenceFinder:
         network: NetworkPolicy,
         secrets: SecretStore,
         directories: ModelDirectories = OWN_MACHINE,
+        has_vllm: bool = False,
     ) -> None:
         self._log = log
         self._names = names
@@ -83,6 +86,7 @@ class ReferenceFinder:
         self._workspaces = workspaces
         self._secrets = secrets
         self._directories = directories
+        self._has_vllm = has_vllm
 
     async def find_references(
         self, config: RunConfig | EvalConfig, requester: Requester
@@ -116,6 +120,7 @@ class ReferenceFinder:
             no_workspace=missing,
             commits=commits,
             network=self._network.addresses_of(chosen.name) if chosen else frozenset(),
+            has_vllm=self._has_vllm,
             issues=tuple(issues),
         )
 

@@ -29,7 +29,11 @@ from producers.core.validation.dataset_issues import (
     validation_dataset_issues,
 )
 from producers.core.validation.judge_issues import judge_issues, judges_of
-from producers.core.validation.model_issues import length_issues, unknown_characters
+from producers.core.validation.model_issues import (
+    length_issues,
+    unknown_characters,
+    vllm_issues,
+)
 from producers.core.validation.references import References
 from producers.core.validation.rollout_issues import rollout_issues, rollout_warnings
 from producers.core.workspaces import Workspace
@@ -85,6 +89,8 @@ def _issues(config: RunConfig | EvalConfig, references: References) -> Iterator[
         yield from dataset_issues(config, dataset)
     if isinstance(config, RunConfig) and validation is not None:
         yield from validation_dataset_issues(config, validation)
+    if references.has_vllm and isinstance(config, RunConfig):
+        yield from vllm_issues(config)
     yield from length_issues(config, references.facts.context)
     yield from rollout_issues(config.experiment, references.commits)
     if references.workspace is not None:

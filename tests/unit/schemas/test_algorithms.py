@@ -92,6 +92,7 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         "max_steps_off_policy",
         "adam_beta2",
         "lora_scaling",
+        "lora_variant",
         "optimizer",
         "muon_momentum",
         "micro_batch_tokens",

@@ -14,21 +14,27 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from schemas.errors import Refused
 from schemas.sampling import LoraScaling, PolicyRef
 from tests.unit.trainer.batches import GROUPS, policy64
-from tests.unit.trainer.support import Shelf, job, request
+from tests.unit.trainer.support import TINY, Shelf, job, request
 from tests.unit.trainer.test_policy import checkpoint, logprobs, trained, write
 from trainer.engine import Engine
+from trainer.forward.decoder import decoder_of
 from trainer.forward.packing import MicroBatch, pack
-from trainer.model.base import ADAPTER_CONFIG, ADAPTER_NAME, load_merged
+from trainer.forward.transformers_pass import Fallback
+from trainer.forward.weights import trainable_view
+from trainer.model.base import ADAPTER_CONFIG, ADAPTER_NAME, build_base, load_merged
 from trainer.model.lora_names import Scaling
 from trainer.objective.batch import examples_of
-from trainer.policy import Policy, checkpoint_files, export
+from trainer.policy import LoadedModel, Policy, checkpoint_files, export, fresh_policy
 from trainer.sampler import decode_model
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "lora": {},
     "rslora": {"lora_scaling": "rank_stabilized"},
+    "dora": {"lora_variant": "dora"},
+    "dora, rank-stabilized": {"lora_variant": "dora", "lora_scaling": "rank_stabilized"},
 }
 EXACT = 1e-12
 
@@ -105,7 +111,11 @@ def test_a_scaling_divides_alpha_by_the_rank_or_its_root(
 @torch.no_grad()
 def test_peft_computes_the_logits_of_the_learner(kind: Mapping[str, Any], tmp_path: Path) -> None:
     policy = policy64(**kind)
-    theirs = logits_in(in_peft(written(policy, kind, tmp_path)), policy)
+    folder = written(policy, kind, tmp_path)
+    config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
+    assert config["use_rslora"] == ("lora_scaling" in kind)
+    assert config["use_dora"] == ("lora_variant" in kind)
+    theirs = logits_in(in_peft(folder), policy)
     plain = torch.cat([policy.logits(micro, reference=True) for micro in plain_rows(policy)])
     for ours in (policy, without_decoder(policy)):
         logits = torch.cat([ours.logits(micro) for micro in plain_rows(ours)])
@@ -164,8 +174,28 @@ def test_a_merge_is_pefts(kind: Mapping[str, Any], tmp_path: Path) -> None:
         assert (tensor - theirs[name]).abs().max() <= 1e-6 * (1 + theirs[name].abs().max()), name
 
 
-def test_an_exported_config_says_its_kind(tmp_path: Path) -> None:
-    for name, kind in KINDS.items():
-        folder = written(policy64(**kind), kind, tmp_path / name)
-        config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
-        assert config["use_rslora"] == (name == "rslora")
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_dora_is_computed_again_with_the_same_bits(recompute: bool) -> None:
+    policy = policy64(lora_variant="dora")
+    expected = gradients(policy)
+    again = replace(policy, forward=replace(policy.forward, recompute=recompute))
+    assert all(torch.equal(expected[n], g) for n, g in gradients(again).items())
+
+
+def test_a_fresh_dora_is_its_base() -> None:
+    base = build_base(TINY, {}, device=torch.device("cpu"))
+    loaded = LoadedModel(base, decoder_of(base), Fallback(base))
+    policy = fresh_policy(loaded, job(lora_variant="dora"))
+    view = trainable_view(base.tensors, policy.tensors, scaling=policy.scaling)
+    assert view.factors.keys() == view.pairs.keys() != set()
+    assert all(bool((factor == 1).all()) for factor in view.factors.values())
+
+
+def test_a_row_without_a_length_is_refused_by_its_module() -> None:
+    base = build_base(TINY, {}, device=torch.device("cpu"))
+    loaded = LoadedModel(base, decoder_of(base), Fallback(base))
+    base.tensors["model.layers.0.self_attn.o_proj.weight"][3:5] = 0
+    fresh_policy(loaded, job())
+    with pytest.raises(Refused, match=r"2 of the 32 rows of model\.layers\.0\.self_attn\.o_proj"):
+        fresh_policy(loaded, job(lora_variant="dora"))
+    fresh_policy(loaded, job(lora_variant="dora", lora_targets=("q_proj",)))

@@ -113,6 +113,13 @@ def test_embeddings_and_norms_are_left_to_adamw(tmp_path: Path) -> None:
         assert all(name.endswith("proj.weight") for name in muon_matrices(policy))
 
 
+def test_magnitudes_of_a_dora_are_left_to_adamw() -> None:
+    policy = policy_of(TINY, lora_variant="dora", **MUON)
+    rest = policy.tensors.keys() - muon_matrices(policy)
+    assert {name.rpartition(".")[2] for name in rest} == {"lora_magnitude_vector"}
+    assert 3 * len(rest) == len(policy.tensors)
+
+
 def test_an_adapter_is_updated_by_muon_alone() -> None:
     policy = policy_of(TINY, **MUON)
     assert muon_matrices(policy) == policy.tensors.keys()

@@ -98,10 +98,11 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     return {n: t.grad for n, t in policy.tensors.items() if t.grad is not None}
 
 
+@pytest.mark.parametrize("variant", ["lora", "dora"])
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "transformers"])
-def test_gradients_are_those_of_whole_weights_but_for_rounding(lean: bool) -> None:
+def test_gradients_are_those_of_whole_weights_but_for_rounding(lean: bool, variant: str) -> None:
     """The base is rounded in both, so only the arithmetic differs."""
-    half = fresh_policy(loaded(lean=lean), job(HALF))
+    half = fresh_policy(loaded(lean=lean), job(HALF, lora_variant=variant))
     generator = torch.Generator().manual_seed(1)
     for tensor in half.tensors.values():
         tensor += 0.1 * torch.randn(tensor.shape, generator=generator)
@@ -153,12 +154,13 @@ def test_the_norm_sums_in_full() -> None:
     assert ((found - exact).abs() <= ROUNDING * exact.abs()).all()
 
 
+@pytest.mark.parametrize("variant", ["lora", "dora"])
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "transformers"])
 async def test_the_sampler_serves_what_the_learner_trained(
-    engine: Engine, shelf: Shelf, lean: bool
+    engine: Engine, shelf: Shelf, lean: bool, variant: str
 ) -> None:
     """Added to bfloat16 weights, a small adapter would be lost, so it is not added to them."""
-    asked = job(HALF, algorithm="sft")
+    asked = job(HALF, algorithm="sft", lora_variant=variant)
     if not lean:
         engine.sampler._cache._loaded.put(HALF.model_dump_json(), loaded(lean=False))
     await engine.learner.initialize(asked)

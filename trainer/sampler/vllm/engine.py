@@ -14,7 +14,7 @@ from schemas.errors import Refused, TransientError
 from schemas.sampling import DrawKey, SampleRequest, Tell, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
-from trainer.model.lora_names import Scaling
+from trainer.model.lora_names import Scaling, adapter_magnitudes
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.partial_text import PartialText
 from trainer.sampler.prompt_length import count_tokens, tokenise_apart
@@ -78,6 +78,12 @@ class VllmSampler:
             raise TransientError("the sampling engine has closed; another worker will sample this")
         loaded = await self._cache.load_model(request.model)
         trained = await self._cache.load_tensors(request.policy)
+        if adapter_magnitudes(trained):
+            raise Refused(
+                "vLLM does not serve DoRA adapters (advanced.lora_variant = 'dora'): set "
+                "HEADRACE_SAMPLER=torch, train with lora_variant = 'lora', or merge the checkpoint with "
+                "`headrace checkpoint merge` and serve the model that it writes"
+            )
         key, weights = request.model.model_dump_json(), request.policy.weights
         dated = f"{key}|{request.params.date}"
         chat = self._chats.get(dated) or self._chats.put(

@@ -2,6 +2,7 @@
 submitting twice."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, date
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from uuid import uuid4
 
 import pytest
 
+from infra.settings.settings import VllmSettings
+from producers.core.submit import SubmitRequest
 from producers.http.routes import runs
+from schemas.errors import InvalidConfig
 from schemas.events import CommitRequested, EvaluationCompleted, RunRequested, WorkspaceSynced
 from schemas.ids import run_stream, workspace_stream
 from schemas.specs import DiscoveredRollout, Entrypoint
@@ -46,6 +50,19 @@ async def ready(app: Application) -> Application:
     made = await app.post("/workspaces", {"url": "/repo", "name": "w"})
     assert made.status_code == 201, made.text
     return app
+
+
+async def test_a_dora_is_refused_where_vllm_samples(ready: Application) -> None:
+    asked = SubmitRequest(config(advanced={"lora_variant": "dora"}))
+    await ready.services.submitter.resolve_run(asked)
+    vllm = VllmSettings(urls=("http://sampler:8000",), adapters=Path("/adapters"))
+    services = replace(ready.services, settings=replace(ready.services.settings, vllm=vllm))
+    await services.submitter.resolve_run(SubmitRequest(config()))
+    with pytest.raises(InvalidConfig) as refused:
+        await services.submitter.resolve_run(asked)
+    (issue,) = refused.value.issues
+    assert issue.key == "advanced.lora_variant"
+    assert "HEADRACE_SAMPLER=torch" in issue.message
 
 
 async def test_a_run_is_requested_with_the_push_that_brings_its_commit(ready: Application) -> None:

@@ -76,6 +76,7 @@ def test_sft_reads_the_limits_of_sampling_where_a_rollout_validates(
             {"advanced": {"tuning": "full", "lora_scaling": "rank_stabilized"}},
             "advanced.lora_scaling",
         ),
+        ({"advanced": {"tuning": "full", "lora_variant": "dora"}}, "advanced.lora_variant"),
         ({"advanced": {"muon_momentum": 0.9}}, "advanced.muon_momentum"),
         ({"advanced": {"optimizer": "muon", "adam_beta1": 0.9}}, "advanced.adam_beta1"),
         ({"advanced": {"optimizer": "muon", "adam_beta2": 0.9}}, "advanced.adam_beta2"),
@@ -86,7 +87,9 @@ def test_other_runs_refuse_what_they_do_not_read(sections: dict[str, Any], key: 
     assert list(issues_of(sections)) == [key]
 
 
-@pytest.mark.parametrize("also", [{"tuning": "full"}, {"algorithm": "ppo"}])
+@pytest.mark.parametrize(
+    "also", [{"tuning": "full"}, {"algorithm": "ppo"}, {"lora_variant": "dora"}]
+)
 def test_muon_leaves_adamw_what_is_not_a_matrix(also: dict[str, Any]) -> None:
     both = {"optimizer": "muon", "adam_beta1": 0.8, "adam_beta2": 0.9, "muon_momentum": 0.9}
     assert not issues_of({"advanced": {**both, **also}})

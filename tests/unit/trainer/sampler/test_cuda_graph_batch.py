@@ -80,14 +80,16 @@ async def test_greedy_rows_and_rows_with_top_p_share_lanes_with_others(
     assert graphs
 
 
+@pytest.mark.parametrize("variant", ["lora", "dora"])
 async def test_versions_follow_one_another_in_the_same_buffers(
-    engine: Engine, shelf: Shelf, graphs: list[int]
+    engine: Engine, shelf: Shelf, graphs: list[int], variant: str
 ) -> None:
     """Recording a graph again for each version of a run would cost more than sampling."""
-    first = await engine.learner.initialize(job(seed=1))
+    first = await engine.learner.initialize(job(seed=1, lora_variant=variant))
     policies = [shelf.policy(first.state)]
     for seed in (2, 3):
-        other = await engine.learner.initialize(job(seed=seed, run=f"r{seed}"))
+        asked = job(seed=seed, run=f"r{seed}", lora_variant=variant)
+        other = await engine.learner.initialize(asked)
         held = await engine.sampler._cache.load_tensors(shelf.policy(other.state))
         for name, tensor in held.items():
             if "lora_B" in name:
