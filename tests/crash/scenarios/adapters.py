@@ -36,8 +36,9 @@ def act(stage: Stage) -> dict[str, str]:
         for name, run in started.items():
             info = running.wait(run, "finished", within_s=300)
             check(running.events(run), steps=STEPS, groups=2, samples=4)
-            mismatches = [point["value"] for point in info["metrics"]["train/sampler_mismatch"]]
-            assert max(mismatches) < 1e-5, "the sampler has another policy than the learner"
+            if "updates_per_step" not in RUNS[name]:  # a second update is off-policy
+                points = info["metrics"]["train/sampler_mismatch"]
+                assert max(point["value"] for point in points) < 1e-5, name
             verified(running, run)
             found[name] = final_adapter(info)
     assert len(set(found.values())) == len(RUNS)
