@@ -52,6 +52,8 @@ ALLOWED = {
     (f"{ENVIRONMENTS}/environments.py", "_prepare", "chmod"): "the same",
     (f"{ENVIRONMENTS}/environments.py", "_settle", "chmod"): "our directory around it",
     (f"{ENVIRONMENTS}/environments.py", "unpack", "chmod"): "the same",
+    (f"{ENVIRONMENTS}/environments.py", "run_python", "chmod"): "the same",
+    (f"{ENVIRONMENTS}/environments.py", "run_python", "resolve"): "of versions, not of a path",
     (f"{ENVIRONMENTS}/environments.py", "_install", "write_text"): "before a process could write",
     (f"{ENVIRONMENTS}/environments.py", "get", "touch"): "a file beside the environments",
     (f"{ENVIRONMENTS}/index_relay.py", "listen", "chmod"): "the relay's own socket",
