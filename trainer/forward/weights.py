@@ -48,7 +48,7 @@ class Trainable:
     has_frozen_base: bool = True
     """Whether only adapters are trained."""
     factors: Tensors = field(default_factory=dict)
-    """What the outputs (O) of each module are multiplied by, if the adapter is a DoRA."""
+    """The factors (O) of the outputs of each module, if the adapter is a DoRA."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """A tensor that adapters do not change, such as a norm or an embedding; None if there is none of

@@ -63,7 +63,7 @@ def output_factor(
     *,
     scale: float,
 ) -> torch.Tensor:
-    """What a DoRA (arXiv 2402.09353) multiplies each output by: its magnitude, divided by the length of
+    """The factor (O) of each output of a DoRA (arXiv 2402.09353): its magnitude, divided by the length of
     its row of W + scale B A. No gradient goes through the length (section 4.3 of the paper)."""
     with torch.no_grad():
         wide = weight_O_H.to(torch.promote_types(weight_O_H.dtype, magnitude_O.dtype))

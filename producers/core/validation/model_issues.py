@@ -69,7 +69,7 @@ def missing_symbols(vocabulary: str, dataset: str, characters: str) -> Iterator[
 
 
 def vllm_issues(config: RunConfig) -> Iterator[Issue]:
-    """What vLLM cannot sample from."""
+    """Issues with adapters that vLLM does not serve."""
     if config.advanced.lora_variant == "dora":
         yield Issue(
             "advanced.lora_variant",
