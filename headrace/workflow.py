@@ -12,6 +12,7 @@ from headrace.attempt_output import AttemptOutput
 from headrace.http import post_json
 from headrace.tools.loop import DEFAULT_TURNS, run_loop
 from headrace.tools.tool_set import ToolSet, offered_tools
+from headrace.turn_rewards import TurnRewards
 
 ChatMessage = dict[str, object]
 """{"role": "system" | "user" | "assistant" | "tool", "content": "..."}, and `tool_calls` or
@@ -42,6 +43,15 @@ class WorkflowContext:
     socket: str | None = None
     tools: ToolSet = field(default_factory=ToolSet)
     max_turns: int = DEFAULT_TURNS
+    turn_rewards: TurnRewards = field(default_factory=TurnRewards, repr=False, compare=False)
+
+    def set_turn_reward(self, turn: int, value: float) -> None:
+        """Set the reward of one turn: of the answer to the request with this number, 0 for the first
+        request of the attempt. A later call for the same turn replaces the value. Runs that set
+        `advanced.turn_reward_coef` learn from it, besides the reward of the grader. Raises TypeError
+        and ValueError unless the turn is a number from 0 to 255 and the value a finite number from
+        -1,000,000 to 1,000,000. Raises RuntimeError after the attempt."""
+        self.turn_rewards.set(turn, value)
 
     @cached_property
     def artifacts_dir(self) -> Path:

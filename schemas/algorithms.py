@@ -50,6 +50,9 @@ COMPARES_PARTS = ("gdpo",)
 SUMS_REWARDS = tuple(name for name in REINFORCED if name not in COMPARES_PARTS)
 """Algorithms whose advantages come from one number, to which a penalty can be added."""
 
+OF_SEQUENCES = ("gspo", "luspo", "gmpo")
+"""Algorithms whose loss has one term for a sequence, so that its actions share one advantage."""
+
 READ_BY: dict[str, tuple[str, ...]] = {
     "clip_low": BOUNDED,
     "clip_high": (*BOUNDED, "cispo"),
@@ -83,6 +86,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "failed_rewards": REINFORCED,
     "overlong_penalty": SUMS_REWARDS,
     "group_baseline": ("reinforce_plus_plus",),
+    "turn_reward_coef": tuple(name for name in GROUPED if name not in OF_SEQUENCES),
     "gamma": ("reinforce_plus_plus", "ppo"),
     "gae_lambda": ("ppo",),
     "value_clip": ("ppo",),

@@ -287,6 +287,9 @@ class Advanced(Section):
     """the same for single categories of failures: `[advanced.failed_rewards]`"""
     group_baseline: bool | None = None
     """subtract the group's mean before whitening"""
+    turn_reward_coef: float | None = Field(default=None, gt=0, le=1000)
+    """how much the rewards of single turns count beside that of the sample
+    ([algorithms](algorithms.md#rewards-of-turns))"""
     gamma: float | None = Field(default=None, gt=0, le=1)
     """discount factor of later rewards"""
     gae_lambda: float | None = Field(default=None, ge=0, le=1)

@@ -316,6 +316,16 @@ class Sequence(Value):
     logprobs: tuple[float, ...]
 
 
+class RewardedTurn(Value):
+    """A turn of a sample whose workflow gave rewards to turns: the row of the sample that its tokens are
+    in, how many of them the policy chose, and its reward, if it has one. The chosen tokens of a row are
+    those of its turns, in their order."""
+
+    row: int = Field(ge=0)
+    num_actions: int = Field(ge=0)
+    reward: float | None = None
+
+
 class SampleFailure(Value):
     category: FailureCategory
     message: str
@@ -362,8 +372,8 @@ class SampleRecord(Value):
     offered last. `branches` are the conversations of its requests that no other request continues, in
     their order, if there are several. A failed sample has `failure` set. `alarm` is that of its turns.
     `output` is what user code left behind. `grade` is set if the sample was graded where it was made, by
-    a rollout server. The sample of a provider's model has no sequences, and has its price in US dollars
-    (`usd`) if that is known.
+    a rollout server. `turns` are all its turns, if the workflow gave a reward to any of them. The sample
+    of a provider's model has no sequences, and has its price in US dollars (`usd`) if that is known.
     """
 
     index: int
@@ -381,6 +391,7 @@ class SampleRecord(Value):
     output: SampleOutput | None = Field(default=None, exclude_if=_is_unset)
     grade: Grade | None = Field(default=None, exclude_if=_is_unset)
     usd: float | None = Field(default=None, exclude_if=_is_unset)
+    turns: tuple[RewardedTurn, ...] = Field(default=(), exclude_if=_is_unset)
 
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:
@@ -446,20 +457,32 @@ def sequences_of(turns: tuple[Turn, ...]) -> tuple[Sequence, ...]:
     """The turns of one sample become training rows. A turn whose prompt extends a row continues that row
     (its new prompt tokens are context), and the longest if there are several. Any other turn starts a
     new row. So each sampled token is in one row, where its mask is 1."""
+    return sequences_and_rows_of(turns)[0]
+
+
+def sequences_and_rows_of(
+    turns: tuple[Turn, ...],
+) -> tuple[tuple[Sequence, ...], tuple[int, ...]]:
+    """The training rows (`sequences_of`), and the number of the row of each turn."""
     rows: list[tuple[list[int], list[Literal[0, 1]], list[float]]] = []
+    places: list[int] = []
     for turn in turns:
         prompt = list(turn.prompt_ids)
         extended = [row for row in rows if prompt[: len(row[0])] == row[0]]
         if extended:
-            tokens, mask, logprobs = max(reversed(extended), key=lambda row: len(row[0]))
+            longest = max(reversed(extended), key=lambda row: len(row[0]))
+            places.append(next(n for n, row in enumerate(rows) if row is longest))
+            tokens, mask, logprobs = longest
         else:
             tokens, mask, logprobs = [], [], []
+            places.append(len(rows))
             rows.append((tokens, mask, logprobs))
         context = prompt[len(tokens) :]
         tokens += [*context, *turn.completion_ids]
         mask.extend([0] * len(context))
         mask.extend([1] * len(turn.completion_ids))
         logprobs += [0.0] * len(context) + list(turn.logprobs)
-    return tuple(
+    sequences = tuple(
         Sequence(tokens=tuple(t), loss_mask=tuple(m), logprobs=tuple(p)) for t, m, p in rows
     )
+    return sequences, tuple(places)

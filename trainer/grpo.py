@@ -37,7 +37,6 @@ from trainer.forward.packing import MicroBatch
 from trainer.objective.aggregate import masked_samples, token_weights
 from trainer.objective.batch import (
     PreparedBatch,
-    behaviour_of_each_action,
     examples_of,
     measure_before_update,
     minibatches_of,
@@ -60,6 +59,7 @@ from trainer.objective.objective import (
 )
 from trainer.objective.overlong import with_length_penalty
 from trainer.objective.sequences import Rows
+from trainer.objective.turns import with_turn_rewards
 from trainer.objective.value_loss import critic_loss
 from trainer.optimizer import Optimizers, StepSize
 from trainer.policy import Policy
@@ -150,22 +150,16 @@ def prepare_batch(
         weight_S |= token_weights(rows, hyperparameters, masked=masked)
     weights = [weight_S[sample] for sample in sample_E.tolist()]
 
-    values: ActionValues = {
+    advantage_E = with_turn_rewards(estimate.advantage_E, groups, hyperparameters, advantages)
+    values: ActionValues = measured | {
         "weight": torch.tensor(weights, dtype=torch.float64),
-        "advantage": estimate.advantage_E,
+        "advantage": advantage_E,
     }
     if estimate.return_E is not None:
         values |= {"return": estimate.return_E, "known": before.known_E.double()}
-    values |= measured
 
-    # Some objectives treat a few actions differently. They choose among all actions of the step.
-    values |= select_actions(
-        objective,
-        hyperparameters,
-        values,
-        behaviour_E=behaviour_of_each_action(examples),
-        known_E=before.known_E,
-    )
+    # Some objectives treat a few actions differently, chosen among all actions of the step.
+    values |= select_actions(objective, hyperparameters, values, examples, before.known_E)
     return PreparedBatch(objective, hyperparameters, minibatches, values)
 
 

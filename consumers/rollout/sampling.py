@@ -9,7 +9,7 @@ server grades its own samples, so it gets the label, and its grade is part of th
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,12 +36,14 @@ from schemas.ids import sample_id
 from schemas.sampling import (
     Grade,
     Message,
+    RewardedTurn,
     SampleBatch,
     SampleFailure,
     Sampler,
     SampleRecord,
     SampleRequest,
     Turn,
+    sequences_and_rows_of,
     sequences_of,
 )
 from schemas.specs import GroupSpec, RolloutRef, SampleEntry
@@ -125,6 +127,7 @@ class _Attempt(NamedTuple):
     conversation: tuple[Message, ...]
     returned: tuple[Message, ...] | Grade | SampleFailure | None
     left: UserOutput | None
+    turn_rewards: Mapping[int, float]
 
 
 async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> SampleFinished:
@@ -146,22 +149,25 @@ async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> Sample
         )
         try:
             make = _have_served if rollout.kind == "server" else _run_workflow
-            returned, left = await make(effect, owner, row, ports, session)
+            returned, left, rewards = await make(effect, owner, row, ports, session)
         finally:
             turns, conversation = session.close()
-        return _Attempt(session, turns, conversation, returned, left)
+        return _Attempt(session, turns, conversation, returned, left, rewards)
 
-    session, turns, conversation, returned, left = await until_uninterrupted(make_attempt)
+    session, turns, conversation, returned, left, rewards = await until_uninterrupted(make_attempt)
     if session.interrupted:
         raise TransientError(
             "the engine failed a request of this sample; the sample is generated again"
         )
     failure = _why_failed(returned, session, is_answered=bool(turns))
+    failure = failure or _wrong_turn(rewards, num_turns=len(turns))
     messages = returned if isinstance(returned, tuple) else conversation
     is_trained = failure is not None and failure.category in rollout.failed_rewards
     record = record_of(effect.index, turns, messages, failure=failure, is_trained=is_trained)
     branches = session.branches if len(session.branches) > 1 else ()
     record = record.model_copy(update={"tools": session.tools, "branches": branches})
+    if rewards and record.sequences:
+        record = record.model_copy(update={"turns": _rewarded_turns(turns, rewards)})
     if isinstance(returned, Grade):
         grade = returned.model_copy(update={"index": effect.index})
         record = record.model_copy(update={"grade": grade})
@@ -177,6 +183,28 @@ def _why_failed(returned: object, session: Session, *, is_answered: bool) -> Sam
     if failure is not None and failure.category == FailureCategory.AGENT:
         return session.refusal or failure
     return failure
+
+
+def _wrong_turn(rewards: Mapping[int, float], *, num_turns: int) -> SampleFailure | None:
+    """Return the failure of a sample whose workflow gave a reward to a turn that it does not have."""
+    wrong = next((turn for turn in sorted(rewards) if turn >= num_turns), None)
+    if wrong is None:
+        return None
+    return SampleFailure(
+        category=FailureCategory.VALIDATION,
+        message=f"the workflow set a reward for turn {wrong}, but {num_turns} requests were answered; "
+        "give ctx.set_turn_reward the number of an answer, 0 for the first",
+    )
+
+
+def _rewarded_turns(
+    turns: tuple[Turn, ...], rewards: Mapping[int, float]
+) -> tuple[RewardedTurn, ...]:
+    _, rows = sequences_and_rows_of(turns)
+    return tuple(
+        RewardedTurn(row=row, num_actions=len(turn.completion_ids), reward=rewards.get(number))
+        for number, (turn, row) in enumerate(zip(turns, rows, strict=True))
+    )
 
 
 def _rollout_of(effect: GenerateSample) -> RolloutRef:
@@ -218,9 +246,9 @@ async def _run_workflow(
     row: DatasetRow,
     ports: RolloutPorts,
     session: Session,
-) -> tuple[tuple[Message, ...] | SampleFailure | None, UserOutput | None]:
+) -> tuple[tuple[Message, ...] | SampleFailure | None, UserOutput | None, Mapping[int, float]]:
     """Return the messages that the workflow returned (None if it returned none), or how it failed. Also
-    return what it left behind."""
+    return what it left behind, and the rewards that it gave to turns."""
     spec, rollout = effect.spec, _rollout_of(effect)
     try:
         result = await ports.user.run_workflow(
@@ -234,8 +262,8 @@ async def _run_workflow(
         )
     except UserCodeError as error:
         left = error.output if isinstance(error, UserCodeRaised) else None
-        return SampleFailure(category=error.category, message=error.message), left
-    return result.messages, result.output
+        return SampleFailure(category=error.category, message=error.message), left, {}
+    return result.messages, result.output, result.turn_rewards
 
 
 async def _have_served(
@@ -244,7 +272,7 @@ async def _have_served(
     row: DatasetRow,
     ports: RolloutPorts,
     session: Session,
-) -> tuple[Grade | SampleFailure, UserOutput | None]:
+) -> tuple[Grade | SampleFailure, UserOutput | None, Mapping[int, float]]:
     """Return the grade that the rollout server gave to its attempt, or how the attempt failed. Also
     return what it left behind."""
     spec, rollout = effect.spec, _rollout_of(effect)
@@ -261,8 +289,8 @@ async def _have_served(
         )
     except UserCodeError as error:
         left = error.output if isinstance(error, UserCodeRaised) else None
-        return SampleFailure(category=error.category, message=error.message), left
-    return result.grade, result.output
+        return SampleFailure(category=error.category, message=error.message), left, {}
+    return result.grade, result.output, {}
 
 
 def record_of(

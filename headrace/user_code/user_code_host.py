@@ -240,8 +240,11 @@ async def workflow_call(
         )
         try:
             returned = await attempt.run(context)
-            return {"messages": conversation(returned, who=who)}
+            messages = conversation(returned, who=who)
+            turns = [list(pair) for pair in context.turn_rewards.end().items()]
+            return {"messages": messages, **({"turn_rewards": turns} if turns else {})}
         finally:
+            context.turn_rewards.end()
             context.discard(into=attempt_output.running.get())
 
     return call

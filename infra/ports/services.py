@@ -167,10 +167,12 @@ class UserCodeRaised(UserCodeError):
 @dataclass(frozen=True, slots=True)
 class WorkflowResult:
     """The result of a workflow: its messages, or None when it returned nothing. With None, the
-    conversation that the gateway recorded is used. `output` is what it left behind, if anything."""
+    conversation that the gateway recorded is used. `output` is what it left behind, if anything.
+    `turn_rewards` are the rewards that it gave to turns, by their numbers, which may not exist."""
 
     messages: tuple[Message, ...] | None
     output: UserOutput | None = None
+    turn_rewards: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

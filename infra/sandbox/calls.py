@@ -133,9 +133,11 @@ class CallingUserCode(ABC):
         data = json.dumps(message).encode()
         call = UserCall(rollout, owner, "workflow", sample, deadline_s, data)
         answer, output = await self._call(call)
-        if not isinstance(answer, Returned) or answer.messages is None:
+        if not isinstance(answer, Returned):
             return WorkflowResult(None, output)
-        return WorkflowResult(tuple(_message(spoken) for spoken in answer.messages), output)
+        spoken = answer.messages
+        messages = None if spoken is None else tuple(_message(message) for message in spoken)
+        return WorkflowResult(messages, output, dict(answer.turn_rewards))
 
     async def run_served(
         self,

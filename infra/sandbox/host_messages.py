@@ -19,6 +19,8 @@ LONGEST_TEXT = 8000
 MOST_REWARDS = 128
 MOST_TOOLS = 128
 MOST_SERVERS = 16
+MOST_TURNS = 256
+LARGEST_REWARD = 1e6
 MOST_FILES = 32
 MOST_FILE_BYTES = 8 << 20
 MOST_PRINTED = 66_000
@@ -166,11 +168,28 @@ class ReturnedMessage(_HostMessage):
     name: Name | None = None
 
 
+TurnReward = tuple[
+    Annotated[int, Field(ge=0, lt=MOST_TURNS)],
+    Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)],
+]
+"""The number of a turn and its reward."""
+
+
+def _require_distinct(rewards: list[TurnReward]) -> list[TurnReward]:
+    """Raises ProtocolError when a turn occurs twice."""
+    if len({turn for turn, _ in rewards}) < len(rewards):
+        raise ProtocolError("it sent two rewards for one turn")
+    return rewards
+
+
 class Returned(_HostMessage):
-    """A workflow has returned."""
+    """A workflow has returned. `turn_rewards` are the rewards that it gave to turns of its attempt."""
 
     id: Id
     messages: Annotated[list[ReturnedMessage], Field(max_length=4096)] | None
+    turn_rewards: Annotated[
+        list[TurnReward], Field(max_length=MOST_TURNS), AfterValidator(_require_distinct)
+    ] = []
     output: ReportedOutput | None = None
 
 

@@ -188,3 +188,57 @@ def test_gdpo_trains_on_the_parts_of_rewards_and_is_rebuilt_from_its_log(
     assert any(point["value"] != 0 for point in info["metrics"]["train/grad_norm"])
     found = verify(running, run)
     assert found["status"] == "verified", found
+
+
+TWO_TURNS = """
+from headrace import AgentWorkflow, Grader
+
+
+class Say(AgentWorkflow):
+    async def run(self, ctx):
+        said = list(ctx.prompt)
+        for turn in range(2):
+            reply = await ctx.chat(said, max_tokens=3)
+            ctx.set_turn_reward(turn, float(len(reply["content"])))
+            said += [reply, {"role": "user", "content": "more"}]
+        if "fails" in ctx.metadata:
+            ctx.set_turn_reward(2, 1.0)
+        return said[:-1]
+
+
+class Same(Grader):
+    async def grade(self, ctx):
+        for name in ctx.samples:
+            ctx.set_sample_reward(name, 1.0)
+"""
+
+
+def test_rewards_of_turns_train_a_run_that_is_rebuilt_from_its_log(
+    tmp_path: Path, running: Platform
+) -> None:
+    """All rewards of samples are equal, so a run that does not read those of turns learns nothing."""
+    workspace = make_workspace(tmp_path / "workspace", {"rollouts/say/main.py": TWO_TURNS})
+    made = running.post("/workspaces", {"url": str(workspace), "name": "turns"})
+    assert made.status_code == 201, made.text
+    moved = {}
+    for name, advanced in {"with": {"turn_reward_coef": 0.5}, "without": {}}.items():
+        run = running.submit(run_config(advanced=advanced), workspace="turns", name=f"turns-{name}")
+        metrics = running.wait(run, "finished")["metrics"]
+        assert all(point["value"] > 0 for point in metrics["rollout/turn_reward"])
+        moved[name] = [point["value"] for point in metrics["train/grad_norm"]]
+        found = verify(running, run)
+        assert found["status"] == "verified", found
+    assert any(moved["with"])
+    assert not any(moved["without"])
+
+
+def test_a_reward_for_a_turn_that_does_not_exist_fails_its_sample_with_the_reason(
+    tmp_path: Path, running: Platform
+) -> None:
+    files = {"rollouts/say/main.py": TWO_TURNS.replace('"fails" in ctx.metadata', "True")}
+    workspace = make_workspace(tmp_path / "workspace", files)
+    made = running.post("/workspaces", {"url": str(workspace), "name": "wrong"})
+    assert made.status_code == 201, made.text
+    run = running.submit(run_config(advanced={"turn_reward_coef": 1.0}), workspace="wrong")
+    info = running.wait(run, "failed")
+    assert "a reward for turn 2, but 2 requests were answered" in info["run"]["error"]

@@ -137,13 +137,17 @@ KNOWN_BUGS = (
         seen="verl-project/verl#7829",
         code="trainer.objective.batch:PreparedBatch.micro_batches",
         old="value_E in self.values_E.items()}",
-        new="""value_E in self.values_E.items()} | select_actions(
-                self.objective,
-                self.hyperparameters,
-                {name: value_E[here] for name, value_E in self.values_E.items()},
-                behaviour_E=micro.behaviour_M,
-                known_E=micro.behaviour_M < 1,
-            )""",
+        new="""value_E in self.values_E.items()} | {
+                "selected": self.objective.select(
+                    MeasuredActions(
+                        self.values_E["proximal"][here],
+                        self.values_E["proximal"][here] - micro.behaviour_M,
+                        self.values_E["advantage"][here],
+                        micro.behaviour_M < 1,
+                    ),
+                    self.hyperparameters,
+                )
+            }""",
         test=PACKING,
         given={"variant": "kl_cov"},
     ),

@@ -21,6 +21,15 @@ KNOWN_BUGS = (
         test=f"{HERE}::test_gdpo_weighs_samples_equally_however_long_they_are",
     ),
     KnownBug(
+        bug="rewards of later turns, with their baselines, are summed up at a turn",
+        seen="verl-project/verl#7244",
+        code="trainer.objective.turns:_spread",
+        old="zip(sample.turns, of_turn, strict=False)",
+        new="zip(sample.turns, [sum(of_turn[n:]) for n in range(len(of_turn))], strict=False)",
+        test=f"{UNIT}/objective/test_turns.py::"
+        "test_the_reward_of_a_turn_is_not_that_of_turns_before_it",
+    ),
+    KnownBug(
         bug="a filter of equal rewards drops groups whose parts differ",
         seen="NovaSky-AI/SkyRL#2104",
         code="consumers.run.settle:_num_distinct",
@@ -83,8 +92,8 @@ KNOWN_BUGS = (
         bug="advantages are normalised twice, by group and then over the batch",
         seen="axon-rl/gem#113",
         code=PREPARE,
-        old='"advantage": estimate.advantage_E,',
-        new='"advantage": estimate.advantage_E / estimate.advantage_E.std(),',
+        old='"advantage": advantage_E,',
+        new='"advantage": advantage_E / advantage_E.std(),',
         test=f"{HERE}::test_a_group_is_its_own_baseline",
     ),
     KnownBug(

@@ -78,6 +78,7 @@ SAME_NAME = (
     "mask_truncated",
     "mask_failed",
     "group_baseline",
+    "turn_reward_coef",
     "gamma",
     "gae_lambda",
     "value_clip",

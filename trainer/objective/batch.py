@@ -154,16 +154,17 @@ def select_actions(
     objective: Objective,
     hyperparameters: Hyperparameters,
     values: ActionValues,
-    *,
-    behaviour_E: torch.Tensor,
+    examples: Sequence[Example],
     known_E: torch.Tensor,
 ) -> ActionValues:
     """ "selected" (E), 1 for the actions that the objective selects and else 0, by what is known before
-    the first update. Empty for an objective that selects nothing. `behaviour_E` is log mu, and
-    `known_E` (bool) whether the sample has a reward."""
+    the first update. Empty for an objective that selects nothing. `known_E` (bool) says whether the
+    sample has a reward."""
     if objective.select is None:
         return {}
-    against_E = behaviour_E if hyperparameters.correction == "ratio" else values["proximal"]
+    against_E = values["proximal"]
+    if hyperparameters.correction == "ratio":
+        against_E = behaviour_of_each_action(examples)
     actions = MeasuredActions(
         logprob_E=values["proximal"],
         log_ratio_E=values["proximal"] - against_E,

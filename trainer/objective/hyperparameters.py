@@ -73,6 +73,8 @@ class Hyperparameters:
     mask_failed: bool = False
     """whether samples that failed, and have a reward nevertheless, are left out of the loss"""
     group_baseline: bool = False
+    turn_reward_coef: float = 0.0
+    """the weight of the rewards of single turns (`trainer/objective/turns.py`); 0: off"""
     gamma: float = 1.0
     gae_lambda: float = 0.95
     value_clip: float = 0.2

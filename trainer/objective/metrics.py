@@ -41,13 +41,16 @@ def mean_over_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def rollout_metrics(groups: Sequence[GradedGroup]) -> dict[str, float]:
     """The mean lengths of the samples of a batch, in tokens: of actions, and of all tokens. Also the
-    share of samples that were cut at a limit. Failed samples are left out. Empty when all failed."""
+    share of samples that were cut at a limit, and the mean of the rewards of turns if there are any.
+    Failed samples are left out. Empty when all failed."""
     samples = [s for group in groups for s in group.samples if s.failure is None]
     if not samples:
         return {}
     lengths = [sum(sum(row.loss_mask) for row in s.sequences) for s in samples]
     totals = [sum(len(row.tokens) for row in s.sequences) for s in samples]
-    return {
+    of_turns = [t.reward for s in samples for t in s.turns if t.reward is not None]
+    turn_reward = {"rollout/turn_reward": math.fsum(of_turns) / len(of_turns)} if of_turns else {}
+    return turn_reward | {
         "rollout/response_lengths": sum(lengths) / len(samples),
         "rollout/total_lengths": sum(totals) / len(samples),
         "rollout/truncated_ratio": sum(s.truncated for s in samples) / len(samples),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from schemas.learner import GradedGroup
-from schemas.sampling import SampleRecord
+from schemas.sampling import RewardedTurn, SampleRecord
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.support import TINY, job, loss_mask
 from trainer import grpo
@@ -78,7 +78,13 @@ def rewritten(slot: int, rewards: tuple[float | None, ...]) -> GradedGroup:
             loss_mask=(0, 0, 1, 1),
             logprobs=(0.0, 0.0, -4.1, -3.9),
         )
-        samples.append(SampleRecord(index=i, sequences=(first, second) if i % 2 else (first,)))
+        turns = (
+            RewardedTurn(row=0, num_actions=2, reward=0.3 * i),
+            RewardedTurn(row=0, num_actions=1, reward=None if i else 1.0),
+            RewardedTurn(row=1, num_actions=2, reward=-0.2 * i),
+        )
+        rows, num_turns = ((first, second), 3) if i % 2 else ((first,), 2)
+        samples.append(SampleRecord(index=i, sequences=rows, turns=turns[:num_turns]))
     return GradedGroup(slot, tuple(samples), rewards, parts_of(rewards))
 
 

@@ -452,3 +452,35 @@ async def test_a_refusal_of_the_sampler_reaches_the_workflow(tmp_path: Path) -> 
 
     _, written, _ = await worked(tmp_path, workflow, sampler=Unprepared(Refused("too large")))
     assert written.message == "the policy endpoint answered 400: too large"
+
+
+def asks_three_times(rewards: dict[int, float]) -> Workflow:
+    """The third answer begins a new row, because the history is rewritten."""
+
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        for text in ("a", "bcd", "ef"):
+            session.ask(prompt, text)
+        return WorkflowResult(None, turn_rewards=rewards)
+
+    return workflow
+
+
+async def test_rewards_of_turns_are_kept_with_the_place_of_each_turn(tmp_path: Path) -> None:
+    record, written, _ = await worked(tmp_path, asks_three_times({2: 0.5, 0: -1.0}))
+    assert [turn.reward for turn in record.turns] == [-1.0, None, 0.5]
+    assert written.num_turns == 3
+    for number, row in enumerate(record.sequences):
+        of_row = [turn.num_actions for turn in record.turns if turn.row == number]
+        assert sum(of_row) == sum(row.loss_mask) > 0
+    again, _, _ = await worked(tmp_path / "again", asks_three_times({}))
+    assert again.turns == ()
+    assert "turns" not in again.model_dump()
+
+
+async def test_a_reward_for_a_turn_that_does_not_exist_fails_the_sample(tmp_path: Path) -> None:
+    record, written, _ = await worked(tmp_path, asks_three_times({1: 0.5, 3: 1.0}))
+    assert written.failure == "validation_error"
+    assert record.failure is not None
+    assert "a reward for turn 3, but 3 requests were answered" in record.failure.message
+    assert record.sequences == ()
+    assert record.turns == ()

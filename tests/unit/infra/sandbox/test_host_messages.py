@@ -68,3 +68,40 @@ def test_the_bytes_of_files_are_bounded_and_base64(monkeypatch: pytest.MonkeyPat
         assert bad is not None
         with pytest.raises(ProtocolError):
             read_files(bad)
+
+
+def rewarded(turn_rewards: str) -> bytes:
+    return b'{"id": "a", "messages": null, "turn_rewards": %s}' % turn_rewards.encode()
+
+
+def test_rewards_of_turns_are_pairs() -> None:
+    answer = parse_later("workflow", rewarded("[[0, 1], [255, -0.5]]"))
+    assert isinstance(answer, Returned)
+    assert dict(answer.turn_rewards) == {0: 1.0, 255: -0.5}
+    assert parse_later("workflow", b'{"id": "a", "messages": null}') == Returned(
+        id="a", messages=None
+    )
+
+
+@pytest.mark.parametrize(
+    "turn_rewards",
+    [
+        "[[0, NaN]]",
+        "[[0, Infinity]]",
+        "[[0, 1e999]]",
+        "[[0, 1000001]]",
+        "[[0, null]]",
+        '[[0, "1"]]',
+        "[[0, 1], [0, 1]]",
+        "[[-1, 1]]",
+        "[[256, 1]]",
+        "[[0.5, 1]]",
+        "[[0, 1, 2]]",
+        '{"0": 1}',
+        "[" + ", ".join(f"[{n % 256}, 1]" for n in range(257)) + "]",
+    ],
+)
+def test_unusable_rewards_of_turns_are_refused(turn_rewards: str) -> None:
+    """Whatever the SDK checks: code of the workspace may write into the pipe itself."""
+    with pytest.raises(ProtocolError):
+        parse_later("workflow", rewarded(turn_rewards))
