@@ -63,8 +63,8 @@ def output_factor(
     *,
     scale: float,
 ) -> torch.Tensor:
-    """The factor (O) of each output of a DoRA (arXiv 2402.09353): its magnitude, divided by the length of
-    its row of W + scale B A. No gradient goes through the length (section 4.3 of the paper)."""
+    """The factor (O) of each output of a DoRA (arXiv 2402.09353): its magnitude, divided by the length
+    of its row of W + scale B A. No gradient goes through the length (section 4.3 of the paper)."""
     with torch.no_grad():
         wide = weight_O_H.to(torch.promote_types(weight_O_H.dtype, magnitude_O.dtype))
         length_O = torch.linalg.vector_norm(merged_weight(wide, pair, scale=scale), dim=1)
