@@ -47,7 +47,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "correction_high": {"correction": "masked"},
     "max_replacements": {"filter_groups": True},
     "overlong_penalty": {"overlong_buffer": 4},
-    "mask_failed": {"failed_reward": 0.0},
+    "mask_failed": {"failed_reward": "grade"},
     "entropy_coef_delta": {"entropy_target": 0.2},
     "entropy_coef_max": {"entropy_target": 0.2},
 }
