@@ -47,10 +47,11 @@ def parse_rows(content: bytes) -> tuple[DatasetRow, ...]:
 
 
 def preference_form(columns: Collection[str]) -> PreferenceForm | None:
-    """The form of the preferences in a file with these columns; None if it has none."""
+    """The form of the preferences in a file with these columns; None if it has none. Public datasets of
+    pairs have the chosen answer in a column `messages` too, which is not read there."""
     names = set(columns)
-    if names & LABELLED_COLUMNS:
-        return None
     if {"chosen", "rejected"} <= names:
-        return "paired"
-    return "binary" if {"completion", "label"} <= names else None
+        return None if names & (LABELLED_COLUMNS - {"messages"}) else "paired"
+    if names & LABELLED_COLUMNS or not {"completion", "label"} <= names:
+        return None
+    return "binary" if "prompt" in names or "metadata" not in names else None

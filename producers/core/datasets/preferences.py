@@ -51,7 +51,8 @@ def header_problem(columns: tuple[str, ...]) -> str | None:
     found = [name for name in ("chosen", "rejected") if name in names]
     if not found:
         return None
-    mixed = sorted(names & (LABELLED_COLUMNS | {"completion"}))
+    allowed = {"messages"} if len(found) == 2 else set()
+    mixed = sorted(names & (LABELLED_COLUMNS | {"completion"}) - allowed)
     if mixed:
         return (
             f"has {' and '.join(found)} beside {', '.join(mixed)}; keep the columns of one form: "

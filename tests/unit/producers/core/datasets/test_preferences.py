@@ -163,7 +163,7 @@ def test_a_bad_row_is_refused_with_its_line_and_column(
         (("prompt", "chosen"), "has chosen but no column rejected; a preference needs both"),
         (("prompt", "rejected"), "has rejected but no column chosen"),
         (("prompt", "chosen", "rejected", "user_prompt"), "beside user_prompt; keep the columns"),
-        (("prompt", "chosen", "rejected", "messages"), "beside messages; keep the columns"),
+        (("chosen", "messages"), "has chosen beside messages; keep the columns"),
         (("prompt", "chosen", "rejected", "completion"), "beside completion; keep the columns"),
         (("prompt", "completion"), "missing required columns: user_prompt, ground_truth"),
     ],
@@ -192,7 +192,17 @@ def test_columns_name_the_form() -> None:
     assert preference_form(("prompt", "completion", "label", "x")) == "binary"
     assert preference_form(("prompt", "completion")) is None
     assert preference_form(("user_prompt", "completion", "label")) is None
+    assert preference_form(("metadata", "completion", "label")) is None
     assert unread(("user_prompt", "label", "prompt", "completion")) == ["prompt", "completion"]
+
+
+def test_pairs_that_repeat_the_chosen_answer_as_messages_are_accepted(tmp_path: Path) -> None:
+    """As in public datasets of pairs, which can be used for supervised learning too."""
+    rows = [{**PAIR, "messages": [QUESTION, {"role": "assistant", "content": "2"}]}] * 4
+    report, kept = check(tmp_path, *rows)
+    assert report.issues == []
+    assert [row.chosen for row in kept] == [PAIR["chosen"]] * 4
+    assert unread(tuple(rows[0])) == ["messages"]
 
 
 def test_statistics_count_a_prompt_that_occurs_twice(tmp_path: Path) -> None:
