@@ -226,13 +226,13 @@ class Advanced(Section):
     """how soon SAPO's gradient fades where the advantage is positive"""
     tau_neg: float | None = Field(default=None, gt=0, le=100)
     """how soon SAPO's gradient fades where it is not"""
-    cov_ratio: float | None = Field(default=None, gt=0, le=1)
+    cov_ratio: float | None = Field(default=None, gt=0, le=1, exclude_if=_is_unset)
     """the share of all actions of a step that Clip-Cov or KL-Cov chooses"""
-    cov_low: float | None = Field(default=None, ge=0, le=1e6)
+    cov_low: float | None = Field(default=None, ge=0, le=1e6, exclude_if=_is_unset)
     """Clip-Cov chooses among actions with a larger covariance"""
-    cov_high: float | None = Field(default=None, gt=0, le=1e6)
+    cov_high: float | None = Field(default=None, gt=0, le=1e6, exclude_if=_is_unset)
     """Clip-Cov chooses among actions with a smaller covariance"""
-    cov_kl_coef: float | None = Field(default=None, gt=0, le=1000)
+    cov_kl_coef: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
     """weight of the penalty that KL-Cov puts on the actions that it chooses"""
     loss_aggregation: LossAggregation | None = None
     """what the loss is averaged over ([algorithms](algorithms.md#aggregation))"""
@@ -287,7 +287,7 @@ class Advanced(Section):
     """the same for single categories of failures: `[advanced.failed_rewards]`"""
     group_baseline: bool | None = None
     """subtract the group's mean before whitening"""
-    turn_reward_coef: float | None = Field(default=None, gt=0, le=1000)
+    turn_reward_coef: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
     """how much the rewards of single turns count beside that of the sample
     ([algorithms](algorithms.md#rewards-of-turns))"""
     gamma: float | None = Field(default=None, gt=0, le=1)

@@ -233,3 +233,10 @@ def test_only_dapo_filters_by_itself() -> None:
     assert replacements(Advanced(algorithm="dapo")) == 4
     assert replacements(Advanced(algorithm="dapo", filter_groups=False)) == 0
     assert replacements(Advanced(filter_groups=True, max_replacements=0)) == 0
+
+
+def test_a_run_that_does_not_set_the_newest_keys_is_stored_as_before() -> None:
+    newest: dict[str, Any] = {"cov_ratio": 0.1, "cov_low": 1.0, "cov_high": 2.0, "cov_kl_coef": 1.0}
+    newest["turn_reward_coef"] = 0.5
+    assert not set(newest) & set(Advanced().model_dump())
+    assert Advanced.model_validate_json(Advanced(**newest).model_dump_json()) == Advanced(**newest)
