@@ -206,10 +206,10 @@ class Advanced(Section):
     """the adapter's rank"""
     lora_alpha: float = Field(default=32.0, gt=0, le=4096)
     """the adapter's output is scaled by `lora_alpha / lora_rank`"""
-    lora_scaling: LoraScaling | None = Field(default=None, exclude_if=lambda value: value is None)
+    lora_scaling: LoraScaling | None = Field(default=None, exclude_if=_is_unset)
     """`rank_stabilized`: it is scaled by `lora_alpha / sqrt(lora_rank)` instead
     ([algorithms](algorithms.md#adapters)); default: `standard`"""
-    lora_variant: LoraVariant | None = Field(default=None, exclude_if=lambda value: value is None)
+    lora_variant: LoraVariant | None = Field(default=None, exclude_if=_is_unset)
     """`dora`: the length of each row of a weight is trained apart from its direction
     ([algorithms](algorithms.md#adapters)); default: `lora`"""
     lora_targets: str | tuple[str, ...] = Field(default="all-linear")
@@ -240,14 +240,14 @@ class Advanced(Section):
     """upper bound of the ratio where the advantage is negative (dual clip)"""
     kl_estimator: KlEstimator | None = None
     """which estimator of the KL divergence is used"""
-    entropy_coef: float | None = Field(default=None, ge=0, le=10)
+    entropy_coef: float | None = Field(default=None, ge=0, le=10, exclude_if=_is_unset)
     """weight of the entropy bonus ([algorithms](algorithms.md#entropy-bonus)); with `entropy_target`
     the weight at the beginning"""
-    entropy_target: float | None = Field(default=None, gt=0, le=100)
+    entropy_target: float | None = Field(default=None, gt=0, le=100, exclude_if=_is_unset)
     """the entropy, in nats, below which the bonus is on and its weight grows"""
-    entropy_coef_delta: float | None = Field(default=None, gt=0, le=10)
+    entropy_coef_delta: float | None = Field(default=None, gt=0, le=10, exclude_if=_is_unset)
     """how much the weight of the bonus changes in a step"""
-    entropy_coef_max: float | None = Field(default=None, gt=0, le=10)
+    entropy_coef_max: float | None = Field(default=None, gt=0, le=10, exclude_if=_is_unset)
     """the largest weight of the bonus"""
     kl_in: KlPlace | None = None
     """whether the KL divergence is added to the loss or to the reward"""
@@ -264,7 +264,7 @@ class Advanced(Section):
     updates_per_step: int = Field(default=1, ge=1, le=64)
     """how often each batch is used: passes over it, each with one optimizer update, or with one for
     every mini-batch"""
-    minibatch_size: int | None = Field(default=None, ge=1, le=1_000_000)
+    minibatch_size: int | None = Field(default=None, ge=1, le=1_000_000, exclude_if=_is_unset)
     """samples of one optimizer update, in whole groups; default: all samples of a step
     ([algorithms](algorithms.md#within-a-step))"""
     filter_groups: bool | None = None
@@ -277,7 +277,7 @@ class Advanced(Section):
     """the penalty of a sample that reaches `training.max_response_length`"""
     mask_truncated: bool | None = None
     """leave answers that were cut off at a limit of tokens out of the loss; they count in baselines"""
-    mask_failed: bool | None = None
+    mask_failed: bool | None = Field(default=None, exclude_if=_is_unset)
     """leave samples that the policy made fail out of the loss; the rewards that `failed_reward` gives
     them count in baselines"""
     failed_reward: FailedReward | None = None
@@ -302,12 +302,10 @@ class Advanced(Section):
     """the critic's learning rate"""
     grad_clip: float = Field(default=1.0, gt=0, le=1e6)
     """the largest norm of the gradients; larger gradients are scaled down to it"""
-    optimizer: OptimizerName | None = Field(default=None, exclude_if=lambda value: value is None)
+    optimizer: OptimizerName | None = Field(default=None, exclude_if=_is_unset)
     """`muon`: Muon updates the matrices of linear layers and adapters, and AdamW the rest
     ([algorithms](algorithms.md#optimizers)); default: `adamw`"""
-    muon_momentum: float | None = Field(
-        default=None, ge=0, lt=1, exclude_if=lambda value: value is None
-    )
+    muon_momentum: float | None = Field(default=None, ge=0, lt=1, exclude_if=_is_unset)
     """momentum of Muon; default: 0.95"""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """weight decay; norms and biases have none"""
