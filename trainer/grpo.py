@@ -96,7 +96,7 @@ def step(
         metrics, computed = accumulate_gradients(policy, minibatch)
         plan += computed if len(updates) < len(minibatches) else ()
 
-        # 3. Clip the gradients and take an AdamW step at the learning rate of this training step.
+        # 3. Clip the gradients and take an optimizer step at the learning rate of this training step.
         metrics |= optimizers.update(step_size, loss=metrics.get("train/loss", 0.0))
         updates.append(metrics)
 

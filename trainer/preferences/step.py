@@ -65,7 +65,7 @@ def step(
         loss.backward()
         plan.append(micro.packed.num_tokens)
 
-    # 4. Clip the gradients and take an AdamW step at the learning rate of this training step.
+    # 4. Clip the gradients and take an optimizer step at the learning rate of this training step.
     metrics = means.values()
     metrics |= optimizers.update(step_size, loss=metrics.get("train/loss", 0.0))
 
