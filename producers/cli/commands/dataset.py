@@ -13,7 +13,7 @@ import click
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import LIMIT, OFFSET, group
-from producers.cli.datasets.generated import generate, upload_generated
+from producers.cli.datasets.generated import describe_rows, generate, upload_generated
 from producers.cli.datasets.parquet import as_text
 from producers.cli.display.confirm import confirm
 from producers.cli.display.output import (
@@ -178,8 +178,8 @@ def generate_(tasks: str, *, out: Path | None, as_json: bool) -> Output:
     if out is not None:
         rows = generate(tasks)
         out.write_bytes(rows)
-        count = rows.count(b"\n")
-        return Output({"file": str(out), "num_rows": count}, f"wrote {count} rows into {out}")
+        said = f"wrote {out}: {describe_rows(rows)}"
+        return Output({"file": str(out), "num_rows": rows.count(b"\n")}, said)
     with Client() as client:
         found = upload_generated(client, tasks, quiet=as_json)
     how = "generated" if found.is_new else "was generated before:"

@@ -72,10 +72,10 @@ def submit(
     if isinstance(advanced, dict):  # the server says what is wrong with anything else
         advanced.update(keys)
     place = workspace or _find_workspace(client, config, document, quiet=as_json)
-    upload_datasets_of(client, document, quiet=as_json)
     if dry_run:
         answer = submit_run(client, document, workspace=place, name=name, start=start, dry_run=True)
         return Output(answer, partial(_print_dry_run, answer))
+    upload_datasets_of(client, document, quiet=as_json)
     answer = submit_run(client, document, workspace=place, name=name, start=start)
     run: Document = answer["run"]
     if not as_json:

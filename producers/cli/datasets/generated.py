@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,13 @@ def generate(ref: str) -> bytes:
     return asyncio.run(_generate(parse_generated(ref)))
 
 
+def describe_rows(rows: bytes) -> str:
+    """How many rows there are, and how long their questions are, to be compared with
+    `training.max_prompt_length`."""
+    lengths = [len(json.loads(line)["user_prompt"]) for line in rows.splitlines()]
+    return f"{len(lengths)} rows; the longest question has {max(lengths)} characters"
+
+
 async def _generate(tasks: "GeneratedTasks") -> bytes:
     from infra.sandbox.environments.local import load_settings, open_environments
     from infra.sandbox.generated_rows import generate_rows
@@ -39,14 +47,16 @@ async def _generate(tasks: "GeneratedTasks") -> bytes:
 def upload_generated(client: Client, ref: str, *, quiet: bool) -> Generated:
     """The dataset of a name. It is generated and uploaded if the server does not have it. Raises
     Refused."""
-    from schemas.generated_tasks import dataset_name
+    from schemas.generated_tasks import parse_generated
 
-    name = dataset_name(ref)
+    name = parse_generated(ref).dataset_name
     if (found := _find(client, name)) is not None:
         return Generated(found, is_new=False)
     if not quiet:
         say(f"generating {ref} ...")
     rows = generate(ref)
+    if not quiet:
+        say(describe_rows(rows))
     announced = client.post("/datasets", {"name": name, "file_name": f"{name}.jsonl"})
     put = client.put(str(announced["upload"]["path"]), io.BytesIO(rows))
     return Generated(put["dataset"], is_new=True)

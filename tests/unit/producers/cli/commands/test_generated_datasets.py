@@ -64,7 +64,7 @@ def test_tasks_are_written_into_a_file_without_a_server(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     ran = headrace("dataset", "generate", SUMS, "--out", str(file))
-    assert ran.out.split() == ["wrote", "4", "rows", "into", str(file)]
+    assert ran.out.strip() == f"wrote {file}: 4 rows; the longest question has 5 characters"
     assert file.read_bytes() == ROWS
 
 
@@ -85,6 +85,15 @@ def test_a_name_that_cannot_be_generated_uploads_nothing(
     assert not requested(server, "POST")
 
 
+def test_a_dataset_that_was_not_generated_is_not_taken_for_one(
+    server: FakeServer, headrace: Run, generated: list[GeneratedTasks]
+) -> None:
+    there = {"name": "sums", "num_rows": 4, "status": "uploaded"}
+    server.answer("GET", "/datasets/sums", {"dataset": there})
+    assert "'sums' does not name a task" in headrace("dataset", "generate", "sums").err
+    assert server.requests == []
+
+
 def test_a_submit_generates_what_the_server_does_not_have(
     server: FakeServer, headrace: Run, generated: list[GeneratedTasks], tmp_path: Path
 ) -> None:
@@ -96,7 +105,10 @@ def test_a_submit_generates_what_the_server_does_not_have(
     there = {"name": dataset_name(SUMS), "num_rows": 4, "status": "uploaded"}
     server.answer("GET", f"/datasets/{dataset_name(SUMS)}", {"dataset": there})
     answer_upload(server, HELD_OUT)
+    server.answer("POST", "/runs", {"code": "VALIDATION", "detail": "generate it"}, status=422)
     server.answer("POST", "/runs", {"run": {"name": "first", "id": "r1"}}, status=201)
+    assert headrace("train", "submit", str(config), "--dry-run").code == 1
+    assert generated == [], "a dry run makes nothing"
     ran = headrace("train", "submit", str(config))
     assert ran.code == 0, ran.err
     assert [tasks.split for tasks in generated] == ["held_out"]
