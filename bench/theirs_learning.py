@@ -1,14 +1,19 @@
-"""The other side of B11: TRL's GRPOTrainer on the demo's task, with the settings of our run file.
+"""The other side of B11: TRL's GRPOTrainer on the demo's task, or on that of another example, with the
+settings of our run file.
 
-`bench/b11_learning.py` runs this in a process of its own. `questions` are the rows in the order in which
-they are trained on. Prints one line of JSON: the held-out reward (greedy) by step, and the wall and CPU
-seconds from the begin of training to its end.
+`bench/b11_learning.py` and `bench/b11_smollm.py` run this in a process of its own. `questions` are the
+rows in the order in which they are trained on. Without `--reward` the demo's grader pays. Prints one
+line of JSON: the held-out reward by step (greedy, unless the settings say otherwise), and the wall and
+CPU seconds from the begin of training to its end.
 """
 
 import argparse
+import importlib.util
 import json
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +30,49 @@ def paid(text: str, truth: str) -> float:
     return float(bool(equals) and said == truth)
 
 
-def right(completions: list[list[dict[str, str]]], **given: Any) -> list[float]:
-    truths = given["truth"]
-    return [paid(c[0]["content"], truth) for c, truth in zip(completions, truths, strict=True)]
+Row = dict[str, Any]
+Reward = Callable[[str, Row], float]
 
 
-def chat_messages(row: dict[str, str]) -> list[dict[str, str]]:
+def reward_of(named: str | None) -> Reward:
+    """The reward of an answer to a row: the demo's, or that of a reward function (FILE:FUNCTION)."""
+    if named is None:
+        return lambda text, row: paid(text, row["ground_truth"])
+    path, _, function = named.rpartition(":")
+    spec = importlib.util.spec_from_file_location("rollout", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pays = getattr(module, function)
+    return lambda text, row: pays(text, row["ground_truth"], row.get("metadata"))
+
+
+def reward_function(reward: Reward) -> Callable[..., list[float]]:
+    """A reward as TRL calls it. Each row travels as JSON."""
+
+    def right(completions: list[list[dict[str, str]]], **given: Any) -> list[float]:
+        rows = map(json.loads, given["row"])
+        return [reward(c[0]["content"], row) for c, row in zip(completions, rows, strict=True)]
+
+    return right
+
+
+def chat_messages(row: Row) -> list[dict[str, str]]:
     return [{"role": "user", "content": row["user_prompt"]}]
 
 
 class Measure(TrainerCallback):  # type: ignore[misc]  # it has no types
     """The held-out reward before the first step, every so many, and after the last; the seconds."""
 
-    def __init__(self, tokenizer: Any, rows: list[dict[str, str]], *, every: int, tokens: int):
-        self.tokenizer, self.rows, self.every, self.tokens = tokenizer, rows, every, tokens
+    def __init__(
+        self, tokenizer: Any, rows: list[Row], reward: Reward, *, every: int, settings: Any
+    ):
+        self.tokenizer, self.rows, self.pays, self.every = tokenizer, rows, reward, every
+        advanced = settings["advanced"]
+        self.tokens = settings["training"]["max_response_length"]
+        self.samples = advanced.get("validation_samples", 1)
+        self.temperature = advanced.get("validation_temperature", 0.0)
         self.held_out: list[tuple[int, float]] = []
         self.wall_s = self.cpu_s = 0.0
 
@@ -56,7 +90,7 @@ class Measure(TrainerCallback):  # type: ignore[misc]  # it has no types
 
     @torch.no_grad()
     def reward(self, model: Any) -> float:
-        """The mean reward of greedy answers, all questions at once."""
+        """The mean reward of the answers, all questions at once."""
         was_training = model.training
         model.eval()
         prompts = self.tokenizer.apply_chat_template(
@@ -66,29 +100,35 @@ class Measure(TrainerCallback):  # type: ignore[misc]  # it has no types
             return_tensors="pt",
             return_dict=True,
         )
-        answers = model.generate(**prompts, do_sample=False, max_new_tokens=self.tokens)
+        drawn = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+        drawn |= {"num_return_sequences": self.samples}
+        how = drawn if self.temperature else {"do_sample": False}
+        answers = model.generate(**prompts, **how, max_new_tokens=self.tokens)
         model.train(was_training)
         said = self.tokenizer.batch_decode(
             answers[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True
         )
-        pay = [paid(text, row["ground_truth"]) for text, row in zip(said, self.rows, strict=True)]
+        each = len(said) // len(self.rows)
+        pay = [self.pays(text, self.rows[number // each]) for number, text in enumerate(said)]
         return sum(pay) / len(pay)
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
+def rows_of(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def main(model: Path, questions: Path, held_out: Path, *, every: int, settings: Any) -> None:
+def main(
+    model: Path, questions: Path, held_out: Path, *, every: int, settings: Any, reward: Reward
+) -> None:
     training, advanced = settings["training"], settings["advanced"]
-    rows = [{"prompt": chat_messages(r), "truth": r["ground_truth"]} for r in rows_of(questions)]
+    rows = [{"prompt": chat_messages(r), "row": json.dumps(r)} for r in rows_of(questions)]
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     samples, tokens = training["n_samples_per_prompt"], training["max_response_length"]
     with tempfile.TemporaryDirectory() as directory:
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
             processing_class=tokenizer,
-            reward_funcs=right,
+            reward_funcs=reward_function(reward),
             train_dataset=Dataset.from_list(rows),
             peft_config=LoraConfig(
                 r=advanced["lora_rank"],
@@ -127,7 +167,7 @@ def main(model: Path, questions: Path, held_out: Path, *, every: int, settings: 
                 seed=advanced["seed"],
             ),
         )
-        measure = Measure(tokenizer, rows_of(held_out), every=every, tokens=tokens)
+        measure = Measure(tokenizer, rows_of(held_out), reward, every=every, settings=settings)
         trainer.add_callback(measure)
         trainer.train()
     found = {"held_out": measure.held_out, "wall_s": measure.wall_s, "cpu_s": measure.cpu_s}
@@ -141,5 +181,10 @@ if __name__ == "__main__":
     parser.add_argument("held_out", type=Path)
     parser.add_argument("--every", type=int, required=True)
     parser.add_argument("--settings", type=json.loads, required=True)
+    parser.add_argument("--reward", metavar="FILE:FUNCTION")
+    parser.add_argument("--packages", help="a directory with packages that the reward needs")
     given = vars(parser.parse_args())
+    if (packages := given.pop("packages")) is not None:
+        sys.path.append(packages)  # behind ours, which stay the ones that are used
+    given["reward"] = reward_of(given["reward"])
     main(given.pop("model"), given.pop("questions"), given.pop("held_out"), **given)
