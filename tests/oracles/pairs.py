@@ -215,7 +215,8 @@ def trl_dpo(case: PairCase, **settings: Any) -> Solution:
     def loss_of(now: torch.Tensor) -> torch.Tensor:
         model = _Model(now[order], now[order])
         trainer = _Trainer(**settings)
-        trainer.model, trainer.ref_model = model, _Model(case.reference[order], case.reference)  # type: ignore[attr-defined]
+        reference = _Model(case.reference[order], case.reference)
+        vars(trainer).update(model=model, ref_model=reference)
         value: torch.Tensor = DPO._compute_loss(trainer, model, inputs, False)
         return value
 
@@ -238,7 +239,8 @@ def trl_kto(case: PairCase, **settings: Any) -> Solution:
     def loss_of(now: torch.Tensor) -> torch.Tensor:
         model = _Model(now, case.other_now)
         trainer = _Trainer(loss_type="kto", **settings)
-        trainer.model, trainer.ref_model = model, _Model(case.reference, case.other_reference)  # type: ignore[attr-defined]
+        reference = _Model(case.reference, case.other_reference)
+        vars(trainer).update(model=model, ref_model=reference)
         value: torch.Tensor = KTO._compute_loss(trainer, model, inputs, False)
         return value
 
