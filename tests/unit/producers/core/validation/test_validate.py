@@ -260,6 +260,8 @@ EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
         references(workspace=SEARCH, model=ModelRef(kind="provider", name="m", provider=AWAY)),
     ),
     (parse_eval(toml(evaluation={"n": 1000})), references(dataset=dataset(num_rows=99_999))),
+    (parse_run(toml(advanced={"algorithm": "gdpo"})), references()),
+    (parse_run(toml(advanced={"lora_variant": "dora"})), references(has_vllm=True)),
 )
 
 

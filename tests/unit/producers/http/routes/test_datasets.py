@@ -47,7 +47,7 @@ async def test_a_mapping_is_recorded_and_unread_columns_are_listed(app: Applicat
         json.dumps({"question": f"{n}?", "answer": str(n), "source": "web"}) + "\n"
         for n in range(4)
     )
-    wrong = {"name": "gsm", "file_name": "gsm.jsonl", "mapping": {"question": "prompt"}}
+    wrong = {"name": "gsm", "file_name": "gsm.jsonl", "mapping": {"question": "prompts"}}
     refused = await app.post("/datasets", wrong)
     assert refused.json()["issues"][0]["key"] == "mapping"
     mapping = {"question": "user_prompt", "answer": "ground_truth"}
