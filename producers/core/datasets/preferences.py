@@ -67,8 +67,13 @@ def header_problem(columns: tuple[str, ...]) -> str | None:
     return None
 
 
-def parse_preference(values: Mapping[str, object], form: PreferenceForm) -> AnsweredPrompt:
-    """The row in these cells. Raises BadPreference."""
+def parse_preference(
+    values: Mapping[str, object], form: PreferenceForm, *, json_cells: bool
+) -> AnsweredPrompt:
+    """The row in these cells. With `json_cells` a list of messages may be JSON text, as in CSV. Raises
+    BadPreference."""
+    if json_cells:
+        values = {name: _read_cell(value) for name, value in values.items()}
     if form == "binary":
         is_desirable = _parse_label(values["label"])
         prompt, (text,) = _parse_row(values, ("completion",))
@@ -122,7 +127,7 @@ def _find_prompt(given: object, before: tuple[Message, ...]) -> tuple[Message, .
                 "prompt", "is missing; give the prompt, as text or as a list of messages"
             )
         prompt = before
-    elif isinstance(given, str) and not _holds_messages(given):
+    elif isinstance(given, str):
         if not given.strip():
             raise BadPreference("prompt", "is empty; give the prompt's text")
         prompt = before or (Message(role="user", content=given),)
@@ -142,7 +147,7 @@ def _find_prompt(given: object, before: tuple[Message, ...]) -> tuple[Message, .
 
 
 def _parse_answer(column: str, value: object) -> _Answer:
-    if isinstance(value, str) and not _holds_messages(value):
+    if isinstance(value, str):
         text, before = value, None
     else:
         messages = _messages(column, value)
@@ -170,6 +175,8 @@ def _parse_answer(column: str, value: object) -> _Answer:
 
 
 def _messages(column: str, value: object) -> tuple[Message, ...]:
+    if not isinstance(value, list):
+        raise BadPreference(column, "must be text or a list of {role, content}")
     try:
         messages = parse_messages(value)
     except BadMessages as bad:
@@ -179,13 +186,13 @@ def _messages(column: str, value: object) -> tuple[Message, ...]:
     return messages
 
 
-def _holds_messages(text: str) -> bool:
-    """Whether a text is a list of messages in JSON, as CSV has it."""
-    if not text.lstrip().startswith("[{"):
-        return False
+def _read_cell(cell: object) -> object:
+    """The list of messages whose JSON the cell is, or the cell."""
+    if not isinstance(cell, str) or not cell.lstrip().startswith("[{"):
+        return cell
     try:
-        found = loads(text)
+        found = loads(cell)
     except (ValueError, RecursionError):
-        return False
+        return cell
     one = found[0] if isinstance(found, list) and found else None
-    return isinstance(one, dict) and bool({"role", "from"} & set(one))
+    return found if isinstance(one, dict) and {"role", "from"} & set(one) else cell

@@ -81,7 +81,7 @@ def check_file(
     """Check a file of `kind` jsonl or csv. `write` is called with each valid row as a normalised line.
     `mapping` renames columns (`producers/core/datasets/mapping.py`)."""
     report, named = FileReport(), mapping or {}
-    rules = Rules(report, named)
+    rules = Rules(report, named, json_cells=kind == "csv")
     with path.open("rb") as file:
         for line, values in READERS[kind](file):
             if isinstance(values, RowIssue):
@@ -98,8 +98,11 @@ def check_file(
 class Rules:
     """Checks the rows of a file one after the other, with the rules that compare rows."""
 
-    def __init__(self, report: FileReport, mapping: Mapping[str, str]) -> None:
+    def __init__(
+        self, report: FileReport, mapping: Mapping[str, str], *, json_cells: bool = False
+    ) -> None:
         self._report = report
+        self._json_cells = json_cells
         self._mapping = mapping
         self._current: Values = {}
         self._sources = {target: source for source, target in mapping.items()}
@@ -272,7 +275,7 @@ class Rules:
         self, line: int, values: Values, metadata: dict[str, object], form: PreferenceForm
     ) -> DatasetRow | None:
         try:
-            row = parse_preference(values, form)
+            row = parse_preference(values, form, json_cells=self._json_cells)
         except BadPreference as bad:
             self._refuse(line, bad.column, str(bad))
             return None

@@ -77,6 +77,25 @@ def test_every_form_of_a_pair_becomes_the_same_row(tmp_path: Path, form: str) ->
     assert set("two") <= set(report.characters)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['[{"from": "Bern", "to": "Basel"}]', '[{"role": "assistant", "content": "two"}]'],
+)
+def test_an_answer_that_is_json_text_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    """Only CSV has to write a list of messages as text."""
+    rejected = text.replace("B", "C").replace("two", "three")
+    report, rows = check(tmp_path, *four(prompt=text, chosen=text, rejected=rejected))
+    assert report.issues == []
+    asked = (Message(role="user", content=text),)
+    assert rows == [DatasetRow(prompt=asked, chosen=text, rejected=rejected)] * 4
+
+
+def test_an_answer_that_is_a_number_is_to_be_text(tmp_path: Path) -> None:
+    report, _ = check(tmp_path, *four(prompt="2?", chosen=2, rejected=3))
+    assert report.issues[0].key == "line 1, column chosen"
+    assert report.issues[0].message == "must be text or a list of {role, content}"
+
+
 def test_a_completion_is_desirable_or_not(tmp_path: Path) -> None:
     rows = [{"prompt": "2?", "completion": f"a{n}", "label": n > 1} for n in range(4)]
     report, found = check(tmp_path, *rows)
@@ -120,7 +139,7 @@ BAD_ROWS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({**PAIR, "rejected": [said("b")]}, "rejected", "is messages but chosen is text"),
     ({**PAIR, "chosen": [QUESTION], "rejected": [said("b")]}, "chosen", "ends with the user"),
     ({**PAIR, "chosen": [], "rejected": [said("b")]}, "chosen", "is an empty list"),
-    ({**PAIR, "chosen": 3}, "chosen", "must be a list of {role, content}"),
+    ({**PAIR, "chosen": 3}, "chosen", "must be text or a list of {role, content}"),
     ({**PAIR, "chosen": [said("", tool_calls=[CALL])]}, "chosen", "ends with a call of a tool"),
     ({**PAIR, "chosen": [said("a", reasoning="b")]}, "chosen", "reasoning, which is not learned"),
     (
