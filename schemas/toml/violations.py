@@ -36,8 +36,8 @@ def union_at(location: tuple[Any, ...]) -> tuple[str, ...] | None:
 
 
 def non_json_issues(key: str, value: object) -> Iterator[Issue]:
-    """Issues with values that TOML has but JSON does not, and that none of our keys takes: dates, inf,
-    nan."""
+    """Issues with values that none of our keys takes: dates, inf and nan, which JSON does not have, and
+    text that cannot be stored."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not _is_text(name):
@@ -54,6 +54,8 @@ def non_json_issues(key: str, value: object) -> Iterator[Issue]:
         yield Issue(key, f"must be a finite number, got {value}")
     elif isinstance(value, str) and not _is_text(value):
         yield Issue(key, "must be text, got a lone surrogate; correct its encoding")
+    elif isinstance(value, str) and "\0" in value:
+        yield Issue(key, "must be text without the character U+0000; remove it")
     elif value is not None and not isinstance(value, str | int | float | bool):
         yield Issue(key, f"must not be a date or a time, got {value}; put it in quotes")
 

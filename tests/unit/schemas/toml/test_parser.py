@@ -274,6 +274,21 @@ def test_a_key_that_is_not_text_is_refused() -> None:
     assert "not text" in refused(training={"\ud800": 1})["training"].message
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("experiment", "dataset", "reasoning-gym:chain_sum?a=\0"),
+        ("experiment", "branch", "a\0"),
+        ("advanced", "validation_dataset", "\0"),
+        ("env", "HOST", "a\0b"),
+    ],
+)
+def test_text_that_a_database_cannot_hold_is_refused(section: str, key: str, value: str) -> None:
+    found = refused(**{section: {key: value}})
+    message = "must be text without the character U+0000; remove it"
+    assert found == {f"{section}.{key}": Issue(f"{section}.{key}", message)}
+
+
 @pytest.mark.parametrize("key", ["rollout", "commit_sha"])
 def test_a_name_that_ends_in_a_newline_is_refused(key: str) -> None:
     assert set(refused(experiment={key: "abcdef0\n"})) == {f"experiment.{key}"}
