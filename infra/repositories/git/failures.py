@@ -30,7 +30,11 @@ LOGIN = (
 MISSING = "correct the address; a private repository is shown to those only who may read it"
 
 STATED: tuple[tuple[str, str], ...] = (
-    (r"does not appear to be a git repository", "is not a git repository"),
+    (
+        r"does not appear to be a git repository",
+        "is not a git repository: name its top directory, or make one there with `git init`, "
+        "`git add --all` and `git commit`",
+    ),
     (
         r"not a git repository: [^'\s]|invalid gitfile format|no path in gitfile"
         r"|too large to be a \.git file",
