@@ -119,11 +119,9 @@ def _sampling_issues(advanced: Advanced) -> Iterator[Issue]:
 def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
     for key, readers in READ_BY.items():
         if getattr(advanced, key) is not None and advanced.algorithm not in readers:
-            those = "the reinforcement learning algorithms"
-            known = those if readers in (REINFORCED, SUMS_REWARDS) else ", ".join(readers)
             yield Issue(
                 f"advanced.{key}",
-                f"has no meaning for {advanced.algorithm}; leave it out, or use one of: {known}",
+                f"has no meaning for {advanced.algorithm}; leave it out, or use {_named(readers)}",
                 _same_idea(key, advanced),
             )
     if is_offline(advanced) and advanced.correction != "ratio":
@@ -137,6 +135,16 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
             f"must be 1 for {advanced.algorithm}, got {advanced.updates_per_step}; set "
             "training.total_epochs instead",
         )
+
+
+def _named(algorithms: tuple[str, ...]) -> str:
+    """Algorithms as a choice in a sentence."""
+    if algorithms == REINFORCED:
+        return "a reinforcement learning algorithm"
+    if algorithms == SUMS_REWARDS:
+        others = ", ".join(sorted(set(REINFORCED) - set(SUMS_REWARDS)))
+        return f"a reinforcement learning algorithm other than {others}"
+    return f"one of: {', '.join(algorithms)}"
 
 
 def _same_idea(key: str, advanced: Advanced) -> str | None:
