@@ -144,7 +144,9 @@ def _live() -> Iterator["Live"]:
 def print_event_line(view: RunView, name: str, event: Document) -> None:
     """Print a line for one event, if events of its type are printed."""
     kind = event.get("type")
-    if kind == "rl.step.settled" and view.step:
+    if kind == "rl.step.settled" and not view.step and view.held_out_losses:
+        say(f"{name}: before step 1: {last_step_figures(view)}")
+    elif kind == "rl.step.settled" and view.step:
         progress = f"{view.step}/{view.total_steps}{time_left(view.eta_s)}"
         say(f"{name}: step {progress}  {last_step_figures(view)}")
     elif kind == "rl.evaluation.settled" and view.validations:
@@ -172,6 +174,8 @@ def last_step_figures(view: RunView) -> str:
         shown.append(f"loss {view.losses[-1]:.4f}")
     if view.held_out_losses and view.held_out_losses[-1][0] == view.step:
         shown.append(f"held-out loss {view.held_out_losses[-1][1]:.4f}")
+    if view.held_out_accuracies and view.held_out_accuracies[-1][0] == view.step:
+        shown.append(f"held-out accuracy {view.held_out_accuracies[-1][1]:.3f}")
     if view.rates:
         shown.append(f"{view.rates[-1]:,.0f} tokens/s")
     return "  ".join(shown)
@@ -216,6 +220,9 @@ def draw_panel(view: RunView, name: str, *, doing: str = "") -> "Panel":
     if view.held_out_losses:
         held = "  ".join(f"{loss:.3f}@{step}" for step, loss in view.held_out_losses[-8:])
         rows.append(("held-out loss", held))
+    if view.held_out_accuracies:
+        held = "  ".join(f"{share:.2f}@{step}" for step, share in view.held_out_accuracies[-8:])
+        rows.append(("held-out accuracy", held))
     if view.checkpoints:
         rows.append(("checkpoints", ", ".join(f"@{step}" for step in view.checkpoints[-10:])))
     if view.warnings:

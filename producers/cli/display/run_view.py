@@ -31,6 +31,7 @@ TYPES = (
 needed."""
 
 HELD_OUT_LOSS = "eval/validation/loss"
+HELD_OUT_ACCURACY = "eval/validation/accuracy"
 RECENT = 10
 """How many recent steps count for the mean duration that predicts the remaining time."""
 
@@ -61,7 +62,8 @@ STATUSES = {
 @dataclass
 class RunView:
     """The state of a run so far. `rewards` and `losses` have one value per settled step. `validations`
-    are pairs of step and held-out reward, `held_out_losses` the same for runs that sample nothing.
+    are pairs of step and held-out reward, `held_out_losses` the same for runs that sample nothing, and
+    `held_out_accuracies` for those that learn from pairs.
     `rates` are tokens per second, one value per step."""
 
     status: str = "pending"
@@ -74,6 +76,7 @@ class RunView:
     validations: list[tuple[int, float]] = field(default_factory=list)
     held_out_interval: Interval | None = None
     held_out_losses: list[tuple[int, float]] = field(default_factory=list)
+    held_out_accuracies: list[tuple[int, float]] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -131,6 +134,8 @@ class RunView:
             self.losses.append(float(metrics["train/loss"]))
         if HELD_OUT_LOSS in metrics:
             self.held_out_losses.append((self.step, float(metrics[HELD_OUT_LOSS])))
+        if HELD_OUT_ACCURACY in metrics:
+            self.held_out_accuracies.append((self.step, float(metrics[HELD_OUT_ACCURACY])))
         if self.step == 0:
             self.batch_at = at
             return

@@ -81,6 +81,22 @@ def test_the_newest_held_out_reward_is_shown_with_its_interval(
     assert capsys.readouterr().out == "sums: held-out reward at step 1: 0.500\n"
 
 
+def test_a_run_on_preferences_shows_its_held_out_accuracy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = RunView()
+    for step, (loss, accuracy) in enumerate([(0.75, 0.5), (0.25, 0.875)]):
+        held_out = {"eval/validation/loss": loss, "eval/validation/accuracy": accuracy}
+        settled = event("rl.step.settled", step, step=step, metrics=held_out)
+        view.fold(settled)
+        print_event_line(view, "pairs", settled)
+    before, after = capsys.readouterr().out.splitlines()
+    assert before == "pairs: before step 1: held-out loss 0.7500  held-out accuracy 0.500"
+    assert after.endswith("held-out loss 0.2500  held-out accuracy 0.875")
+    Console(width=100).print(draw_panel(view, "pairs"))
+    assert "0.50@0  0.88@1" in capsys.readouterr().out
+
+
 def test_a_line_of_a_warning_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     view = RunView()
     cure = "set advanced.failed_reward"
