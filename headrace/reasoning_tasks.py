@@ -29,6 +29,9 @@ WITHOUT_WHEEL = ("cellpylib", "pycosat", "zss")
 """Packages that the package imports and that have no wheel, so that the sandbox cannot install them. A
 few tasks use them."""
 
+COMPOSITE = "composite"
+"""The task that mixes other tasks, which its parameters hold as objects."""
+
 HELD_OUT_SHARE = 4
 """One question in so many is held out."""
 
@@ -145,6 +148,8 @@ def _row(
 
 def _generator(task: str, parameters: dict[str, Any], *, size: int, seed: int) -> Any:
     """The generator of a task. Raises Unfit when the task or a parameter is unknown or wrong."""
+    if task == COMPOSITE:
+        raise Unfit(f"{task} is made of other tasks, which a name cannot say; choose one of those")
     known = load_package().DATASETS
     if task not in known:
         raise Unfit(f"{PACKAGE} has no task {task!r}{_close(task, known)}")

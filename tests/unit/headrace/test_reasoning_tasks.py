@@ -164,3 +164,8 @@ def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ImportError, match=r"add \"reasoning-gym\" to the dependencies in the pyproject"
     ):
         reasoning_tasks.load_package()
+
+
+def test_a_task_that_is_made_of_others_is_refused_with_the_reason() -> None:
+    with pytest.raises(Unfit, match="composite is made of other tasks, which a name cannot say"):
+        rows_of("composite?size=4")
