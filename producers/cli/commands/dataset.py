@@ -159,14 +159,12 @@ def validate(client: Client, file: Path, *, mapping: Mapping[str, str]) -> Outpu
 @command(
     dataset,
     "generate",
-    example="headrace dataset generate 'reasoning-gym:chain_sum?max_terms=3&size=500'",
+    example="headrace dataset generate 'reasoning-gym:gcd?size=500'",
 )
 @click.argument("tasks", metavar="reasoning-gym:TASK[?KEY=VALUE&...]")
 @click.option("--out", type=FILE, help="Write the rows into this file, and upload nothing.")
 def generate_(tasks: str, *, out: Path | None, as_json: bool) -> Output:
-    """Generate tasks of reasoning-gym as a dataset.
-
-    They are tasks of the package of this name, and are uploaded.
+    """Generate tasks of reasoning-gym, and upload them.
 
     The same name in a TOML means this dataset: dataset = "reasoning-gym:...". A submit generates the
     datasets that its TOML names and the server does not have, so this command is needed for runs that
