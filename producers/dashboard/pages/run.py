@@ -26,9 +26,13 @@ from producers.http.auth import actor_of
 from producers.http.requests import cause_of
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import find_run, services, waiting_for
+from schemas.algorithms import OFFLINE
 from schemas.errors import InvalidConfig, Issue
 
 VALIDATION = "eval/validation/reward"
+
+LOSSES = {"train/loss": "Training Loss", "eval/validation/loss": "Validation Loss"}
+"""The metrics that are drawn large where the answers of a dataset are learned, and listed elsewhere."""
 
 TITLES = {
     REWARD: "Training Reward",
@@ -51,8 +55,8 @@ TITLES = {
 INTERVAL = (VALIDATION + LOW, VALIDATION + HIGH)
 """The ends of the 95 % interval of the held-out reward."""
 
-DRAWN = (*TITLES, *INTERVAL)
-"""The metrics that a run's page draws, with the ends of intervals."""
+DRAWN = (*TITLES, *INTERVAL, *LOSSES)
+"""The metrics that the page of a run may draw, with the ends of intervals."""
 
 FIGURES = tuple(TITLES)[:9]
 """The metrics whose newest value is among the figures of the overview."""
@@ -133,13 +137,13 @@ async def show(request: Request) -> Response:
             "progress_text": progress_text(run, left.get(run["id"])),
             "figures": await figures_of(core.readmodel.runs, run, now=now),
             "num_key_figures": NUM_KEY_FIGURES,
-            "reward": drawing((REWARD, VALIDATION), sampled, is_large=True),
+            "main": drawing(main_keys(run), sampled, is_large=True),
             "curves": [
                 drawing((key,), sampled)
                 for key in _drawn_keys(run, keys)
-                if key not in (REWARD, VALIDATION)
+                if key not in main_keys(run)
             ],
-            "has_curves": REWARD in keys,
+            "has_curves": main_keys(run)[0] in keys,
             "curve_keys": keys[:50],
             "others": await _other_metrics(request, run, keys),
             "ranges": (*RANGES, *OTHER_RANGES),
@@ -168,7 +172,8 @@ async def show(request: Request) -> Response:
 
 async def _other_metrics(request: Request, run: RunJson, keys: Sequence[str]) -> Sequence[Figure]:
     """The newest values of the metrics that have no curve on the page, such as each reward."""
-    others = [key for key in keys if key not in TITLES and key not in TIMES][:MOST_OTHERS]
+    drawn = {*TITLES, *TIMES, *main_keys(run)}
+    others = [key for key in keys if key not in drawn][:MOST_OTHERS]
     names = [key + end for key in others for end in ("", LOW, HIGH)]
     ends = await services(request).readmodel.runs.ends(run["id"], names)
     return [_newest(ends, key, key) for key in others if key in ends]
@@ -230,6 +235,11 @@ def state_of(run: RunJson) -> str:
     return f"{run['status']}, {run['phase']}" + (", error" if run["error"] else "")
 
 
+def main_keys(run: RunJson) -> tuple[str, ...]:
+    """The metrics of the large plot: rewards, or the losses of an algorithm that samples nothing."""
+    return tuple(LOSSES) if run["algorithm"] in OFFLINE else (REWARD, VALIDATION)
+
+
 def _drawn_keys(run: RunJson, keys: Sequence[str]) -> Sequence[str]:
     """The metrics that a page draws, of those that the run has: while it lasts, also those that may
     come."""
@@ -285,7 +295,7 @@ def drawing(
         {
             "key": key,
             "place": place,
-            "title": TITLES.get(key, key),
+            "title": (TITLES | LOSSES).get(key, key),
             "last": found[key][-1][1] if found.get(key) else None,
             "svg": svg,
         }

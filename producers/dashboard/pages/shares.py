@@ -14,8 +14,8 @@ from infra.identity.shares import DEFAULT_DAYS, MOST_DAYS
 from infra.ports.actor import Actor, acting_as
 from infra.readmodel.runs import RunJson
 from producers.dashboard.forms import read_session_form
-from producers.dashboard.pages.run import DRAWN, SVG_POINTS, TITLES, drawing, figures_of
-from producers.dashboard.pages.runs import REWARD, progress, progress_text, times_left
+from producers.dashboard.pages.run import DRAWN, SVG_POINTS, TITLES, drawing, figures_of, main_keys
+from producers.dashboard.pages.runs import progress, progress_text, times_left
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.browsers import SHARED
@@ -23,7 +23,6 @@ from producers.http.routes.runs import find_run, services
 from producers.http.routes.shares import close_share, new_share
 from schemas.errors import InvalidConfig, Issue, NotFound
 
-VALIDATION = "eval/validation/reward"
 NOT_FOUND = (
     "this link is unknown, has expired, or was revoked; ask the person who sent it for another"
 )
@@ -48,8 +47,8 @@ async def _page(request: Request, run: RunJson) -> Response:
     runs = core.readmodel.runs
     sampled = await runs.sampled_curves(run["id"], DRAWN, most=SVG_POINTS)
     left = await times_left(runs, [run], now)
-    drawn = [drawing((REWARD, VALIDATION), sampled, is_large=True)]
-    drawn += [drawing((key,), sampled) for key in TITLES if key not in (REWARD, VALIDATION)]
+    drawn = [drawing(main_keys(run), sampled, is_large=True)]
+    drawn += [drawing((key,), sampled) for key in TITLES if key not in main_keys(run)]
     answer = html(
         request,
         "shared_run.html",

@@ -311,3 +311,16 @@ async def test_the_current_work_of_a_run_is_not_a_warning(
     await app.database.durable.execute("update effects set attempts = 1 where worker = 'w1'")
     late = (await browser.get(f"/runs/{SECOND}")).text
     assert "pid 77 on here" in late
+
+
+async def test_a_run_that_samples_nothing_shows_its_losses(
+    browser: httpx.AsyncClient, app: Application
+) -> None:
+    rewards = f'data-keys="{REWARD},{VALIDATION}" class="large"'
+    losses = 'data-keys="train/loss,eval/validation/loss" class="large"'
+    assert rewards in (await browser.get(f"/runs/{FIRST}")).text
+    await app.database.durable.execute("update runs set algorithm = 'dpo' where run = $1", FIRST)
+    page = (await browser.get(f"/runs/{FIRST}")).text
+    assert losses in page
+    assert rewards not in page
+    assert "No step has ended yet" not in page
