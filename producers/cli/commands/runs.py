@@ -269,14 +269,21 @@ def samples(
         for j in s.get("judgements", ())
     ]
     judgements = table("Judgements", ("sample", "rubric", "score", "judge", "explanation"), judged)
-    empty = None if rows or as_json or step is None else _no_samples(client, run, step)
+    empty = None if rows or as_json else _no_samples(client, run, step)
     samples_table = table(f"Samples of {run}", columns, rows, empty=empty)
     return Output(answer, samples_table, judgements if judged else None)
 
 
-def _no_samples(client: Client, run: str, step: int) -> str:
-    """The text for a step without samples on the page that was asked for."""
-    taken = client.get(f"/runs/{path_segment(run)}")["run"].get("current_step") or 0
+def _no_samples(client: Client, run: str, step: int | None) -> str | None:
+    """The text for no samples on the page that was asked for, if there is something to say."""
+    from schemas.algorithms import OFFLINE
+
+    found = client.get(f"/runs/{path_segment(run)}")["run"]
+    if (algorithm := found.get("algorithm")) in OFFLINE:
+        return f"{run} has no samples, because {algorithm} learns the answers of its dataset"
+    if step is None:
+        return None
+    taken = found.get("current_step") or 0
     steps = f"steps 1 to {taken}" if taken else "no step yet"
     return f"no samples of step {step} here; {run} has taken {steps}"
 

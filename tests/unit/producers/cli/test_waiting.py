@@ -183,3 +183,12 @@ def test_a_step_without_samples_is_told_with_the_steps_that_there_are(
     ran = headrace("train", "samples", "r", "--step", "99")
     assert ran.out == "no samples of step 99 here; r has taken steps 1 to 8\n"
     assert headrace("train", "samples", "r", "--step", "99", "--json").document["samples"] == []
+
+
+def test_a_run_on_a_dataset_of_answers_says_why_it_has_no_samples(
+    server: FakeServer, headrace: Run
+) -> None:
+    server.answer("GET", "/runs/r/samples", {"samples": []})
+    server.answer("GET", "/runs/r", {"run": {"algorithm": "dpo", "current_step": 8}})
+    ran = headrace("train", "samples", "r")
+    assert ran.out == "r has no samples, because dpo learns the answers of its dataset\n"
