@@ -79,7 +79,7 @@ async def test_a_renamed_repository_is_missing_until_it_is_back(
 ) -> None:
     before = await repositories.list_refs("w", f"file://{source}")
     source.rename(tmp_path / "moved")
-    with pytest.raises(NotFound, match="is not a git repository: .*`git init`"):
+    with pytest.raises(NotFound, match=r"is not a git repository: .*`git init`"):
         await repositories.list_refs("w", f"file://{source}")
     (tmp_path / "moved").rename(source)
     assert await repositories.list_refs("w", f"file://{source}") == before
