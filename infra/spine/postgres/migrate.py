@@ -89,7 +89,7 @@ async def _migrate(url: str) -> tuple[str, ...]:
         _refuse_encoding(await connection.fetchrow(ENCODING))
         await connection.execute("select pg_advisory_xact_lock($1)", LOCK)
         await connection.execute(TABLE)
-        rows = await connection.fetch("select name, checksum from migrations")
+        rows = await _read_applied(connection)
         applied = {row["name"]: row["checksum"] for row in rows}
         pending = pending_migrations(applied)
         if LAST_IN_BASE in applied and BASE not in applied:
@@ -98,6 +98,17 @@ async def _migrate(url: str) -> tuple[str, ...]:
             await apply(connection, migration)
         await repair_if_moved(connection)
     return tuple(migration.name for migration in pending)
+
+
+async def _read_applied(connection: Any) -> Any:
+    """The name and checksum of each applied migration. Other programs have a table migrations too."""
+    try:
+        return await connection.fetch("select name, checksum from migrations")
+    except asyncpg.UndefinedColumnError as error:
+        raise InvalidConfig(
+            "the database at HEADRACE_DATABASE_URL has a table migrations of another program "
+            f"({error}): name an empty database"
+        ) from error
 
 
 def _refuse_encoding(row: Any) -> None:

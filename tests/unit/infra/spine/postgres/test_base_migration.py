@@ -36,6 +36,11 @@ async def write_former(url: str, names: Sequence[str], *, since: Sequence[Migrat
         )
 
 
+async def execute(url: str, statement: str) -> None:
+    async with administering(url) as connection:
+        await connection.execute(statement)
+
+
 async def names_in(url: str) -> set[str]:
     async with administering(url) as connection:
         return {row["name"] for row in await connection.fetch("select name from migrations")}
@@ -70,6 +75,15 @@ def test_a_database_with_tables_of_somebody_else_is_refused(postgres_url: str) -
         ):
             asyncio.run(migrate(url))
         assert asyncio.run(names_in(url)) == set()
+
+
+def test_a_database_whose_migrations_are_of_another_program_is_refused(postgres_url: str) -> None:
+    """Laravel, for example, has a table of this name."""
+    theirs = "create table migrations (id serial primary key, migration text, batch int)"
+    with bare_database(postgres_url) as url:
+        asyncio.run(execute(url, theirs))
+        with pytest.raises(InvalidConfig, match=r"migrations of another program .* name an empty"):
+            asyncio.run(migrate(url))
 
 
 def test_a_former_migration_is_known_whatever_its_checksum() -> None:
