@@ -92,9 +92,10 @@ def _parse_label(value: object) -> bool:
     if isinstance(value, str):
         value = TRUTHS.get(value.lower(), value)
     if not isinstance(value, bool):
+        got = "null" if value is None else f"{value!r:.40}"
         raise BadPreference(
             "label",
-            f"must be true or false beside a completion, got {value!r:.40}; for a ground truth, use "
+            f"must be true or false beside a completion, got {got}; for a ground truth, use "
             "user_prompt and ground_truth",
         )
     return value

@@ -90,12 +90,6 @@ def test_an_answer_that_is_json_text_stays_as_it_is(tmp_path: Path, text: str) -
     assert rows == [DatasetRow(prompt=asked, chosen=text, rejected=rejected)] * 4
 
 
-def test_an_answer_that_is_a_number_is_to_be_text(tmp_path: Path) -> None:
-    report, _ = check(tmp_path, *four(prompt="2?", chosen=2, rejected=3))
-    assert report.issues[0].key == "line 1, column chosen"
-    assert report.issues[0].message == "must be text or a list of {role, content}"
-
-
 def test_a_completion_is_desirable_or_not(tmp_path: Path) -> None:
     rows = [{"prompt": "2?", "completion": f"a{n}", "label": n > 1} for n in range(4)]
     report, found = check(tmp_path, *rows)
@@ -160,6 +154,7 @@ BAD_ROWS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"chosen": "a", "rejected": "b"}, "prompt", "is missing"),
     ({"prompt": "2?", "completion": "a", "label": 1}, "label", "must be true or false"),
     ({"prompt": "2?", "completion": "a", "label": "good"}, "label", "got 'good'"),
+    ({"prompt": "2?", "completion": "a", "label": None}, "label", "got null"),
     ({"prompt": "2?", "completion": "", "label": True}, "completion", "has an empty answer"),
     ({**PAIR, "tools": [3]}, "tools", "must be a tool with function.name"),
 )
