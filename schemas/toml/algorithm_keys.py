@@ -121,7 +121,7 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
         if getattr(advanced, key) is not None and advanced.algorithm not in readers:
             yield Issue(
                 f"advanced.{key}",
-                f"has no meaning for {advanced.algorithm}; leave it out, or use {_named(readers)}",
+                f"has no meaning for {advanced.algorithm}; leave it out, or use {_choice_of(readers)}",
                 _same_idea(key, advanced),
             )
     if is_offline(advanced) and advanced.correction != "ratio":
@@ -137,7 +137,7 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
         )
 
 
-def _named(algorithms: tuple[str, ...]) -> str:
+def _choice_of(algorithms: tuple[str, ...]) -> str:
     """Algorithms as a choice in a sentence."""
     if algorithms == REINFORCED:
         return "a reinforcement learning algorithm"
