@@ -74,8 +74,8 @@ def refused(samples: int = 2, **advanced: Any) -> dict[str, str]:
 @pytest.mark.parametrize("key", READ_BY)
 def test_a_key_is_read_or_refused(algorithm: str, key: str) -> None:
     said = {"algorithm": algorithm, key: VALUES.get(key, 0.5), **NEEDS.get(key, {})}
-    if (algorithm, key) == ("gdpo", "failed_reward"):
-        said[key] = "grade"
+    if algorithm == "gdpo" and "failed_reward" in said:
+        said["failed_reward"] = "grade"
     elif (algorithm, key) == ("gdpo", "failed_rewards"):
         said[key] = {"timeout": "grade"}
     issues = refused(**said, **OF_ALGORITHM.get(algorithm, {}))
@@ -190,7 +190,11 @@ def test_the_size_of_a_mini_batch_is_refused_with_the_numbers_it_contradicts() -
             "timeout",
         ),
         ({**OF_ALGORITHM["gdpo"], "kl_in": "reward"}, "kl_in", "has no meaning for gdpo"),
-        ({**OF_ALGORITHM["gdpo"], "overlong_buffer": 4}, "overlong_buffer", "has no meaning"),
+        (
+            {**OF_ALGORITHM["gdpo"], "overlong_buffer": 4},
+            "overlong_buffer",
+            "has no meaning for gdpo; leave it out, or use a reinforcement learning algorithm other",
+        ),
     ],
 )
 def test_gdpo_needs_rewards_of_named_parts(advanced: dict[str, Any], key: str, says: str) -> None:
