@@ -223,13 +223,21 @@ def step_settled(event: StepSettled) -> Iterator[Line]:
         for key, label in SHOWN_METRICS.items()
         if key in event.metrics
     ]
-    yield "info", event.step, f"Step {event.step} is done: {', '.join(shown) or 'no metrics'}"
+    if shown or event.step:
+        yield "info", event.step, f"Step {event.step} is done: {', '.join(shown) or 'no metrics'}"
     if cut := event.metrics.get("train/truncated_ratio"):
         yield (
             "warning",
             event.step,
-            f"{cut:.1%} of the conversations of step {event.step} are longer than "
+            f"{cut:.1%} of the rows of step {event.step} are longer than "
             "advanced.max_sequence_length and were cut at their end",
+        )
+    if lost := event.metrics.get("train/unlearned_ratio"):
+        yield (
+            "warning",
+            event.step,
+            f"{lost:.1%} of the rows of step {event.step} teach nothing, because no learned token is "
+            "within advanced.max_sequence_length; set a larger one",
         )
 
 

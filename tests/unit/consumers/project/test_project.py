@@ -125,16 +125,28 @@ def test_a_push_of_the_workspace_is_awaited_by_whoever_adds_it_again() -> None:
     assert not [write for write in writes(of_a_run) if isinstance(write, ChangeWorkspace)]
 
 
-def test_conversations_that_were_cut_are_told() -> None:
+def test_rows_that_were_cut_are_told() -> None:
     metrics = {"train/loss": 2.0, "train/truncated_ratio": 0.125, "eval/validation/loss": 2.5}
     settled = StepSettled(run="r1", step=1, state=version(1), metrics=metrics)
     done, cut = narrate(recorded(settled))
     assert done.message == "Step 1 is done: loss 2, held-out loss 2.5"
     assert (cut.level, cut.step) == ("warning", 1)
-    assert "12.5% of the conversations of step 1" in cut.message
+    assert "12.5% of the rows of step 1" in cut.message
     assert "advanced.max_sequence_length" in cut.message
     whole = settled.model_copy(update={"metrics": {"train/truncated_ratio": 0.0}})
     assert len(narrate(recorded(whole))) == 1
+    nothing = settled.model_copy(update={"metrics": {"train/unlearned_ratio": 1.0}})
+    _, lost = narrate(recorded(nothing))
+    assert lost.message.startswith("100.0% of the rows of step 1 teach nothing")
+
+
+def test_the_version_before_the_first_step_has_no_line_without_a_metric() -> None:
+    before = StepSettled(run="r1", step=0, state=version(0), metrics={})
+    assert narrate(recorded(before)) == ()
+    (held_out,) = narrate(
+        recorded(before.model_copy(update={"metrics": {"eval/validation/loss": 2.5}}))
+    )
+    assert held_out.message == "Step 0 is done: held-out loss 2.5"
 
 
 def test_the_log_names_the_gguf_file_of_a_run() -> None:
