@@ -61,6 +61,15 @@ DRAWN = (*TITLES, *INTERVAL, *LOSSES)
 FIGURES = tuple(TITLES)[:9]
 """The metrics whose newest value is among the figures of the overview."""
 
+FIGURES_OF_ANSWERS = (
+    *LOSSES,
+    "eval/validation/accuracy",
+    "rewards/accuracies",
+    "rewards/margins",
+    "train/grad_norm",
+)
+"""The same where the answers of a dataset are learned and nothing is sampled."""
+
 NUM_KEY_FIGURES = 4
 """How many of the figures are always shown. The others are folded."""
 
@@ -256,6 +265,10 @@ def _level(request: Request) -> str | None:
 
 async def figures_of(runs: Runs, run: RunJson, *, now: datetime) -> Sequence[Figure]:
     """The figures of the overview. They are those of the whole run, whatever its curves show."""
+    if run["algorithm"] in OFFLINE:
+        ends = await runs.ends(run["id"], FIGURES_OF_ANSWERS)
+        newest = [_newest(ends, key, (TITLES | LOSSES)[key]) for key in FIGURES_OF_ANSWERS]
+        return (Figure("Duration", duration_s(run, now), formats.duration), *newest)
     ends = await runs.ends(run["id"], (*FIGURES, *INTERVAL))
     return (
         Figure("Duration", duration_s(run, now), formats.duration),

@@ -318,9 +318,13 @@ async def test_a_run_that_samples_nothing_shows_its_losses(
 ) -> None:
     rewards = f'data-keys="{REWARD},{VALIDATION}" class="large"'
     losses = 'data-keys="train/loss,eval/validation/loss" class="large"'
-    assert rewards in (await browser.get(f"/runs/{FIRST}")).text
+    sampled = (await browser.get(f"/runs/{FIRST}")).text
+    assert rewards in sampled
+    assert "<dt>Samples</dt>" in sampled
     await app.database.durable.execute("update runs set algorithm = 'dpo' where run = $1", FIRST)
     page = (await browser.get(f"/runs/{FIRST}")).text
     assert losses in page
     assert rewards not in page
     assert "No step has ended yet" not in page
+    assert "<dt>Samples</dt>" not in page
+    assert "<dt>Validation Loss</dt>" in page
