@@ -14,7 +14,7 @@ for name in sys.argv[1:]:
 STARTS = "__main__"
 """A module of this name runs a program when it is imported."""
 
-IN_ROLLOUTS = {"headrace.graders.mathematics"}
+IN_ROLLOUTS = {"headrace.graders.generated_tasks", "headrace.graders.mathematics"}
 """Modules that need a package which only a rollout installs."""
 
 
