@@ -14,6 +14,7 @@ import pytest
 from infra.spine.postgres.lease import LEASE_S
 from tests.kit.ledger import check
 from tests.kit.platform import (
+    ROOT,
     Platform,
     eventually,
     final_adapter,
@@ -41,13 +42,24 @@ def library() -> Path:
     raise AssertionError
 
 
+SLEEP = """
+import select, time
+time.sleep = lambda seconds: select.select([], [], [], seconds) and None
+"""
+"""A module that Python imports when it starts (`sitecustomize`). The library refuses the system call of
+`time.sleep`, which sleeps by the monotonic clock, with EINVAL."""
+
+
 class Clocks:
     """The wall clocks of the processes that are started with `environment`."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "clock"
         self.jump(0)
+        (directory / "start").mkdir()
+        (directory / "start" / "sitecustomize.py").write_text(SLEEP)
         self.environment = {
+            "PYTHONPATH": f"{directory / 'start'}:{ROOT}",
             "LD_PRELOAD": str(library()),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_NO_CACHE": "1",

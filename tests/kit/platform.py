@@ -22,7 +22,6 @@ import httpx
 from infra.operations.local import embedded_postgres
 from infra.operations.local.free_port import free_port
 from infra.operations.local.supervisor import tail
-from tests.kit.postgres import write_lazily
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -291,8 +290,6 @@ def serving(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     try:
         with httpx.Client(base_url=environment["HEADRACE_URL"], timeout=2) as asker:
             eventually(ready, within_s=60, what=f"headrace up on {home} is ready")
-        if (place := embedded_postgres.place_of(home)) is not None:
-            write_lazily(place.url)
     except BaseException:
         process.kill()
         raise

@@ -47,7 +47,7 @@ def embedded_url() -> Iterator[str]:
             home.mkdir()
             (home / embedded_postgres.LINK).symlink_to(directory / "data")
         server = embedded_postgres.start(home)
-        write_lazily(server.url)
+        _write_lazily(server.url)
         yield server.url
         server.stop()
         embedded_postgres.remove(home)
@@ -61,7 +61,7 @@ def server_url() -> Iterator[str]:
         return
     need_programs()
     with quick_directory() as directory, postgres_server(data=directory / "data") as server:
-        write_lazily(server.url)
+        _write_lazily(server.url)
         yield server.url
 
 
@@ -80,9 +80,9 @@ def quick_directory() -> Iterator[Path]:
         yield Path(directory)
 
 
-def write_lazily(url: str) -> None:
-    """Let a server leave it to the system when bytes reach the disk. They are lost only if the system
-    crashes. Each of 670 tests drops its database, and the checkpoint for that took a second."""
+def _write_lazily(url: str) -> None:
+    """Let a server that no test crashes leave it to the system when bytes reach the disk. Each of 670
+    tests drops its database, and the checkpoint for that took a second."""
     for statement in ("alter system set fsync = off", "select pg_reload_conf()"):
         asyncio.run(execute(url, statement))
 
