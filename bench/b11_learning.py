@@ -33,6 +33,7 @@ from uuid import uuid4
 
 from bench.b1_trl import cpu_seconds
 from bench.matrix import Config, register_workspace, run_to_end, upload_once
+from infra.readmodel.estimates import MeanEstimate, estimate_mean
 from producers.cli.config_files import read_config
 from producers.cli.scaffold import scaffold
 from tests.kit.platform import Platform, git, platform
@@ -262,8 +263,18 @@ def _point(curve: Curve, *, number: int) -> float:
     return curve.held_out[number][1]
 
 
-def plot(found: Sequence[Curve], path: Path) -> None:
-    """Held-out reward over steps: every seed, and the mean of each side."""
+def means(curves: Sequence[Curve]) -> list[tuple[int, MeanEstimate]]:
+    """The mean over seeds at each step, with its interval (Student's t over the seeds)."""
+    found = []
+    for number, (step, _) in enumerate(curves[0].held_out):
+        estimate = estimate_mean([[c.held_out[number][1]] for c in curves], is_proportion=False)
+        assert estimate is not None
+        found.append((step, estimate))
+    return found
+
+
+def plot(found: Sequence[Curve], path: Path, *, answers: str = "greedy") -> None:
+    """Held-out reward over steps: every seed, and the mean of each side with its 95 % interval."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -275,13 +286,15 @@ def plot(found: Sequence[Curve], path: Path) -> None:
         curves = [curve for curve in found if curve.side == side]
         if not curves:
             continue
-        steps = [step for step, _ in curves[0].held_out]
         for curve in curves:
-            rewards = [reward for _, reward in curve.held_out]
-            axes.plot(steps, rewards, color=color, alpha=0.25, linewidth=1)
-        means = [statistics.mean(c.held_out[n][1] for c in curves) for n in range(len(steps))]
-        axes.plot(steps, means, color=color, label=f"{name}, mean of {len(curves)} seeds")
-    axes.set(xlabel="step", ylabel="held-out reward (greedy)")
+            axes.plot(*zip(*curve.held_out, strict=True), color=color, alpha=0.25, linewidth=1)
+        steps, estimates = zip(*means(curves), strict=True)
+        label = f"{name}, mean of {len(curves)} seeds"
+        axes.plot(steps, [e.mean for e in estimates], color=color, label=label)
+        if all(e.interval for e in estimates):
+            low, high = [e.low for e in estimates], [e.high for e in estimates]
+            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.set(xlabel="step", ylabel=f"held-out reward ({answers})")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
     figure.tight_layout()

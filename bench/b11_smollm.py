@@ -27,9 +27,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.b1_trl import cpu_seconds
-from bench.b11_learning import SIDES, Curve, Ledger, missing, threads
+from bench.b11_learning import SIDES, Curve, Ledger, means, missing, plot, threads
 from bench.matrix import Config, register_workspace, upload_once
-from infra.readmodel.estimates import MeanEstimate, estimate_mean
 from infra.sandbox.environments.local import load_settings, open_environments
 from infra.sandbox.generated_rows import generate_rows
 from infra.sandbox.package_models import ModelPackage, fetch_model
@@ -153,16 +152,6 @@ class Bench:
         return Curve("trl", seed, points, said["wall_s"], said["cpu_s"], load)
 
 
-def means(curves: Sequence[Curve]) -> list[tuple[int, MeanEstimate]]:
-    """The mean over seeds at each step, with its interval (Student's t over the seeds)."""
-    found = []
-    for number, (step, _) in enumerate(curves[0].held_out):
-        estimate = estimate_mean([[c.held_out[number][1]] for c in curves], is_proportion=False)
-        assert estimate is not None
-        found.append((step, estimate))
-    return found
-
-
 def has_risen(curves: Sequence[Curve]) -> bool:
     """Whether the last mean is at least RISE above the first one, with intervals apart."""
     (_, first), *_, (_, last) = means(curves)
@@ -211,35 +200,6 @@ def document(found: Sequence[Curve]) -> dict[str, object]:
     }
 
 
-def plot(found: Sequence[Curve], path: Path) -> None:
-    """Held-out reward over steps: every seed, and the mean of each side with its interval."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.6))
-    for color, (side, name) in zip(("tab:blue", "tab:orange"), SIDES.items(), strict=True):
-        curves = [curve for curve in found if curve.side == side]
-        if not curves:
-            continue
-        for curve in curves:
-            axes.plot(*zip(*curve.held_out, strict=True), color=color, alpha=0.25, linewidth=1)
-        steps, estimates = zip(*means(curves), strict=True)
-        label = f"{name}, {len(curves)} seeds" if len(curves) > 1 else f"{name}, one seed"
-        axes.plot(steps, [e.mean for e in estimates], color=color, label=label)
-        if all(e.interval for e in estimates):
-            low, high = [e.low for e in estimates], [e.high for e in estimates]
-            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.set(xlabel="step", ylabel="held-out reward", ylim=(0, 1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
 def measure(root: Path, given: argparse.Namespace) -> list[Curve]:
     """Every curve: those of the ledger, then those that are measured now."""
     ledger = Ledger(root / "b11.jsonl")
@@ -278,7 +238,7 @@ def main() -> int:
     root.mkdir(parents=True, exist_ok=True)
     found = measure(root, given)
     if given.plot is not None:
-        plot(found, given.plot)
+        plot(found, given.plot, answers="at temperature 1")
     if given.json is not None:
         given.json.write_text(json.dumps(document(found), indent=1) + "\n")
     return 0 if report(found) else 1

@@ -108,7 +108,7 @@ def _entry(dataset: Any, number: int) -> dict[str, Any]:
         entry: dict[str, Any] = dataset[number]
     except ImportError as error:
         raise Unfit(str(error)) from error
-    except Exception as error:
+    except Exception as error:  # generators of others raise anything
         raise Unfit(
             f"the generator failed at its question {number}: {type(error).__name__}: {error}; choose "
             "other parameters or another seed"
@@ -126,7 +126,7 @@ def _row(
         stored, own = json.loads(text), dataset.score_answer
         is_same = scorer(answer, stored) == own(answer, entry)
         is_same &= _score(scorer, WRONG, stored) == _score(own, WRONG, entry)
-    except Exception as error:
+    except Exception as error:  # and so do their scorers
         raise Unfit(
             f"an entry of {request['task']} cannot be stored and scored: {type(error).__name__}: "
             f"{error}; choose another task"
@@ -160,7 +160,7 @@ def _generator(task: str, parameters: dict[str, Any], *, size: int, seed: int) -
     try:
         config = config_type(**settings, **own)
         return kind(config=config)
-    except Exception as error:
+    except Exception as error:  # configs refuse by assertions, mostly
         why = str(error) or type(error).__name__
         raise Unfit(f"{task} refuses its parameters: {why}; correct them") from error
 
@@ -242,7 +242,7 @@ def _score(scorer: Any, answer: str, entry: dict[str, Any]) -> float:
         return float(scorer(answer, entry))
     except ImportError:
         raise
-    except Exception:
+    except Exception:  # what a scorer raises depends on the answer
         return 0.0
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 MOST_TURNS = 256
-LARGEST = 1e6
+"""How many model calls one attempt may make."""
+LARGEST_REWARD = 1e6
 
 
 class TurnRewards:
@@ -30,10 +31,10 @@ class TurnRewards:
         if not isinstance(value, int | float):
             kind = type(value).__name__
             raise TypeError(f"the reward of turn {turn} is {kind}; give a number")
-        if not abs(value) <= LARGEST:  # not NaN either
+        if not abs(value) <= LARGEST_REWARD:  # not NaN either
             raise ValueError(
-                f"the reward of turn {turn} is {value}; give a finite number from {-LARGEST:,.0f} to "
-                f"{LARGEST:,.0f}"
+                f"the reward of turn {turn} is {value}; give a finite number from "
+                f"{-LARGEST_REWARD:,.0f} to {LARGEST_REWARD:,.0f}"
             )
         self._found[int(turn)] = float(value)
 

@@ -236,8 +236,8 @@ def step_settled(event: StepSettled) -> Iterator[Line]:
         yield (
             "warning",
             event.step,
-            f"{lost:.1%} of the rows of step {event.step} teach nothing, because no learned token is "
-            "within advanced.max_sequence_length; set a larger one",
+            f"{lost:.1%} of the rows of step {event.step} teach nothing, because no learned token, or "
+            "no difference of a pair, is within advanced.max_sequence_length; set a larger one",
         )
 
 

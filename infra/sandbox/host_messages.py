@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from headrace.turn_rewards import LARGEST_REWARD, MOST_TURNS
 from schemas.config import LONGEST_RUBRIC, MOST_RUBRICS
 from schemas.specs import RolloutKind
 from schemas.text import plain
@@ -19,8 +20,6 @@ LONGEST_TEXT = 8000
 MOST_REWARDS = 128
 MOST_TOOLS = 128
 MOST_SERVERS = 16
-MOST_TURNS = 256
-LARGEST_REWARD = 1e6
 MOST_FILES = 32
 MOST_FILE_BYTES = 8 << 20
 MOST_PRINTED = 66_000

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from headrace.turn_rewards import MOST_TURNS
 from infra.model_api.gateway.call_ids import with_unique_ids
 from infra.model_api.gateway.engine_errors import as_gateway_errors
 from infra.model_api.gateway.histories import Histories, prompt_key
@@ -30,9 +31,6 @@ from schemas.specs import GroupSpec
 T = TypeVar("T")
 Sampling = Callable[[], Awaitable[Sequence[Turn]]]
 """Samples all answers of a request together. Raises the errors of the engine."""
-
-MOST_TURNS = 256
-"""How many model calls one sample may make."""
 
 MOST_BYTES = 64 << 20
 """How many bytes the bodies of all requests of one sample may have. Its conversations stay in memory

@@ -75,8 +75,10 @@ def _find(client: Client, name: str) -> Document | None:
 def upload_datasets_of(client: Client, config: Document, *, quiet: bool) -> None:
     """Generate and upload the datasets of a config that are generated and that the server does not
     have. Raises Refused."""
+    from schemas.generated_tasks import is_generated
+
     for section, key in (("experiment", "dataset"), ("advanced", "validation_dataset")):
         keys = config.get(section)
         ref = keys.get(key) if isinstance(keys, dict) else None
-        if isinstance(ref, str) and ref.startswith("reasoning-gym:"):
+        if isinstance(ref, str) and is_generated(ref):
             upload_generated(client, ref, quiet=quiet)

@@ -164,7 +164,7 @@ def test_the_reference_is_the_base_and_has_no_gradient() -> None:
     metrics, _, _ = taken(policy, run_of(policy, algorithm="dpo"))
     assert metrics["train/loss"] == pytest.approx(float(torch.tensor(2.0).double().log()))
     assert metrics["rewards/chosen"] == metrics["rewards/rejected"] == 0.0
-    assert metrics["rewards/accuracies"] == 0.0, "a tie is no win"
+    assert metrics["rewards/accuracies"] == 0.0, "a tie does not count as a win"
 
 
 def drifted(policy: Policy, run: PreferenceRun) -> Policy:
