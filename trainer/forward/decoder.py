@@ -16,13 +16,12 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from schemas.models.families import LEAN, forward_pass
 from trainer.forward.lm_head import WIDE, logits_of
 from trainer.forward.ops import DIRECT, Forward, Steps
 from trainer.forward.weights import trainable_view
 from trainer.model.base import Base
 from trainer.model.lora_names import Scaling
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class Weights(Protocol):
@@ -145,15 +144,7 @@ def decoder_of(base: Base) -> Decoder | None:
     logits do not agree with those of Transformers."""
     config = base.model.config
     rotary = getattr(getattr(base.model, "model", None), "rotary_emb", None)
-    layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))
-    fits = (
-        config.model_type in FAMILIES
-        and layer_types == {"full_attention"}
-        and not (config.model_type == "mistral" and config.sliding_window)
-        and config.hidden_act == "silu"
-        and getattr(rotary, "rope_type", "default") in ("default", "linear", "llama3", "yarn")
-    )
-    if not fits or rotary is None:
+    if forward_pass(config.to_dict()) != LEAN or rotary is None:
         return None
     decoder = Decoder(
         num_layers=config.num_hidden_layers,

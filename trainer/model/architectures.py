@@ -1,9 +1,9 @@
 """Which architectures can be trained, and how others are refused.
 
 Any model that Transformers can build as a causal language model is accepted. The tests train and sample
-those of `TESTED`, each in a tiny shape. Others are accepted after a probe: a later token must not change
-an earlier prediction (an encoder behind a language head would train to nonsense), and the model must
-have a cache from which reading can continue.
+those of `schemas.models.families.TESTED`, each in a tiny shape. Others are accepted after a probe: a
+later token must not change an earlier prediction (an encoder behind a language head would train to
+nonsense), and the model must have a cache from which reading can continue.
 """
 
 import torch
@@ -15,18 +15,7 @@ from transformers import (
 from transformers import __version__ as version
 
 from schemas.errors import Refused
-
-TESTED: dict[str, str] = {
-    "Gemma 3": "gemma3_text",
-    "Gemma 3 with its vision tower": "gemma3",
-    "Llama 3": "llama",
-    "Mistral": "mistral",
-    "Qwen2.5": "qwen2",
-    "Qwen3": "qwen3",
-    "SmolLM and SmolLM2": "llama",
-    "SmolLM3": "smollm3",
-}
-"""Family -> `model_type` in its config."""
+from schemas.models.families import TESTED
 
 TOLERANCE = 1e-5
 """The largest difference between logits that counts as equal, as a part of the largest logit. The probe
@@ -69,4 +58,5 @@ def check_causal(model: PreTrainedModel, *, what: str) -> None:
 
 def advice() -> str:
     """The part of an error message that says which models to use instead."""
-    return f"Name a model of a family that is tested: {', '.join(TESTED)}"
+    names = ", ".join(family.name for family in TESTED)
+    return f"Name a model of a family that is tested: {names}"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,14 +15,19 @@ from infra.readmodel.disks import disks
 from infra.readmodel.platform import oldest_waiting_s
 from infra.readmodel.wait_reasons import describe_holder
 from infra.telemetry import prometheus
+from producers.core.models.hub import parse_object
+from producers.core.models.model_facts import facts_of_config
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services, waiting_for
 from producers.http.routing import ScopedRoute
 from schemas.events.pages import asyncapi_json
+from schemas.models.families import TESTED, forward_pass
 from schemas.models.scratch import SHAPES
 
 Samples = Mapping[str, float]
+
+NO_CONFIG = "its config.json is not in the cache"
 
 
 async def healthz(_: Request) -> Response:
@@ -168,10 +174,17 @@ async def models(_: Request) -> Response:
             "parameters": shape.num_parameters,
             "context": shape.context,
             "vocabulary": shape.vocabulary_size,
+            "runs": "lean",
+            "why": "",
         }
         for shape in SHAPES
     ]
-    return ApiResponse({"models": [*shapes, *_cached_models()]})
+    families = [
+        {"name": f.name, "model_type": f.model_type, "runs": f.runs.runs, "why": f.runs.why}
+        for f in TESTED
+    ]
+    cached = await asyncio.to_thread(lambda: list(_cached_models()))
+    return ApiResponse({"models": [*shapes, *cached], "families": families})
 
 
 def _cached_models() -> Iterator[Mapping[str, object]]:
@@ -180,7 +193,28 @@ def _cached_models() -> Iterator[Mapping[str, object]]:
     cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
     for found in sorted(cache.glob("models--*--*")) if cache.is_dir() else ():
         name = found.name.removeprefix("models--").replace("--", "/")
-        yield {"name": name, "kind": "hub", "parameters": None}
+        config = _newest_config(found)
+        facts = facts_of_config(config or {})
+        runs = forward_pass(config) if config else None
+        yield {
+            "name": name,
+            "kind": "hub",
+            "parameters": facts.parameters,
+            "context": facts.context,
+            "runs": runs.runs if runs else None,
+            "why": runs.why if runs else NO_CONFIG,
+        }
+
+
+def _newest_config(model: Path) -> Mapping[str, Any] | None:
+    """The config.json of the newest snapshot of a cached model that has one."""
+    files = sorted(model.glob("snapshots/*/config.json"), key=lambda f: f.lstat().st_mtime)
+    for file in reversed(files):
+        try:
+            return parse_object(file.read_bytes())
+        except OSError:
+            continue
+    return None
 
 
 def _in_home(path: str) -> str:

@@ -4,6 +4,7 @@ PEFT.
 What was seen on a CPU: logprobs within 5e-7 of Transformers', packed rows within 5e-7 of rows alone.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from transformers import (
 
 from schemas.errors import Refused
 from schemas.learner import GradedGroup, StepBatch
+from schemas.models.families import forward_pass
 from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
 from tests.kit.families import FAMILIES, Family, save_random_model
@@ -108,6 +110,13 @@ def expected(model: torch.nn.Module) -> torch.Tensor:
 
 def test_the_lean_decoder_takes_what_it_knows(known: Known) -> None:
     assert adapted(known).shares_prompts == known.family.lean
+
+
+def test_the_config_file_alone_says_which_pass_runs(known: Known) -> None:
+    config = json.loads((Path(known.ref.name) / "config.json").read_text())
+    said = forward_pass(config)
+    assert said.runs == ("lean" if known.family.lean else "general")
+    assert bool(said.why) != known.family.lean
 
 
 def test_logprobs_are_those_of_transformers(known: Known) -> None:

@@ -238,8 +238,12 @@ def models(client: Client) -> Output:
     """List base models and scratch: models, which are made from a seed without a download.
 
     experiment.model_path also accepts any hub id, a local directory or .gguf file, or a checkpoint:
-    RUN@STEP, RUN@last or RUN@best.
+    RUN@STEP, RUN@last or RUN@best. The second table says of each family whether the lean decoder runs
+    it, or Transformers' own module (general), and why.
     """
     answer = client.get("/models")
-    rows = [(m.get("name"), m.get("kind"), m.get("parameters")) for m in answer["models"]]
-    return Output(answer, table("Models", ("name", "kind", "parameters"), rows))
+    kept = ("name", "kind", "parameters", "runs", "why")
+    rows = [tuple(m.get(key) for key in kept) for m in answer["models"]]
+    of_family = ("name", "model_type", "runs", "why")
+    families = [tuple(f.get(key) for key in of_family) for f in answer.get("families", ())]
+    return Output(answer, table("Models", kept, rows), table("Families", of_family, families))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.kit.story import batch_of, beginning, checkpoint, step, whole_run
 pytestmark = pytest.mark.postgres
 
 STEPS = 3
+BERT = '{"model_type": "bert", "architectures": ["BertForMaskedLM"]}'
 
 
 @pytest.fixture
@@ -343,6 +345,27 @@ async def test_a_run_without_progress_or_workers_is_unknown(app: Application) ->
     assert (await app.get("/runs/r1"))["run"]["status"] == "running"
 
 
+async def test_cached_models_say_which_forward_pass_runs_them(
+    told: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    configs = {"acme/olmo": '{"model_type": "olmo2"}', "acme/bert": BERT, "acme/part": "{"}
+    for name, config in configs.items():
+        folder = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "abc"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(config)
+    (tmp_path / "models--acme--none").mkdir()
+    found = {m["name"]: m for m in (await told.get("/models"))["models"] if m["kind"] == "hub"}
+    assert {name: model["runs"] for name, model in found.items()} == {
+        "acme/olmo": "general",
+        "acme/bert": "refused",
+        "acme/part": None,
+        "acme/none": None,
+    }
+    assert "'olmo2'" in found["acme/olmo"]["why"]
+    assert found["acme/none"]["why"] == "its config.json is not in the cache"
+
+
 async def test_the_platform_tells_about_itself(told: Application) -> None:
     await told.services.effects.register(WorkerId("w"), host="h", pid=1, lease_s=60)
     said = await told.get("/status")
@@ -352,8 +375,10 @@ async def test_the_platform_tells_about_itself(told: Application) -> None:
     assert said["horizon_age_s"] >= 0
     assert said["horizon_holders"] == []
     assert said["waiting_for"] == []
-    models = (await told.get("/models"))["models"]
-    assert {"scratch:qwen3-2m", "scratch:qwen3-tiny"} <= {model["name"] for model in models}
+    answer = await told.get("/models")
+    names = {model["name"] for model in answer["models"] if model["runs"] == "lean"}
+    assert {"scratch:qwen3-2m", "scratch:qwen3-tiny"} <= names
+    assert {family["runs"] for family in answer["families"]} == {"lean", "general"}
     text = (await told.api.get("/metrics")).text
     assert "headrace_workers 1.0" in text
     assert 'headrace_runs{status="finished"} 1.0' in text
