@@ -61,19 +61,27 @@ def draw_exactly(
     uniforms: Sequence[float],
 ) -> tuple[list[int], list[float]]:
     """The draws of `draw_tokens` on a CPU."""
-    logits_R_V = logits_R_V.double()
-    temperature_R = logits_R_V.new_tensor(temperatures)
+    scaled_R_V = logits_R_V.double()
+    temperature_R = scaled_R_V.new_tensor(temperatures)
     greedy_R = temperature_R == 0
-    scaled_R_V = logits_R_V / temperature_R.where(~greedy_R, 1.0)[:, None]
+    if any(temperature not in (0, 1) for temperature in temperatures):
+        scaled_R_V = scaled_R_V / temperature_R.where(~greedy_R, 1.0)[:, None]
     logprobs_R_V = scaled_R_V.log_softmax(dim=-1)
     if min(top_ps) < 1:
-        logprobs_R_V = _nucleus(logprobs_R_V, logits_R_V.new_tensor(top_ps))
-    mass_R_V = logprobs_R_V.exp().cumsum(dim=-1)
-    drawn_R = logits_R_V.new_tensor(uniforms) * mass_R_V[:, -1]
-    picked_R = (mass_R_V <= drawn_R[:, None]).sum(dim=-1).clamp(max=logits_R_V.shape[-1] - 1)
-    picked_R = logprobs_R_V.argmax(dim=-1).where(greedy_R, picked_R)
+        logprobs_R_V = _nucleus(logprobs_R_V, scaled_R_V.new_tensor(top_ps))
+    mass_R_V = logprobs_R_V.exp()
+    mass_R_V = torch.cumsum(mass_R_V, dim=-1, out=mass_R_V)
+    drawn_R = scaled_R_V.new_tensor(uniforms) * mass_R_V[:, -1]
+    picked_R = _count_up_to(mass_R_V, drawn_R).clamp(max=logits_R_V.shape[-1] - 1)
+    if 0 in temperatures:
+        picked_R = logprobs_R_V.argmax(dim=-1).where(greedy_R, picked_R)
     chosen_R = logprobs_R_V.gather(-1, picked_R[:, None])[:, 0]
     return picked_R.tolist(), chosen_R.tolist()
+
+
+def _count_up_to(mass_R_V: torch.Tensor, drawn_R: torch.Tensor) -> torch.Tensor:
+    """How many of a row's numbers, which do not fall, are at most its own one (R)."""
+    return torch.searchsorted(mass_R_V, drawn_R[:, None], right=True)[:, 0]
 
 
 def _nucleus(logprobs_R_V: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:

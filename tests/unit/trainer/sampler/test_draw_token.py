@@ -8,7 +8,7 @@ import torch
 
 from schemas.sampling import DrawKey
 from trainer.sampler.counter_rng import CounterRng, prompt_hash
-from trainer.sampler.draw_token import draw_exactly, draw_on_device, draw_tokens
+from trainer.sampler.draw_token import _nucleus, draw_exactly, draw_on_device, draw_tokens
 
 KEY = DrawKey(purpose="train", step=3, slot=2, replacement=0, sample=1)
 
@@ -119,3 +119,29 @@ def test_on_a_gpu_rows_with_top_p_change_no_bits_of_the_others() -> None:
     for part in range(2):
         assert mixed[part][::2] == alone[part][::2]
         assert mixed[part][1::2] == cut[part][1::2]
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.0, 1.0), (0.7, 1.3), (0.7, 0.0)])
+def test_draws_have_the_bits_of_the_written_formula(
+    temperatures: tuple[float, float], top_p: float
+) -> None:
+    """Every step by itself: the shortcuts change neither a token nor a bit of its logprob."""
+    generator = torch.Generator().manual_seed(2)
+    logits_R_V = 4 * torch.randn(16, 5000, generator=generator)
+    by_row = [*temperatures] * 8
+    uniforms = torch.rand(16, generator=generator, dtype=torch.float64)
+    uniforms[:2] = torch.tensor([0.0, 1 - 2.0**-53])
+    divisors_R = torch.tensor([t or 1.0 for t in by_row], dtype=torch.float64)
+    logprobs_R_V = (logits_R_V.double() / divisors_R[:, None]).log_softmax(-1)
+    if top_p < 1:
+        logprobs_R_V = _nucleus(logprobs_R_V, torch.full((16,), top_p, dtype=torch.float64))
+    mass_R_V = logprobs_R_V.exp().cumsum(-1)
+    token_R = (mass_R_V <= (uniforms * mass_R_V[:, -1])[:, None]).sum(-1).clamp(max=4999)
+    greedy_R = torch.tensor([t == 0 for t in by_row])
+    token_R = logprobs_R_V.argmax(-1).where(greedy_R, token_R)
+    chosen_R = logprobs_R_V.gather(-1, token_R[:, None])[:, 0]
+    drawn = draw_exactly(
+        logits_R_V, temperatures=by_row, top_ps=[top_p] * 16, uniforms=uniforms.tolist()
+    )
+    assert drawn == (token_R.tolist(), chosen_R.tolist())
