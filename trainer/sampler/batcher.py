@@ -78,8 +78,10 @@ class Batcher:
         for fixed, batch in groupby(lean, key=lambda row: row.params.deterministic):
             members = list(batch)
             size = FIXED_ROWS if fixed else self._limits.most_rows
+            prompts = self._read(members, fixed=fixed)
             for start in range(0, len(members), size):
-                over += self._begin(members[start : start + size], fixed=fixed)
+                part = slice(start, start + size)
+                over += self._begin(members[part], prompts[part], fixed=fixed)
         return over
 
     def _next(self) -> tuple[list[Completion], list[Completion]]:
@@ -105,8 +107,11 @@ class Batcher:
             self._waiting.popleft()
         return over, lean
 
-    def _begin(self, rows: Sequence[Completion], *, fixed: bool) -> list[Completion]:
-        prompts = self._read(rows, fixed=fixed)
+    def _begin(
+        self, rows: Sequence[Completion], prompts: Sequence[Prompt], *, fixed: bool
+    ) -> list[Completion]:
+        """Draw the first tokens of these rows, and put them into batches. Returns the rows that have
+        already ended."""
         for vocabulary in {len(p.logits_V) for p in prompts}:
             alike = [i for i, p in enumerate(prompts) if len(p.logits_V) == vocabulary]
             size = FIXED_ROWS if fixed else len(alike)

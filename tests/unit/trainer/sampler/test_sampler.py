@@ -16,10 +16,13 @@ from schemas.sampling import Message, PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
 from trainer.model.base import build_base
-from trainer.sampler.batcher import Batcher
+from trainer.sampler import prefill
+from trainer.sampler.batcher import FIXED_ROWS, Batcher
 from trainer.sampler.completion import Completion, Version
+from trainer.sampler.decode_model import DecodeModel
 from trainer.sampler.engine import TorchSampler
 from trainer.sampler.memory_limits import CPU
+from trainer.sampler.prefill import Prompt
 
 PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
 
@@ -70,9 +73,11 @@ async def test_those_who_come_one_by_one_begin_together(
     begun: list[int] = []
     begin = Batcher._begin
 
-    def counted(self: Batcher, rows: Sequence[Completion], *, fixed: bool) -> list[Completion]:
+    def counted(
+        self: Batcher, rows: Sequence[Completion], prompts: Sequence[Prompt], *, fixed: bool
+    ) -> list[Completion]:
         begun.append(len(rows))
-        return begin(self, rows, fixed=fixed)
+        return begin(self, rows, prompts, fixed=fixed)
 
     async def late(i: int) -> Turn:
         for _ in range(3 * i):
@@ -413,3 +418,26 @@ async def _sampled_elsewhere(engine: Engine, state: LearnerState, asked: SampleR
     turn = await other.sampler.sample(_with(asked, state.weights_sha256))
     await other.aclose()
     return turn
+
+
+async def test_prompts_of_rows_that_come_together_are_read_together(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the rows fill more than one batch: a pass reads several prompts."""
+    passes: list[int] = []
+    read = prefill.read_prompts
+
+    def counted(model: DecodeModel, prompts: Sequence[prefill.Ids], **shape: Any) -> Any:
+        passes.append(len(prompts))
+        return read(model, prompts, **shape)
+
+    await engine.sampler.sample(request("hi", deterministic=True))  # tries the shape of the pass
+    monkeypatch.setattr(prefill, "read_prompts", counted)
+    rows = [
+        request(f"{slot}?", slot=slot, sample=i, deterministic=True, max_new_tokens=2)
+        for slot in range(3)
+        for i in range(20)
+    ]
+    assert len(rows) > FIXED_ROWS
+    await together(engine, rows)
+    assert passes == [3]
