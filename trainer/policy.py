@@ -196,6 +196,7 @@ class Policy:
             micro.target_M,
             temperature=temperature,
             chunk_elements=self.forward.chunk_elements(hidden_M_H.device),
+            kept_elements=self.forward.kept_elements(hidden_M_H.device),
             trains_entropy=trains_entropy,
         )
         return *chosen, hidden_M_H

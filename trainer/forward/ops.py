@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from trainer.forward.logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS
+from trainer.forward.logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS, KEPT_ELEMENTS
 from trainer.forward.rms_norm import rms_norm
 
 
@@ -92,6 +92,11 @@ class Forward:
         """How many logits are computed at a time on this device."""
         is_large = self.has_large_chunks and device.type == "cuda"
         return CUDA_CHUNK_ELEMENTS if is_large else CHUNK_ELEMENTS
+
+    def kept_elements(self, device: torch.device) -> int:
+        """How many logits a pass keeps for its gradient on this device. A GPU computes them again in
+        little time, and `recompute` asks to save memory."""
+        return 0 if self.recompute or device.type == "cuda" else KEPT_ELEMENTS
 
     def layer(self, run: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
         """Run one layer and return its output. With `recompute` only its inputs are kept."""

@@ -1,11 +1,8 @@
 """Log-probabilities computed a chunk at a time, against torch's own over all logits."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from trainer.forward import logprobs
 from trainer.forward.logprobs import chosen_logprobs
 
 ACTIONS, HIDDEN, VOCABULARY = 7, 5, 11
@@ -101,7 +98,7 @@ def test_no_actions_have_no_logprobs() -> None:
     assert found.shape == (0,)
 
 
-def test_no_tensor_holds_the_logits_of_all_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_holds_the_logits_of_all_actions() -> None:
     """Neither during their computation nor for the backward pass. Twin: with a single chunk, one
     tensor does."""
     hidden, head, target = drawn()
@@ -109,13 +106,12 @@ def test_no_tensor_holds_the_logits_of_all_actions(monkeypatch: pytest.MonkeyPat
     def largest(chunk: int) -> int:
         elements = chunk * VOCABULARY
         made: list[int] = []
-        inner = logprobs._logits
 
-        def seen(*args: Any) -> torch.Tensor:
-            made.append(inner(*args).numel())
-            return inner(*args)
+        def seen(hidden_C_H: torch.Tensor, head_V_H: torch.Tensor) -> torch.Tensor:
+            computed = hidden_C_H @ head_V_H.t()
+            made.append(computed.numel())
+            return computed
 
-        monkeypatch.setattr(logprobs, "_logits", seen)
         saved: list[int] = []
 
         def save(t: torch.Tensor) -> torch.Tensor:
@@ -124,11 +120,58 @@ def test_no_tensor_holds_the_logits_of_all_actions(monkeypatch: pytest.MonkeyPat
 
         with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
             found, _ = chosen_logprobs(
-                hidden, head, target, temperature=1.0, chunk_elements=elements
+                hidden, head, target, temperature=1.0, chunk_elements=elements, logits=seen
             )
         found.sum().backward()
-        monkeypatch.setattr(logprobs, "_logits", inner)
         return max(made + saved)
 
     assert largest(2) < ACTIONS * VOCABULARY
     assert largest(100) == ACTIONS * VOCABULARY
+
+
+@pytest.mark.parametrize("trains_entropy", [True, False])
+@pytest.mark.parametrize("kept", [1, 4, ACTIONS])
+def test_kept_logits_change_no_bit(kept: int, *, trains_entropy: bool) -> None:
+    """The logits of the first chunks are kept. They serve one backward pass; a second one computes them
+    again."""
+    hidden, head, target = drawn()
+    weight = torch.arange(1.0, ACTIONS + 1, dtype=torch.float64)
+    computed: list[int] = []
+
+    def logits(hidden_C_H: torch.Tensor, head_V_H: torch.Tensor) -> torch.Tensor:
+        computed.append(len(hidden_C_H))
+        return hidden_C_H @ head_V_H.t()
+
+    def gradients(kept_actions: int) -> tuple[torch.Tensor, ...]:
+        computed.clear()
+        found, entropy = chosen_logprobs(
+            hidden,
+            head,
+            target,
+            temperature=0.6,
+            chunk_elements=2 * VOCABULARY,
+            kept_elements=kept_actions * VOCABULARY,
+            trains_entropy=trains_entropy,
+            logits=logits,
+        )
+        total = (found * weight).sum() + (entropy.sum() if trains_entropy else 0)
+        first = torch.autograd.grad(total, (hidden, head), retain_graph=True)
+        assert sum(computed) == 2 * ACTIONS - {0: 0, 1: 1, 4: 4, ACTIONS: ACTIONS}[kept_actions]
+        again = torch.autograd.grad(total, (hidden, head))
+        return found, entropy, *first, *again
+
+    for one, other in zip(gradients(kept), gradients(0), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_pass_without_a_gradient_keeps_no_logits() -> None:
+    hidden, head, target = drawn()
+    with torch.no_grad():
+        found, _ = chosen_logprobs(hidden, head, target, temperature=1.0, kept_elements=1 << 20)
+    assert found.grad_fn is None
+    found, _ = chosen_logprobs(hidden, head, target, temperature=1.0, kept_elements=1 << 20)
+    assert len(found.grad_fn.kept) == 1  # type: ignore[union-attr]  # the context of the function
+    found, _ = chosen_logprobs(
+        hidden.detach(), head.detach(), target, temperature=1.0, kept_elements=1 << 20
+    )
+    assert found.grad_fn is None

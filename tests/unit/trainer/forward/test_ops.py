@@ -65,6 +65,12 @@ def test_a_gpu_computes_more_logits_at_a_time_except_for_runs_of_older_rules() -
     assert now.chunk_elements(CPU) == before.chunk_elements(CPU) == before.chunk_elements(CUDA)
 
 
+def test_logits_are_kept_on_a_cpu_that_has_the_memory() -> None:
+    assert Forward().kept_elements(CPU) == 32 << 20
+    assert Forward(recompute=True).kept_elements(CPU) == 0
+    assert Forward().kept_elements(CUDA) == 0
+
+
 def test_only_a_sampler_on_a_gpu_takes_the_norm_without_a_written_gradient() -> None:
     """That norm rounds differently, so the steps of a CPU and of a learner keep their own."""
     assert SAMPLING.steps(CUDA) is INFERENCE
