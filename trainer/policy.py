@@ -34,7 +34,7 @@ from trainer.model.lora import adapter_config, fresh_adapter, target_modules
 from trainer.model.lora_names import Scaling, Tensors
 from trainer.model.safetensors_view import view_tensors
 from trainer.model.value_head import Critic, fresh_critic
-from trainer.native.interface import LearnerPass, learner_pass
+from trainer.native.interface import LearnerPass, learner_pass, product
 
 METADATA = {"format": "pt"}
 MODEL_NAME = "model.safetensors"
@@ -198,8 +198,15 @@ class Policy:
             chunk_elements=self.forward.chunk_elements(hidden_M_H.device),
             kept_elements=self.forward.kept_elements(hidden_M_H.device),
             trains_entropy=trains_entropy,
+            logits=_head_product,
         )
         return *chosen, hidden_M_H
+
+
+def _head_product(hidden_C_H: torch.Tensor, head_V_H: torch.Tensor) -> torch.Tensor:
+    """`logits_of`, faster for a chunk of a large vocabulary on a CPU."""
+    is_plain = hidden_C_H.dtype == torch.float32 and hidden_C_H.device.type == "cpu"
+    return product(hidden_C_H, head_V_H.t()) if is_plain else logits_of(hidden_C_H, head_V_H)
 
 
 def _target_logprobs(

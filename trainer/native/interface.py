@@ -21,6 +21,7 @@ not depend on whether a machine has a compiler. `advanced.recompute` turns it of
 | `native_decoder` | `trainer/sampler/decode_model.py`: sampling from one version | `decode.c` |
 | `PackedBases` | the sampler's batcher keeps one, so that a base is packed only once | `adapt.c` |
 | `is_narrow` | the sampler: narrow models decode with one thread through torch, too | |
+| `product` | the sampler's and the learner's products of a few rows with a large weight | `product.c` |
 | `release_memory` | benchmarks: gives back the memory that passes left behind | |
 
 The other exports are the types that these take and return.
@@ -35,6 +36,7 @@ from trainer.native.decode import (
 )
 from trainer.native.learn import LearnerPass, learner_pass, release_memory
 from trainer.native.packed_weights import PackedBases
+from trainer.native.product import product
 from trainer.native.supported_models import is_narrow
 
 __all__ = [
@@ -47,5 +49,6 @@ __all__ = [
     "is_narrow",
     "learner_pass",
     "native_decoder",
+    "product",
     "release_memory",
 ]

@@ -3,9 +3,9 @@
 With `fixed` the shapes of a step never change: the number of rows (filled up with dummies) and the
 capacity do not depend on which rows are there. A row's bits then depend only on that row, which
 `has_independent_rows` checks on this machine before a batch is used. They do not depend on a compiler
-either, because fixed batches always decode through torch: a worker that cannot compile `decode.c` now
-(for example on a full disk) must continue with the same bits. Without `fixed` a step computes only the
-rows that are there.
+either, because fixed batches always decode through torch, or with its bits
+(`trainer/native/product.py`): a worker that cannot compile `decode.c` now (for example on a full disk)
+must continue with the same bits. Without `fixed` a step computes only the rows that are there.
 
 Legend: R rows, A query heads, K key heads, G query heads per key head, C capacity, D head size.
 """

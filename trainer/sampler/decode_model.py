@@ -23,7 +23,13 @@ from trainer.forward.decoder import Attend, Decoder
 from trainer.forward.fused_weights import EXACT, LayerWeights, fuse_layer, pad, rotations, unit
 from trainer.forward.ops import SAMPLING
 from trainer.forward.weights import Trainable
-from trainer.native.interface import NativeDecoder, PackedBases, is_narrow, native_decoder
+from trainer.native.interface import (
+    NativeDecoder,
+    PackedBases,
+    is_narrow,
+    native_decoder,
+    product,
+)
 
 COPY_BYTES = 2 << 30
 """The size in bytes of the largest base that is copied."""
@@ -150,7 +156,7 @@ class FusedModel:
             pad(x_N_H, size, decoder.eps) for size in (x_N_H.shape[1], decoder.head_dim)
         )
         for number, layer in enumerate(self.layers):
-            qkv = _linear(unit(x_N_H, wide), layer.qkv, layer.qkv_bias)
+            qkv = product(unit(x_N_H, wide), layer.qkv, layer.qkv_bias)
             qkv = qkv.view(len(qkv), -1, decoder.head_dim)
             qk, v = qkv[:, :heads], qkv[:, heads:]
             if layer.qk_norm is not None:
@@ -159,22 +165,18 @@ class FusedModel:
             qk = torch.view_as_real(pairs * turn).flatten(-2)
             attended = attend(number, qk[:, : decoder.heads], qk[:, decoder.heads :], v)
             x_N_H = _add_projection(x_N_H, attended, layer.out, layer.out_bias)
-            gate_up = _linear(unit(x_N_H, wide), layer.gate_up, layer.gate_up_bias)
+            gate_up = product(unit(x_N_H, wide), layer.gate_up, layer.gate_up_bias)
             gate, up = gate_up.chunk(2, dim=-1)
             x_N_H = _add_projection(x_N_H, F.silu(gate).mul_(up), layer.down, layer.down_bias)
         return unit(x_N_H, wide).mul_(self.norm)
 
     def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor:
-        return hidden_M_H @ self.head
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return x @ weight if bias is None else torch.addmm(bias, x, weight)
+        return product(hidden_M_H, self.head)
 
 
 def _add_projection(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """The residual x plus a projection of y."""
-    x = torch.addmm(x, y, weight)
+    x = product(y, weight, x)
     return x if bias is None else x.add_(bias)
