@@ -23,7 +23,7 @@ from typing import Any, Protocol, get_args
 
 from producers.cli.config_files import read_config
 from producers.cli.scaffold import scaffold
-from schemas.algorithms import OFFLINE
+from schemas.algorithms import OFFLINE, PAIRS_OF_GROUPS
 from schemas.config import Algorithm, ExecutionMode
 from tests.kit.platform import (
     PATIENCE,
@@ -121,8 +121,9 @@ class Arithmetic:
             if cell.algorithm in GENTLE:
                 config["training"]["lr"] = LR / 10
             config["advanced"] |= {"batch_size": 64, "max_sequence_length": 64}
-            config["advanced"].pop("kl_coef", None)
             _sampled_no_more(config)
+        if cell.algorithm in (*OFFLINE, *PAIRS_OF_GROUPS):
+            config["advanced"].pop("kl_coef", None)
         return config
 
     def _read(self, name: str) -> Config:

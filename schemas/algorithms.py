@@ -39,10 +39,16 @@ OFFLINE = ("sft", *PREFERENCE)
 """Algorithms that learn from the answers of a dataset. Nothing is sampled in training."""
 
 GROUPED = tuple(name for name in get_args(Algorithm) if name not in (*UNGROUPED, *OFFLINE))
-"""Algorithms whose advantages compare the samples of a group. A group with equal rewards teaches
-nothing."""
+"""Algorithms that compare the samples of a group. A group with equal rewards teaches nothing."""
 
-REINFORCED = (*GROUPED, *UNGROUPED)
+SAMPLED = (*GROUPED, *UNGROUPED)
+"""Algorithms that learn from the rewards of samples."""
+
+PAIRS_OF_GROUPS = ("online_dpo",)
+"""Those that learn from two samples of each group, as from a pair of preferences."""
+
+REINFORCED = tuple(name for name in SAMPLED if name not in PAIRS_OF_GROUPS)
+"""Those that learn from the advantages of samples."""
 
 COMPARES_PARTS = ("gdpo",)
 """Algorithms whose advantages compare the parts of the reward one by one."""
@@ -52,6 +58,11 @@ SUMS_REWARDS = tuple(name for name in REINFORCED if name not in COMPARES_PARTS)
 
 OF_SEQUENCES = ("gspo", "luspo", "gmpo")
 """Algorithms whose loss has one term for a sequence, so that its actions share one advantage."""
+
+TAKES_TURN_REWARDS = tuple(
+    name for name in GROUPED if name not in (*OF_SEQUENCES, *PAIRS_OF_GROUPS)
+)
+"""Algorithms whose advantages compare a group and may differ from turn to turn."""
 
 READ_BY: dict[str, tuple[str, ...]] = {
     "clip_low": BOUNDED,
@@ -82,20 +93,20 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "overlong_buffer": SUMS_REWARDS,
     "mask_truncated": REINFORCED,
     "mask_failed": REINFORCED,
-    "failed_reward": REINFORCED,
-    "failed_rewards": REINFORCED,
+    "failed_reward": SAMPLED,
+    "failed_rewards": SAMPLED,
     "overlong_penalty": SUMS_REWARDS,
     "group_baseline": ("reinforce_plus_plus",),
-    "turn_reward_coef": tuple(name for name in GROUPED if name not in OF_SEQUENCES),
+    "turn_reward_coef": TAKES_TURN_REWARDS,
     "gamma": ("reinforce_plus_plus", "ppo"),
     "gae_lambda": ("ppo",),
     "value_clip": ("ppo",),
     "value_coef": ("ppo",),
     "critic_lr": ("ppo",),
     "loss_turns": ("sft",),
-    "preference_loss": ("dpo",),
-    "beta": PREFERENCE,
-    "label_smoothing": ("dpo",),
+    "preference_loss": ("dpo", *PAIRS_OF_GROUPS),
+    "beta": (*PREFERENCE, *PAIRS_OF_GROUPS),
+    "label_smoothing": ("dpo", *PAIRS_OF_GROUPS),
     "simpo_gamma": ("simpo",),
     "desirable_weight": ("kto",),
     "undesirable_weight": ("kto",),

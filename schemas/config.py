@@ -31,6 +31,7 @@ Algorithm = Literal[
     "reinforce_plus_plus",
     "ppo",
     "importance_sampling",
+    "online_dpo",
     "sft",
     "dpo",
     "kto",
@@ -360,12 +361,12 @@ class Advanced(Section):
     loss_turns: LossTurns | None = None
     """which turns of a conversation are trained on"""
     preference_loss: PreferenceLoss | None = Field(default=None, exclude_if=_is_unset)
-    """`dpo`: the loss of a pair of answers ([algorithms](algorithms.md))"""
+    """`dpo`, `online_dpo`: the loss of a pair of answers ([algorithms](algorithms.md))"""
     beta: float | None = Field(default=None, gt=0, le=100, exclude_if=_is_unset)
-    """`dpo`, `kto`, `simpo`: how strongly rewards differ for a given change of the policy; `orpo`: the
-    weight of the comparison"""
+    """`dpo`, `online_dpo`, `kto`, `simpo`: how strongly rewards differ for a given change of the policy;
+    `orpo`: the weight of the comparison"""
     label_smoothing: float | None = Field(default=None, ge=0, lt=0.5, exclude_if=_is_unset)
-    """`dpo`: the share of pairs that are assumed to be the wrong way round"""
+    """`dpo`, `online_dpo`: the share of pairs that are assumed to be the wrong way round"""
     simpo_gamma: float | None = Field(default=None, ge=0, le=100, exclude_if=_is_unset)
     """`simpo`: the margin that the rewards of a pair should have"""
     desirable_weight: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)

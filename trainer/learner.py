@@ -2,7 +2,7 @@
 
 This module loads versions, calls the training step and exports the version that the step makes. The
 step is in `trainer/grpo.py`, for supervised fine-tuning in `trainer/algorithms/sft.py`, and for
-preferences in `trainer/preferences/step.py`.
+preferences and online DPO in `trainer/preferences/step.py`.
 
 A step depends only on the loaded tensors, the batch, the run's config and the step number. It reads no
 clock, and what it draws follows from the run's seed and the step number. The number of threads is
@@ -230,7 +230,7 @@ def _step(
     version: LoadedVersion, job: LearnerJob, batch: StepBatch, *, export_state: bool
 ) -> VersionAndResult:
     """Take one training step: `sft.step` for sft, `preferences.step` for every algorithm that learns
-    from preferences, and `grpo.step` for every algorithm that learns from rewards."""
+    from preferences, and `grpo.step` for every algorithm that learns from advantages."""
     policy, advanced = version.policy, job.config.advanced
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
     if advanced.algorithm == "sft":
@@ -244,11 +244,11 @@ def _step(
             rules=job.rules,
             step_size=step_size_at(batch.step, job),
         )
-    elif advanced.algorithm in PREFERENCE:
+    elif advanced.algorithm in PREFERENCE_OBJECTIVES:
         metrics, plan = preferences.step(
             policy,
             version.optimizers,
-            batch.preferences,
+            batch,
             _preference_run(policy.loaded.base, job),
             step_size=step_size_at(batch.step, job),
         )
@@ -308,6 +308,7 @@ def _preference_run(base: Base, job: LearnerJob) -> preferences.PreferenceRun:
         chat=_chat(base, job),
         max_tokens=advanced.max_sequence_length,
         micro_batch_tokens=advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS,
+        temperature=1.0 if is_offline(advanced) else job.config.sampling.rollout_temperature,
     )
 
 

@@ -14,8 +14,10 @@ from schemas.algorithms import (
     DEPTHS,
     ENTROPY_COEF_MAX,
     GROUPED,
+    PAIRS_OF_GROUPS,
     READ_BY,
     REINFORCED,
+    SAMPLED,
     SUMS_REWARDS,
     failed_rewards,
     filters_groups,
@@ -124,10 +126,17 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
                 f"has no meaning for {advanced.algorithm}; leave it out, or use {_choice_of(readers)}",
                 _same_idea(key, advanced),
             )
-    if is_offline(advanced) and advanced.correction != "ratio":
+    has_pairs = advanced.algorithm in PAIRS_OF_GROUPS
+    if (is_offline(advanced) or has_pairs) and advanced.correction != "ratio":
+        why = "compares answers without a ratio" if has_pairs else "samples nothing"
         yield Issue(
             "advanced.correction",
-            f"has no meaning for {advanced.algorithm}, which samples nothing; leave it out",
+            f"has no meaning for {advanced.algorithm}, which {why}; leave it out",
+        )
+    if has_pairs and advanced.updates_per_step != 1:
+        yield Issue(
+            "advanced.updates_per_step",
+            f"must be 1 for {advanced.algorithm}, got {advanced.updates_per_step}; leave it out",
         )
     if is_offline(advanced) and advanced.updates_per_step != 1:
         yield Issue(
@@ -139,7 +148,7 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
 
 def _choice_of(algorithms: tuple[str, ...]) -> str:
     """Algorithms as a choice in a sentence."""
-    if algorithms == REINFORCED:
+    if algorithms in (REINFORCED, SAMPLED):
         return "a reinforcement learning algorithm"
     if algorithms == SUMS_REWARDS:
         others = ", ".join(sorted(set(REINFORCED) - set(SUMS_REWARDS)))

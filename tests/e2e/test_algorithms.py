@@ -42,6 +42,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "reinforce_plus_plus": {"algorithm": "reinforce_plus_plus", "kl_coef": 0.1},
     "ppo": {"algorithm": "ppo", "updates_per_step": 2},
     "importance_sampling": {"algorithm": "importance_sampling"},
+    "online_dpo": {"algorithm": "online_dpo", "beta": 0.5},
     "mini-batches": {"minibatch_size": 4, "updates_per_step": 2},
     "entropy": {"entropy_target": 9.0, "entropy_coef": 0.02, "minibatch_size": 4},
     "masked": {"correction": "masked", "updates_per_step": 2, "clip_delta": 2.0},

@@ -7,7 +7,18 @@ UNIT = "tests/unit/trainer/preferences"
 PACKING = f"{UNIT}/test_step.py::test_packing_and_micro_batches_change_nothing"
 BASELINE = f"{UNIT}/test_step.py::test_the_baseline_of_kto_is_a_mean_over_answers_to_other_prompts"
 
+ONLINE = f"{UNIT}/test_online_dpo.py"
+
 KNOWN_BUGS = (
+    KnownBug(
+        bug="online DPO prefers the first of two answers with equal rewards",
+        seen="huggingface/trl#1839",
+        code="trainer.preferences.online_dpo:pair_of",
+        old="return None if is_flat or is_same else",
+        new="return (0, 1) if is_flat else",
+        test=f"{ONLINE}::test_the_pair_is_the_first_of_the_best_and_the_first_of_the_worst",
+        given={"rewards": (0.5, 0.5, 0.5), "pair": None},
+    ),
     KnownBug(
         bug="IPO compares sums of log-probabilities instead of means",
         seen="meta-pytorch/torchtune#1291",

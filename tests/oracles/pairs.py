@@ -17,18 +17,22 @@ import torch
 from hypothesis import strategies as st
 
 from schemas.config import Advanced
+from schemas.learner import GradedGroup
+from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
 from tests.oracles.available import oracle
 from tests.unit.trainer.support import loss_mask
 from trainer.forward.packing import Example, MicroBatch
 from trainer.objective.metrics import Means
 from trainer.preferences.batch import PreferenceBatch, PreferenceUnit, micro_batches
+from trainer.preferences.online_dpo import pairs_of
 from trainer.preferences.registry import PREFERENCE_OBJECTIVES, settings_of
 from trainer.preferences.step import PreferenceRun, measure_baseline, micro_batch_loss
 
 DPO = oracle("trl.trainer.dpo_trainer").DPOTrainer
 KTO = oracle("trl.trainer.kto_trainer").KTOTrainer
 ORPO = oracle("trl.experimental.orpo.orpo_trainer").ORPOTrainer
+ONLINE_DPO = oracle("trl.experimental.online_dpo.online_dpo_trainer").OnlineDPOTrainer
 CPO = oracle("trl.experimental.cpo.cpo_trainer").CPOTrainer
 LIGER = {
     name: getattr(
@@ -61,6 +65,11 @@ class PairCase:
     @property
     def is_chosen(self) -> tuple[bool, ...]:
         return (True, False) * (len(self.lengths) // 2)
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Of each answer, if the answers are samples: by turns the first or the second is better."""
+        return (0.0, 0.5, 1.0, 0.5) * (len(self.lengths) // 4) + (0.0, 0.5)[: len(self.lengths) % 4]
 
 
 @st.composite
@@ -105,18 +114,30 @@ class TablePolicy:
         return found_M, torch.zeros_like(found_M.detach())
 
 
+def _row(case: PairCase, answer: int) -> Row:
+    longest, length = case.now.shape[1], case.lengths[answer % len(case.lengths)]
+    return Row(
+        tokens=(0, *(answer * longest + t for t in range(length))),
+        loss_mask=loss_mask(1, length),
+        logprobs=(0.0,) * (length + 1),
+    )
+
+
 def _unit(case: PairCase, answers: tuple[int, ...], is_chosen: tuple[bool, ...]) -> PreferenceUnit:
-    longest, num_answers = case.now.shape[1], len(case.lengths)
-    examples = []
-    for answer in answers:
-        length = case.lengths[answer % num_answers]
-        row = Row(
-            tokens=(0, *(answer * longest + t for t in range(length))),
-            loss_mask=loss_mask(1, length),
-            logprobs=(0.0,) * (length + 1),
+    return PreferenceUnit(tuple(Example(a, _row(case, a)) for a in answers), is_chosen)
+
+
+def _sampled_batch(case: PairCase) -> PreferenceBatch:
+    """Groups of two samples, as online DPO pairs them."""
+    groups = [
+        GradedGroup(
+            first // 2,
+            tuple(SampleRecord(index=i, sequences=(_row(case, first + i),)) for i in range(2)),
+            case.rewards[first : first + 2],
         )
-        examples.append(Example(answer, row))
-    return PreferenceUnit(tuple(examples), is_chosen)
+        for first in range(0, len(case.lengths), 2)
+    ]
+    return pairs_of(groups)
 
 
 def ours(case: PairCase, **advanced: Any) -> Solution:
@@ -136,9 +157,11 @@ def ours(case: PairCase, **advanced: Any) -> Solution:
         num_cut=0,
         num_lost=0,
     )
+    if objective.from_groups:
+        batch = _sampled_batch(case)
     policy: Any = TablePolicy(case)
     baseline, means = measure_baseline(policy, batch, run), Means()
-    for micro in micro_batches(policy, units, micro_batch_tokens=case.micro_batch_tokens):
+    for micro in micro_batches(policy, batch.units, micro_batch_tokens=case.micro_batch_tokens):
         micro_batch_loss(policy, micro, batch, run, baseline=baseline, means=means).backward()
     return means.values()["train/loss"], policy.leaf.grad
 
@@ -162,6 +185,9 @@ class _Model(torch.nn.Module):
 
 class _Accelerator:
     device = torch.device("cpu")
+
+    def backward(self, loss: torch.Tensor, **_: object) -> None:
+        loss.backward()
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         return value
@@ -221,6 +247,48 @@ def trl_dpo(case: PairCase, **settings: Any) -> Solution:
         return value
 
     return _solved(case, loss_of)
+
+
+def trl_online_dpo(case: PairCase, **settings: Any) -> Solution:
+    """A whole training step of TRL, which samples two answers for each prompt: the first ones, then the
+    second ones. Generation, scoring and rewards are given."""
+    order = torch.cat(
+        [torch.arange(0, len(case.lengths), 2), torch.arange(1, len(case.lengths), 2)]
+    )
+    prompts = ["?"] * (len(order) // 2)
+    mask, none = case.mask[order], torch.zeros(len(order), 0, dtype=torch.long)
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    policy, leaf = torch.nn.Module(), case.now.clone().requires_grad_()
+
+    class Trainer(_Trainer):
+        def _generate(self, *_: object) -> tuple[object, ...]:
+            return none, none, ids, mask, None
+
+        def _forward(self, model: object, *_: object) -> torch.Tensor:
+            return (leaf if model is policy else case.reference)[order]
+
+        def _calculate_rewards_from_functions(self, *_: object, **__: object) -> torch.Tensor:
+            return torch.tensor(case.rewards, dtype=torch.float64)[order]
+
+    options: dict[str, Any] = {
+        "missing_eos_penalty": None,
+        "loss_type": "sigmoid",
+        "use_vllm": False,
+    }
+    options |= {"torch_empty_cache_steps": None, "optim": "adamw_torch", "n_gpu": 1}
+    trainer = Trainer(
+        args=types.SimpleNamespace(**options, gradient_accumulation_steps=1),
+        ref_model=torch.nn.Module(),
+        eos_token_ids=[0],
+        reward_funcs=[None],
+        stats=defaultdict(list),
+        state=types.SimpleNamespace(global_step=1),
+        processing_class=types.SimpleNamespace(batch_decode=lambda *_, **__: [""] * len(order)),
+        **settings,
+    )
+    loss = ONLINE_DPO.training_step(trainer, policy, {"prompt": prompts})
+    assert leaf.grad is not None
+    return float(loss), leaf.grad * case.mask
 
 
 def trl_kto(case: PairCase, **settings: Any) -> Solution:
@@ -320,6 +388,11 @@ def smoothed_dpo(case: PairCase) -> Solutions:
     }
 
 
+def online_dpo(case: PairCase) -> Solutions:
+    given: dict[str, Any] = {"beta": 0.3}
+    return ours(case, algorithm="online_dpo", **given), {"TRL": trl_online_dpo(case, **given)}
+
+
 def kto(case: PairCase) -> Solutions:
     return ours(case, algorithm="kto", beta=0.3), {
         "TRL": trl_kto(case, beta=0.3),
@@ -350,6 +423,7 @@ def simpo(case: PairCase) -> Solutions:
 PREFERENCE_COMPARISONS: dict[str, Callable[[PairCase], Solutions]] = {
     **{f"dpo, {loss}": dpo(loss) for loss in ("sigmoid", "sigmoid_norm", "ipo", "hinge")},
     "dpo, label smoothing": smoothed_dpo,
+    "online_dpo": online_dpo,
     "kto": kto,
     "kto, weights": weighted_kto,
     "orpo": orpo,

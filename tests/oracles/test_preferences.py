@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 
-from schemas.algorithms import PREFERENCE
 from tests.kit.property_examples import examples
 from tests.oracles.pairs import PREFERENCE_COMPARISONS, PairCase, gap, ours, pair_cases
+from trainer.preferences.registry import PREFERENCE_OBJECTIVES
 
 
 @pytest.mark.parametrize("name", PREFERENCE_COMPARISONS)
@@ -22,13 +22,13 @@ def test_value_and_gradient_equal_those_of_other_trainers(name: str, case: PairC
 
 
 def test_every_objective_is_compared() -> None:
-    assert {name.partition(",")[0] for name in PREFERENCE_COMPARISONS} == set(PREFERENCE)
+    assert {name.partition(",")[0] for name in PREFERENCE_COMPARISONS} == set(PREFERENCE_OBJECTIVES)
 
 
 @examples(10)
 @given(case=pair_cases())
 def test_micro_batches_change_nothing(case: PairCase) -> None:
-    for algorithm in PREFERENCE:
+    for algorithm in PREFERENCE_OBJECTIVES:
         whole = ours(replace(case, micro_batch_tokens=4096), algorithm=algorithm)
         split = ours(replace(case, micro_batch_tokens=1), algorithm=algorithm)
         assert gap(whole, split) < 1e-12, algorithm
@@ -39,7 +39,7 @@ def test_micro_batches_change_nothing(case: PairCase) -> None:
 def test_the_gradient_is_the_slope(case: PairCase) -> None:
     """KTO's baseline is a constant, so its slope is that of the loss at this baseline."""
     step = 1e-6
-    for algorithm in PREFERENCE:
+    for algorithm in PREFERENCE_OBJECTIVES:
         _, gradient = ours(case, algorithm=algorithm)
         for place in ((0, 0), (1, 0)):
             nudge = torch.zeros_like(case.now)

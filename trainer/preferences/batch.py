@@ -14,19 +14,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from schemas.errors import Refused
 from schemas.learner import Conversation, Preference
 from trainer.algorithms import sft
 from trainer.forward.packing import Example, MicroBatch, build_trees, pack
 from trainer.model.chat_template import Chat
+from trainer.objective.sequences import Rows
 from trainer.policy import Policy
 from trainer.preferences.objective import PreferenceObjective
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceUnit:
-    """The answers of a dataset row that are learned together: a pair (the chosen one first), or for KTO
-    all that the row has."""
+    """The answers of a dataset row or group that are learned together: a pair (the chosen one first), or
+    for KTO all that the row has. `examples` are the rows of each answer, with `Example.sample` as its
+    number, and `is_chosen` has an entry for each answer."""
 
     examples: tuple[Example, ...]
     is_chosen: tuple[bool, ...]
@@ -57,10 +61,12 @@ class PreferenceBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreferenceMicroBatch:
-    """Whole units in one pass. `is_chosen` has an entry for each answer, in the order of its rows, and
-    `firsts` has the places of the chosen answers of pairs; the rejected one follows each."""
+    """Whole units in one pass. `answers` says which answer each action belongs to, and `is_chosen` has
+    an entry for each answer. `firsts` has the places of the chosen answers of pairs; the rejected one
+    follows each."""
 
     packed: MicroBatch
+    answers: Rows
     is_chosen: tuple[bool, ...]
     firsts: tuple[int, ...]
 
@@ -173,6 +179,8 @@ def micro_batches(
 
 def _pack(policy: Policy, units: Sequence[PreferenceUnit]) -> PreferenceMicroBatch:
     examples = [example for unit in units for example in unit.examples]
+    named = [(n, example.sample) for n, unit in enumerate(units) for example in unit.examples]
+    number = {name: place for place, name in enumerate(dict.fromkeys(named))}
     (packed,) = pack(
         examples,
         micro_batch_tokens=sys.maxsize,
@@ -183,7 +191,11 @@ def _pack(policy: Policy, units: Sequence[PreferenceUnit]) -> PreferenceMicroBat
     for unit in units:
         if unit.is_chosen == (True, False):
             firsts.append(place)
-        place += len(unit.examples)
+        place += len(unit.is_chosen)
+    answer_of_row = torch.tensor([number[name] for name in named], device=policy.device)
     return PreferenceMicroBatch(
-        packed, tuple(c for unit in units for c in unit.is_chosen), tuple(firsts)
+        packed,
+        Rows(answer_of_row[packed.row_M], len(number)),
+        tuple(c for unit in units for c in unit.is_chosen),
+        tuple(firsts),
     )

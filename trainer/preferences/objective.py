@@ -55,13 +55,15 @@ class AnswerScores:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceObjective:
-    """`loss` returns the loss (U) of each pair or answer, and the reward (A) of each answer."""
+    """`loss` returns the loss (U) of each pair or answer, and the reward (A) of each answer. With
+    `from_groups` the pairs are samples of the policy, else rows of a dataset."""
 
     loss: Callable[[AnswerScores, PreferenceSettings], tuple[torch.Tensor, torch.Tensor]]
     defaults: PreferenceSettings
     is_paired: bool = True
     has_reference: bool = True
     has_baseline: bool = False
+    from_groups: bool = False
 
 
 def pair_difference(value_A: torch.Tensor) -> torch.Tensor:

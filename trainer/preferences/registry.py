@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from schemas.config import Advanced, Algorithm
-from trainer.preferences import dpo, kto, orpo, simpo
+from trainer.preferences import dpo, kto, online_dpo, orpo, simpo
 from trainer.preferences.objective import PreferenceObjective, PreferenceSettings
 
 PREFERENCE_OBJECTIVES: dict[Algorithm, PreferenceObjective] = {
@@ -11,6 +11,7 @@ PREFERENCE_OBJECTIVES: dict[Algorithm, PreferenceObjective] = {
     "kto": kto.OBJECTIVE,
     "orpo": orpo.OBJECTIVE,
     "simpo": simpo.OBJECTIVE,
+    "online_dpo": online_dpo.OBJECTIVE,
 }
 
 SAME_NAME = ("beta", "label_smoothing", "simpo_gamma", "desirable_weight", "undesirable_weight")

@@ -2,7 +2,7 @@
 
 This file is the step of every objective in this folder. Read it from `step`, which the learner calls.
 An objective (`trainer/preferences/dpo.py` and the others) is the loss of a pair of answers, or of one
-answer.
+answer. The answers are those of a dataset, or for online DPO the policy's own.
 
 The loss is a mean over all pairs (for KTO: answers) of the optimizer step, and not per micro-batch. The
 reference policy is the base model without the trained tensors. Its log-probabilities are computed in
@@ -19,15 +19,15 @@ from dataclasses import dataclass
 
 import torch
 
-from schemas.learner import Preference
-from trainer.forward.packing import MicroBatch
+from schemas.learner import Preference, StepBatch
 from trainer.model.chat_template import Chat
-from trainer.objective.metrics import Means
-from trainer.objective.sequences import Rows
+from trainer.objective.kl import k3
+from trainer.objective.metrics import Means, rollout_metrics
 from trainer.optimizer import Optimizers, StepSize
 from trainer.policy import Policy
 from trainer.preferences.batch import PreferenceBatch, PreferenceMicroBatch, encode, micro_batches
 from trainer.preferences.objective import AnswerScores, PreferenceObjective, PreferenceSettings
+from trainer.preferences.online_dpo import pairs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,13 @@ class PreferenceRun:
     chat: Chat
     max_tokens: int
     micro_batch_tokens: int
+    temperature: float = 1.0
 
 
 def step(
     policy: Policy,
     optimizers: Optimizers,
-    preferences: Sequence[Preference],
+    given: StepBatch,
     run: PreferenceRun,
     *,
     step_size: StepSize,
@@ -52,8 +53,12 @@ def step(
     """Train the policy on one batch of preferences, in place. Returns the metrics of the step by key,
     and its micro-batch plan: the number of tokens of each micro-batch, in order. Raises Refused for a
     row without the answers that the objective compares."""
-    # 1. Encode each prompt with its answers, and mark the tokens of the answers.
-    batch = encode(preferences, run.objective, chat=run.chat, max_tokens=run.max_tokens)
+    # 1. Encode each prompt with its answers, and mark the tokens of the answers. Online: take the best
+    # and the worst sample of each group.
+    if run.objective.from_groups:
+        batch = pairs_of(given.groups)
+    else:
+        batch = encode(given.preferences, run.objective, chat=run.chat, max_tokens=run.max_tokens)
 
     # 2. For KTO: measure how far the policy has moved from the reference.
     baseline = measure_baseline(policy, batch, run)
@@ -72,7 +77,8 @@ def step(
     # 5. Report how the policy compares the answers, and what was cut.
     if run.objective.has_baseline:
         metrics["train/kl"] = baseline
-    return metrics | with_margin(metrics) | batch.metrics(), tuple(plan)
+    metrics |= with_margin(metrics) | batch.metrics() | rollout_metrics(given.groups)
+    return metrics, tuple(plan)
 
 
 def micro_batch_loss(
@@ -87,17 +93,17 @@ def micro_batch_loss(
     """The share of the step's loss that this micro-batch contributes, a scalar with a gradient. Its
     metrics are added to `means`."""
     # The reference first: it keeps nothing for a backward pass.
-    reference_A = torch.zeros(micro.packed.num_rows, dtype=torch.float64, device=policy.device)
+    answers, num_answers = micro.answers, micro.answers.num_rows
+    reference_A = torch.zeros(num_answers, dtype=torch.float64, device=policy.device)
     if run.objective.has_reference:
-        reference_A = reference_logprobs(policy, micro.packed)
-    logprob_M, entropy_M = policy.logprobs(micro.packed, temperature=1.0)
-    rows = Rows(micro.packed.row_M, micro.packed.num_rows)
-    logprob_A = rows.total(logprob_M.double())
+        reference_A = reference_logprobs(policy, micro, temperature=run.temperature)
+    logprob_M, entropy_M = policy.logprobs(micro.packed, temperature=run.temperature)
+    logprob_A = answers.total(logprob_M.double())
 
     scores = AnswerScores(
         logprob_A,
         reference_A,
-        rows.total(torch.ones_like(logprob_M, dtype=torch.float64)),
+        answers.total(torch.ones_like(logprob_M, dtype=torch.float64)),
         torch.tensor(micro.is_chosen, device=logprob_A.device),
         baseline,
     )
@@ -105,15 +111,21 @@ def micro_batch_loss(
     loss = loss_U.sum() / batch.num_losses
     means.add_sum("train/loss", loss)
     means.add("train/entropy_loss", entropy_M)
+    if run.objective.from_groups:
+        difference_M = micro.packed.behaviour_M.to(logprob_M.dtype) - logprob_M.detach()
+        means.add("train/sampler_kl", k3(difference_M))
+        means.add("train/sampler_mismatch", difference_M.abs())
     _add_comparison(means, micro, scores, reward_A.detach())
     return loss
 
 
 @torch.no_grad()
-def reference_logprobs(policy: Policy, packed: MicroBatch) -> torch.Tensor:
+def reference_logprobs(
+    policy: Policy, micro: PreferenceMicroBatch, *, temperature: float
+) -> torch.Tensor:
     """(A): the sum of the log-probabilities of each answer's tokens under the reference."""
-    logprob_M, _ = policy.logprobs(packed, temperature=1.0, reference=True)
-    return Rows(packed.row_M, packed.num_rows).total(logprob_M.double())
+    logprob_M, _ = policy.logprobs(micro.packed, temperature=temperature, reference=True)
+    return micro.answers.total(logprob_M.double())
 
 
 @torch.no_grad()
@@ -122,9 +134,10 @@ def measure_baseline(policy: Policy, batch: PreferenceBatch, run: PreferenceRun)
     of other rows, and 0 where it is negative. 0 for objectives without a baseline."""
     ratios: list[float] = []
     for micro in micro_batches(policy, batch.mismatched, micro_batch_tokens=run.micro_batch_tokens):
-        logprob_M, _ = policy.logprobs(micro.packed, temperature=1.0)
-        logprob_A = Rows(micro.packed.row_M, micro.packed.num_rows).total(logprob_M.double())
-        ratios += (logprob_A - reference_logprobs(policy, micro.packed)).tolist()
+        logprob_M, _ = policy.logprobs(micro.packed, temperature=run.temperature)
+        logprob_A = micro.answers.total(logprob_M.double())
+        reference_A = reference_logprobs(policy, micro, temperature=run.temperature)
+        ratios += (logprob_A - reference_A).tolist()
     return max(0.0, math.fsum(ratios) / len(ratios)) if ratios else 0.0
 
 

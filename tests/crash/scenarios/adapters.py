@@ -1,4 +1,5 @@
-"""kill -9 while adapters of each kind and Muon train: the weights are those of undisturbed runs."""
+"""kill -9 while adapters of each kind, Muon and online DPO train: the weights are those of undisturbed
+runs."""
 
 from collections.abc import Mapping
 
@@ -13,6 +14,7 @@ RUNS: Mapping[str, Mapping[str, object]] = {
     "dora": {"lora_variant": "dora"},
     "muon": {"optimizer": "muon", "updates_per_step": 2},
     "muon, full": {"optimizer": "muon", "tuning": "full"},
+    "online_dpo": {"algorithm": "online_dpo"},
 }
 POINTS = {
     "rollout.perform.GenerateSample.effect_done": 12,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from schemas.algorithms import OFFLINE, READ_BY, REINFORCED, filters_groups, replacements
+from schemas.algorithms import OFFLINE, READ_BY, SAMPLED, filters_groups, replacements
 from schemas.config import Advanced
 from tests.kit.tomls import run_issues
 
@@ -70,7 +70,7 @@ def refused(samples: int = 2, **advanced: Any) -> dict[str, str]:
     return {issue.key: issue.message for issue in run_issues(document)}
 
 
-@pytest.mark.parametrize("algorithm", [*REINFORCED, *OFFLINE])
+@pytest.mark.parametrize("algorithm", [*SAMPLED, *OFFLINE])
 @pytest.mark.parametrize("key", READ_BY)
 def test_a_key_is_read_or_refused(algorithm: str, key: str) -> None:
     said = {"algorithm": algorithm, key: VALUES.get(key, 0.5), **NEEDS.get(key, {})}
@@ -157,6 +157,13 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
             "advanced.label_smoothing",
         ),
         ({"algorithm": "kto", "batch_size": 1}, "advanced.batch_size"),
+        ({"algorithm": "online_dpo", "correction": "decoupled"}, "advanced.correction"),
+        ({"algorithm": "online_dpo", "updates_per_step": 2}, "advanced.updates_per_step"),
+        (
+            {"algorithm": "online_dpo", "preference_loss": "hinge", "label_smoothing": 0.1},
+            "advanced.label_smoothing",
+        ),
+        ({"algorithm": "online_dpo", "batch_size": 4}, "advanced.batch_size"),
     ],
 )
 def test_contradictions_are_refused(advanced: dict[str, Any], key: str) -> None:
@@ -210,6 +217,7 @@ def test_gdpo_takes_reward_functions_with_rubrics() -> None:
     [
         ("grpo", "beta", "advanced.kl_coef"),
         ("dpo", "kl_coef", "advanced.beta"),
+        ("online_dpo", "kl_coef", "advanced.beta"),
         ("sft", "kl_coef", None),
         ("sft", "beta", None),
     ],
@@ -226,6 +234,7 @@ def test_the_weight_of_the_reference_is_found_under_the_name_of_the_other_family
 
 def test_a_group_of_one_has_nothing_to_compare_with() -> None:
     assert "training.n_samples_per_prompt" in refused(samples=1)
+    assert "training.n_samples_per_prompt" in refused(samples=1, algorithm="online_dpo")
     assert refused(samples=1, algorithm="ppo") == {}
     assert refused(samples=1, algorithm="reinforce_plus_plus") == {}
 

@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 import pytest
 import torch
 
-from schemas.algorithms import PREFERENCE
+from schemas.algorithms import PAIRS_OF_GROUPS, PREFERENCE
 from schemas.learner import LearnerJob, Preference, StepBatch
 from tests.unit.trainer.support import job
 from tests.unit.trainer.test_learner import play, talk
@@ -115,13 +115,13 @@ async def test_every_step_of_every_objective_is_a_call_of_that_step(
     assert order.count("micro_batch_loss") == len(seen["backward"])
 
 
-@pytest.mark.parametrize("algorithm", PREFERENCE)
+@pytest.mark.parametrize("algorithm", [*PREFERENCE, *PAIRS_OF_GROUPS])
 async def test_a_step_of_preferences_is_a_call_of_their_step_and_of_no_other(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     asked = job(algorithm=algorithm)
     rows = tuple(Preference(n, (("user", f"{n}?"),), "yes", "no way") for n in range(2))
-    batch = StepBatch(1, preferences=rows)
+    batch = StepBatch(1, preferences=rows) if algorithm in PREFERENCE else play(1)
     with (
         work_seen(monkeypatch, preferences.step.__code__) as own,
         work_seen(monkeypatch, grpo.step.__code__) as other,

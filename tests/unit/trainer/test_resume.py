@@ -31,6 +31,7 @@ async def straight(engine: Engine, asked: LearnerJob) -> list[StepResult]:
 
 RESUMED: Mapping[str, Mapping[str, Any]] = {
     **VARIANTS,
+    "online_dpo": {"algorithm": "online_dpo"},
     "muon": {"optimizer": "muon"},
     "dora": {"lora_variant": "dora", "kl_coef": 0.05},
     "dora, muon": {"lora_variant": "dora", "optimizer": "muon", "updates_per_step": 2},

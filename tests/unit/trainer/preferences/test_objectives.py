@@ -85,7 +85,7 @@ def test_a_certain_answer_has_finite_odds() -> None:
 
 
 def test_defaults_are_those_of_the_papers() -> None:
-    betas = {"dpo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
+    betas = {"dpo": 0.1, "online_dpo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
     for algorithm, objective in PREFERENCE_OBJECTIVES.items():
         assert objective.defaults.beta == betas[algorithm]
     assert PREFERENCE_OBJECTIVES["simpo"].defaults.simpo_gamma == 0.5

@@ -113,11 +113,13 @@ def test_transformers_computes_the_same(variant: str) -> None:
         torch.testing.assert_close(others[name], gradient, atol=1e-5, rtol=0)
 
 
-def scored(policy: Policy, example: Example, *, reference: bool = False) -> tuple[float, int]:
+def scored(
+    policy: Policy, example: Example, *, reference: bool = False, temperature: float = 1.0
+) -> tuple[float, int]:
     """The summed logprob of an answer's tokens in a pass of its own, and how many they are."""
     (micro,) = pack([example], micro_batch_tokens=4096, share=False)
     with torch.no_grad():
-        logprob_M, _ = policy.logprobs(micro, temperature=1.0, reference=reference)
+        logprob_M, _ = policy.logprobs(micro, temperature=temperature, reference=reference)
     return float(logprob_M.sum()), len(logprob_M)
 
 
