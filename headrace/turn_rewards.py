@@ -7,6 +7,29 @@ MOST_TURNS = 256
 LARGEST_REWARD = 1e6
 
 
+def check_turn(turn: object) -> None:
+    """Raises TypeError or ValueError unless this is the number of a turn."""
+    if isinstance(turn, bool) or not isinstance(turn, int):
+        kind = type(turn).__name__
+        raise TypeError(f"the turn is {kind}; give its number, 0 for the first answer")
+    if not 0 <= turn < MOST_TURNS:
+        raise ValueError(
+            f"the turn is {turn}; give a number from 0, the first answer, to {MOST_TURNS - 1}"
+        )
+
+
+def check_reward(value: object, *, whose: str) -> None:
+    """Raises TypeError or ValueError unless this is a reward."""
+    if not isinstance(value, int | float):
+        kind = type(value).__name__
+        raise TypeError(f"the reward of {whose} is {kind}; give a number")
+    if not abs(value) <= LARGEST_REWARD:  # not NaN either
+        raise ValueError(
+            f"the reward of {whose} is {value}; give a finite number from "
+            f"{-LARGEST_REWARD:,.0f} to {LARGEST_REWARD:,.0f}"
+        )
+
+
 class TurnRewards:
     """Turn -> its reward. Turns count from 0, in the order of their requests to the policy."""
 
@@ -21,21 +44,8 @@ class TurnRewards:
             raise RuntimeError(
                 "the attempt has ended; call ctx.set_turn_reward before `run` returns"
             )
-        if isinstance(turn, bool) or not isinstance(turn, int):
-            kind = type(turn).__name__
-            raise TypeError(f"the turn is {kind}; give its number, 0 for the first answer")
-        if not 0 <= turn < MOST_TURNS:
-            raise ValueError(
-                f"the turn is {turn}; give a number from 0, the first answer, to {MOST_TURNS - 1}"
-            )
-        if not isinstance(value, int | float):
-            kind = type(value).__name__
-            raise TypeError(f"the reward of turn {turn} is {kind}; give a number")
-        if not abs(value) <= LARGEST_REWARD:  # not NaN either
-            raise ValueError(
-                f"the reward of turn {turn} is {value}; give a finite number from "
-                f"{-LARGEST_REWARD:,.0f} to {LARGEST_REWARD:,.0f}"
-            )
+        check_turn(turn)
+        check_reward(value, whose=f"turn {turn}")
         self._found[int(turn)] = float(value)
 
     def end(self) -> Mapping[int, float]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from headrace.agent_rewards import AgentRewards
 from headrace.attempt_output import AttemptOutput
 from headrace.http import post_json
 from headrace.tools.loop import DEFAULT_TURNS, run_loop
@@ -44,6 +45,7 @@ class WorkflowContext:
     tools: ToolSet = field(default_factory=ToolSet)
     max_turns: int = DEFAULT_TURNS
     turn_rewards: TurnRewards = field(default_factory=TurnRewards, repr=False, compare=False)
+    agent_rewards: AgentRewards = field(default_factory=AgentRewards, repr=False, compare=False)
 
     def set_turn_reward(self, turn: int, value: float) -> None:
         """Set the reward of one turn: of the answer to the request with this number, 0 for the first
@@ -52,6 +54,20 @@ class WorkflowContext:
         and ValueError unless the turn is a number from 0 to 255 and the value a finite number from
         -1,000,000 to 1,000,000. Raises RuntimeError after the attempt."""
         self.turn_rewards.set(turn, value)
+
+    def set_turn_agent(self, turn: int, agent: str) -> None:
+        """Say which agent gave the answer to the request with this number, 0 for the first request of
+        the attempt. Runs that set `advanced.agent_advantages` compare the answers of an agent with those
+        of the same agent in other samples. Raises TypeError and ValueError unless the turn is a number
+        from 0 to 255 and the agent a name. Raises RuntimeError after the attempt."""
+        self.agent_rewards.set_turn(turn, agent)
+
+    def set_agent_reward(self, agent: str, value: float) -> None:
+        """Set the own reward of an agent, which is added to that of the grader for its answers. A later
+        call for the same agent replaces the value. Raises TypeError and ValueError unless the agent is a
+        name and the value a finite number from -1,000,000 to 1,000,000. Raises RuntimeError after the
+        attempt."""
+        self.agent_rewards.set_reward(agent, value)
 
     @cached_property
     def artifacts_dir(self) -> Path:

@@ -98,6 +98,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "overlong_penalty": SUMS_REWARDS,
     "group_baseline": ("reinforce_plus_plus",),
     "turn_reward_coef": TAKES_TURN_REWARDS,
+    "agent_advantages": tuple(n for n in TAKES_TURN_REWARDS if n not in COMPARES_PARTS),
     "gamma": ("reinforce_plus_plus", "ppo"),
     "gae_lambda": ("ppo",),
     "value_clip": ("ppo",),

@@ -291,6 +291,9 @@ class Advanced(Section):
     turn_reward_coef: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
     """how much the rewards of single turns count beside that of the sample
     ([algorithms](algorithms.md#rewards-of-turns))"""
+    agent_advantages: bool | None = Field(default=None, exclude_if=_is_unset)
+    """compare the answers of each agent of a sample with those of the same agent in other samples
+    ([algorithms](algorithms.md#agents))"""
     gamma: float | None = Field(default=None, gt=0, le=1)
     """discount factor of later rewards"""
     gae_lambda: float | None = Field(default=None, ge=0, le=1)

@@ -60,7 +60,7 @@ LoraScaling = Literal["standard", "rank_stabilized"]
 
 
 def _is_unset(value: object) -> bool:
-    return value is None or value == ()
+    return value is None or value in ((), {})
 
 
 class Message(Value):
@@ -317,13 +317,14 @@ class Sequence(Value):
 
 
 class RewardedTurn(Value):
-    """A turn of a sample whose workflow gave rewards to turns: the row of the sample that its tokens are
-    in, how many of them the policy chose, and its reward, if it has one. The chosen tokens of a row are
-    those of its turns, in their order."""
+    """A turn of a sample whose workflow gave rewards to turns or named agents: the row of the sample
+    that its tokens are in, how many of them the policy chose, its reward, and the agent that answered,
+    if it has them. The chosen tokens of a row are those of its turns, in their order."""
 
     row: int = Field(ge=0)
     num_actions: int = Field(ge=0)
     reward: float | None = None
+    agent: str | None = Field(default=None, exclude_if=_is_unset)
 
 
 class SampleFailure(Value):
@@ -372,8 +373,9 @@ class SampleRecord(Value):
     offered last. `branches` are the conversations of its requests that no other request continues, in
     their order, if there are several. A failed sample has `failure` set. `alarm` is that of its turns.
     `output` is what user code left behind. `grade` is set if the sample was graded where it was made, by
-    a rollout server. `turns` are all its turns, if the workflow gave a reward to any of them. The sample
-    of a provider's model has no sequences, and has its price in US dollars (`usd`) if that is known.
+    a rollout server. `turns` are all its turns, if the workflow gave one a reward or named its agent,
+    and `agent_rewards` are the own rewards of agents. The sample of a provider's model has no
+    sequences, and has its price in US dollars (`usd`) if that is known.
     """
 
     index: int
@@ -392,6 +394,7 @@ class SampleRecord(Value):
     grade: Grade | None = Field(default=None, exclude_if=_is_unset)
     usd: float | None = Field(default=None, exclude_if=_is_unset)
     turns: tuple[RewardedTurn, ...] = Field(default=(), exclude_if=_is_unset)
+    agent_rewards: dict[str, float] = Field(default={}, exclude_if=_is_unset)
 
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:

@@ -34,6 +34,7 @@ import torch
 
 from schemas.learner import GradedGroup
 from trainer.forward.packing import MicroBatch
+from trainer.objective.agents import with_agents
 from trainer.objective.aggregate import masked_samples, token_weights
 from trainer.objective.batch import (
     PreparedBatch,
@@ -141,7 +142,7 @@ def prepare_batch(
         value_E=measured.get("value"),
         parts=parts_of(groups),
     )
-    estimate = objective.estimate(before, hyperparameters)
+    estimate = objective.estimate(with_agents(before, groups, hyperparameters), hyperparameters)
 
     # The weight of each action in the loss. It holds every division, so the loss is a plain sum.
     masked = masked_samples(groups, hyperparameters)

@@ -9,7 +9,7 @@ server grades its own samples, so it gets the label, and its grade is part of th
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from consumers.stored_files import store_output
 from consumers.user_secrets import sandbox_owner
 from infra.ports.secrets import SecretStore
 from infra.ports.services import (
+    Credit,
     Datasets,
     Gateway,
     SandboxOwner,
@@ -120,14 +121,14 @@ def _single_turn_record(
 
 class _Attempt(NamedTuple):
     """One attempt at a sample: its session, which is closed, the requests that it made there, what the
-    workflow or the server returned, and what it left behind."""
+    workflow or the server returned, what it left behind, and what it said about turns and agents."""
 
     session: Session
     turns: tuple[Turn, ...]
     conversation: tuple[Message, ...]
     returned: tuple[Message, ...] | Grade | SampleFailure | None
     left: UserOutput | None
-    turn_rewards: Mapping[int, float]
+    credit: Credit
 
 
 async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> SampleFinished:
@@ -149,25 +150,29 @@ async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> Sample
         )
         try:
             make = _have_served if rollout.kind == "server" else _run_workflow
-            returned, left, rewards = await make(effect, owner, row, ports, session)
+            returned, left, credit = await make(effect, owner, row, ports, session)
         finally:
             turns, conversation = session.close()
-        return _Attempt(session, turns, conversation, returned, left, rewards)
+        return _Attempt(session, turns, conversation, returned, left, credit)
 
-    session, turns, conversation, returned, left, rewards = await until_uninterrupted(make_attempt)
+    session, turns, conversation, returned, left, credit = await until_uninterrupted(make_attempt)
     if session.interrupted:
         raise TransientError(
             "the engine failed a request of this sample; the sample is generated again"
         )
     failure = _why_failed(returned, session, is_answered=bool(turns))
-    failure = failure or _wrong_turn(rewards, num_turns=len(turns))
+    failure = failure or _wrong_credit(credit, num_turns=len(turns))
     messages = returned if isinstance(returned, tuple) else conversation
     is_trained = failure is not None and failure.category in rollout.failed_rewards
     record = record_of(effect.index, turns, messages, failure=failure, is_trained=is_trained)
     branches = session.branches if len(session.branches) > 1 else ()
     record = record.model_copy(update={"tools": session.tools, "branches": branches})
-    if rewards and record.sequences:
-        record = record.model_copy(update={"turns": _rewarded_turns(turns, rewards)})
+    if credit.is_given and record.sequences:
+        found = {
+            "turns": _rewarded_turns(turns, credit),
+            "agent_rewards": dict(credit.agent_rewards),
+        }
+        record = record.model_copy(update=found)
     if isinstance(returned, Grade):
         grade = returned.model_copy(update={"index": effect.index})
         record = record.model_copy(update={"grade": grade})
@@ -185,24 +190,40 @@ def _why_failed(returned: object, session: Session, *, is_answered: bool) -> Sam
     return failure
 
 
-def _wrong_turn(rewards: Mapping[int, float], *, num_turns: int) -> SampleFailure | None:
-    """Return the failure of a sample whose workflow gave a reward to a turn that it does not have."""
-    wrong = next((turn for turn in sorted(rewards) if turn >= num_turns), None)
-    if wrong is None:
+def _wrong_credit(credit: Credit, *, num_turns: int) -> SampleFailure | None:
+    """Return the failure of a sample whose workflow named a turn that it does not have, or gave a reward
+    to an agent without a turn."""
+    message = None
+    for what, call, of in (
+        ("a reward", "set_turn_reward", credit.turn_rewards),
+        ("an agent", "set_turn_agent", credit.turn_agents),
+    ):
+        wrong = next((turn for turn in sorted(of) if turn >= num_turns), None)
+        if message is None and wrong is not None:
+            message = (
+                f"the workflow set {what} for turn {wrong}, but {num_turns} requests were answered; "
+                f"give ctx.{call} the number of an answer, 0 for the first"
+            )
+    idle = sorted(credit.agent_rewards.keys() - set(credit.turn_agents.values()))
+    if message is None and idle:
+        message = (
+            f"the workflow set a reward for agent {idle[0]!r}, which has no turn; call "
+            "ctx.set_turn_agent for each of its answers"
+        )
+    if message is None:
         return None
-    return SampleFailure(
-        category=FailureCategory.VALIDATION,
-        message=f"the workflow set a reward for turn {wrong}, but {num_turns} requests were answered; "
-        "give ctx.set_turn_reward the number of an answer, 0 for the first",
-    )
+    return SampleFailure(category=FailureCategory.VALIDATION, message=message)
 
 
-def _rewarded_turns(
-    turns: tuple[Turn, ...], rewards: Mapping[int, float]
-) -> tuple[RewardedTurn, ...]:
+def _rewarded_turns(turns: tuple[Turn, ...], credit: Credit) -> tuple[RewardedTurn, ...]:
     _, rows = sequences_and_rows_of(turns)
     return tuple(
-        RewardedTurn(row=row, num_actions=len(turn.completion_ids), reward=rewards.get(number))
+        RewardedTurn(
+            row=row,
+            num_actions=len(turn.completion_ids),
+            reward=credit.turn_rewards.get(number),
+            agent=credit.turn_agents.get(number),
+        )
         for number, (turn, row) in enumerate(zip(turns, rows, strict=True))
     )
 
@@ -246,9 +267,9 @@ async def _run_workflow(
     row: DatasetRow,
     ports: RolloutPorts,
     session: Session,
-) -> tuple[tuple[Message, ...] | SampleFailure | None, UserOutput | None, Mapping[int, float]]:
+) -> tuple[tuple[Message, ...] | SampleFailure | None, UserOutput | None, Credit]:
     """Return the messages that the workflow returned (None if it returned none), or how it failed. Also
-    return what it left behind, and the rewards that it gave to turns."""
+    return what it left behind, and what it said about turns and agents."""
     spec, rollout = effect.spec, _rollout_of(effect)
     try:
         result = await ports.user.run_workflow(
@@ -262,8 +283,8 @@ async def _run_workflow(
         )
     except UserCodeError as error:
         left = error.output if isinstance(error, UserCodeRaised) else None
-        return SampleFailure(category=error.category, message=error.message), left, {}
-    return result.messages, result.output, result.turn_rewards
+        return SampleFailure(category=error.category, message=error.message), left, Credit()
+    return result.messages, result.output, result.credit
 
 
 async def _have_served(
@@ -272,7 +293,7 @@ async def _have_served(
     row: DatasetRow,
     ports: RolloutPorts,
     session: Session,
-) -> tuple[Grade | SampleFailure, UserOutput | None, Mapping[int, float]]:
+) -> tuple[Grade | SampleFailure, UserOutput | None, Credit]:
     """Return the grade that the rollout server gave to its attempt, or how the attempt failed. Also
     return what it left behind."""
     spec, rollout = effect.spec, _rollout_of(effect)
@@ -289,8 +310,8 @@ async def _have_served(
         )
     except UserCodeError as error:
         left = error.output if isinstance(error, UserCodeRaised) else None
-        return SampleFailure(category=error.category, message=error.message), left, {}
-    return result.grade, result.output, {}
+        return SampleFailure(category=error.category, message=error.message), left, Credit()
+    return result.grade, result.output, Credit()
 
 
 def record_of(

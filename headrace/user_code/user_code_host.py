@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -241,10 +241,17 @@ async def workflow_call(
         try:
             returned = await attempt.run(context)
             messages = conversation(returned, who=who)
-            turns = [list(pair) for pair in context.turn_rewards.end().items()]
-            return {"messages": messages, **({"turn_rewards": turns} if turns else {})}
+            turn_agents, agent_rewards = context.agent_rewards.end()
+            said: dict[str, Mapping[Any, object]] = {
+                "turn_rewards": context.turn_rewards.end(),
+                "turn_agents": turn_agents,
+                "agent_rewards": agent_rewards,
+            }
+            pairs = {key: [list(pair) for pair in of.items()] for key, of in said.items() if of}
+            return {"messages": messages, **pairs}
         finally:
             context.turn_rewards.end()
+            context.agent_rewards.end()
             context.discard(into=attempt_output.running.get())
 
     return call

@@ -165,14 +165,27 @@ class UserCodeRaised(UserCodeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Credit:
+    """The things that a workflow said about parts of its attempt: the rewards of turns by their numbers,
+    the agents that answered them, and the own rewards of these agents. The turns may not exist."""
+
+    turn_rewards: Mapping[int, float] = field(default_factory=dict)
+    turn_agents: Mapping[int, str] = field(default_factory=dict)
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.turn_rewards or self.turn_agents or self.agent_rewards)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkflowResult:
     """The result of a workflow: its messages, or None when it returned nothing. With None, the
-    conversation that the gateway recorded is used. `output` is what it left behind, if anything.
-    `turn_rewards` are the rewards that it gave to turns, by their numbers, which may not exist."""
+    conversation that the gateway recorded is used. `output` is what it left behind, if anything."""
 
     messages: tuple[Message, ...] | None
     output: UserOutput | None = None
-    turn_rewards: Mapping[int, float] = field(default_factory=dict)
+    credit: Credit = Credit()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.ports.services import (
+    Credit,
     GraderResult,
     SandboxOwner,
     ServedResult,
@@ -137,7 +138,10 @@ class CallingUserCode(ABC):
             return WorkflowResult(None, output)
         spoken = answer.messages
         messages = None if spoken is None else tuple(_message(message) for message in spoken)
-        return WorkflowResult(messages, output, dict(answer.turn_rewards))
+        credit = Credit(
+            dict(answer.turn_rewards), dict(answer.turn_agents), dict(answer.agent_rewards)
+        )
+        return WorkflowResult(messages, output, credit)
 
     async def run_served(
         self,

@@ -11,10 +11,14 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from headrace.agent_rewards import AGENT_NAME, MOST_AGENTS
 from headrace.turn_rewards import LARGEST_REWARD, MOST_TURNS
 from schemas.config import LONGEST_RUBRIC, MOST_RUBRICS
 from schemas.specs import RolloutKind
 from schemas.text import plain
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 LONGEST_TEXT = 8000
 MOST_REWARDS = 128
@@ -167,27 +171,38 @@ class ReturnedMessage(_HostMessage):
     name: Name | None = None
 
 
-TurnReward = tuple[
-    Annotated[int, Field(ge=0, lt=MOST_TURNS)],
-    Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)],
-]
-"""The number of a turn and its reward."""
+TurnNumber = Annotated[int, Field(ge=0, lt=MOST_TURNS)]
+AgentName = Annotated[str, Field(pattern=AGENT_NAME)]
+OwnReward = Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)]
 
 
-def _require_distinct(rewards: list[TurnReward]) -> list[TurnReward]:
-    """Raises ProtocolError when a turn occurs twice."""
-    if len({turn for turn, _ in rewards}) < len(rewards):
-        raise ProtocolError("it sent two rewards for one turn")
-    return rewards
+def _require_distinct(pairs: list[tuple[Key, Value]]) -> list[tuple[Key, Value]]:
+    """Raises ProtocolError when the first of a pair occurs twice."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ProtocolError("it sent two values for one turn or agent")
+    return pairs
 
 
 class Returned(_HostMessage):
-    """A workflow has returned. `turn_rewards` are the rewards that it gave to turns of its attempt."""
+    """A workflow has returned. `turn_rewards` are the rewards that it gave to turns of its attempt,
+    `turn_agents` the agents that answered them, and `agent_rewards` the rewards of these agents."""
 
     id: Id
     messages: Annotated[list[ReturnedMessage], Field(max_length=4096)] | None
     turn_rewards: Annotated[
-        list[TurnReward], Field(max_length=MOST_TURNS), AfterValidator(_require_distinct)
+        list[tuple[TurnNumber, OwnReward]],
+        Field(max_length=MOST_TURNS),
+        AfterValidator(_require_distinct),
+    ] = []
+    turn_agents: Annotated[
+        list[tuple[TurnNumber, AgentName]],
+        Field(max_length=MOST_TURNS),
+        AfterValidator(_require_distinct),
+    ] = []
+    agent_rewards: Annotated[
+        list[tuple[AgentName, OwnReward]],
+        Field(max_length=MOST_AGENTS),
+        AfterValidator(_require_distinct),
     ] = []
     output: ReportedOutput | None = None
 

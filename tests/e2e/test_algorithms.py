@@ -233,6 +233,45 @@ def test_rewards_of_turns_train_a_run_that_is_rebuilt_from_its_log(
     assert not any(moved["without"])
 
 
+TWO_AGENTS = """
+from headrace import AgentWorkflow, Grader
+
+
+class Team(AgentWorkflow):
+    async def run(self, ctx):
+        draft = await ctx.chat(ctx.prompt, max_tokens=3)
+        ctx.set_turn_agent(0, "writer")
+        review = await ctx.chat([{"role": "user", "content": draft["content"]}], max_tokens=3)
+        ctx.set_turn_agent(1, "critic")
+        ctx.set_agent_reward("critic", float(len(review["content"])))
+        return [*ctx.prompt, draft]
+
+
+class Same(Grader):
+    async def grade(self, ctx):
+        for name in ctx.samples:
+            ctx.set_sample_reward(name, 1.0)
+"""
+
+
+def test_agents_of_a_workflow_train_by_their_own_rewards_and_are_rebuilt(
+    tmp_path: Path, running: Platform
+) -> None:
+    """All rewards of samples are equal, so a run that does not compare agents learns nothing."""
+    workspace = make_workspace(tmp_path / "workspace", {"rollouts/say/main.py": TWO_AGENTS})
+    made = running.post("/workspaces", {"url": str(workspace), "name": "agents"})
+    assert made.status_code == 201, made.text
+    moved = {}
+    for name, advanced in {"with": {"agent_advantages": True}, "without": {}}.items():
+        run = running.submit(run_config(advanced=advanced), workspace="agents", name=f"team-{name}")
+        metrics = running.wait(run, "finished")["metrics"]
+        moved[name] = [point["value"] for point in metrics["train/grad_norm"]]
+        found = verify(running, run)
+        assert found["status"] == "verified", found
+    assert any(moved["with"])
+    assert not any(moved["without"])
+
+
 def test_a_reward_for_a_turn_that_does_not_exist_fails_its_sample_with_the_reason(
     tmp_path: Path, running: Platform
 ) -> None:

@@ -8,6 +8,7 @@ GRPO = "trainer.grpo:advantages"
 PREPARE = "trainer.grpo:prepare_batch"
 UNIT = "tests/unit/trainer"
 HERE = "tests/known_bugs/test_by_hand.py"
+AGENTS = f"{UNIT}/objective/test_agents.py"
 
 KNOWN_BUGS = (
     KnownBug(
@@ -23,11 +24,27 @@ KNOWN_BUGS = (
     KnownBug(
         bug="rewards of later turns, with their baselines, are summed up at a turn",
         seen="verl-project/verl#7244",
-        code="trainer.objective.turns:_spread",
+        code="trainer.objective.turns:spread_turns",
         old="zip(sample.turns, of_turn, strict=False)",
         new="zip(sample.turns, [sum(of_turn[n:]) for n in range(len(of_turn))], strict=False)",
         test=f"{UNIT}/objective/test_turns.py::"
         "test_the_reward_of_a_turn_is_not_that_of_turns_before_it",
+    ),
+    KnownBug(
+        bug="the agents of a sample are compared with each other",
+        seen="PrimeIntellect-ai/prime-rl#3108",
+        code="trainer.objective.agents:with_agents",
+        old="teams.setdefault((group, agent), len(teams))",
+        new="teams.setdefault((group, None), len(teams))",
+        test=f"{AGENTS}::test_an_agent_is_compared_with_itself_in_the_samples_where_it_acted",
+    ),
+    KnownBug(
+        bug="an agent is alone in its group, so that its reward is its advantage, or nothing",
+        seen="rllm-org/rllm#605",
+        code="trainer.objective.agents:with_agents",
+        old="teams.setdefault((group, agent), len(teams))",
+        new="len(group_S)",
+        test=f"{AGENTS}::test_an_agent_is_compared_with_itself_in_the_samples_where_it_acted",
     ),
     KnownBug(
         bug="a filter of equal rewards drops groups whose parts differ",

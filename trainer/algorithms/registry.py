@@ -79,6 +79,7 @@ SAME_NAME = (
     "mask_failed",
     "group_baseline",
     "turn_reward_coef",
+    "agent_advantages",
     "gamma",
     "gae_lambda",
     "value_clip",

@@ -75,6 +75,8 @@ class Hyperparameters:
     group_baseline: bool = False
     turn_reward_coef: float = 0.0
     """the weight of the rewards of single turns (`trainer/objective/turns.py`); 0: off"""
+    agent_advantages: bool = False
+    """whether agents are compared with themselves (`trainer/objective/agents.py`)"""
     gamma: float = 1.0
     gae_lambda: float = 0.95
     value_clip: float = 0.2

@@ -12,6 +12,7 @@ when the policy stops (verl-project/verl#7244).
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +21,8 @@ from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import finite_or_none
+
+Number = TypeVar("Number", int, float)
 
 
 def with_turn_rewards(
@@ -46,7 +49,7 @@ def turn_advantages(
         most = max((len(sample.turns) for sample in group.samples), default=0)
         by_turn = [advantages(_rewards_of_turn(group, number)) for number in range(most)]
         for index, sample in enumerate(group.samples):
-            of_actions += _spread(sample, [values[index] for values in by_turn])
+            of_actions += spread_turns(sample, [values[index] for values in by_turn], default=0.0)
     return torch.tensor(of_actions, dtype=torch.float64)
 
 
@@ -60,10 +63,13 @@ def _rewards_of_turn(group: GradedGroup, number: int) -> list[float | None]:
     ]
 
 
-def _spread(sample: SampleRecord, of_turn: Sequence[float]) -> list[float]:
-    """The value of its turn for each action of a sample, row by row. The first token of a row is not an
-    action (`trainer/forward/packing.py`)."""
-    found: list[float] = []
+def spread_turns(
+    sample: SampleRecord, of_turn: Sequence[Number], *, default: Number
+) -> list[Number]:
+    """The value of its turn for each action of a sample, row by row, and `default` for a sample that
+    records no turns. The first token of a row is not an action (`trainer/forward/packing.py`). Raises
+    CorruptData when the turns are not those of the rows."""
+    found: list[Number] = []
     for number, row in enumerate(sample.sequences):
         values = [
             value
@@ -77,6 +83,6 @@ def _spread(sample: SampleRecord, of_turn: Sequence[float]) -> list[float]:
                 f"row {number} of sample {sample.index} has {num_chosen} actions, and its turns have "
                 f"{len(values)}"
             )
-        values = values or [0.0] * num_chosen
+        values = values or [default] * num_chosen
         found += values[row.loss_mask[0] :]
     return found

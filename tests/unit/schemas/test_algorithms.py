@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {
     "failed_rewards": {"timeout": 0.0},
     "entropy_coef_max": 5.0,
     "group_baseline": True,
+    "agent_advantages": True,
     "loss_turns": "last",
     "preference_loss": "sigmoid_norm",
     "label_smoothing": 0.1,
@@ -251,6 +252,7 @@ def test_only_dapo_filters_by_itself() -> None:
 def test_a_run_that_does_not_set_the_newest_keys_is_stored_as_before() -> None:
     newest: dict[str, Any] = {"cov_ratio": 0.1, "cov_low": 1.0, "cov_high": 2.0, "cov_kl_coef": 1.0}
     newest |= {"turn_reward_coef": 0.5, "minibatch_size": 8, "mask_failed": True}
+    newest |= {"agent_advantages": True}
     newest |= {"entropy_coef": 0.1, "entropy_target": 1.0, "lora_variant": "dora", "beta": 0.1}
     assert not set(newest) & set(Advanced().model_dump())
     assert Advanced.model_validate_json(Advanced(**newest).model_dump_json()) == Advanced(**newest)

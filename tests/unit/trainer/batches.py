@@ -79,12 +79,15 @@ def rewritten(slot: int, rewards: tuple[float | None, ...]) -> GradedGroup:
             logprobs=(0.0, 0.0, -4.1, -3.9),
         )
         turns = (
-            RewardedTurn(row=0, num_actions=2, reward=0.3 * i),
-            RewardedTurn(row=0, num_actions=1, reward=None if i else 1.0),
-            RewardedTurn(row=1, num_actions=2, reward=-0.2 * i),
+            RewardedTurn(row=0, num_actions=2, reward=0.3 * i, agent="solver"),
+            RewardedTurn(row=0, num_actions=1, reward=None if i else 1.0, agent="critic"),
+            RewardedTurn(row=1, num_actions=2, reward=-0.2 * i, agent="solver"),
         )
         rows, num_turns = ((first, second), 3) if i % 2 else ((first,), 2)
-        samples.append(SampleRecord(index=i, sequences=rows, turns=turns[:num_turns]))
+        own = {"critic": 0.25 * i}
+        samples.append(
+            SampleRecord(index=i, sequences=rows, turns=turns[:num_turns], agent_rewards=own)
+        )
     return GradedGroup(slot, tuple(samples), rewards, parts_of(rewards))
 
 

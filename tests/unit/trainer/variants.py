@@ -44,6 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "value_clip": 0.05,
     },
     "rewards of turns": {"turn_reward_coef": 0.5},
+    "agents": {"agent_advantages": True},
     "importance sampling": {"algorithm": "importance_sampling"},
     "decoupled": {"correction": "decoupled", "updates_per_step": 2},
     "truncated": {"correction": "truncated", "correction_high": 1.1, "updates_per_step": 2},

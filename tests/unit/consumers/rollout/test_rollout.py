@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from consumers import interrupted_calls
 from consumers.rollout.consumer import CONSUMER, perform
 from infra.blobs.artifacts import reference
-from infra.ports.services import UserCodeRaised, UserOutput, WorkflowResult
+from infra.ports.services import Credit, UserCodeRaised, UserOutput, WorkflowResult
 from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.effects import (
@@ -454,31 +454,69 @@ async def test_a_refusal_of_the_sampler_reaches_the_workflow(tmp_path: Path) -> 
     assert written.message == "the policy endpoint answered 400: too large"
 
 
-def asks_three_times(rewards: dict[int, float]) -> Workflow:
+def asks_three_times(credit: Credit) -> Workflow:
     """The third answer begins a new row, because the history is rewritten."""
 
     def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
         for text in ("a", "bcd", "ef"):
             session.ask(prompt, text)
-        return WorkflowResult(None, turn_rewards=rewards)
+        return WorkflowResult(None, credit=credit)
 
     return workflow
 
 
 async def test_rewards_of_turns_are_kept_with_the_place_of_each_turn(tmp_path: Path) -> None:
-    record, written, _ = await worked(tmp_path, asks_three_times({2: 0.5, 0: -1.0}))
+    record, written, _ = await worked(
+        tmp_path, asks_three_times(Credit(turn_rewards={2: 0.5, 0: -1.0}))
+    )
     assert [turn.reward for turn in record.turns] == [-1.0, None, 0.5]
     assert written.num_turns == 3
     for number, row in enumerate(record.sequences):
         of_row = [turn.num_actions for turn in record.turns if turn.row == number]
         assert sum(of_row) == sum(row.loss_mask) > 0
-    again, _, _ = await worked(tmp_path / "again", asks_three_times({}))
+    again, _, _ = await worked(tmp_path / "again", asks_three_times(Credit()))
     assert again.turns == ()
     assert "turns" not in again.model_dump()
 
 
+async def test_agents_are_kept_with_their_turns_and_rewards(tmp_path: Path) -> None:
+    said = Credit(turn_agents={0: "solver", 2: "critic"}, agent_rewards={"critic": 0.5})
+    record, _, _ = await worked(tmp_path, asks_three_times(said))
+    assert [turn.agent for turn in record.turns] == ["solver", None, "critic"]
+    assert record.agent_rewards == {"critic": 0.5}
+    written = record.model_dump()
+    assert "agent" not in written["turns"][1]
+    again, _, _ = await worked(tmp_path / "again", asks_three_times(Credit()))
+    assert {"turns", "agent_rewards"} & set(again.model_dump()) == set()
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            Credit(turn_agents={3: "solver"}),
+            "set an agent for turn 3, but 3 requests were answered",
+        ),
+        (
+            Credit(turn_agents={0: "solver"}, agent_rewards={"sovler": 1.0}),
+            "a reward for agent 'sovler', which has no turn; call ctx.set_turn_agent",
+        ),
+    ],
+)
+async def test_an_agent_without_an_answer_fails_the_sample(
+    tmp_path: Path, said: Credit, message: str
+) -> None:
+    record, written, _ = await worked(tmp_path, asks_three_times(said))
+    assert written.failure == "validation_error"
+    assert record.failure is not None
+    assert message in record.failure.message
+    assert (record.turns, record.agent_rewards) == ((), {})
+
+
 async def test_a_reward_for_a_turn_that_does_not_exist_fails_the_sample(tmp_path: Path) -> None:
-    record, written, _ = await worked(tmp_path, asks_three_times({1: 0.5, 3: 1.0}))
+    record, written, _ = await worked(
+        tmp_path, asks_three_times(Credit(turn_rewards={1: 0.5, 3: 1.0}))
+    )
     assert written.failure == "validation_error"
     assert record.failure is not None
     assert "a reward for turn 3, but 3 requests were answered" in record.failure.message

@@ -83,6 +83,36 @@ def test_rewards_of_turns_are_pairs() -> None:
     )
 
 
+def test_agents_are_pairs_with_turns_and_with_rewards() -> None:
+    said = b'"turn_agents": [[0, "solver"], [2, "a-1"]], "agent_rewards": [["solver", 1]]'
+    answer = parse_later("workflow", b'{"id": "a", "messages": null, %s}' % said)
+    assert isinstance(answer, Returned)
+    assert dict(answer.turn_agents) == {0: "solver", 2: "a-1"}
+    assert dict(answer.agent_rewards) == {"solver": 1.0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '"turn_agents": [[0, "a"], [0, "b"]]',
+        '"turn_agents": [[256, "a"]]',
+        '"turn_agents": [[0, ""]]',
+        '"turn_agents": [[0, "a b"]]',
+        '"turn_agents": [[0, "a\\n"]]',
+        '"turn_agents": [[0, "' + "a" * 64 + '"]]',
+        '"turn_agents": [[0, 1]]',
+        '"agent_rewards": [["a", 1], ["a", 2]]',
+        '"agent_rewards": [["a", NaN]]',
+        '"agent_rewards": [["a", 1000001]]',
+        '"agent_rewards": [["1", 1]]',
+        '"agent_rewards": [' + ", ".join(f'["a{n}", 1]' for n in range(65)) + "]",
+    ],
+)
+def test_unusable_agents_are_refused(said: str) -> None:
+    with pytest.raises(ProtocolError):
+        parse_later("workflow", f'{{"id": "a", "messages": null, {said}}}'.encode())
+
+
 @pytest.mark.parametrize(
     "turn_rewards",
     [
