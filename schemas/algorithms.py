@@ -38,7 +38,12 @@ PREFERENCE = (*PAIRED, "kto")
 OFFLINE = ("sft", *PREFERENCE)
 """Algorithms that learn from the answers of a dataset. Nothing is sampled in training."""
 
-GROUPED = tuple(name for name in get_args(Algorithm) if name not in (*UNGROUPED, *OFFLINE))
+DISTILLED = ("distill",)
+"""Algorithms that learn from a teacher at each token of the policy's samples, and not from rewards."""
+
+GROUPED = tuple(
+    name for name in get_args(Algorithm) if name not in (*UNGROUPED, *OFFLINE, *DISTILLED)
+)
 """Algorithms that compare the samples of a group. A group with equal rewards teaches nothing."""
 
 SAMPLED = (*GROUPED, *UNGROUPED)
@@ -75,7 +80,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "cov_low": ("clip_cov",),
     "cov_high": ("clip_cov",),
     "cov_kl_coef": ("kl_cov",),
-    "loss_aggregation": REINFORCED,
+    "loss_aggregation": (*REINFORCED, *DISTILLED),
     "kl_coef": REINFORCED,
     "kl_estimator": REINFORCED,
     "kl_in": SUMS_REWARDS,
@@ -111,6 +116,8 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "simpo_gamma": ("simpo",),
     "desirable_weight": ("kto",),
     "undesirable_weight": ("kto",),
+    "teacher": DISTILLED,
+    "distill_beta": DISTILLED,
 }
 """Key -> the algorithms that read it. For any other algorithm the key must not be set."""
 

@@ -37,6 +37,7 @@ Algorithm = Literal[
     "kto",
     "orpo",
     "simpo",
+    "distill",
 ]
 ExecutionMode = Literal["sync", "one_step_off_async", "fully_async"]
 LossAggregation = Literal["token_mean", "sequence_mean", "constant"]
@@ -45,13 +46,12 @@ Divergence = Literal["tv", "kl"]
 KlPlace = Literal["loss", "reward"]
 Correction = Literal["ratio", "decoupled", "truncated", "masked"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
-OptimizerName = Literal["adamw", "muon"]
-LoraVariant = Literal["lora", "dora"]
 LossTurns = Literal["assistant", "last", "all"]
 PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
+SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)]
 
 
 MOST_RUBRICS = 16
@@ -152,9 +152,7 @@ class RubricWeight(Section):
     """the lowest and the highest score"""
     base_url: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     """an OpenAI-compatible server, instead of a provider"""
-    api_key_secret: (
-        Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)] | None
-    ) = None
+    api_key_secret: SecretName | None = None
     """the name of the secret with the key; default: that of the provider, such as OPENAI_API_KEY"""
     usd_per_million: tuple[float, float] | None = None
     """the price of a million tokens of prompts and of answers"""
@@ -210,7 +208,7 @@ class Advanced(Section):
     lora_scaling: LoraScaling | None = Field(default=None, exclude_if=_is_unset)
     """`rank_stabilized`: it is scaled by `lora_alpha / sqrt(lora_rank)` instead
     ([algorithms](algorithms.md#adapters)); default: `standard`"""
-    lora_variant: LoraVariant | None = Field(default=None, exclude_if=_is_unset)
+    lora_variant: Literal["lora", "dora"] | None = Field(default=None, exclude_if=_is_unset)
     """`dora`: the length of each row of a weight is trained apart from its direction
     ([algorithms](algorithms.md#adapters)); default: `lora`"""
     lora_targets: str | tuple[str, ...] = Field(default="all-linear")
@@ -306,7 +304,7 @@ class Advanced(Section):
     """the critic's learning rate"""
     grad_clip: float = Field(default=1.0, gt=0, le=1e6)
     """the largest norm of the gradients; larger gradients are scaled down to it"""
-    optimizer: OptimizerName | None = Field(default=None, exclude_if=_is_unset)
+    optimizer: Literal["adamw", "muon"] | None = Field(default=None, exclude_if=_is_unset)
     """`muon`: Muon updates the matrices of linear layers and adapters, and AdamW the rest
     ([algorithms](algorithms.md#optimizers)); default: `adamw`"""
     muon_momentum: float | None = Field(default=None, ge=0, lt=1, exclude_if=_is_unset)
@@ -376,6 +374,10 @@ class Advanced(Section):
     """`kto`: the weight of desirable answers"""
     undesirable_weight: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
     """`kto`: the weight of undesirable answers"""
+    teacher: NonEmpty | None = Field(default=None, exclude_if=_is_unset)
+    """`distill`: the model to learn from, written like `experiment.model_path`, or `self`"""
+    distill_beta: float | None = Field(default=None, ge=0, le=1, exclude_if=_is_unset)
+    """`distill`: 1 is the reverse KL divergence, 0 the forward one, and between them is JSD"""
     batch_size: int = Field(default=16, ge=1, le=65_536)
     """rows in a step, where the answers of a dataset are learned (`sft`, `dpo`, `kto`, `orpo`,
     `simpo`)"""
@@ -387,9 +389,7 @@ class Advanced(Section):
 
 
 class Secrets(Section):
-    required: tuple[
-        Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)], ...
-    ] = Field(default=(), max_length=32)
+    required: tuple[SecretName, ...] = Field(default=(), max_length=32)
     """names of [secrets](secrets.md) that workflow and grader get as environment variables"""
 
 
@@ -466,9 +466,7 @@ class EvalAdvanced(Section):
     """as in training"""
     base_url: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     """a provider's model: an OpenAI-compatible server, instead of a known provider"""
-    api_key_secret: (
-        Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)] | None
-    ) = None
+    api_key_secret: SecretName | None = None
     """a provider's model: the name of the secret with the key; default: that of the provider, such as
     OPENAI_API_KEY"""
     usd_per_million: tuple[float, float] | None = None

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from schemas.config import RunConfig
 from schemas.sampling import Day, Message, ModelRef, SampleRecord, ToolSpec
+from schemas.teachers import TeacherRef
 
 RULES = 5
 """The number of the current rules, which say what a step computes from its batch. A run keeps the rules
@@ -34,11 +35,15 @@ GGUF_VERSION = "gguf"
 """The key of a step's versions with the sha256 of the GGUF file that the base model was read from. A
 model of another kind has none."""
 
+TEACHER_VERSION = "teacher"
+"""The key of a step's versions with the sha256 of the teacher that the run learns from."""
+
 
 @dataclass(frozen=True, slots=True)
 class LearnerJob:
     """The settings that stay the same over all steps of a run. `date` is the current date as chat
-    templates see it."""
+    templates see it. `teacher` is the model that the run learns from, if it distils and is not its own
+    teacher."""
 
     run: str
     config: RunConfig
@@ -46,6 +51,7 @@ class LearnerJob:
     total_steps: int
     rules: int = RULES
     date: Day | None = None
+    teacher: TeacherRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from schemas.sampling import (
     SamplingParams,
     Value,
 )
+from schemas.teachers import TeacherRef
 
 
 @lru_cache(maxsize=4096)
@@ -411,7 +412,7 @@ class TrainSpec(Value):
     measures itself (in runs that sample nothing and have no user code; with user code, the grader scores
     a validation). `rules` is the number of the rules by which its steps compute
     (`schemas.learner.RULES`). It is 1 in logs that do not say. `date` is the current date as chat
-    templates see it."""
+    templates see it. `teacher` is the model that a run learns from that distils."""
 
     run: str
     config: RunConfig
@@ -421,6 +422,7 @@ class TrainSpec(Value):
     validation: DatasetRef | None = None
     rules: int = 1
     date: Day | None = None
+    teacher: TeacherRef | None = Field(default=None, exclude_if=_is_empty)
 
     def is_scored(self, step: int) -> bool:
         """Whether the learner measures the held-out loss of this version: the first, the last, and one

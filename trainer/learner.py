@@ -1,8 +1,9 @@
 """The learner turns a policy version and a batch into the next version, and is deterministic.
 
 This module loads versions, calls the training step and exports the version that the step makes. The
-step is in `trainer/grpo.py`, for supervised fine-tuning in `trainer/algorithms/sft.py`, and for
-preferences and online DPO in `trainer/preferences/step.py`.
+step is in `trainer/grpo.py`, for supervised fine-tuning in `trainer/algorithms/sft.py`, for
+preferences and online DPO in `trainer/preferences/step.py`, and for distillation in
+`trainer/distillation/step.py`.
 
 A step depends only on the loaded tensors, the batch, the run's config and the step number. It reads no
 clock, and what it draws follows from the run's seed and the step number. The number of threads is
@@ -23,10 +24,11 @@ from functools import partial
 
 import torch
 
-from schemas.algorithms import PREFERENCE, is_offline
+from schemas.algorithms import DISTILLED, PREFERENCE, is_offline
 from schemas.errors import CorruptData, Refused, TransientError
 from schemas.learner import (
     GGUF_VERSION,
+    TEACHER_VERSION,
     Conversation,
     LearnedRow,
     LearnerJob,
@@ -35,9 +37,12 @@ from schemas.learner import (
     StepBatch,
     StepResult,
 )
+from schemas.sampling import PolicyRef
 from trainer import grpo
 from trainer.algorithms import sft
 from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
+from trainer.distillation import step as distillation
+from trainer.distillation.teacher import TeacherModel, read_hash, write_hash
 from trainer.model.base import Base
 from trainer.model.chat_template import Chat
 from trainer.objective.entropy import COEF, SEEN, EntropyControl, load_control
@@ -68,6 +73,7 @@ class LoadedVersion:
     policy: Policy
     optimizers: Optimizers
     entropy: EntropyControl | None = None
+    teacher_sha256: str = ""
     weights_sha256: str = ""
     state_sha256: str = ""
 
@@ -89,7 +95,8 @@ class TorchLearner:
         """Build version 0. The result has step 0, the weights, the optimizer state and the files of a
         checkpoint directory. Raises Refused when the model cannot be loaded."""
         loaded = await self._cache.load_model(job.model)
-        result = await self._run_on_device(job, partial(_build_version_zero, loaded, job))
+        teacher = await self._load_teacher(job)
+        result = await self._run_on_device(job, partial(_build_version_zero, loaded, job, teacher))
         assert result is not None  # noqa: S101 - only loading a version has none
         return result
 
@@ -124,16 +131,25 @@ class TorchLearner:
         """Take one optimizer step from the loaded version `batch.step - 1`. The optimizer state is in
         the result only with `export_state`; its hash always is. Raises TransientError when that version
         is not loaded, and Refused when the device runs out of memory."""
+        teacher = await self._load_teacher(job)
         version = self._loaded.get(job.run)
         if version is None or version.step != batch.step - 1:
             raise TransientError(
                 f"version {batch.step - 1} of {job.run} is not loaded; load it, then step"
             )
         del self._loaded[job.run]
-        work = partial(_step, version, job, batch, export_state=export_state)
+        work = partial(_step, version, job, batch, teacher, export_state=export_state)
         result = await self._run_on_device(job, work)
         assert result is not None  # noqa: S101 - only loading a version has none
         return result
+
+    async def _load_teacher(self, job: LearnerJob) -> TeacherModel | None:
+        """The teacher of a run that has one, on the device. Raises Refused when it cannot be loaded."""
+        if job.teacher is None:
+            return None
+        loaded = await self._cache.load_model(job.teacher.model)
+        adapter = PolicyRef(version=0, weights=job.teacher.weights)
+        return TeacherModel(job.teacher, loaded, await self._cache.load_tensors(adapter))
 
     async def _run_on_device(
         self, job: LearnerJob, work: "Callable[[], VersionAndResult]"
@@ -172,16 +188,21 @@ VersionAndResult = tuple[LoadedVersion, StepResult | None, dict[str, torch.Tenso
 """The version to continue from, the result, and a copy of the trained tensors for samplers."""
 
 
-def _build_version_zero(loaded: LoadedModel, job: LearnerJob) -> VersionAndResult:
+def _build_version_zero(
+    loaded: LoadedModel, job: LearnerJob, teacher: TeacherModel | None
+) -> VersionAndResult:
     policy = fresh_policy(loaded, job)
     entropy = EntropyControl.fresh(job.config.advanced)
     version = LoadedVersion(policy, Optimizers.fresh(policy, job), entropy)
+    if teacher is not None:
+        teacher.check_vocabulary(loaded.base)
+        version.teacher_sha256 = teacher.sha256
     state = _export(version, export_state=True)
     files, weights_name = checkpoint_files(policy, job)
     result = StepResult(
         state=state,
         metrics={},
-        versions=_bit_versions(policy, job),
+        versions=_bit_versions(version, job),
         files=files,
         weights_name=weights_name,
     )
@@ -198,6 +219,7 @@ def _load_version(loaded: LoadedModel, job: LearnerJob, state: LearnerState) -> 
             f"version {state.step} of {job.run} has no optimizer state, which training needs to continue"
         )
     saved = parse(state.state, device=device)
+    teacher_sha256, saved = read_hash(saved)
     critic = {n.removeprefix(CRITIC): t for n, t in saved.items() if n.startswith(CRITIC)}
     policy = replace(fresh, tensors=tensors)
     entropy = EntropyControl.fresh(job.config.advanced)
@@ -205,6 +227,7 @@ def _load_version(loaded: LoadedModel, job: LearnerJob, state: LearnerState) -> 
         entropy = load_control(saved)
         saved = {name: tensor for name, tensor in saved.items() if name not in (COEF, SEEN)}
     version = LoadedVersion(policy, Optimizers.fresh(policy, job), entropy)
+    version.teacher_sha256 = teacher_sha256
     version.optimizers.policy.load({n: t for n, t in saved.items() if not n.startswith(CRITIC)})
     _load_critic(version, critic)
     if version.step != state.step:
@@ -227,10 +250,16 @@ def _load_critic(version: LoadedVersion, saved: dict[str, torch.Tensor]) -> None
 
 
 def _step(
-    version: LoadedVersion, job: LearnerJob, batch: StepBatch, *, export_state: bool
+    version: LoadedVersion,
+    job: LearnerJob,
+    batch: StepBatch,
+    teacher: TeacherModel | None,
+    *,
+    export_state: bool,
 ) -> VersionAndResult:
     """Take one training step: `sft.step` for sft, `preferences.step` for every algorithm that learns
-    from preferences, and `grpo.step` for every algorithm that learns from advantages."""
+    from preferences, `distillation.step` for distill, and `grpo.step` for every algorithm that learns
+    from advantages."""
     policy, advanced = version.policy, job.config.advanced
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
     if advanced.algorithm == "sft":
@@ -252,6 +281,14 @@ def _step(
             _preference_run(policy.loaded.base, job),
             step_size=step_size_at(batch.step, job),
         )
+    elif advanced.algorithm in DISTILLED:
+        metrics, plan = distillation.step(
+            policy,
+            version.optimizers,
+            batch.groups,
+            _distillation_run(version, job, teacher),
+            step_size=step_size_at(batch.step, job),
+        )
     else:
         hyperparameters = _hyperparameters(version, job, step=batch.step, micro_batch_tokens=tokens)
         metrics, plan = grpo.step(
@@ -269,7 +306,7 @@ def _step(
     metrics["train/tokens"] = float(sum(plan))
     finite = {key: value for key, value in sorted(metrics.items()) if math.isfinite(value)}
     state = _export(version, export_state=export_state)
-    versions = _bit_versions(policy, job)
+    versions = _bit_versions(version, job)
     result = StepResult(state=state, metrics=finite, plan=plan, versions=versions)
     return version, result, _copy(policy.tensors)
 
@@ -286,13 +323,24 @@ def _hyperparameters(
     return replace(found, entropy_coef=version.entropy.next_coef(job.config.advanced))
 
 
-def _bit_versions(policy: Policy, job: LearnerJob) -> dict[str, str]:
+def _distillation_run(
+    version: LoadedVersion, job: LearnerJob, teacher: TeacherModel | None
+) -> distillation.DistillationRun:
+    if teacher is not None:
+        teacher.check_unchanged(version.teacher_sha256)
+    tokens = job.config.advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
+    return distillation.run_of(job, teacher, student=version.policy, micro_batch_tokens=tokens)
+
+
+def _bit_versions(version: LoadedVersion, job: LearnerJob) -> dict[str, str]:
     """The things that the bits of a step depend on besides the versions of the device."""
+    policy, teacher = version.policy, version.teacher_sha256
     gguf = policy.loaded.base.gguf_sha256
     return {
         "kernels": policy.kernels,
         "rules": str(job.rules),
         **({GGUF_VERSION: gguf} if gguf else {}),
+        **({TEACHER_VERSION: teacher} if teacher else {}),
     }
 
 
@@ -349,6 +397,7 @@ def _optimizer_state(version: LoadedVersion) -> dict[str, torch.Tensor]:
     if critic is not None and optimizer is not None:
         inner = {**critic.tensors, **optimizer.state()}
         state |= {CRITIC + name: tensor for name, tensor in inner.items()}
+    state |= write_hash(version.teacher_sha256)
     return state if version.entropy is None else state | version.entropy.state()
 
 

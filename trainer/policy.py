@@ -25,6 +25,7 @@ from trainer.forward.lm_head import logits_of
 from trainer.forward.logprobs import chosen_logprobs, likeliest_tokens
 from trainer.forward.ops import DIRECT, Forward
 from trainer.forward.packing import MicroBatch, packed_attend
+from trainer.forward.predictions import Predictions
 from trainer.forward.spans import spans_of
 from trainer.forward.transformers_pass import Fallback
 from trainer.forward.varlen_attention import varlen_attend
@@ -131,6 +132,13 @@ class Policy:
         if not self.forward.allows_native or self.forward.recompute:
             return None
         return learner_pass(decoder, weights)
+
+    def predictions(self, micro: MicroBatch) -> Predictions:
+        """What the policy predicts in the place of each action, with a gradient."""
+        decoder = self.loaded.decoder
+        if decoder is None:
+            return Predictions(self.outputs(micro)[1])
+        return Predictions(*self._hidden_states(decoder, micro, reference=False))
 
     def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
         """The logits (M, V) that predict each action."""

@@ -58,6 +58,7 @@ def job_of(spec: TrainSpec) -> LearnerJob:
         total_steps=spec.total_steps,
         rules=spec.rules,
         date=spec.date,
+        teacher=spec.teacher,
     )
 
 

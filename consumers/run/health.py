@@ -3,7 +3,7 @@ Pure functions."""
 
 from collections.abc import Mapping
 
-from schemas.algorithms import GROUPED
+from schemas.algorithms import DISTILLED, GROUPED
 from schemas.config import Advanced
 from schemas.errors import POLICY_FAILURES, FailureCategory
 
@@ -63,7 +63,9 @@ def is_unhealthy(metrics: Mapping[str, float]) -> bool:
 
 def is_flat(metrics: Mapping[str, float], advanced: Advanced) -> bool:
     """Whether the rewards of a step left nothing to learn: they are all equal in each group, or in the
-    whole batch if the batch is the baseline."""
+    whole batch if the batch is the baseline. Distillation does not learn from rewards."""
+    if advanced.algorithm in DISTILLED:
+        return False
     if advanced.algorithm in GROUPED or advanced.group_baseline:
         return metrics.get("rollout/zero_variance_ratio") == 1.0
     return metrics.get("rollout/reward_std") == 0.0

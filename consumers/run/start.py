@@ -248,6 +248,7 @@ def _run_started(request: RunRequested, rollout: RolloutRef | None) -> RunStarte
             validation=request.validation if rollout is None else None,
             rules=RULES,
             date=request.today,
+            teacher=request.teacher,
         ),
         template=_template(request, rollout, validation=False) if rollout else None,
         validation=(

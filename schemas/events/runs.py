@@ -3,12 +3,15 @@
 from datetime import datetime
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import RunConfig
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.ids import StreamName, run_stream
 from schemas.sampling import ModelRef
 from schemas.specs import DatasetRef, GroupTemplate, Plan, PushOrigin, StateRef, TrainSpec
+from schemas.teachers import TeacherRef
 
 
 class BaseRunEvent(Event):
@@ -44,7 +47,8 @@ class RunRequested(BaseRunEvent):
     a run that a push or an API key of a workspace started has none. `creator` is the owner of the
     key that submitted the run, whom lists show. `belongs_to` is the workspace of the key that
     submitted a run without user code. `decider` is the version of the rules by which it is decided
-    (`schemas/events/decider_version.py`)."""
+    (`schemas/events/decider_version.py`). `teacher` is the model that the run learns from, if it
+    distils."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -61,6 +65,7 @@ class RunRequested(BaseRunEvent):
     creator: str | None = None
     belongs_to: str | None = None
     decider: int = 1
+    teacher: TeacherRef | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def owner_workspace(self) -> str | None:

@@ -12,6 +12,7 @@ from schemas.algorithms import (
     COV_HIGH,
     COV_LOW,
     DEPTHS,
+    DISTILLED,
     ENTROPY_COEF_MAX,
     GROUPED,
     PAIRS_OF_GROUPS,
@@ -23,7 +24,7 @@ from schemas.algorithms import (
     filters_groups,
     is_offline,
 )
-from schemas.config import Advanced, RunConfig
+from schemas.config import PROVIDER_PREFIX, Advanced, RunConfig
 from schemas.errors import Issue
 from schemas.specs import part_weights
 
@@ -38,6 +39,8 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
     yield from _correction_issues(advanced)
     yield from _minibatch_issues(config)
     yield from _preference_issues(advanced)
+    if advanced.algorithm in DISTILLED:
+        yield from _distillation_issues(config)
     if advanced.algorithm in COMPARES_PARTS:
         yield from _part_issues(advanced)
     yield from _entropy_issues(advanced)
@@ -150,6 +153,8 @@ def _choice_of(algorithms: tuple[str, ...]) -> str:
     """Algorithms as a choice in a sentence."""
     if algorithms in (REINFORCED, SAMPLED):
         return "a reinforcement learning algorithm"
+    if algorithms == (*REINFORCED, *DISTILLED):
+        return f"a reinforcement learning algorithm, or {' or '.join(DISTILLED)}"
     if algorithms == SUMS_REWARDS:
         others = ", ".join(sorted(set(REINFORCED) - set(SUMS_REWARDS)))
         return f"a reinforcement learning algorithm other than {others}"
@@ -175,6 +180,34 @@ def _preference_issues(advanced: Advanced) -> Iterator[Issue]:
             "advanced.batch_size",
             f"must be at least 2 for kto, got {advanced.batch_size}: its baseline pairs the prompt of a "
             "row with the answer of another; set 16",
+        )
+
+
+def _distillation_issues(config: RunConfig) -> Iterator[Issue]:
+    """A run that distils has a teacher, and reads no ratio and no reward."""
+    advanced = config.advanced
+    if advanced.teacher is None:
+        yield Issue(
+            "advanced.teacher",
+            f"is missing; name the model that {advanced.algorithm} learns from, like run@last or a "
+            "directory",
+        )
+    elif advanced.teacher.startswith(PROVIDER_PREFIX):
+        yield Issue(
+            "advanced.teacher",
+            f"must be a model whose distributions can be computed here, got {advanced.teacher!r}; a "
+            "provider tells none for a given answer, so train on its answers with algorithm = 'sft'",
+        )
+    if advanced.correction != "ratio":
+        yield Issue(
+            "advanced.correction",
+            f"has no meaning for {advanced.algorithm}, whose loss has no ratio; leave it out",
+        )
+    if advanced.updates_per_step != 1:
+        yield Issue(
+            "advanced.updates_per_step",
+            f"must be 1 for {advanced.algorithm}, got {advanced.updates_per_step}; raise "
+            "advanced.max_steps instead",
         )
 
 

@@ -7,6 +7,7 @@ which removes nearly all mismatch between the two. Nothing is unpickled: only sa
 are read, and no remote code is run.
 """
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
@@ -75,6 +76,16 @@ class Base:
     @property
     def num_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """The hash of all weights: of their names, types and bytes."""
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name].detach().contiguous().cpu()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+        return digest.hexdigest()
 
     @cached_property  # Transformers looks it up again each time, and each sample asks for it
     def context(self) -> int:

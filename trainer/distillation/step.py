@@ -1,0 +1,179 @@
+"""One training step of on-policy distillation, from the student's samples to updated weights.
+
+    loss = sum_t w_t D_t        D_t: the divergence between student and teacher at action t
+
+The student samples as in reinforcement learning, and at each of its tokens the teacher says what it would
+have said (GKD, arXiv 2306.13649). No reward is read. Read this file from `step`, which the learner
+calls. The divergence is in `trainer/distillation/divergence.py`.
+
+We decided:
+- The loss is a mean over all actions of the optimizer step (w_t is 1 / all actions), and not over a
+  micro-batch. `advanced.loss_aggregation` chooses another weight (`trainer/objective/aggregate.py`).
+- Both models read the run's temperature, as the sampler did.
+- D_t is differentiated at the tokens that were sampled. Nothing flows through the sampling, as in GKD.
+  So older samples (the asynchronous modes) need no correction: they only decide where the two models are
+  compared.
+- The teacher has no gradient, and what it predicts is never stored. It is frozen, so a step that is
+  taken again computes the same.
+- Failed samples are left out. Samples that were cut off are learned like all others.
+
+Shape suffixes: M the actions of a micro-batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from schemas.errors import Refused
+from schemas.learner import GradedGroup, LearnerJob
+from schemas.teachers import SELF
+from trainer.distillation.divergence import Comparison, compare
+from trainer.distillation.teacher import Teacher, TeacherModel
+from trainer.forward.packing import Example, MicroBatch, pack
+from trainer.objective.aggregate import token_weights
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.kl import k3
+from trainer.objective.metrics import Means, rollout_metrics
+from trainer.optimizer import Optimizers, StepSize
+from trainer.policy import Policy
+
+BETA = 1.0
+"""The reverse KL divergence, which needs no samples of the teacher to have a small variance."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationRun:
+    """The parts of a run that stay the same over its steps. Of the hyperparameters the temperature, the
+    aggregation and the sizes are read."""
+
+    teacher: Teacher
+    beta: float
+    hyperparameters: Hyperparameters
+
+
+def run_of(
+    job: LearnerJob, model: TeacherModel | None, *, student: Policy, micro_batch_tokens: int
+) -> DistillationRun:
+    """The parts of a run that do not change. Without a model the student is its own teacher."""
+    advanced = job.config.advanced
+    teacher = Teacher(SELF, student) if model is None else model.beside(student)
+    return DistillationRun(
+        teacher=teacher,
+        beta=BETA if advanced.distill_beta is None else advanced.distill_beta,
+        hyperparameters=Hyperparameters(
+            temperature=job.config.sampling.rollout_temperature,
+            aggregation=advanced.loss_aggregation or "token_mean",
+            max_response_length=job.config.training.max_response_length,
+            micro_batch_tokens=micro_batch_tokens,
+        ),
+    )
+
+
+def step(
+    policy: Policy,
+    optimizers: Optimizers,
+    groups: Sequence[GradedGroup],
+    run: DistillationRun,
+    *,
+    step_size: StepSize,
+) -> tuple[dict[str, float], tuple[int, ...]]:
+    """Train the policy on one batch of its samples, in place. Returns the metrics of the step by key,
+    and its micro-batch plan: the number of tokens of each micro-batch, in order. Raises Refused when the
+    teacher gives a log-probability that is not finite."""
+    # 1. The rows of all samples that did not fail, and the weight of each sample's actions.
+    rows = learned_rows(groups, run.teacher)
+    weight_of = token_weights(rows, run.hyperparameters)
+
+    # 2. Forward and backward, one micro-batch after the other.
+    means, plan = Means(), []
+    for micro, own in micro_batches(policy, rows, run):
+        micro_batch_loss(policy, micro, own, weight_of, run, means=means).backward()
+        plan.append(micro.num_tokens)
+
+    # 3. Clip the gradients and take an optimizer step at the learning rate of this training step.
+    metrics = means.values()
+    metrics |= optimizers.update(step_size, loss=metrics.get("train/loss", 0.0))
+
+    # 4. Report how far the student is from the teacher, and the lengths of the samples.
+    return metrics | rollout_metrics(groups), tuple(plan)
+
+
+def micro_batch_loss(
+    policy: Policy,
+    micro: MicroBatch,
+    rows: Sequence[Example],
+    weight_of: dict[int, float],
+    run: DistillationRun,
+    *,
+    means: Means,
+) -> torch.Tensor:
+    """The share of the step's loss that this micro-batch contributes, a scalar with a gradient. Its
+    metrics are added to `means`."""
+    # The teacher first: it keeps nothing for a backward pass.
+    teacher = run.teacher.predictions(micro)
+    found = compare(
+        policy.predictions(micro),
+        teacher,
+        micro.target_M,
+        beta=run.beta,
+        temperature=run.hyperparameters.temperature,
+        chunk_elements=policy.forward.chunk_elements(policy.device),
+    )
+    check_finite(found, micro, run.teacher)
+
+    weights = [weight_of[sample] for sample in micro.sample_M.tolist()]
+    weight_M = torch.tensor(weights, dtype=torch.float64).to(found.divergence_M)
+    loss = (weight_M * found.divergence_M).sum()
+    means.add_sum("train/loss", loss)
+    means.add("train/entropy_loss", found.entropy_M)
+    means.add("train/teacher_kl", found.student_M - found.teacher_M)
+    behaviour_M = micro.behaviour_M.to(found.student_M)
+    means.add("train/sampler_kl", k3(behaviour_M - found.student_M))
+    means.add("train/sampler_mismatch", (found.student_M - behaviour_M).abs())
+    return loss
+
+
+def check_finite(found: Comparison, micro: MicroBatch, teacher: Teacher) -> None:
+    """Raises Refused if the teacher's log-probability of a sampled token is not finite."""
+    bad = torch.isfinite(found.teacher_M).logical_not().nonzero()[:, 0].tolist()
+    if not bad:
+        return
+    first = bad[0]
+    raise Refused(
+        f"advanced.teacher {teacher.name!r} gives the token {int(micro.target_M[first])} of sample "
+        f"{int(micro.sample_M[first])} of the batch a log-probability of "
+        f"{float(found.teacher_M[first])}, which cannot be learned from ({len(bad)} tokens in all). "
+        "Check its weights, or name another teacher"
+    )
+
+
+def learned_rows(groups: Sequence[GradedGroup], teacher: Teacher) -> tuple[Example, ...]:
+    """The training rows with an action of all samples that did not fail, in canonical order. Samples are
+    numbered across groups. A row with a token that the teacher's model does not have is left out: the
+    student sampled it from the padding of its output head."""
+    samples = enumerate(sample for group in groups for sample in group.samples)
+    rows = (
+        Example(number, row)
+        for number, sample in samples
+        if sample.failure is None
+        for row in sample.sequences
+    )
+    most = teacher.num_tokens
+    return tuple(row for row in rows if row.num_actions and max(row.sequence.tokens) < most)
+
+
+def micro_batches(
+    policy: Policy, rows: Sequence[Example], run: DistillationRun
+) -> Iterator[tuple[MicroBatch, Sequence[Example]]]:
+    """The micro-batches in order, each with its rows. A prompt is packed once for its samples if both
+    models support that."""
+    first = 0
+    for micro in pack(
+        rows,
+        micro_batch_tokens=run.hyperparameters.micro_batch_tokens,
+        share=policy.shares_prompts and run.teacher.policy.shares_prompts,
+        device=policy.device,
+    ):
+        yield micro, rows[first : first + micro.num_rows]
+        first += micro.num_rows
