@@ -2,8 +2,8 @@
 
     loss = sum_t w_t D_t        D_t: the divergence between student and teacher at action t
 
-The student samples as in reinforcement learning, and at each of its tokens the teacher says what it would
-have said (GKD, arXiv 2306.13649). No reward is read. Read this file from `step`, which the learner
+The student samples as in reinforcement learning, and at each of its tokens the teacher says what it
+would have said (GKD, arXiv 2306.13649). No reward is read. Read this file from `step`, which the learner
 calls. The divergence is in `trainer/distillation/divergence.py`.
 
 We decided:
@@ -87,8 +87,8 @@ def step(
 
     # 2. Forward and backward, one micro-batch after the other.
     means, plan = Means(), []
-    for micro, own in micro_batches(policy, rows, run):
-        micro_batch_loss(policy, micro, own, weight_of, run, means=means).backward()
+    for micro in micro_batches(policy, rows, run):
+        micro_batch_loss(policy, micro, weight_of, run, means=means).backward()
         plan.append(micro.num_tokens)
 
     # 3. Clip the gradients and take an optimizer step at the learning rate of this training step.
@@ -102,7 +102,6 @@ def step(
 def micro_batch_loss(
     policy: Policy,
     micro: MicroBatch,
-    rows: Sequence[Example],
     weight_of: dict[int, float],
     run: DistillationRun,
     *,
@@ -165,15 +164,12 @@ def learned_rows(groups: Sequence[GradedGroup], teacher: Teacher) -> tuple[Examp
 
 def micro_batches(
     policy: Policy, rows: Sequence[Example], run: DistillationRun
-) -> Iterator[tuple[MicroBatch, Sequence[Example]]]:
-    """The micro-batches in order, each with its rows. A prompt is packed once for its samples if both
-    models support that."""
-    first = 0
-    for micro in pack(
+) -> Iterator[MicroBatch]:
+    """The micro-batches in order. The samples of a group share their prompt if both models support
+    that."""
+    return pack(
         rows,
         micro_batch_tokens=run.hyperparameters.micro_batch_tokens,
         share=policy.shares_prompts and run.teacher.policy.shares_prompts,
         device=policy.device,
-    ):
-        yield micro, rows[first : first + micro.num_rows]
-        first += micro.num_rows
+    )
