@@ -12,10 +12,12 @@ SELF = "self"
 class TeacherRef(Value):
     """The model whose distribution a run learns. `name` is how the config names it. With `weights`, an
     adapter, the teacher is `model` with this adapter on it. A checkpoint of the run's own base model is
-    one, so that its base is not loaded a second time."""
+    one, so that its base is not loaded a second time. `checkpoint` is `<run id>@<step>`, if the teacher
+    is one."""
 
     name: str
     model: ModelRef
     weights: ArtifactRef | None = None
+    checkpoint: str | None = None
     lora_alpha: float = 32.0
     lora_scaling: LoraScaling | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -76,7 +76,7 @@ class Retention:
         await self._refuse_unless_ended(found.run, found.run_name)
         what = f"run {found.run_name}"
         if runs := await self._holders.runs_from(found.run):
-            raise _in_use_error(what, "began from its checkpoints", "delete them first", runs)
+            raise _in_use_error(what, "need its checkpoints", "delete them first", runs)
         if evaluations := await self._holders.evaluations_of(found.run):
             raise _in_use_error(
                 what, "measure its checkpoints", "wait for them or stop them", evaluations

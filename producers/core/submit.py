@@ -28,6 +28,7 @@ from infra.spine.ports.event_log import EventStore, Recorded
 from producers.core.datasets.evaluated_rows import evaluated_rows
 from producers.core.lookup import Lookup
 from producers.core.models.provider_model import owned_model
+from producers.core.models.vocabularies import Vocabularies
 from producers.core.run_names import invented_name, require_name, used_name_error
 from producers.core.validation.references import ReferenceFinder, Requester
 from producers.core.validation.rollout_issues import entrypoint_of
@@ -118,6 +119,7 @@ class Submitter:
         directories: ModelDirectories = OWN_MACHINE,
         quotas: Quotas | None = None,
         has_vllm: bool = False,
+        vocabularies: Vocabularies | None = None,
     ) -> None:
         self._log = log
         self._quotas = quotas
@@ -131,6 +133,7 @@ class Submitter:
             secrets=secrets,
             directories=directories,
             has_vllm=has_vllm,
+            vocabularies=vocabularies,
         )
 
     async def resolve_run(self, request: SubmitRequest) -> Resolved:
@@ -178,6 +181,7 @@ class Submitter:
             creator=request.creator,
             belongs_to=bound_workspace(),
             decider=DECIDER_VERSION,
+            teacher=valid.teacher,
         )
         events: list[Event] = [requested]
         if valid.workspace is not None and not requested.needs_approval:

@@ -144,6 +144,7 @@ class Services:
             directories=self.settings.model_directories,
             quotas=self.quotas,
             has_vllm=self.settings.vllm is not None,
+            vocabularies=self.vocabularies,
         )
 
     @cached_property

@@ -12,8 +12,10 @@ SHOWN = 5
 
 STARTED = """
 select n.name from names n join events e on e.stream = 'run-' || n.id and e.version = 1
-where n.kind = 'run' and n.id <> $1 and e.data -> 'model' ->> 'kind' = 'checkpoint'
-  and split_part(e.data -> 'model' ->> 'name', '@', 1) = $1
+where n.kind = 'run' and n.id <> $1
+  and (e.data -> 'model' ->> 'kind' = 'checkpoint'
+       and split_part(e.data -> 'model' ->> 'name', '@', 1) = $1
+       or split_part(e.data -> 'teacher' ->> 'checkpoint', '@', 1) = $1)
 order by n.created_at limit $2
 """
 
@@ -56,8 +58,8 @@ class Holders:
         self._pool = database.durable
 
     async def runs_from(self, run: str) -> list[str]:
-        """Return the runs that began from a checkpoint of `run`, archived ones included. They need it to
-        be verified and to say where they come from."""
+        """Return the runs that began from a checkpoint of `run` or learned from one, archived ones
+        included. They need it to be verified and to say where they come from."""
         return await self._names(STARTED, run)
 
     async def evaluations_of(self, run: str) -> list[str]:

@@ -18,9 +18,12 @@ from producers.core.lookup import Lookup
 from producers.core.models.model_facts import ModelFacts, model_facts
 from producers.core.models.model_ref import resolve_model
 from producers.core.models.provider_model import provider_model
+from producers.core.models.teacher_ref import resolve_teacher
+from producers.core.models.vocabularies import Vocabularies
 from producers.core.validation.judge_issues import judge_secrets, judges_of
 from producers.core.validation.rollout_issues import SyncedCommit, synced_commits
 from producers.core.workspaces import Workspace, Workspaces
+from schemas.algorithms import DISTILLED
 from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.events import CommitRequested, DatasetRegistered, WorkspaceSynced
@@ -28,6 +31,7 @@ from schemas.generated_tasks import is_generated
 from schemas.network import NetworkAddress
 from schemas.sampling import ModelRef
 from schemas.secrets.rules import how_to_set
+from schemas.teachers import TeacherRef
 
 UNKNOWN = ModelFacts()
 PAGE = 1000
@@ -45,6 +49,7 @@ class References:
     validation: DatasetRegistered | None = None
     model: ModelRef | None = None
     facts: ModelFacts = UNKNOWN
+    teacher: TeacherRef | None = None
     workspace: Workspace | None = None
     no_workspace: NotFound | None = None
     commits: tuple[SyncedCommit, ...] = ()
@@ -78,6 +83,7 @@ class ReferenceFinder:
         secrets: SecretStore,
         directories: ModelDirectories = OWN_MACHINE,
         has_vllm: bool = False,
+        vocabularies: Vocabularies | None = None,
     ) -> None:
         self._log = log
         self._names = names
@@ -87,6 +93,7 @@ class ReferenceFinder:
         self._secrets = secrets
         self._directories = directories
         self._has_vllm = has_vllm
+        self._vocabularies = vocabularies
 
     async def find_references(
         self, config: RunConfig | EvalConfig, requester: Requester
@@ -99,6 +106,9 @@ class ReferenceFinder:
             name = config.advanced.validation_dataset
             validation = await self._dataset(name, "advanced.validation_dataset", issues)
         model, facts = await self._model(config, issues)
+        teacher = None
+        if model is not None and isinstance(config, RunConfig):
+            teacher = await self._teacher(config, model, issues)
         chosen, missing = None, None
         commits: tuple[SyncedCommit, ...] = ()
         if config.experiment.rollout is not None:
@@ -116,6 +126,7 @@ class ReferenceFinder:
             validation=validation,
             model=model,
             facts=facts,
+            teacher=teacher,
             workspace=chosen,
             no_workspace=missing,
             commits=commits,
@@ -165,6 +176,24 @@ class ReferenceFinder:
             suggestion = error.issues[0].did_you_mean if error.issues else None
             issues.append(Issue("experiment.model_path", error.message, suggestion))
             return None, ModelFacts()
+
+    async def _teacher(
+        self, config: RunConfig, model: ModelRef, issues: list[Issue]
+    ) -> TeacherRef | None:
+        if config.advanced.algorithm not in DISTILLED:
+            return None
+        try:
+            return await resolve_teacher(
+                config,
+                model,
+                lookup=self._lookup,
+                directories=self._directories,
+                vocabularies=self._vocabularies,
+            )
+        except InvalidConfig as error:
+            suggestion = error.issues[0].did_you_mean if error.issues else None
+            issues.append(Issue("advanced.teacher", error.message, suggestion))
+            return None
 
     async def _workspace(
         self, ref: str | None, issues: list[Issue]

@@ -41,6 +41,7 @@ from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
 from schemas.sampling import ModelRef
+from schemas.teachers import TeacherRef
 from schemas.toml.config_issues import config_issues
 from schemas.toml.parser import MOST_ISSUES, refuse
 
@@ -58,6 +59,7 @@ class Valid:
     validation: DatasetRegistered | None
     model: ModelRef
     facts: ModelFacts
+    teacher: TeacherRef | None
     workspace: Workspace | None
     warnings: tuple[str, ...]
 
@@ -76,6 +78,7 @@ def require_valid(config: RunConfig | EvalConfig, references: References) -> Val
         validation=references.validation,
         model=references.model,
         facts=references.facts,
+        teacher=references.teacher,
         workspace=references.workspace,
         warnings=tuple(_warnings(config, references)),
     )

@@ -407,7 +407,7 @@ async def test_a_run_that_another_began_from_is_not_deleted_but_archived(
     await started_from(ended, "r1")
     answer = await deleted(ended, "/runs/first")
     assert answer.status_code == 409
-    assert "began from its checkpoints: child" in answer.json()["detail"]
+    assert "need its checkpoints: child" in answer.json()["detail"]
     await archived(ended)
     now = ended.services.clock.now() + LATER
     await collect(ended.database, ended.services.blobs, now=now)

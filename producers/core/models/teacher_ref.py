@@ -1,0 +1,82 @@
+"""Resolves `advanced.teacher` to an exact model, in the words of `experiment.model_path`."""
+
+from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
+from producers.core.lookup import CHECKPOINT, Checkpoint, Lookup
+from producers.core.models.model_ref import resolve_model
+from producers.core.models.vocabularies import Vocabularies
+from schemas.config import RunConfig
+from schemas.errors import InvalidConfig, NotFound
+from schemas.models.scratch import PREFIX
+from schemas.sampling import ModelRef
+from schemas.teachers import SELF, TeacherRef
+
+
+async def resolve_teacher(
+    config: RunConfig,
+    model: ModelRef,
+    *,
+    lookup: Lookup,
+    directories: ModelDirectories = OWN_MACHINE,
+    vocabularies: Vocabularies | None = None,
+) -> TeacherRef | None:
+    """The teacher of a run whose own model is `model`. None if the run names none, or the policy
+    itself. Raises InvalidConfig when there is no such model, when it is the run's own, and when its
+    vocabulary is known to be another one."""
+    name = config.advanced.teacher
+    if name is None or name == SELF:
+        return None
+    if CHECKPOINT.fullmatch(name) and not name.startswith(PREFIX):
+        teacher = await _checkpoint(name, model, lookup=lookup)
+    else:
+        found = await resolve_model(
+            name, seed=config.advanced.seed, lookup=lookup, directories=directories
+        )
+        teacher = TeacherRef(name=name, model=found.model_copy(update={"dtype": model.dtype}))
+    if teacher.model == model and teacher.weights is None:
+        raise InvalidConfig(
+            f"{name!r} is the model that the run begins with, from which it has nothing to learn; name "
+            "another one"
+        )
+    if vocabularies is not None:
+        await _refuse_other_vocabulary(teacher, model, vocabularies)
+    return teacher
+
+
+async def _checkpoint(name: str, model: ModelRef, *, lookup: Lookup) -> TeacherRef:
+    """A checkpoint as a teacher. An adapter on the run's own base model stays one."""
+    try:
+        found: Checkpoint = await lookup.checkpoint(name)
+    except NotFound as error:
+        raise InvalidConfig(error.message) from error
+    place = f"{found.spec.run}@{found.spec.step}"
+    base = found.spec.model.model_copy(update={"dtype": model.dtype})
+    if found.spec.tuning != "lora" or base != model or found.spec.state.weights is None:
+        whole = found.model().model_copy(update={"dtype": model.dtype})
+        return TeacherRef(name=found.ref, model=whole, checkpoint=place)
+    advanced = found.run.config.advanced
+    return TeacherRef(
+        name=found.ref,
+        model=model,
+        weights=found.spec.state.weights,
+        lora_alpha=advanced.lora_alpha,
+        lora_scaling=advanced.lora_scaling,
+        checkpoint=place,
+    )
+
+
+async def _refuse_other_vocabulary(
+    teacher: TeacherRef, model: ModelRef, vocabularies: Vocabularies
+) -> None:
+    """Raise InvalidConfig if both vocabularies can be read here and differ. The learner compares them
+    too, when it has loaded both models."""
+    if teacher.model == model:
+        return
+    theirs, ours = await vocabularies.of(teacher.model), await vocabularies.of(model)
+    if theirs is None or ours is None or theirs == ours:
+        return
+    differing = sum(theirs.get(token) != ours.get(token) for token in {*theirs, *ours})
+    raise InvalidConfig(
+        f"{teacher.name!r} has another vocabulary than the model of the run ({differing} token ids "
+        "differ), so it cannot read what the run samples; name a teacher with the same tokenizer, or "
+        "train on its answers with algorithm = 'sft'"
+    )
