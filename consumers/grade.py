@@ -41,6 +41,7 @@ from schemas.sampling import (
     SampleRecord,
 )
 from schemas.specs import GroupSpec, SampleEntry
+from schemas.teachers import fill_hint
 
 NO_SAMPLES = ArtifactRef(uri="none:", sha256=hashlib.sha256(b"").hexdigest(), size=0)
 """The artifact of a group that has no samples and whose grading failed. All its rewards are None, so no
@@ -129,11 +130,14 @@ async def perform(effect: GradeGroup, ports: GradePorts) -> GroupScored:
     graded, left = await _call_grader(
         effect.spec, [r for r in records if _is_scored(r, failed_rewards)], ports
     )
-    if left is None and len(batches) == 1 and batches[0].samples == records:
+    hint = await _fill_hint(effect.spec, ports)
+    if (left, hint) == (None, None) and len(batches) == 1 and batches[0].samples == records:
         artifact = effect.parts[0]
     else:
         output = await store_output(left, ports.artifacts, run=effect.spec.owner) if left else None
-        whole = SampleBatch(group=effect.spec.group, samples=records, grader_output=output)
+        whole = SampleBatch(
+            group=effect.spec.group, samples=records, grader_output=output, teacher_hint=hint
+        )
         data = whole.model_dump_json().encode()
         artifact = await ports.artifacts.put_artifact(data, run=effect.spec.owner)
     by_index = {grade.index: grade for grade in graded}
@@ -149,6 +153,14 @@ async def perform(effect: GradeGroup, ports: GradePorts) -> GroupScored:
         ),
     )
     return await _with_judgements(scored, judgements, ports) if judgements else scored
+
+
+async def _fill_hint(spec: GroupSpec, ports: GradePorts) -> str | None:
+    """The hint that the teacher of the run reads, if it reads one."""
+    hint = spec.template.teacher_hint
+    if hint is None:
+        return None
+    return fill_hint(hint, (await ports.datasets.rows(spec.template.dataset))[spec.row].label)
 
 
 async def _with_judgements(

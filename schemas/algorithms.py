@@ -118,6 +118,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "undesirable_weight": ("kto",),
     "teacher": DISTILLED,
     "distill_beta": DISTILLED,
+    "teacher_hint": DISTILLED,
 }
 """Key -> the algorithms that read it. For any other algorithm the key must not be set."""
 

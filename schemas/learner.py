@@ -59,13 +59,15 @@ class GradedGroup:
     """One group of a batch, with samples and rewards in the order of the sample index.
 
     A reward of None is left out of the baseline and gets advantage 0. `parts` are the parts of the
-    rewards by name, if the run's algorithm compares them.
+    rewards by name, if the run's algorithm compares them. `hint` is what the teacher reads behind the
+    prompt, if the run has one.
     """
 
     slot: int
     samples: tuple[SampleRecord, ...]
     rewards: tuple[float | None, ...]
     parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -404,11 +404,13 @@ class SampleRecord(Value):
 
 class SampleBatch(Value):
     """The content of a group artifact: samples of one group in the order of their index. In the artifact
-    of a graded group, `grader_output` is what the grader left behind, if anything."""
+    of a graded group, `grader_output` is what the grader left behind, if anything, and `teacher_hint` is
+    what the teacher of the run reads behind the prompt, if it has a hint."""
 
     group: str
     samples: tuple[SampleRecord, ...]
     grader_output: SampleOutput | None = Field(default=None, exclude_if=_is_unset)
+    teacher_hint: str | None = Field(default=None, exclude_if=_is_unset)
 
 
 class JudgeUsage(Value):

@@ -320,7 +320,8 @@ class RolloutRef(Value):
 
 class GroupTemplate(Value):
     """The settings that all groups of one request share. `rollout` is None for single-turn groups
-    without user code. Nothing can grade those, so only tests of engines use them."""
+    without user code. Nothing can grade those, so only tests of engines use them. `teacher_hint` is that
+    of a run that distils (`schemas/teachers.py`)."""
 
     dataset: DatasetRef
     model: ModelRef
@@ -332,6 +333,7 @@ class GroupTemplate(Value):
     num_samples: int = Field(ge=1)
     rollout: RolloutRef | None = None
     run: str | None = None
+    teacher_hint: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 Attempts = Annotated[tuple[int, ...], Field(default=(), exclude_if=lambda value: value == ())]

@@ -3,10 +3,27 @@
 from pydantic import Field
 
 from schemas.artifact_refs import ArtifactRef
+from schemas.errors import Refused
 from schemas.sampling import LoraScaling, ModelRef, Value
 
 SELF = "self"
 """The value of `advanced.teacher` that names the policy itself."""
+
+
+GROUND_TRUTH = "{ground_truth}"
+"""The place in `advanced.teacher_hint` that the label of a dataset row takes."""
+
+
+def fill_hint(hint: str, label: str | None) -> str:
+    """A hint with the label of a row in its place. Raises Refused when the row has no label."""
+    if GROUND_TRUTH not in hint:
+        return hint
+    if label is None:
+        raise Refused(
+            f"advanced.teacher_hint names {GROUND_TRUTH}, and a row of the dataset has none; add a "
+            "column ground_truth, or write a hint without it"
+        )
+    return hint.replace(GROUND_TRUTH, label)
 
 
 class TeacherRef(Value):

@@ -329,7 +329,13 @@ def _distillation_run(
     if teacher is not None:
         teacher.check_unchanged(version.teacher_sha256)
     tokens = job.config.advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
-    return distillation.run_of(job, teacher, student=version.policy, micro_batch_tokens=tokens)
+    return distillation.run_of(
+        job,
+        teacher,
+        student=version.policy,
+        chat=_chat(version.policy.loaded.base, job),
+        micro_batch_tokens=tokens,
+    )
 
 
 def _bit_versions(version: LoadedVersion, job: LearnerJob) -> dict[str, str]:

@@ -191,7 +191,11 @@ async def _read_group(ports: HistoryPorts, group: BatchGroup) -> GradedGroup:
     except ValidationError as error:
         raise CorruptData(f"{group.artifact.uri} does not hold samples: {error}") from error
     return GradedGroup(
-        slot=group.slot, samples=batch.samples, rewards=group.rewards, parts=group.parts
+        slot=group.slot,
+        samples=batch.samples,
+        rewards=group.rewards,
+        parts=group.parts,
+        hint=batch.teacher_hint,
     )
 
 

@@ -288,4 +288,5 @@ def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -
         # The figures of a validation do not depend on what the run trains on.
         rollout=rollout.model_copy(update={"failed_rewards": {}}) if validation else rollout,
         run=request.run,
+        teacher_hint=None if validation else advanced.teacher_hint,
     )

@@ -27,6 +27,7 @@ from schemas.algorithms import (
 from schemas.config import PROVIDER_PREFIX, Advanced, RunConfig
 from schemas.errors import Issue
 from schemas.specs import part_weights
+from schemas.teachers import SELF
 
 SAME_IDEA = {"beta": "kl_coef", "kl_coef": "beta"}
 """Keys for the distance from the reference, which many trainers give one name."""
@@ -198,6 +199,14 @@ def _distillation_issues(config: RunConfig) -> Iterator[Issue]:
             f"must be a model whose distributions can be computed here, got {advanced.teacher!r}; a "
             "provider tells none for a given answer, so train on its answers with algorithm = 'sft'",
         )
+    elif advanced.teacher == SELF and advanced.teacher_hint is None:
+        yield Issue(
+            "advanced.teacher",
+            f"is {SELF!r}, which has nothing to teach without a hint; set advanced.teacher_hint, or "
+            "name another model",
+        )
+    if advanced.teacher_hint is not None and not advanced.teacher_hint.strip():
+        yield Issue("advanced.teacher_hint", "is blank; write a hint, or leave this key out")
     if advanced.correction != "ratio":
         yield Issue(
             "advanced.correction",

@@ -151,7 +151,7 @@ def test_a_filtered_group_is_replaced_and_the_log_says_so(running: Platform) -> 
 def test_a_run_learns_from_a_checkpoint_and_is_rebuilt_from_its_log(running: Platform) -> None:
     """The teacher says digits, for which it was paid. The student gets there without a reward."""
     taught = run_config(training={"lr": 3e-2, "rollout_batch_size": 4}, advanced={"max_steps": 12})
-    teacher = running.wait(running.submit(taught, workspace="w", name="teacher"), "finished")
+    running.wait(running.submit(taught, workspace="w", name="teacher"), "finished")
     config = run_config(
         training={"lr": 3e-2, "rollout_batch_size": 4},
         advanced={"algorithm": "distill", "teacher": "teacher@last", "max_steps": 12},
@@ -160,15 +160,19 @@ def test_a_run_learns_from_a_checkpoint_and_is_rebuilt_from_its_log(running: Pla
     info = running.wait(run, "finished")
     values = {key: [p["value"] for p in points] for key, points in info["metrics"].items()}
     assert values["train/loss"][-1] < values["train/loss"][0] / 2, values["train/loss"]
-    rewards = [p["value"] for p in teacher["metrics"]["rollout/raw_reward"]]
-    print(rewards, values["rollout/raw_reward"], values["train/loss"])
     (started,) = [e["data"] for e in running.events(run) if e["type"] == "rl.run.started"]
     assert started["spec"]["teacher"]["name"] == "teacher@12"
     assert started["spec"]["teacher"]["weights"] is not None
-    assert "own base" and verify(running, run)["status"] == "verified"
-    refused = running.request("DELETE", f"/runs/{teacher['run']['id']}")
-    assert refused.status_code == 409, refused.text
-    assert "need its checkpoints: student" in refused.text
+    assert verify(running, run)["status"] == "verified"
+
+
+def test_a_run_teaches_itself_with_a_hint(running: Platform) -> None:
+    """The answer with the hint is what the model learns to say without it."""
+    advanced = {"algorithm": "distill", "teacher": "self", "teacher_hint": "It is {ground_truth}."}
+    run = running.submit(run_config(advanced=advanced), workspace="w", name="hinted")
+    info = running.wait(run, "finished")
+    assert all(point["value"] > 0 for point in info["metrics"]["train/loss"])
+    assert verify(running, run)["status"] == "verified"
 
 
 TWO_PARTS = """

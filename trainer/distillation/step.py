@@ -29,8 +29,10 @@ from schemas.errors import Refused
 from schemas.learner import GradedGroup, LearnerJob
 from schemas.teachers import SELF
 from trainer.distillation.divergence import Comparison, compare
+from trainer.distillation.hint import hinted_row
 from trainer.distillation.teacher import Teacher, TeacherModel
 from trainer.forward.packing import Example, MicroBatch, pack
+from trainer.model.chat_template import Chat
 from trainer.objective.aggregate import token_weights
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import k3
@@ -38,6 +40,7 @@ from trainer.objective.metrics import Means, rollout_metrics
 from trainer.optimizer import Optimizers, StepSize
 from trainer.policy import Policy
 
+NO_LIMIT = 1 << 62
 BETA = 1.0
 """The reverse KL divergence, which needs no samples of the teacher to have a small variance."""
 
@@ -50,10 +53,16 @@ class DistillationRun:
     teacher: Teacher
     beta: float
     hyperparameters: Hyperparameters
+    chat: Chat
 
 
 def run_of(
-    job: LearnerJob, model: TeacherModel | None, *, student: Policy, micro_batch_tokens: int
+    job: LearnerJob,
+    model: TeacherModel | None,
+    *,
+    student: Policy,
+    chat: Chat,
+    micro_batch_tokens: int,
 ) -> DistillationRun:
     """The parts of a run that do not change. Without a model the student is its own teacher."""
     advanced = job.config.advanced
@@ -67,6 +76,7 @@ def run_of(
             max_response_length=job.config.training.max_response_length,
             micro_batch_tokens=micro_batch_tokens,
         ),
+        chat=chat,
     )
 
 
@@ -81,14 +91,15 @@ def step(
     """Train the policy on one batch of its samples, in place. Returns the metrics of the step by key,
     and its micro-batch plan: the number of tokens of each micro-batch, in order. Raises Refused when the
     teacher gives a log-probability that is not finite."""
-    # 1. The rows of all samples that did not fail, and the weight of each sample's actions.
-    rows = learned_rows(groups, run.teacher)
-    weight_of = token_weights(rows, run.hyperparameters)
+    # 1. The rows of all samples that did not fail, as student and teacher read them, and the weight of
+    #    each sample's actions.
+    rows = compared_rows(groups, run)
+    weight_of = token_weights([row.student for row in rows], run.hyperparameters)
 
     # 2. Forward and backward, one micro-batch after the other.
     means, plan = Means(), []
-    for micro in micro_batches(policy, rows, run):
-        micro_batch_loss(policy, micro, weight_of, run, means=means).backward()
+    for micro, read in micro_batches(policy, rows, run):
+        micro_batch_loss(policy, micro, read, weight_of, run, means=means).backward()
         plan.append(micro.num_tokens)
 
     # 3. Clip the gradients and take an optimizer step at the learning rate of this training step.
@@ -102,15 +113,16 @@ def step(
 def micro_batch_loss(
     policy: Policy,
     micro: MicroBatch,
+    read: MicroBatch,
     weight_of: dict[int, float],
     run: DistillationRun,
     *,
     means: Means,
 ) -> torch.Tensor:
-    """The share of the step's loss that this micro-batch contributes, a scalar with a gradient. Its
-    metrics are added to `means`."""
+    """The share of the step's loss that this micro-batch contributes, a scalar with a gradient. `read`
+    has the same actions as the teacher reads them. Metrics are added to `means`."""
     # The teacher first: it keeps nothing for a backward pass.
-    teacher = run.teacher.predictions(micro)
+    teacher = run.teacher.predictions(read)
     found = compare(
         policy.predictions(micro),
         teacher,
@@ -147,29 +159,54 @@ def check_finite(found: Comparison, micro: MicroBatch, teacher: Teacher) -> None
     )
 
 
-def learned_rows(groups: Sequence[GradedGroup], teacher: Teacher) -> tuple[Example, ...]:
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """A training row, and the row with the same actions that the teacher reads in its place."""
+
+    student: Example
+    teacher: Example
+
+
+def compared_rows(groups: Sequence[GradedGroup], run: DistillationRun) -> tuple[ComparedRow, ...]:
     """The training rows with an action of all samples that did not fail, in canonical order. Samples are
     numbered across groups. A row with a token that the teacher's model does not have is left out: the
-    student sampled it from the padding of its output head."""
-    samples = enumerate(sample for group in groups for sample in group.samples)
-    rows = (
-        Example(number, row)
-        for number, sample in samples
-        if sample.failure is None
-        for row in sample.sequences
-    )
-    most = teacher.num_tokens
-    return tuple(row for row in rows if row.num_actions and max(row.sequence.tokens) < most)
+    student sampled it from the padding of its output head. Raises Refused when a hint cannot be placed,
+    and when a row is too long for the teacher."""
+    found, number = [], 0
+    for group in groups:
+        for sample in group.samples:
+            for row in sample.sequences if sample.failure is None else ():
+                student = Example(number, row)
+                if student.num_actions and max(row.tokens) < run.teacher.num_tokens:
+                    read = hinted_row(row, sample, group, chat=run.chat)
+                    run.teacher.check_length(len(read.tokens))
+                    found.append(ComparedRow(student, Example(number, read)))
+            number += 1
+    return tuple(found)
 
 
 def micro_batches(
-    policy: Policy, rows: Sequence[Example], run: DistillationRun
-) -> Iterator[MicroBatch]:
-    """The micro-batches in order. The samples of a group share their prompt if both models support
-    that."""
-    return pack(
-        rows,
+    policy: Policy, rows: Sequence[ComparedRow], run: DistillationRun
+) -> Iterator[tuple[MicroBatch, MicroBatch]]:
+    """The micro-batches of the student in order, each with what the teacher reads: the same actions. The
+    samples of a group share their prompt if both models support that."""
+    share, device = policy.shares_prompts and run.teacher.policy.shares_prompts, policy.device
+    first = 0
+    for micro in pack(
+        [row.student for row in rows],
         micro_batch_tokens=run.hyperparameters.micro_batch_tokens,
-        share=policy.shares_prompts and run.teacher.policy.shares_prompts,
-        device=policy.device,
-    )
+        share=share,
+        device=device,
+    ):
+        own = rows[first : first + micro.num_rows]
+        first += micro.num_rows
+        if all(row.teacher == row.student for row in own):
+            yield micro, micro
+        else:
+            (read,) = pack(
+                [row.teacher for row in own],
+                micro_batch_tokens=NO_LIMIT,
+                share=share,
+                device=device,
+            )
+            yield micro, read

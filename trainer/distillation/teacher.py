@@ -35,6 +35,16 @@ class Teacher:
         """How many tokens its model tells apart, with the padding behind its vocabulary."""
         return int(self.policy.loaded.base.model.config.get_text_config().vocab_size)
 
+    def check_length(self, num_tokens: int) -> None:
+        """Raises Refused for a row of this many tokens that has more than the model has positions."""
+        context = self.policy.loaded.base.context
+        if num_tokens > context:
+            raise Refused(
+                f"advanced.teacher {self.name!r} has {context} positions, and reads a sample of "
+                f"{num_tokens} tokens; lower training.max_response_length, or shorten "
+                "advanced.teacher_hint"
+            )
+
     @torch.no_grad()
     def predictions(self, micro: MicroBatch) -> Predictions:
         """What the teacher predicts in the place of each action."""

@@ -20,8 +20,8 @@ async def resolve_teacher(
     vocabularies: Vocabularies | None = None,
 ) -> TeacherRef | None:
     """The teacher of a run whose own model is `model`. None if the run names none, or the policy
-    itself. Raises InvalidConfig when there is no such model, when it is the run's own, and when its
-    vocabulary is known to be another one."""
+    itself. Raises InvalidConfig when there is no such model, when it is the run's own and has no hint,
+    and when its vocabulary is known to be another one."""
     name = config.advanced.teacher
     if name is None or name == SELF:
         return None
@@ -32,10 +32,11 @@ async def resolve_teacher(
             name, seed=config.advanced.seed, lookup=lookup, directories=directories
         )
         teacher = TeacherRef(name=name, model=found.model_copy(update={"dtype": model.dtype}))
-    if teacher.model == model and teacher.weights is None:
+    is_own = teacher.model == model and teacher.weights is None
+    if is_own and config.advanced.teacher_hint is None:
         raise InvalidConfig(
-            f"{name!r} is the model that the run begins with, from which it has nothing to learn; name "
-            "another one"
+            f"{name!r} is the model that the run begins with, from which it learns nothing without a "
+            "hint; name another one, or set advanced.teacher_hint"
         )
     if vocabularies is not None:
         await _refuse_other_vocabulary(teacher, model, vocabularies)

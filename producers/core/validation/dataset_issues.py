@@ -10,6 +10,7 @@ from schemas.datasets import preference_form
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
 from schemas.limits import batch_size
+from schemas.teachers import GROUND_TRUTH
 
 LABELS = frozenset({"ground_truth", "label"})
 MAX_EVAL_ROWS = 5000
@@ -64,6 +65,13 @@ def dataset_issues(config: RunConfig | EvalConfig, dataset: DatasetRegistered) -
         yield Issue(
             key,
             f"must be at most {ref.num_rows}, the rows of {ref.name}, got {batch_size(config)}",
+        )
+    hint = config.advanced.teacher_hint
+    if hint is not None and GROUND_TRUTH in hint and LABELS.isdisjoint(dataset.columns):
+        yield Issue(
+            "advanced.teacher_hint",
+            f"names {GROUND_TRUTH}, and {ref.name} has no such column; it has: "
+            f"{', '.join(dataset.columns)}",
         )
     if is_offline(config.advanced) and (missing := missing_answers(algorithm, dataset)):
         yield Issue(

@@ -11,15 +11,16 @@ import torch.nn.functional as F
 
 from schemas.errors import FailureCategory, Refused
 from schemas.learner import GradedGroup, StepBatch
-from schemas.sampling import ModelRef, SampleFailure
-from schemas.teachers import TeacherRef
+from schemas.sampling import Message, ModelRef, SampleFailure, SampleRecord
+from schemas.sampling import Sequence as TokenSequence
+from schemas.teachers import TeacherRef, fill_hint
 from tests.unit.trainer.batches import GROUPS, MIXED, policy64
 from tests.unit.trainer.preferences.test_step import without_decoder
-from tests.unit.trainer.support import TINY, Shelf, job
+from tests.unit.trainer.support import TINY, Shelf, job, loss_mask
 from tests.unit.trainer.test_learner import play
 from trainer.distillation.step import (
     DistillationRun,
-    learned_rows,
+    compared_rows,
     micro_batch_loss,
     micro_batches,
     run_of,
@@ -28,6 +29,7 @@ from trainer.distillation.teacher import Teacher
 from trainer.engine import Engine
 from trainer.forward.packing import Example, pack
 from trainer.forward.predictions import Predictions
+from trainer.model.chat_template import Chat
 from trainer.objective.aggregate import token_weights
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.metrics import Means
@@ -57,7 +59,9 @@ def run_with(teacher: Policy, *, beta: float = 1.0, tokens: int = 4096, **keys: 
             **keys,
         }
     )
-    return DistillationRun(Teacher("t", teacher), beta, hyperparameters)
+    base = teacher.loaded.base
+    chat = Chat(base.tokenizer, base.stop_ids)
+    return DistillationRun(Teacher("t", teacher), beta, hyperparameters, chat)
 
 
 def taken(
@@ -66,10 +70,10 @@ def taken(
     """Metrics, gradients and plan of one step's forward and backward."""
     for tensor in policy.tensors.values():
         tensor.grad = None
-    rows, means, plan = learned_rows(groups, run.teacher), Means(), []
-    weights = token_weights(rows, run.hyperparameters)
-    for micro in micro_batches(policy, rows, run):
-        micro_batch_loss(policy, micro, weights, run, means=means).backward()
+    rows, means, plan = compared_rows(groups, run), Means(), []
+    weights = token_weights([row.student for row in rows], run.hyperparameters)
+    for micro, read in micro_batches(policy, rows, run):
+        micro_batch_loss(policy, micro, read, weights, run, means=means).backward()
         plan.append(micro.num_tokens)
     gradients = {n: t.grad.clone() for n, t in policy.tensors.items() if t.grad is not None}
     return means.values(), gradients, plan
@@ -88,7 +92,7 @@ def test_the_loss_is_that_of_single_passes(beta: float) -> None:
     teacher = moved(policy)
     metrics, gradients, plan = taken(policy, run_with(teacher, beta=beta, tokens=24))
     assert len(plan) > 2
-    rows = learned_rows(MIXED, Teacher("t", teacher))
+    rows = [row.student for row in compared_rows(MIXED, run_with(teacher))]
     total, ratios = torch.zeros((), dtype=torch.float64), []
     for tensor in policy.tensors.values():
         tensor.grad = None
@@ -131,7 +135,7 @@ def test_packing_and_micro_batches_change_nothing(aggregation: str) -> None:
         policy, run_with(teacher, beta=0.5, tokens=1, aggregation=aggregation)
     )
     assert len(whole) == 1
-    assert len(plan) == len(learned_rows(MIXED, Teacher("t", teacher)))
+    assert len(plan) == len(compared_rows(MIXED, run_with(teacher)))
     assert split == pytest.approx(metrics, abs=1e-11)
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, atol=1e-11, rtol=0)
@@ -214,12 +218,12 @@ def test_padding_behind_the_vocabulary_is_left_out_on_both_sides() -> None:
 
 
 def test_a_row_with_a_token_that_the_teacher_lacks_is_left_out() -> None:
-    teacher = Teacher("t", policy64())
+    run = run_with(policy64())
     (row,) = GROUPS[0].samples[0].sequences
-    strange = row.model_copy(update={"tokens": (*row.tokens[:-1], teacher.num_tokens)})
+    strange = row.model_copy(update={"tokens": (*row.tokens[:-1], run.teacher.num_tokens)})
     sample = GROUPS[0].samples[0].model_copy(update={"sequences": (row, strange)})
-    found = learned_rows((replace(GROUPS[0], samples=(sample,), rewards=(1.0,)),), teacher)
-    assert [one.sequence for one in found] == [row]
+    found = compared_rows((replace(GROUPS[0], samples=(sample,), rewards=(1.0,)),), run)
+    assert [one.student.sequence for one in found] == [row]
 
 
 OTHER = ModelRef(kind="scratch", name="qwen3-tiny", seed=4)
@@ -317,7 +321,9 @@ async def test_the_weights_of_a_directory_are_part_of_the_teacher_s_hash(
 
 def test_a_run_is_the_reverse_kl_over_tokens_by_default() -> None:
     policy = policy64()
-    run = run_of(asked(None), None, student=policy, micro_batch_tokens=32)
+    base = policy.loaded.base
+    chat = Chat(base.tokenizer, base.stop_ids)
+    run = run_of(asked(None), None, student=policy, chat=chat, micro_batch_tokens=32)
     assert (run.beta, run.hyperparameters.aggregation) == (1.0, "token_mean")
     assert run.teacher.policy is policy
 
@@ -328,3 +334,86 @@ async def test_a_batch_without_actions_changes_nothing(engine: Engine) -> None:
     batch = StepBatch(1, groups=(GradedGroup(0, (), ()),))
     result = await engine.learner.step(run, batch, export_state=False)
     assert result.state.weights_sha256 == first.state.weights_sha256
+
+
+HINT = "the sum is 12"
+
+
+def answered(*answers: str, hint: str | None = None, messages: Any = None) -> GradedGroup:
+    """A group of answers to one prompt, with the tokens of the tiny model's template."""
+    base = policy64().loaded.base
+    chat = Chat(base.tokenizer, base.stop_ids)
+    prompt = (Message(role="system", content="add"), Message(role="user", content="5+7?"))
+    ids = chat.encode(chat.text(prompt, reply_next=True))
+    samples = []
+    for index, answer in enumerate(answers):
+        said = chat.encode(answer)
+        row = TokenSequence(
+            tokens=(*ids, *said),
+            loss_mask=loss_mask(len(ids), len(said)),
+            logprobs=(0.0,) * (len(ids) + len(said)),
+        )
+        told = (*prompt, Message(role="assistant", content=answer))
+        samples.append(
+            SampleRecord(
+                index=index, sequences=(row,), messages=told if messages is None else messages
+            )
+        )
+    return GradedGroup(0, tuple(samples), (None,) * len(samples), hint=hint)
+
+
+def test_the_teacher_reads_the_hint_behind_the_prompt_and_the_student_does_not() -> None:
+    run = run_with(policy64())
+    (row,) = compared_rows((answered("12", hint=HINT),), run)
+    texts = [run.chat.decode(one.sequence.tokens) for one in (row.student, row.teacher)]
+    assert texts[1] == texts[0].replace("5+7?", f"5+7?\n\n{HINT}")
+    actions = [
+        [t for t, m in zip(one.sequence.tokens, one.sequence.loss_mask, strict=True) if m]
+        for one in (row.student, row.teacher)
+    ]
+    assert actions[0] == actions[1] == run.chat.encode("12")
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 4096])
+def test_each_action_is_compared_with_the_same_action_after_the_hint(tokens: int) -> None:
+    """The student is its own teacher, so only the hint makes a difference."""
+    policy = policy64()
+    groups = (answered("12", "seven", "4", hint=HINT), answered("1234"))
+    run = run_with(policy, tokens=tokens)
+    metrics, _, _ = taken(policy, run, groups)
+    total, count = 0.0, 0
+    for row in compared_rows(groups, run):
+        with torch.no_grad():
+            ours, theirs = (
+                (logits_of(policy, one) / HOT).log_softmax(-1) for one in (row.student, row.teacher)
+            )
+        total += float((ours.exp() * (ours - theirs)).sum())
+        count += len(ours)
+    assert total > 0
+    assert metrics["train/loss"] == pytest.approx(total / count, abs=1e-6)
+
+
+def test_a_hint_is_refused_where_the_conversation_is_not_the_one_that_was_sampled() -> None:
+    changed = (Message(role="user", content="5+8?"), Message(role="assistant", content="12"))
+    with pytest.raises(Refused, match="cannot be placed in sample 0 of slot 0"):
+        compared_rows((answered("12", hint=HINT, messages=changed),), run_with(policy64()))
+    with pytest.raises(Refused, match="cannot be placed"):
+        compared_rows((answered("12", hint=HINT, messages=()),), run_with(policy64()))
+
+
+def test_a_hint_that_is_too_long_for_the_teacher_is_refused() -> None:
+    with pytest.raises(Refused, match="'t' has 1024 positions, and reads a sample of 1"):
+        compared_rows((answered("12", hint="1" * 1024),), run_with(policy64()))
+
+
+@pytest.mark.parametrize(
+    ("hint", "label", "filled"),
+    [("think", None, "think"), ("it is {ground_truth}!", "{12}", "it is {12}!")],
+)
+def test_a_hint_takes_the_label_of_its_row(hint: str, label: str | None, filled: str) -> None:
+    assert fill_hint(hint, label) == filled
+
+
+def test_a_hint_without_a_label_is_refused() -> None:
+    with pytest.raises(Refused, match="a row of the dataset has none"):
+        fill_hint("it is {ground_truth}", None)

@@ -1,0 +1,78 @@
+"""The rows that the teacher reads: those of the student, or with a hint the same answers after another
+prompt.
+
+A hint is put behind the last message of the user in the prompt, after a blank line. The student never
+reads it, so it learns to answer without it what the teacher answers with it. The prompt is rendered
+again, and the sampled tokens stay as they are. A row whose prompt does not have the tokens that the
+student was asked with is refused.
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from schemas.errors import Refused
+from schemas.learner import GradedGroup
+from schemas.sampling import (
+    DrawKey,
+    Message,
+    ModelRef,
+    PolicyRef,
+    SampleRecord,
+    SampleRequest,
+    SamplingParams,
+)
+from schemas.sampling import Sequence as TokenSequence
+from trainer.model.chat_template import Chat
+
+
+def hinted_row(
+    row: TokenSequence, sample: SampleRecord, group: GradedGroup, *, chat: Chat
+) -> TokenSequence:
+    """The row of a sample as the teacher reads it. Without a hint it is the row itself. Raises Refused
+    when the hint cannot be placed."""
+    if group.hint is None:
+        return row
+    prompt = tuple(takewhile(lambda message: message.role != "assistant", sample.messages))
+    plain = _prompt_ids(prompt, sample, chat=chat)
+    size = len(plain)
+    if not plain or row.tokens[:size] != plain or any(row.loss_mask[:size]):
+        raise Refused(
+            f"advanced.teacher_hint cannot be placed in sample {sample.index} of slot {group.slot}: the "
+            "conversation that its workflow returned does not begin with the prompt that the policy was "
+            "asked with. Return the whole conversation, without changing it, or remove the hint"
+        )
+    hinted = _prompt_ids(_with_hint(prompt, group.hint, sample, group), sample, chat=chat)
+    return TokenSequence(
+        tokens=(*hinted, *row.tokens[size:]),
+        loss_mask=((0,) * len(hinted) + row.loss_mask[size:]),
+        logprobs=((0.0,) * len(hinted) + row.logprobs[size:]),
+    )
+
+
+def _with_hint(
+    prompt: Sequence[Message], hint: str, sample: SampleRecord, group: GradedGroup
+) -> tuple[Message, ...]:
+    places = [place for place, message in enumerate(prompt) if message.role == "user"]
+    if not places:
+        raise Refused(
+            f"advanced.teacher_hint is put behind a message of the user, and the prompt of sample "
+            f"{sample.index} of slot {group.slot} has none; add one, or remove the hint"
+        )
+    last = places[-1]
+    told = prompt[last].model_copy(update={"content": f"{prompt[last].content}\n\n{hint}"})
+    return (*prompt[:last], told, *prompt[last + 1 :])
+
+
+def _prompt_ids(
+    messages: tuple[Message, ...], sample: SampleRecord, *, chat: Chat
+) -> tuple[int, ...]:
+    """The ids of a prompt, as the sampler computes them."""
+    request = SampleRequest(
+        model=ModelRef(kind="scratch", name=""),
+        policy=PolicyRef(version=0),
+        params=SamplingParams(),
+        key=DrawKey(purpose="train", step=0, slot=0, replacement=0, sample=sample.index),
+        messages=messages,
+        tools=sample.tools,
+    )
+    return tuple(chat.prompt_ids(request)) if messages else ()
