@@ -59,12 +59,12 @@ class Cell:
 
 def cells() -> tuple[Cell, ...]:
     """All there are: an algorithm that samples nothing has no modes. gdpo needs rewards of several
-    parts, which the tasks do not have."""
+    parts, and distill a teacher, which the tasks do not have."""
     return tuple(
         Cell(algorithm, mode)
         for mode in get_args(ExecutionMode)
         for algorithm in get_args(Algorithm)
-        if algorithm != "gdpo" and (algorithm not in OFFLINE or mode == "sync")
+        if algorithm not in ("gdpo", "distill") and (algorithm not in OFFLINE or mode == "sync")
     )
 
 

@@ -50,6 +50,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.seed": ("random_seed",),
     "advanced.tau_neg": ("sapo_temperature_neg", "sapo_tau_neg"),
     "advanced.tau_pos": ("sapo_temperature_pos", "sapo_tau_pos"),
+    "advanced.teacher": ("teacher_model", "teacher_model_name_or_path", "teacher_model_path"),
     "advanced.updates_per_step": ("num_iterations", "ppo_epochs", "mu"),
     "advanced.validation_dataset": ("eval_dataset", "val_dataset", "test_dataset"),
     "advanced.value_clip": ("vf_clip", "cliprange_value"),

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from schemas.algorithms import OFFLINE, PAIRS_OF_GROUPS, READ_BY, REINFORCED
+from schemas.algorithms import DISTILLED, OFFLINE, PAIRS_OF_GROUPS, READ_BY, REINFORCED
 from schemas.config import Algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def test_the_page_knows_every_objective_that_the_trainer_has() -> None:
 
     assert set(OBJECTIVES) == set(REINFORCED)
     assert {*PREFERENCE_OBJECTIVES, "sft"} == {*OFFLINE, *PAIRS_OF_GROUPS}
-    assert {*REINFORCED, *PAIRS_OF_GROUPS, *OFFLINE} == set(ALGORITHMS)
+    assert {*REINFORCED, *PAIRS_OF_GROUPS, *OFFLINE, *DISTILLED} == set(ALGORITHMS)
 
 
 def test_every_key_is_on_the_page() -> None:

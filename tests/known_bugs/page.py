@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from tests.known_bugs import engines, losses, preferences, rewards, tokens
+from tests.known_bugs import distillation, engines, losses, preferences, rewards, tokens
 from tests.known_bugs.known_bug import KnownBug
 
 GROUPS = {
     "Rewards and advantages": rewards,
     "Losses": losses,
     "Preferences": preferences,
+    "Distillation": distillation,
     "Tokens, masks, packing": tokens,
     "Sampler and optimizer": engines,
 }

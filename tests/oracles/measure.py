@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.oracles.cases import Case, cases
 from tests.oracles.comparisons import COMPARISONS
 from tests.oracles.pairs import PREFERENCE_COMPARISONS, PairCase, gap, pair_cases
+from tests.oracles.teachers import DISTILLED_WITH, PEERS, TeacherCase, teacher_cases, teacher_gap
 
 
 def worst(name: str, examples: int) -> dict[str, tuple[float, float]]:
@@ -58,6 +59,26 @@ def worst_of_pairs(name: str, examples: int) -> dict[str, float]:
     return found
 
 
+def worst_of_teachers(name: str, examples: int) -> dict[str, float]:
+    """Oracle -> the largest difference of value or gradient of a divergence from a teacher."""
+    found = dict.fromkeys(PEERS, 0.0)
+
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(teacher_cases(betas=DISTILLED_WITH[name]))
+    def draw(case: TeacherCase) -> None:
+        for oracle in PEERS:
+            found[oracle] = max(found[oracle], teacher_gap(case, oracle))
+
+    draw()
+    return found
+
+
 def main() -> None:
     examples = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     print(f"| | {' | '.join(ORACLES)} |\n|{'---|' * (len(ORACLES) + 1)}")
@@ -67,6 +88,10 @@ def main() -> None:
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
     for name in PREFERENCE_COMPARISONS:
         gaps = worst_of_pairs(name, examples)
+        cells = [f"{gaps[o]:.0e}" if o in gaps else "-" for o in ORACLES]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    for name in DISTILLED_WITH:
+        gaps = worst_of_teachers(name, examples)
         cells = [f"{gaps[o]:.0e}" if o in gaps else "-" for o in ORACLES]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from schemas.algorithms import OFFLINE, READ_BY, SAMPLED, filters_groups, replacements
+from schemas.algorithms import (
+    DISTILLED,
+    OFFLINE,
+    READ_BY,
+    SAMPLED,
+    filters_groups,
+    replacements,
+)
 from schemas.config import Advanced
 from tests.kit.tomls import run_issues
 
@@ -32,6 +39,8 @@ VALUES: dict[str, Any] = {
     "loss_turns": "last",
     "preference_loss": "sigmoid_norm",
     "label_smoothing": 0.1,
+    "teacher": "old@last",
+    "teacher_hint": "It is {ground_truth}.",
 }
 """A valid value of each key; 0.5 is one of the others."""
 
@@ -39,6 +48,7 @@ RUBRIC = {"text": "It is polite.", "model": "openai/gpt-5-mini"}
 
 OF_ALGORITHM: dict[str, dict[str, Any]] = {
     "gdpo": {"rewards": [{"name": "right"}, {"name": "short", "weight": 0.5}]},
+    "distill": {"teacher": "old@last"},
 }
 """What an algorithm needs besides."""
 
@@ -71,7 +81,7 @@ def refused(samples: int = 2, **advanced: Any) -> dict[str, str]:
     return {issue.key: issue.message for issue in run_issues(document)}
 
 
-@pytest.mark.parametrize("algorithm", [*SAMPLED, *OFFLINE])
+@pytest.mark.parametrize("algorithm", [*SAMPLED, *OFFLINE, *DISTILLED])
 @pytest.mark.parametrize("key", READ_BY)
 def test_a_key_is_read_or_refused(algorithm: str, key: str) -> None:
     said = {"algorithm": algorithm, key: VALUES.get(key, 0.5), **NEEDS.get(key, {})}
@@ -231,6 +241,29 @@ def test_the_weight_of_the_reference_is_found_under_the_name_of_the_other_family
     code = {"rollout": "r", "entrypoint": "main.py", "model_path": "m", "dataset": "d"}
     (issue,) = run_issues({"experiment": code, **sections, "advanced": given})
     assert (issue.key, issue.did_you_mean) == (f"advanced.{key}", meant)
+
+
+@pytest.mark.parametrize(
+    ("advanced", "key", "says"),
+    [
+        ({}, "teacher", "is missing; name the model that distill learns from"),
+        ({"teacher": "provider:x"}, "teacher", "got 'provider:x'; a provider tells none"),
+        ({"teacher": "self"}, "teacher", "nothing to teach without a hint; set"),
+        ({"teacher": "self", "teacher_hint": " "}, "teacher_hint", "is blank"),
+        ({"teacher": "a@1", "correction": "truncated"}, "correction", "no meaning for distill"),
+        ({"teacher": "a@1", "updates_per_step": 2}, "updates_per_step", "must be 1 for distill"),
+        ({"teacher": "a@1", "distill_beta": 1.5}, "distill_beta", "less than or equal to 1"),
+        ({"teacher": "a@1", "distill_beta": -1}, "distill_beta", "greater than or equal to 0"),
+    ],
+)
+def test_a_run_that_distils_has_a_teacher_and_no_ratio(
+    advanced: dict[str, Any], key: str, says: str
+) -> None:
+    assert says in refused(algorithm="distill", **advanced)[f"advanced.{key}"]
+
+
+def test_a_run_that_distils_takes_one_sample_of_a_prompt() -> None:
+    assert refused(samples=1, algorithm="distill", teacher="self", teacher_hint="think") == {}
 
 
 def test_a_group_of_one_has_nothing_to_compare_with() -> None:
