@@ -23,7 +23,7 @@ from typing import Any, Protocol, get_args
 
 from producers.cli.config_files import read_config
 from producers.cli.scaffold import scaffold
-from schemas.algorithms import OFFLINE, PAIRS_OF_GROUPS
+from schemas.algorithms import OFFLINE, PAIRS_OF_GROUPS, SCORED
 from schemas.config import Algorithm, ExecutionMode
 from tests.kit.platform import (
     PATIENCE,
@@ -59,12 +59,14 @@ class Cell:
 
 def cells() -> tuple[Cell, ...]:
     """All there are: an algorithm that samples nothing has no modes. gdpo needs rewards of several
-    parts, and distill a teacher, which the tasks do not have."""
+    parts, and distill a teacher, which the tasks do not have, and a reward model writes no answers that
+    could be graded."""
     return tuple(
         Cell(algorithm, mode)
         for mode in get_args(ExecutionMode)
         for algorithm in get_args(Algorithm)
-        if algorithm not in ("gdpo", "distill") and (algorithm not in OFFLINE or mode == "sync")
+        if algorithm not in ("gdpo", "distill", *SCORED)
+        and (algorithm not in OFFLINE or mode == "sync")
     )
 
 

@@ -29,11 +29,14 @@ BOUNDED = (*CLIPPED, "gmpo", "dppo")
 
 UNGROUPED = ("reinforce_plus_plus", "ppo")
 
-PAIRED = ("dpo", "orpo", "simpo")
+PAIRED = ("dpo", "orpo", "simpo", "reward_model")
 """Algorithms that compare the two answers of a row."""
 
 PREFERENCE = (*PAIRED, "kto")
 """Algorithms that learn from preferences between answers."""
+
+SCORED = ("reward_model",)
+"""Those of them that train a model which scores answers and writes none."""
 
 OFFLINE = ("sft", *PREFERENCE)
 """Algorithms that learn from the answers of a dataset. Nothing is sampled in training."""
@@ -111,11 +114,12 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "critic_lr": ("ppo",),
     "loss_turns": ("sft",),
     "preference_loss": ("dpo", *PAIRS_OF_GROUPS),
-    "beta": (*PREFERENCE, *PAIRS_OF_GROUPS),
+    "beta": (*(name for name in PREFERENCE if name not in SCORED), *PAIRS_OF_GROUPS),
     "label_smoothing": ("dpo", *PAIRS_OF_GROUPS),
     "simpo_gamma": ("simpo",),
     "desirable_weight": ("kto",),
     "undesirable_weight": ("kto",),
+    "center_rewards_coefficient": SCORED,
     "teacher": DISTILLED,
     "distill_beta": DISTILLED,
     "teacher_hint": DISTILLED,

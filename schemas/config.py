@@ -38,6 +38,7 @@ Algorithm = Literal[
     "orpo",
     "simpo",
     "distill",
+    "reward_model",
 ]
 ExecutionMode = Literal["sync", "one_step_off_async", "fully_async"]
 LossAggregation = Literal["token_mean", "sequence_mean", "constant"]
@@ -72,7 +73,8 @@ class Section(BaseModel):
 
 
 class Experiment(Section):
-    """`rollout` and `entrypoint` are required, except for `sft`, `dpo`, `kto`, `orpo` and `simpo`."""
+    """`rollout` and `entrypoint` are required, except for `sft`, `dpo`, `kto`, `orpo`, `simpo` and
+    `reward_model`."""
 
     rollout: Name | None = None
     """the directory under `rollouts/` whose code runs"""
@@ -379,12 +381,17 @@ class Advanced(Section):
     teacher_hint: (
         Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_RUBRIC)] | None
     ) = Field(default=None, exclude_if=_is_unset)
-    """`distill`: text behind the prompt that only the teacher reads; `{ground_truth}` is that of the row"""
+    """`distill`: text behind the prompt that only the teacher reads; `{ground_truth}` is that of the
+    row"""
     distill_beta: float | None = Field(default=None, ge=0, le=1, exclude_if=_is_unset)
     """`distill`: 1 is the reverse KL divergence, 0 the forward one, and between them is JSD"""
+    center_rewards_coefficient: float | None = Field(
+        default=None, gt=0, le=1000, exclude_if=_is_unset
+    )
+    """`reward_model`: how strongly the two rewards of a pair are drawn to a sum of 0"""
     batch_size: int = Field(default=16, ge=1, le=65_536)
     """rows in a step, where the answers of a dataset are learned (`sft`, `dpo`, `kto`, `orpo`,
-    `simpo`)"""
+    `simpo`, `reward_model`)"""
     max_sequence_length: int = Field(default=2048, ge=8, le=262_144)
     """there, the most tokens in a row; a longer row is cut off at its end"""
     state_interval: int | None = Field(default=None, ge=1, le=10_000)

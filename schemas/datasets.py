@@ -19,6 +19,9 @@ PREFERENCE_COLUMNS: dict[PreferenceForm, tuple[str, ...]] = {
     "binary": ("prompt", "completion", "label"),
 }
 
+OPTIONAL_COLUMNS: dict[PreferenceForm, tuple[str, ...]] = {"paired": ("margin",), "binary": ()}
+"""Columns that rows of preferences may have besides."""
+
 
 def _is_unset(value: object) -> bool:
     return value is None
@@ -27,7 +30,8 @@ def _is_unset(value: object) -> bool:
 class DatasetRow(Value):
     """One row. `label` is the ground truth, which only graders and SFT see. `tools` are those that the
     conversation of a demonstration offers. A row of preferences has no label: `chosen` is its better
-    or desirable answer, and `rejected` its worse or undesirable one."""
+    or desirable answer, `rejected` its worse or undesirable one, and `margin` by how much their rewards
+    should differ."""
 
     prompt: tuple[Message, ...]
     label: str | None = None
@@ -35,6 +39,7 @@ class DatasetRow(Value):
     tools: tuple[ToolSpec, ...] = Field(default=(), exclude_if=lambda value: not value)
     chosen: str | None = Field(default=None, exclude_if=_is_unset)
     rejected: str | None = Field(default=None, exclude_if=_is_unset)
+    margin: float | None = Field(default=None, exclude_if=_is_unset)
 
     def to_line(self) -> bytes:
         """The row as one line of the normalised content, newline included."""

@@ -83,12 +83,14 @@ class Conversation:
 @dataclass(frozen=True, slots=True)
 class Preference:
     """One row of preferences: a prompt with a better or desirable answer (`chosen`), a worse or
-    undesirable one (`rejected`), or both. Messages are as in Conversation."""
+    undesirable one (`rejected`), or both. `margin` is by how much the rewards of both should differ, for
+    a reward model. Messages are as in Conversation."""
 
     row: int
     prompt: tuple[Message | tuple[str, str], ...]
     chosen: str | None = None
     rejected: str | None = None
+    margin: float | None = None
     tools: tuple[ToolSpec, ...] = ()
 
 

@@ -9,7 +9,8 @@ towards 0 does not regularise. The state is stored by name, so it does not depen
 of a tensor.
 
 With Muon (arXiv 2502.16982), the matrices of linear layers and adapters are updated by Muon. Embeddings,
-the output head, norms, biases and the critic are updated by AdamW, with the same learning rate.
+the output head, that of a reward model, norms, biases and the critic are updated by AdamW, with the same
+learning rate.
 """
 
 import math
@@ -25,7 +26,8 @@ from schemas.algorithms import is_offline
 from schemas.config import Advanced
 from schemas.errors import CorruptData
 from schemas.learner import LearnerJob
-from trainer.model.value_head import WEIGHT as CRITIC_WEIGHT
+from trainer.model.scalar_heads import SCORE_NAME
+from trainer.model.scalar_heads import WEIGHT as CRITIC_WEIGHT
 from trainer.policy import Policy, check_fit
 
 FIRST, SECOND, STEP = "exp_avg.", "exp_avg_sq.", "step"
@@ -222,7 +224,8 @@ def _muon(tensors: Mapping[str, torch.Tensor], job: LearnerJob) -> torch.optim.M
 
 def muon_matrices(policy: Policy) -> frozenset[str]:
     """The trained tensors that Muon updates: the matrices of linear layers and adapters. A row of an
-    embedding or of the output head belongs to a token, so these are not multiplied as matrices are."""
+    embedding or of the output head belongs to a token, so these are not multiplied as matrices are. The
+    head of a reward model is a single row."""
     model = policy.loaded.base.model
     head = model.get_output_embeddings()
     tables = {
@@ -230,6 +233,7 @@ def muon_matrices(policy: Policy) -> frozenset[str]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) or module is head
     }
+    tables.add(SCORE_NAME)
     return frozenset(n for n, t in policy.tensors.items() if t.ndim == 2 and n not in tables)
 
 

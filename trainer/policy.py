@@ -7,7 +7,7 @@ them. The bytes are deterministic, because safetensors orders tensors by name an
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from trainer.model.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
 from trainer.model.lora import adapter_config, fresh_adapter, target_modules
 from trainer.model.lora_names import Scaling, Tensors
 from trainer.model.safetensors_view import view_tensors
-from trainer.model.value_head import Critic, fresh_critic
+from trainer.model.scalar_heads import SCORE, Critic, fresh_critic, fresh_score_head, scores
 from trainer.native.interface import LearnerPass, learner_pass, product
 
 METADATA = {"format": "pt"}
@@ -56,8 +56,8 @@ class Policy:
     """A version of a model. `tensors` are leaf tensors, which require gradients while a learner owns
     them. `scaling` is that of the adapter. `forward` says how its passes are computed.
 
-    Shape suffixes: N all packed tokens of a micro-batch, M its actions, H hidden, V vocabulary, K
-    likeliest tokens.
+    Shape suffixes: N all packed tokens of a micro-batch, M its actions, R its rows, H hidden, V
+    vocabulary, K likeliest tokens.
     """
 
     loaded: LoadedModel
@@ -186,6 +186,19 @@ class Policy:
         )
         return logprob_M, entropy_M, self.critic.values(hidden_M_H)
 
+    def scores(self, micro: MicroBatch) -> torch.Tensor:
+        """The reward (R) of each row: that of the score head at its last token. Raises KeyError if the
+        policy has no head."""
+        hidden_R_H = self._last_hidden_states(micro)
+        return scores(self.tensors, hidden_R_H)
+
+    def _last_hidden_states(self, micro: MicroBatch) -> torch.Tensor:
+        """The hidden state (R, H) of the last token of each row."""
+        at_last = replace(micro, predictor_M=micro.last_R)
+        if self.loaded.decoder is None:
+            return self.outputs(at_last)[0]
+        return self._hidden_states(self.loaded.decoder, at_last, reference=False)[0]
+
     def _score_actions(
         self, micro: MicroBatch, *, temperature: float, reference: bool, trains_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -228,8 +241,8 @@ def _target_logprobs(
 
 def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
     """Version 0 of a run's policy: a fresh adapter from the seed, or with full tuning a trainable copy
-    of all base weights. For PPO it also has a critic, which predicts 0. Raises Refused when the model
-    does not support what the config asks for."""
+    of all base weights. For PPO it also has a critic, which predicts 0, and a reward model has a score
+    head. Raises Refused when the model does not support what the config asks for."""
     advanced = job.config.advanced
     forward = forward_of(loaded, advanced, rules=job.rules)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
@@ -245,6 +258,8 @@ def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
         seed=advanced.seed,
         is_dora=advanced.lora_variant == "dora",
     )
+    if advanced.algorithm == "reward_model":
+        tensors |= fresh_score_head(loaded.base, seed=advanced.seed)
     return Policy(loaded, tensors, scaling, critic, forward)
 
 
@@ -330,6 +345,7 @@ def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes],
         rank=advanced.lora_rank,
         scaling=policy.scaling,
         is_dora=advanced.lora_variant == "dora",
+        head=SCORE if advanced.algorithm == "reward_model" else None,
     )
     files = {**tokenizer, ADAPTER_CONFIG: config}
     if base.public_name is None:

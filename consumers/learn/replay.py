@@ -213,6 +213,7 @@ async def read_learned_rows(
             prompt=content[row].prompt,
             chosen=content[row].chosen,
             rejected=content[row].rejected,
+            margin=content[row].margin,
             tools=content[row].tools,
         )
         for row in rows

@@ -12,8 +12,9 @@ from typing import Protocol
 from infra.names import Kind, Names
 from infra.ports.actor import bound_workspace, may_see
 from infra.spine.ports.event_log import Cursor, EventStore
+from schemas.algorithms import SCORED
 from schemas.artifact_refs import ArtifactRef
-from schemas.errors import Conflict, NotFound
+from schemas.errors import Conflict, InvalidConfig, NotFound
 from schemas.events import (
     CheckpointSaved,
     EvaluationRequested,
@@ -62,13 +63,23 @@ class Checkpoint:
     def ref(self) -> str:
         return f"{self.run.run_name}@{self.spec.step}"
 
+    @property
+    def is_reward_model(self) -> bool:
+        return self.run.config.advanced.algorithm in SCORED
+
     def files(self) -> dict[str, ArtifactRef]:
         """The files of the checkpoint's directory, including the weights."""
         weights = self.spec.state.weights
         return {**self.spec.files, **({self.spec.weights_name: weights} if weights else {})}
 
     def model(self) -> ModelRef:
-        """The checkpoint as a model to sample from or to start from."""
+        """The checkpoint as a model to sample from or to start from. Raises InvalidConfig when it is a
+        reward model."""
+        if self.is_reward_model:
+            raise InvalidConfig(
+                f"{self.ref} is a reward model, which scores answers and writes none; name it in "
+                "advanced.reward_models, and here a checkpoint of another algorithm"
+            )
         return ModelRef(
             kind="checkpoint",
             name=f"{self.spec.run}@{self.spec.step}",

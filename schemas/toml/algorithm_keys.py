@@ -19,6 +19,7 @@ from schemas.algorithms import (
     READ_BY,
     REINFORCED,
     SAMPLED,
+    SCORED,
     SUMS_REWARDS,
     failed_rewards,
     filters_groups,
@@ -42,6 +43,7 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
     yield from _preference_issues(advanced)
     if advanced.algorithm in DISTILLED:
         yield from _distillation_issues(config)
+    yield from _reward_model_issues(config)
     if advanced.algorithm in COMPARES_PARTS:
         yield from _part_issues(advanced)
     yield from _entropy_issues(advanced)
@@ -217,6 +219,24 @@ def _distillation_issues(config: RunConfig) -> Iterator[Issue]:
             "advanced.updates_per_step",
             f"must be 1 for {advanced.algorithm}, got {advanced.updates_per_step}; raise "
             "advanced.max_steps instead",
+        )
+
+
+def _reward_model_issues(config: RunConfig) -> Iterator[Issue]:
+    """Keys of a model that writes answers, in the config of one that scores them."""
+    if config.advanced.algorithm not in SCORED:
+        return
+    if config.advanced.tuning == "full":
+        yield Issue(
+            "advanced.tuning",
+            "must be 'lora' for reward_model, got 'full': it trains an adapter and a head that scores; "
+            "leave it out",
+        )
+    if config.experiment.rollout:
+        yield Issue(
+            "experiment.rollout",
+            "is not read by reward_model, which writes no answers: validation measures the loss and "
+            "the accuracy of pairs; leave it out",
         )
 
 

@@ -13,6 +13,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.preference_loss": ("dpo_loss", "pref_loss"),
     "advanced.simpo_gamma": ("gamma_beta_ratio", "target_margin"),
     "advanced.batch_size": ("train_batch_size", "per_device_train_batch_size"),
+    "advanced.center_rewards_coefficient": ("center_rewards_coef", "reward_center_coef"),
     "advanced.clip_high": ("epsilon_high", "clip_ratio_high", "clip_range_high", "eps_clip_high"),
     "advanced.clip_low": (
         *("epsilon", "clip_ratio", "clip_range", "cliprange", "eps_clip"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from schemas.algorithms import OFFLINE, is_offline
+from schemas.algorithms import OFFLINE, SCORED, is_offline
 from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
 
@@ -64,7 +64,7 @@ def _unread_by_optimizer(advanced: Advanced, named: frozenset[str]) -> Iterator[
             yield Issue("advanced.muon_momentum", message)
         return
     has_vectors = advanced.tuning == "full" or advanced.lora_variant == "dora"
-    if has_vectors or advanced.algorithm == "ppo":
+    if has_vectors or advanced.algorithm in ("ppo", *SCORED):
         return
     for key in ("advanced.adam_beta1", "advanced.adam_beta2"):
         if key in named:

@@ -52,6 +52,7 @@ SCENARIOS = (
     Scenario("judge", judge.act, judge.POINTS),
     Scenario("package", package.act, package.POINTS, has_twin=True),
     Scenario("preferences", preferences.act, preferences.POINTS, has_twin=True),
+    Scenario("reward_model", preferences.act_reward_model, preferences.POINTS, has_twin=True),
     Scenario("push-submit", push.act, push.SUBMIT, has_twin=True),
     Scenario("push-trigger-intake", push.act, push.TRIGGER_INTAKE, has_twin=True),
     Scenario("push-trigger-perform", push.act, push.TRIGGER_PERFORM, has_twin=True),

@@ -60,6 +60,7 @@ PREFERENCES: dict[str, dict[str, Any]] = {
     "kto": {"algorithm": "kto"},
     "orpo": {"algorithm": "orpo"},
     "simpo": {"algorithm": "simpo"},
+    "reward_model": {"algorithm": "reward_model", "center_rewards_coefficient": 0.01},
 }
 
 

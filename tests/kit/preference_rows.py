@@ -16,6 +16,14 @@ def pairs(numbers: range) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def pairs_with_margins(numbers: range) -> str:
+    """The same pairs, of which every second has a margin."""
+    rows = [json.loads(line) for line in pairs(numbers).splitlines()]
+    for number, row in enumerate(rows):
+        row["margin"] = number % 2 / 2
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def singles(numbers: range) -> str:
     """JSON Lines with one answer for each number, by turns the short and the long one."""
     rows = []

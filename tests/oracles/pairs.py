@@ -30,6 +30,7 @@ from trainer.preferences.registry import PREFERENCE_OBJECTIVES, settings_of
 from trainer.preferences.step import PreferenceRun, measure_baseline, micro_batch_loss
 
 DPO = oracle("trl.trainer.dpo_trainer").DPOTrainer
+REWARD = oracle("trl.trainer.reward_trainer").RewardTrainer
 KTO = oracle("trl.trainer.kto_trainer").KTOTrainer
 ORPO = oracle("trl.experimental.orpo.orpo_trainer").ORPOTrainer
 ONLINE_DPO = oracle("trl.experimental.online_dpo.online_dpo_trainer").OnlineDPOTrainer
@@ -47,7 +48,8 @@ Solution = tuple[float, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class PairCase:
-    """`lengths` are the tokens of each answer. Beyond them the tables are not read."""
+    """`lengths` are the tokens of each answer. Beyond them the tables are not read. A reward model's
+    score of an answer is `now` at its last token, and `margins` are those of the pairs."""
 
     lengths: tuple[int, ...]
     now: torch.Tensor
@@ -55,6 +57,7 @@ class PairCase:
     other_now: torch.Tensor
     other_reference: torch.Tensor
     micro_batch_tokens: int = 4096
+    margins: tuple[float, ...] = ()
 
     @property
     def mask(self) -> torch.Tensor:
@@ -90,7 +93,8 @@ def pair_cases(draw: st.DrawFn) -> PairCase:
 
     now, other = table(), table()
     tokens = draw(st.sampled_from((1, 12, 4096)))
-    return PairCase(lengths, now, near(now), other, near(other), tokens)
+    margins = tuple(draw(st.sampled_from((0.0, 0.5, 3.0))) for _ in range(pairs))
+    return PairCase(lengths, now, near(now), other, near(other), tokens, margins)
 
 
 class TablePolicy:
@@ -113,6 +117,9 @@ class TablePolicy:
         found_M = table.flatten()[micro.target_M]
         return found_M, torch.zeros_like(found_M.detach())
 
+    def scores(self, micro: MicroBatch) -> torch.Tensor:
+        return self._now.flatten()[micro.tokens_N[micro.last_R]]
+
 
 def _row(case: PairCase, answer: int) -> Row:
     longest, length = case.now.shape[1], case.lengths[answer % len(case.lengths)]
@@ -124,7 +131,9 @@ def _row(case: PairCase, answer: int) -> Row:
 
 
 def _unit(case: PairCase, answers: tuple[int, ...], is_chosen: tuple[bool, ...]) -> PreferenceUnit:
-    return PreferenceUnit(tuple(Example(a, _row(case, a)) for a in answers), is_chosen)
+    examples = tuple(Example(answer, _row(case, answer)) for answer in answers)
+    margin = case.margins[answers[0] // 2] if len(answers) == 2 and case.margins else 0.0
+    return PreferenceUnit(examples, is_chosen, margin)
 
 
 def _sampled_batch(case: PairCase) -> PreferenceBatch:
@@ -291,6 +300,28 @@ def trl_online_dpo(case: PairCase, **settings: Any) -> Solution:
     return float(loss), leaf.grad * case.mask
 
 
+def trl_reward(case: PairCase, *, center: float | None) -> Solution:
+    """TRL's batch has all chosen answers first. The model answers with the scores."""
+    last = torch.tensor(case.lengths) - 1
+    answers = torch.arange(len(case.lengths))
+    inputs = {
+        "input_ids": torch.zeros(len(case.lengths), 1, dtype=torch.long),
+        "attention_mask": torch.ones(len(case.lengths), 1, dtype=torch.long),
+        "margin": torch.tensor(case.margins, dtype=torch.float64),
+    }
+
+    def loss_of(now: torch.Tensor) -> torch.Tensor:
+        scores = now[answers, last]
+        logits = torch.cat([scores[0::2], scores[1::2]])[:, None]
+        model: Any = mock.Mock(training=True, return_value=types.SimpleNamespace(logits=logits))
+        trainer = _Trainer(model=model)
+        trainer.args.center_rewards_coefficient = center
+        value: torch.Tensor = REWARD.compute_loss(trainer, model, inputs)
+        return value
+
+    return _solved(case, loss_of)
+
+
 def trl_kto(case: PairCase, **settings: Any) -> Solution:
     ids = torch.zeros(len(case.lengths), case.mask.shape[1] + 1, dtype=torch.long)
     mask = torch.cat([torch.zeros(len(case.lengths), 1), case.mask], dim=1).long()
@@ -420,6 +451,14 @@ def simpo(case: PairCase) -> Solutions:
     }
 
 
+def reward_model(center: float | None) -> Callable[[PairCase], Solutions]:
+    def compare(case: PairCase) -> Solutions:
+        mine = ours(case, algorithm="reward_model", center_rewards_coefficient=center)
+        return mine, {"TRL": trl_reward(case, center=center)}
+
+    return compare
+
+
 PREFERENCE_COMPARISONS: dict[str, Callable[[PairCase], Solutions]] = {
     **{f"dpo, {loss}": dpo(loss) for loss in ("sigmoid", "sigmoid_norm", "ipo", "hinge")},
     "dpo, label smoothing": smoothed_dpo,
@@ -428,6 +467,8 @@ PREFERENCE_COMPARISONS: dict[str, Callable[[PairCase], Solutions]] = {
     "kto, weights": weighted_kto,
     "orpo": orpo,
     "simpo": simpo,
+    "reward_model": reward_model(None),
+    "reward_model, centred": reward_model(0.3),
 }
 
 

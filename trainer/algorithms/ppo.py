@@ -6,7 +6,7 @@
     loss    = - (1 / sum_i len_i) sum_t min(r_t A_t, clip(r_t) A_t)  +  c L_V
     L_V     = (1 / sum_i len_i) sum_t max((V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2) / 2
 
-V_t is the value that the critic (`trainer/model/value_head.py`) predicts before action t, and V_old is
+V_t is the value that the critic (`trainer/model/scalar_heads.py`) predicts before action t, and V_old is
 its prediction before the step. The gradient of the critic's loss also reaches the policy's tensors,
 scaled by c = value_coef = 0.1, because the critic reads the policy's last hidden state. We decided: -
 Advantages are whitened over all actions of the step (ddof 1, 1e-8 under the root). Returns are computed

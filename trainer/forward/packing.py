@@ -16,9 +16,9 @@ samples, and each part repeats the context. A *segment* is a packed run of token
 continuation, or a whole sequence. Padding exists inside attention only.
 
 Legend: N packed tokens, B segments, T tokens of the longest segment, U keys that it sees (its
-context and itself), M actions (tokens the policy chose). An action is predicted from the hidden
-state of the token before it, `predictor_M`: the last prompt token predicts the first action, the
-last action is a target, and nothing predicts from it.
+context and itself), R sequences, M actions (tokens the policy chose). An action is predicted from
+the hidden state of the token before it, `predictor_M`: the last prompt token predicts the first
+action, the last action is a target, and nothing predicts from it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,6 +92,8 @@ class MicroBatch:
     sample_M: torch.Tensor
     row_M: torch.Tensor
     """which of the `num_rows` sequences of this micro-batch"""
+    last_R: torch.Tensor
+    """indexes into N: the last token of each sequence"""
     num_rows: int
 
     @property
@@ -181,6 +183,7 @@ class _Packing:
     behaviour: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    lasts: list[int] = field(default_factory=list)
     num_rows: int = 0
     longest: int = 0
 
@@ -200,6 +203,7 @@ class _Packing:
         for example in tree.examples:
             tokens, own = example.sequence.tokens, len(self.tokens)
             self._segment(tokens[shared:], shared)
+            self.lasts.append(len(self.tokens) - 1)
             self.segments.append(Segment(own, len(self.tokens), start, shared))
             for t in range(1, len(tokens)):
                 if example.sequence.loss_mask[t]:
@@ -245,6 +249,7 @@ class _Packing:
             behaviour_M=torch.tensor(self.behaviour, dtype=torch.float64, device=device),
             sample_M=torch.tensor(self.samples, device=device),
             row_M=torch.tensor(self.rows, device=device),
+            last_R=torch.tensor(self.lasts, device=device),
             num_rows=self.num_rows,
         )
 

@@ -41,6 +41,7 @@ from trainer.model.dequantize import dequantize_once, user_models
 from trainer.model.family_renderer import record_name
 from trainer.model.file_checks import check_files
 from trainer.model.lora_names import (
+    HEAD_TASK,
     Scaling,
     adapter_magnitudes,
     adapter_pairs,
@@ -224,8 +225,13 @@ def load_merged(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The adapter in `folder` merged into its base, in fp32, and the tokenizer. The base is `base` if
     that is set, else the folder base/, else the base's public name. Raises Refused when the base cannot
-    be loaded or is another model."""
+    be loaded or is another model, and when the adapter is that of a reward model."""
     config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
+    if config.get("task_type") == HEAD_TASK:
+        raise Refused(
+            f"{what} is a reward model, which scores answers and writes none; name it in "
+            "advanced.reward_models, or another model here"
+        )
     is_local = (folder / "base").is_dir()
     found = str(folder / "base") if is_local else config["base_model_name_or_path"]
     if base is None and not is_local:

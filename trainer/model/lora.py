@@ -21,6 +21,7 @@ from trainer.model.base import Base
 from trainer.model.lora_names import (
     A_SUFFIX,
     B_SUFFIX,
+    HEAD_TASK,
     MAGNITUDE_SUFFIX,
     PEFT_PREFIX,
     Scaling,
@@ -90,10 +91,17 @@ def _row_lengths(weight_O_H: torch.Tensor, module: str) -> torch.Tensor:
 
 
 def adapter_config(
-    base: Base, modules: Sequence[str], *, rank: int, scaling: Scaling, is_dora: bool = False
+    base: Base,
+    modules: Sequence[str],
+    *,
+    rank: int,
+    scaling: Scaling,
+    is_dora: bool = False,
+    head: str | None = None,
 ) -> bytes:
     """`adapter_config.json`, as peft writes it. A base without a public name is called `./base`, after
-    its folder next to the adapter. A plain `base` would be looked up on the hub."""
+    its folder next to the adapter. A plain `base` would be looked up on the hub. `head` is the layer
+    that a reward model has instead of the base's output head, and that is stored whole."""
     config = LoraConfig(
         r=rank,
         lora_alpha=scaling.alpha,  # type: ignore[arg-type]  # peft says int and divides
@@ -101,7 +109,8 @@ def adapter_config(
         use_dora=is_dora,
         lora_dropout=0.0,
         bias="none",
-        task_type="CAUSAL_LM",
+        task_type=HEAD_TASK if head else "CAUSAL_LM",
+        modules_to_save=[head] if head else None,
         target_modules=list(modules),
         base_model_name_or_path=base.public_name or LOCAL_BASE,
         inference_mode=True,

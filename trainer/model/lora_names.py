@@ -13,6 +13,8 @@ PEFT_PREFIX = "base_model.model."
 A_SUFFIX = ".lora_A.weight"
 B_SUFFIX = ".lora_B.weight"
 MAGNITUDE_SUFFIX = ".lora_magnitude_vector"
+HEAD_TASK = "SEQ_CLS"
+"""The task in the config of an adapter with a score head, which is that of a reward model."""
 
 Tensors = Mapping[str, torch.Tensor]
 

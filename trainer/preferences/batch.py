@@ -7,7 +7,8 @@ so a pair is never divided between micro-batches; one that is larger than `micro
 of its own.
 
 A row longer than the run's max_sequence_length is cut at its end. An answer of which nothing is left is
-not learned. Neither is its pair, nor a pair whose answers differ only beyond the limit.
+not learned. Neither is its pair, nor a pair whose answers differ only beyond the limit. A reward model
+does not learn a pair of which an answer is cut.
 """
 
 import sys
@@ -30,10 +31,12 @@ from trainer.preferences.objective import PreferenceObjective
 class PreferenceUnit:
     """The answers of a dataset row or group that are learned together: a pair (the chosen one first), or
     for KTO all that the row has. `examples` are the rows of each answer, with `Example.sample` as its
-    number, and `is_chosen` has an entry for each answer."""
+    number, and `is_chosen` has an entry for each answer. `margin` is by how much the rewards of a pair
+    should differ."""
 
     examples: tuple[Example, ...]
     is_chosen: tuple[bool, ...]
+    margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,13 @@ class PreferenceBatch:
 class PreferenceMicroBatch:
     """Whole units in one pass. `answers` says which answer each action belongs to, and `is_chosen` has
     an entry for each answer. `firsts` has the places of the chosen answers of pairs; the rejected one
-    follows each."""
+    follows each. `margins` are those of the units."""
 
     packed: MicroBatch
     answers: Rows
     is_chosen: tuple[bool, ...]
     firsts: tuple[int, ...]
+    margins: tuple[float, ...]
 
 
 def encode(
@@ -90,10 +94,12 @@ def encode(
             for example, (_, is_chosen) in zip(rows.examples, answers, strict=True)
             if example.num_actions
         ]
-        if not kept or (objective.is_paired and not _can_compare(rows.examples)):
+        has_no_end = objective.has_head and rows.num_cut > 0
+        if not kept or has_no_end or (objective.is_paired and not _can_compare(rows.examples)):
             lost += 1
             continue
-        units.append(PreferenceUnit(tuple(e for e, _ in kept), tuple(c for _, c in kept)))
+        margin = one.margin or 0.0
+        units.append(PreferenceUnit(tuple(e for e, _ in kept), tuple(c for _, c in kept), margin))
     num_answers = sum(len(unit.examples) for unit in units)
     return PreferenceBatch(
         tuple(units),
@@ -198,4 +204,5 @@ def _pack(policy: Policy, units: Sequence[PreferenceUnit]) -> PreferenceMicroBat
         Rows(answer_of_row[packed.row_M], len(number)),
         tuple(c for unit in units for c in unit.is_chosen),
         tuple(firsts),
+        tuple(unit.margin for unit in units),
     )

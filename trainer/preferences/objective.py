@@ -27,6 +27,7 @@ class PreferenceSettings:
     simpo_gamma: float = 0.5
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
+    center_rewards_coefficient: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,13 +35,18 @@ class AnswerScores:
     """The scores of the answers of a micro-batch, (A) each. `logprob_A` is the sum of the
     log-probabilities of an answer's tokens under the policy. It alone carries a gradient. `reference_A`
     is the same under the reference, and 0 where the objective has none. `length_A` counts the tokens.
-    `baseline` is KTO's estimate of how far the policy has moved from the reference."""
+    `baseline` is KTO's estimate of how far the policy has moved from the reference.
+
+    Where the objective has a score head, `score_A` is what the head says, which carries a gradient, and
+    the log-probabilities are 0. `margin_U` is by how much the rewards of a pair should differ."""
 
     logprob_A: torch.Tensor
     reference_A: torch.Tensor
     length_A: torch.Tensor
     is_chosen_A: torch.Tensor
     baseline: float = 0.0
+    score_A: torch.Tensor | None = None
+    margin_U: torch.Tensor | None = None
 
     @property
     def log_ratio_A(self) -> torch.Tensor:
@@ -64,6 +70,7 @@ class PreferenceObjective:
     has_reference: bool = True
     has_baseline: bool = False
     from_groups: bool = False
+    has_head: bool = False
 
 
 def pair_difference(value_A: torch.Tensor) -> torch.Tensor:

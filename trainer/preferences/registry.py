@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from schemas.config import Advanced, Algorithm
-from trainer.preferences import dpo, kto, online_dpo, orpo, simpo
+from trainer.preferences import dpo, kto, online_dpo, orpo, reward_model, simpo
 from trainer.preferences.objective import PreferenceObjective, PreferenceSettings
 
 PREFERENCE_OBJECTIVES: dict[Algorithm, PreferenceObjective] = {
@@ -12,9 +12,17 @@ PREFERENCE_OBJECTIVES: dict[Algorithm, PreferenceObjective] = {
     "orpo": orpo.OBJECTIVE,
     "simpo": simpo.OBJECTIVE,
     "online_dpo": online_dpo.OBJECTIVE,
+    "reward_model": reward_model.OBJECTIVE,
 }
 
-SAME_NAME = ("beta", "label_smoothing", "simpo_gamma", "desirable_weight", "undesirable_weight")
+SAME_NAME = (
+    "beta",
+    "label_smoothing",
+    "simpo_gamma",
+    "desirable_weight",
+    "undesirable_weight",
+    "center_rewards_coefficient",
+)
 """Keys of `[advanced]` that are fields of PreferenceSettings under the same name."""
 
 

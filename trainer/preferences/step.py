@@ -92,6 +92,27 @@ def micro_batch_loss(
 ) -> torch.Tensor:
     """The share of the step's loss that this micro-batch contributes, a scalar with a gradient. Its
     metrics are added to `means`."""
+    if run.objective.has_head:
+        scores = score_by_head(policy, micro)
+    else:
+        scores = score_by_logprobs(policy, micro, run, means, baseline=baseline)
+    loss_U, reward_A = run.objective.loss(scores, run.settings)
+    loss = loss_U.sum() / batch.num_losses
+    means.add_sum("train/loss", loss)
+    _add_comparison(means, micro, scores, reward_A.detach())
+    return loss
+
+
+def score_by_logprobs(
+    policy: Policy,
+    micro: PreferenceMicroBatch,
+    run: PreferenceRun,
+    means: Means,
+    *,
+    baseline: float,
+) -> AnswerScores:
+    """The log-probabilities of the answers under the policy and the reference. The entropy of the
+    policy, and how far it is from the sampler, are added to `means`."""
     # The reference first: it keeps nothing for a backward pass.
     answers, num_answers = micro.answers, micro.answers.num_rows
     reference_A = torch.zeros(num_answers, dtype=torch.float64, device=policy.device)
@@ -107,16 +128,26 @@ def micro_batch_loss(
         torch.tensor(micro.is_chosen, device=logprob_A.device),
         baseline,
     )
-    loss_U, reward_A = run.objective.loss(scores, run.settings)
-    loss = loss_U.sum() / batch.num_losses
-    means.add_sum("train/loss", loss)
     means.add("train/entropy_loss", entropy_M)
     if run.objective.from_groups:
         difference_M = micro.packed.behaviour_M.to(logprob_M.dtype) - logprob_M.detach()
         means.add("train/sampler_kl", k3(difference_M))
         means.add("train/sampler_mismatch", difference_M.abs())
-    _add_comparison(means, micro, scores, reward_A.detach())
-    return loss
+    return scores
+
+
+def score_by_head(policy: Policy, micro: PreferenceMicroBatch) -> AnswerScores:
+    """The rewards of the answers by the policy's score head."""
+    score_A = policy.scores(micro.packed).double()
+    zero_A = torch.zeros_like(score_A.detach())
+    return AnswerScores(
+        zero_A,
+        zero_A,
+        zero_A,
+        torch.tensor(micro.is_chosen, device=score_A.device),
+        score_A=score_A,
+        margin_U=torch.tensor(micro.margins, dtype=torch.float64, device=score_A.device),
+    )
 
 
 @torch.no_grad()
@@ -150,7 +181,8 @@ def _add_comparison(
     for kind, is_kind_A in kinds:
         if is_kind_A.any():
             means.add(f"rewards/{kind}", reward_A[is_kind_A])
-            means.add(f"logps/{kind}", scores.logprob_A.detach()[is_kind_A])
+            if scores.score_A is None:
+                means.add(f"logps/{kind}", scores.logprob_A.detach()[is_kind_A])
     if micro.firsts:
         first = torch.tensor(micro.firsts, device=reward_A.device)
         means.add("rewards/accuracies", reward_A[first] > reward_A[first + 1])

@@ -28,6 +28,7 @@ COLUMNS = (
     "chosen",
     "rejected",
     "completion",
+    "margin",
 )
 """The columns that a dataset uses. The other columns of a file, such as pictures, are not converted."""
 

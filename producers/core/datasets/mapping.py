@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from schemas.datasets import PREFERENCE_COLUMNS, preference_form
+from schemas.datasets import OPTIONAL_COLUMNS, PREFERENCE_COLUMNS, preference_form
 from schemas.errors import InvalidConfig, Issue
 
 LABELLED = (
@@ -22,7 +22,7 @@ LABELLED = (
     "metadata",
 )
 """The columns of a file without preferences. `label` is read only if there is no `ground_truth`."""
-READ = (*LABELLED, "prompt", "chosen", "rejected", "completion")
+READ = (*LABELLED, "prompt", "chosen", "rejected", "completion", "margin")
 """The columns that are read in some file."""
 MAX_BYTES = 16 << 10
 
@@ -85,7 +85,7 @@ def mapping_problems(columns: Sequence[str], mapping: Columns) -> Iterator[str]:
 def unread(columns: Sequence[str]) -> list[str]:
     """The columns that nothing reads."""
     if form := preference_form(columns):
-        read = {*PREFERENCE_COLUMNS[form], "tools", "metadata"}
+        read = {*PREFERENCE_COLUMNS[form], *OPTIONAL_COLUMNS[form], "tools", "metadata"}
     else:
         read = set(LABELLED) - ({"label"} if "ground_truth" in columns else set())
     return [name for name in columns if name not in read]

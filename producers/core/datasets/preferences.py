@@ -1,11 +1,11 @@
 """The columns of preferences, in the forms that TRL reads.
 
-*Paired*: `prompt`, `chosen` and `rejected`. *Binary*: `prompt`, `completion` and `label`, which is true
-for a desirable completion. A prompt is text or a list of messages, and so is an answer. An answer in
-messages may repeat the prompt before its last message; then the column `prompt` may be left out. Text
-becomes a message of the user, or of the assistant, because a policy is trained and sampled with its chat
-template. An answer that is text therefore needs its prompt in a column: what two texts have in common
-at their beginning does not end where a message ends.
+*Paired*: `prompt`, `chosen` and `rejected`, and where it is known a number `margin`. *Binary*: `prompt`,
+`completion` and `label`, which is true for a desirable completion. A prompt is text or a list of
+messages, and so is an answer. An answer in messages may repeat the prompt before its last message; then
+the column `prompt` may be left out. Text becomes a message of the user, or of the assistant, because a
+policy is trained and sampled with its chat template. An answer that is text therefore needs its prompt
+in a column: what two texts have in common at their beginning does not end where a message ends.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,8 @@ from producers.core.datasets.messages import BadMessages, parse_messages
 from producers.core.datasets.strict_json import loads
 from schemas.datasets import LABELLED_COLUMNS, PreferenceForm
 from schemas.sampling import Message
+
+MOST_MARGIN = 1e6
 
 TRUTHS = {"true": True, "false": False}
 """Labels as CSV has them, in lower case."""
@@ -35,6 +37,7 @@ class AnsweredPrompt:
     prompt: tuple[Message, ...]
     chosen: str | None = None
     rejected: str | None = None
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,30 @@ def parse_preference(
         raise BadPreference(
             "rejected", "equals chosen, so nothing can be learned from the row; remove the row"
         )
-    return AnsweredPrompt(prompt, chosen, rejected)
+    return AnsweredPrompt(prompt, chosen, rejected, _parse_margin(values.get("margin")))
+
+
+def _parse_margin(value: object) -> float | None:
+    """The margin in a cell, None where it is empty."""
+    if value is None or value == "":
+        return None
+    margin = _number(value)
+    if margin is None or not 0 <= margin <= MOST_MARGIN:
+        raise BadPreference(
+            "margin",
+            f"must be a number from 0 to {MOST_MARGIN:g}, by which the reward of chosen should be above "
+            f"that of rejected, got {value!r:.40}; leave the cell empty where there is none",
+        )
+    return margin
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _parse_label(value: object) -> bool:

@@ -288,6 +288,7 @@ class Rules:
             tools=tools,
             chosen=row.chosen,
             rejected=row.rejected,
+            margin=row.margin,
         )
 
     def _tools(self, line: int, values: Values) -> tuple[ToolSpec, ...] | None:

@@ -139,4 +139,10 @@ def _check_names(asked: WantedUpload) -> None:
 def _form(checkpoint: Checkpoint, *, merged: bool) -> HubForm:
     if ADAPTER not in checkpoint.files():
         return "model"
+    if merged and checkpoint.is_reward_model:
+        message = (
+            f"{checkpoint.ref} is a reward model, whose head is a part of its adapter and of no merged "
+            "model; upload the adapter, without merged"
+        )
+        raise InvalidConfig(message, issues=(Issue("merged", message),))
     return "merged" if merged else "adapter"

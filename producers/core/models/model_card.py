@@ -72,7 +72,8 @@ def _header(checkpoint: Checkpoint, facts: CardFacts) -> str:
     if facts.licence is not None:
         lines.append(f"license: {_quote(facts.licence)}")
     tags = ("headrace", "reinforcement-learning", run.config.advanced.algorithm)
-    lines += ["pipeline_tag: text-generation", "tags:", *(f"- {_quote(tag)}" for tag in tags)]
+    task = "text-classification" if checkpoint.is_reward_model else "text-generation"
+    lines += [f"pipeline_tag: {task}", "tags:", *(f"- {_quote(tag)}" for tag in tags)]
     return "\n".join([*lines, "---", ""])
 
 
@@ -110,10 +111,13 @@ def _use(checkpoint: Checkpoint, facts: CardFacts) -> str:
     else:
         has_base = any(name.startswith("base/") for name in checkpoint.files())
         base = f'"{repository}", subfolder="base"' if has_base else _quote(base_name(checkpoint))
+        kind = "AutoModelForCausalLM"
+        if checkpoint.is_reward_model:
+            kind, base = "AutoModelForSequenceClassification", f"{base}, num_labels=1"
         lines[3:] = [
             "from peft import PeftModel",
-            "from transformers import AutoModelForCausalLM",
-            f"base = AutoModelForCausalLM.from_pretrained({base})",
+            f"from transformers import {kind}",
+            f"base = {kind}.from_pretrained({base})",
             f'model = PeftModel.from_pretrained(base, "{repository}")',
         ]
     return "\n".join([*lines, "```", ""])

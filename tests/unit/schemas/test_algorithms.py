@@ -9,6 +9,7 @@ from schemas.algorithms import (
     OFFLINE,
     READ_BY,
     SAMPLED,
+    SCORED,
     filters_groups,
     replacements,
 )
@@ -78,6 +79,8 @@ def refused(samples: int = 2, **advanced: Any) -> dict[str, str]:
     }
     if advanced.get("algorithm") in OFFLINE:
         del document["training"]
+    if advanced.get("algorithm") in SCORED:
+        document["experiment"] = {"model_path": "m", "dataset": "d"}
     return {issue.key: issue.message for issue in run_issues(document)}
 
 
@@ -89,7 +92,7 @@ def test_a_key_is_read_or_refused(algorithm: str, key: str) -> None:
         said["failed_reward"] = "grade"
     elif (algorithm, key) == ("gdpo", "failed_rewards"):
         said[key] = {"timeout": "grade"}
-    issues = refused(**said, **OF_ALGORITHM.get(algorithm, {}))
+    issues = refused(**(OF_ALGORITHM.get(algorithm, {}) | said))
     if algorithm in READ_BY[key]:
         assert issues == {}
     else:
@@ -273,6 +276,16 @@ def test_a_group_of_one_has_nothing_to_compare_with() -> None:
     assert refused(samples=1, algorithm="reinforce_plus_plus") == {}
 
 
+def test_a_reward_model_is_an_adapter_and_writes_no_answers() -> None:
+    document = {
+        "experiment": {"model_path": "m", "dataset": "d", "rollout": "r", "entrypoint": "main.py"},
+        "advanced": {"algorithm": "reward_model", "tuning": "full"},
+    }
+    issues = {issue.key: issue.message for issue in run_issues(document)}
+    assert set(issues) == {"advanced.tuning", "experiment.rollout"}
+    assert "must be 'lora' for reward_model" in issues["advanced.tuning"]
+
+
 def test_only_dapo_filters_by_itself() -> None:
     assert filters_groups(Advanced(algorithm="dapo"))
     assert not filters_groups(Advanced())
@@ -286,6 +299,7 @@ def test_a_run_that_does_not_set_the_newest_keys_is_stored_as_before() -> None:
     newest: dict[str, Any] = {"cov_ratio": 0.1, "cov_low": 1.0, "cov_high": 2.0, "cov_kl_coef": 1.0}
     newest |= {"turn_reward_coef": 0.5, "minibatch_size": 8, "mask_failed": True}
     newest |= {"agent_advantages": True}
+    newest |= {"center_rewards_coefficient": 0.1}
     newest |= {"entropy_coef": 0.1, "entropy_target": 1.0, "lora_variant": "dora", "beta": 0.1}
     assert not set(newest) & set(Advanced().model_dump())
     assert Advanced.model_validate_json(Advanced(**newest).model_dump_json()) == Advanced(**newest)

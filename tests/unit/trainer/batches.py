@@ -13,7 +13,7 @@ from trainer import grpo
 from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import Base, build_base
-from trainer.model.value_head import Critic, fresh_critic
+from trainer.model.scalar_heads import Critic, fresh_critic
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.policy import LoadedModel, Policy, fresh_policy
 

@@ -21,8 +21,11 @@ LONG = AnswerScores(
     length_A=floats(4.0, 2.0),
     is_chosen_A=torch.tensor([True, False]),
     baseline=0.5,
+    score_A=floats(1.5, -1.0),
+    margin_U=floats(0.5),
 )
-"""The chosen answer has gained 4 over four tokens, the rejected one has lost 1 over two."""
+"""The chosen answer has gained 4 over four tokens, the rejected one has lost 1 over two. A head says
+that the chosen one is better by 2.5, and it should be by 0.5."""
 
 
 def log_sigmoid(value: float) -> float:
@@ -66,6 +69,12 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[float], list[float]]] = {
         [-log_sigmoid(2.0 * 2.0 - 1.5)],
         [-2.0, -6.0],
     ),
+    "reward_model": ({"algorithm": "reward_model"}, [-log_sigmoid(2.0)], [1.5, -1.0]),
+    "centred": (
+        {"algorithm": "reward_model", "center_rewards_coefficient": 0.1},
+        [-log_sigmoid(2.0) + 0.1 * 0.5**2],
+        [1.5, -1.0],
+    ),
 }
 
 
@@ -87,5 +96,6 @@ def test_a_certain_answer_has_finite_odds() -> None:
 def test_defaults_are_those_of_the_papers() -> None:
     betas = {"dpo": 0.1, "online_dpo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
     for algorithm, objective in PREFERENCE_OBJECTIVES.items():
-        assert objective.defaults.beta == betas[algorithm]
+        assert objective.has_head or objective.defaults.beta == betas[algorithm]
+    assert PREFERENCE_OBJECTIVES["reward_model"].defaults.center_rewards_coefficient == 0.0
     assert PREFERENCE_OBJECTIVES["simpo"].defaults.simpo_gamma == 0.5

@@ -18,6 +18,7 @@ from trainer.engine import Engine
 from trainer.forward.packing import Example, pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.chat_template import Chat
+from trainer.model.scalar_heads import SCORE_NAME
 from trainer.objective.metrics import Means
 from trainer.policy import LoadedModel, Policy
 from trainer.preferences.batch import PreferenceBatch, encode, micro_batches
@@ -27,7 +28,7 @@ from trainer.preferences.step import PreferenceRun, evaluate, measure_baseline, 
 PAIRS = (
     Preference(0, (("user", "1?"),), "one", "I do not know"),
     Preference(1, (("system", "be brief"), ("user", "2?")), "two", "well, two"),
-    Preference(2, (("user", "what is 3+4?"),), "7", "seven"),
+    Preference(2, (("user", "what is 3+4?"),), "7", "seven", margin=0.5),
 )
 SINGLE = (
     Preference(0, (("user", "1?"),), chosen="one"),
@@ -44,6 +45,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "kto": {"algorithm": "kto", "desirable_weight": 1.5},
     "orpo": {"algorithm": "orpo"},
     "simpo": {"algorithm": "simpo"},
+    "reward_model": {"algorithm": "reward_model"},
+    "reward_model, centred": {"algorithm": "reward_model", "center_rewards_coefficient": 0.1},
 }
 
 
@@ -77,6 +80,11 @@ def taken(
     return means.values(), gradients, plan
 
 
+def policy_of(variant: str) -> Policy:
+    """The tiny model in float64, with a head if the variant trains a reward model."""
+    return policy64(algorithm=VARIANTS[variant]["algorithm"])
+
+
 def without_decoder(policy: Policy) -> Policy:
     """The same policy through Transformers' own forward pass, which packs no rows."""
     loaded = LoadedModel(policy.loaded.base, None, Fallback(policy.loaded.base))
@@ -90,7 +98,7 @@ def test_packing_and_micro_batches_change_nothing(
 ) -> None:
     if rows is SINGLE and variant != "kto":
         return
-    policy = policy64()
+    policy = policy_of(variant)
     metrics, gradients, whole = taken(policy, run_of(policy, **VARIANTS[variant]), rows)
     split, others, plan = taken(policy, run_of(policy, tokens=1, **VARIANTS[variant]), rows)
     assert (len(whole), len(plan)) == (1, len(rows))
@@ -99,10 +107,10 @@ def test_packing_and_micro_batches_change_nothing(
         torch.testing.assert_close(others[name], gradient, atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize("variant", ["dpo", "kto", "orpo"])
+@pytest.mark.parametrize("variant", ["dpo", "kto", "orpo", "reward_model"])
 def test_transformers_computes_the_same(variant: str) -> None:
     """Its norms round to fp32 internally."""
-    policy = policy64()
+    policy = policy_of(variant)
     metrics, gradients, _ = taken(policy, run_of(policy, **VARIANTS[variant]))
     plain, others, plan = taken(
         without_decoder(policy), run_of(policy, tokens=64, **VARIANTS[variant])
@@ -258,6 +266,8 @@ Ask = Callable[..., LearnerJob]
 async def test_the_loss_falls_and_a_resumed_step_has_the_same_bits(
     engine: Engine, variant: str, tuning: str
 ) -> None:
+    if (variant.partition(",")[0], tuning) == ("reward_model", "full"):
+        return
     asked = job(tuning=tuning, total_steps=4, micro_batch_tokens=64, **VARIANTS[variant])
     await engine.learner.initialize(asked)
     before = await engine.learner.evaluate(asked, 0, PAIRS)
@@ -283,3 +293,44 @@ async def test_kto_without_pairs_has_no_accuracy(engine: Engine) -> None:
     result = await engine.learner.step(asked, preferred(1, SINGLE), export_state=False)
     assert result.metrics["train/kl"] == 0.0
     assert "rewards/accuracies" not in result.metrics
+
+
+def test_a_reward_is_the_heads_value_at_the_token_that_ends_the_turn() -> None:
+    """In a pass of its own, without our packing, and with the rows of a pair in one pass."""
+    policy = policy_of("reward_model")
+    units = batch_of(run_of(policy, algorithm="reward_model")).units
+    (micro,) = micro_batches(policy, units, micro_batch_tokens=4096)
+    found = policy.scores(micro.packed).tolist()
+    examples = [example for unit in units for example in unit.examples]
+    assert len(found) == len(examples)
+    for score, example in zip(found, examples, strict=True):
+        assert example.sequence.tokens[-1] == 6
+        (alone,) = pack([example], micro_batch_tokens=4096, share=False)
+        last = torch.tensor([len(example.sequence.tokens) - 1])
+        hidden_H = policy.outputs(replace(alone, predictor_M=last))[0][0]
+        expected = (hidden_H @ policy.tensors[SCORE_NAME][0]).item()
+        assert score == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_pair_that_is_cut_is_not_learned_by_a_reward_model() -> None:
+    policy = policy_of("reward_model")
+    prompt = (("user", "1?"),)
+    rows = (
+        Preference(0, prompt, "one", "two"),
+        Preference(1, prompt, "one", "a long answer, which is cut"),
+    )
+    run = run_of(policy, algorithm="reward_model", max_sequence_length=16)
+    batch = batch_of(run, rows)
+    assert len(batch.units) == batch.num_losses == 1
+    assert batch.metrics()["train/unlearned_ratio"] == 0.5
+    dpo = batch_of(run_of(policy, algorithm="dpo", max_sequence_length=16), rows)
+    assert len(dpo.units) == 2, "other algorithms learn what is left of it"
+
+
+def test_a_reward_model_begins_with_a_head_from_its_seed() -> None:
+    heads = [
+        policy64(algorithm="reward_model", seed=seed).tensors[SCORE_NAME] for seed in (1, 1, 2)
+    ]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+    assert SCORE_NAME not in policy64(algorithm="dpo").tensors

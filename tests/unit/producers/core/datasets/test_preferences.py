@@ -224,3 +224,21 @@ def test_statistics_count_a_prompt_that_occurs_twice(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({**PAIR, "prompt": p}) + "\n" for p in "aab"))
     with path.open("rb") as file:
         assert compute_statistics(file, "jsonl", mapping={}).duplicates == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "margin"), [(0.5, 0.5), (2, 2.0), ("1.5", 1.5), (0, 0.0), ("", None), (None, None)]
+)
+def test_a_pair_may_have_a_margin(tmp_path: Path, cell: object, margin: float | None) -> None:
+    report, rows = check(tmp_path, *four(**PAIR, margin=cell))
+    assert not report.issues
+    assert [row.margin for row in rows] == [margin] * 4
+    assert ("margin" in rows[0].model_dump()) == (margin is not None)
+    assert "margin" not in unread((*PAIR, "margin"))
+
+
+@pytest.mark.parametrize("cell", [-1, True, "far", [1], 1e7, float("nan"), float("inf")])
+def test_a_margin_that_is_not_a_number_is_refused(tmp_path: Path, cell: object) -> None:
+    report, _ = check(tmp_path, *four(**PAIR, margin=cell))
+    assert {issue.column for issue in report.issues} <= {"margin", None}
+    assert report.issues

@@ -205,6 +205,8 @@ LABELLED = ("user_prompt", "ground_truth")
         ("sft", PAIRED, None),
         ("dpo", BINARY, "prompt, chosen and rejected for dpo"),
         ("simpo", LABELLED, "prompt, chosen and rejected for simpo"),
+        ("reward_model", (*PAIRED, "margin"), None),
+        ("reward_model", BINARY, "prompt, chosen and rejected for reward_model"),
         ("dpo", (*LABELLED, "chosen", "rejected"), "prompt, chosen and rejected for dpo"),
         ("kto", LABELLED, "prompt, completion and label (true or false), or prompt, chosen"),
         (
@@ -225,6 +227,7 @@ def test_an_algorithm_needs_the_columns_that_it_learns(
         sft(advanced={"algorithm": algorithm, "batch_size": 2, "validation_dataset": "v"})
     )
     own = {"dpo": PAIRED, "simpo": PAIRED, "orpo": PAIRED, "kto": BINARY, "sft": LABELLED}
+    own["reward_model"] = PAIRED
     found = references(dataset=dataset(*own[algorithm]), validation=dataset(*columns))
     keys = [issue.key for issue in validate(held_out, found)]
     assert keys == ([] if needed is None else ["advanced.validation_dataset"])
