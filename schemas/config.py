@@ -381,8 +381,7 @@ class Advanced(Section):
     teacher_hint: (
         Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_RUBRIC)] | None
     ) = Field(default=None, exclude_if=_is_unset)
-    """`distill`: text behind the prompt that only the teacher reads; `{ground_truth}` is that of the
-    row"""
+    """`distill`: text behind the prompt that only the teacher reads, with the `{ground_truth}`"""
     distill_beta: float | None = Field(default=None, ge=0, le=1, exclude_if=_is_unset)
     """`distill`: 1 is the reverse KL divergence, 0 the forward one, and between them is JSD"""
     center_rewards_coefficient: float | None = Field(

@@ -150,7 +150,7 @@ def test_a_filtered_group_is_replaced_and_the_log_says_so(running: Platform) -> 
 
 
 def test_a_run_learns_from_a_checkpoint_and_is_rebuilt_from_its_log(running: Platform) -> None:
-    """The teacher says digits, for which it was paid. The student gets there without a reward."""
+    """Both begin with the same base. The student gets near the teacher without a reward."""
     taught = run_config(training={"lr": 3e-2, "rollout_batch_size": 4}, advanced={"max_steps": 12})
     running.wait(running.submit(taught, workspace="w", name="teacher"), "finished")
     config = run_config(
