@@ -85,7 +85,7 @@ class Base:
         for name in sorted(self.tensors):
             tensor = self.tensors[name].detach().contiguous().cpu()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+            digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     @cached_property  # Transformers looks it up again each time, and each sample asks for it

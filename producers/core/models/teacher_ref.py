@@ -4,7 +4,7 @@ from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from producers.core.lookup import CHECKPOINT, Checkpoint, Lookup
 from producers.core.models.model_ref import resolve_model
 from producers.core.models.vocabularies import Vocabularies
-from schemas.config import RunConfig
+from schemas.config import PROVIDER_PREFIX, RunConfig
 from schemas.errors import InvalidConfig, NotFound
 from schemas.models.scratch import PREFIX
 from schemas.sampling import ModelRef
@@ -23,7 +23,9 @@ async def resolve_teacher(
     itself. Raises InvalidConfig when there is no such model, when it is the run's own and has no hint,
     and when its vocabulary is known to be another one."""
     name = config.advanced.teacher
-    if name is None or name == SELF:
+    if (
+        name is None or name == SELF or name.startswith(PROVIDER_PREFIX)
+    ):  # this has an issue already
         return None
     if CHECKPOINT.fullmatch(name) and not name.startswith(PREFIX):
         teacher = await _checkpoint(name, model, lookup=lookup)

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from infra.operations.maintenance.dependents import Holders
 from infra.settings.settings import VllmSettings
 from producers.core.submit import SubmitRequest
 from producers.http.routes import runs
@@ -283,6 +284,84 @@ async def test_an_invalid_config_is_refused_with_its_key(
     assert says in issues[key]["message"]
     assert issues[key]["did_you_mean"] == meant
     assert (await ready.get("/runs"))["total_count"] == 0
+
+
+async def a_taught_run(app: Application, **advanced: Any) -> str:
+    """A run with a checkpoint. Returns its id."""
+    changed = {"advanced": advanced, "training": {"n_samples_per_prompt": 2}}
+    made = await app.post("/runs", {"config": config(**changed), "name": "old"})
+    assert made.status_code == 201, made.text
+    run: str = made.json()["run"]["id"]
+    saved = checkpoint(run, 3, ref("manifest"))
+    requested = (await app.services.lookup.run(run)).model
+    spec = saved.spec.model_copy(update={"model": requested})
+    await app.append([saved.model_copy(update={"spec": spec})])
+    return run
+
+
+def distilled(teacher: str, **advanced: Any) -> dict[str, Any]:
+    return config(advanced={"algorithm": "distill", "teacher": teacher, **advanced})
+
+
+async def test_a_teacher_is_pinned_and_an_adapter_on_the_run_s_own_base_stays_one(
+    ready: Application,
+) -> None:
+    run = await a_taught_run(ready, lora_alpha=4.0)
+    made = await ready.post("/runs", {"config": distilled("old@last")})
+    assert made.status_code == 201, made.text
+    requested = await ready.services.lookup.run(made.json()["run"]["id"])
+    teacher = requested.teacher
+    assert teacher is not None
+    assert (teacher.name, teacher.checkpoint) == ("old@3", f"{run}@3")
+    assert (teacher.model, teacher.lora_alpha) == (requested.model, 4.0)
+    assert teacher.weights is not None
+    other = await ready.post("/runs", {"config": distilled("old@last", seed=9)})
+    teacher = (await ready.services.lookup.run(other.json()["run"]["id"])).teacher
+    assert teacher is not None
+    assert teacher.weights is None, "another seed is another base"
+    assert (teacher.model.kind, teacher.model.name) == ("checkpoint", f"{run}@3")
+    assert await Holders(ready.database).runs_from(run) == [
+        made.json()["run"]["name"],
+        other.json()["run"]["name"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("teacher", "says"),
+    [
+        ("gone@last", "there is no run 'gone'"),
+        ("old@7", "has no checkpoint 7; it has: 3"),
+        (SHAPE, "is the model that the run begins with"),
+        ("scratch:qwen3-2m", "'scratch:qwen3-2m' has another vocabulary than the model of the run"),
+        ("/nowhere", "/nowhere"),
+        ("a b", "must match"),
+        ("provider:openai/gpt", "a provider tells none"),
+    ],
+)
+async def test_a_teacher_that_cannot_teach_is_refused_by_name(
+    ready: Application, teacher: str, says: str
+) -> None:
+    await a_taught_run(ready)
+    refused = await ready.post("/runs", {"config": distilled(teacher)})
+    assert refused.status_code == 400, refused.text
+    (issue,) = [i for i in refused.json()["issues"] if i["key"] == "advanced.teacher"]
+    assert says in issue["message"]
+
+
+async def test_a_hint_may_name_the_ground_truth_only_where_rows_have_one(
+    ready: Application,
+) -> None:
+    bare = "".join(f'{{"metadata": {{"n": {n}}}}}\n' for n in range(8))
+    assert (await ready.upload("bare", bare)).status_code == 200
+    asked = distilled(SHAPE, teacher_hint="It is {ground_truth}.")
+    assert (await ready.post("/runs", {"config": asked})).status_code == 201, (
+        "its own model may hint"
+    )
+    asked["experiment"]["dataset"] = "bare"
+    refused = await ready.post("/runs", {"config": asked})
+    (issue,) = refused.json()["issues"]
+    assert issue["key"] == "advanced.teacher_hint"
+    assert "names {ground_truth}, and bare has no such column" in issue["message"]
 
 
 async def test_the_workspace_must_be_known_or_the_only_one(ready: Application) -> None:
