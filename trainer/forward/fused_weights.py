@@ -85,7 +85,7 @@ def fuse_layer(decoder: Decoder, view: Trainable, layer: int) -> LayerWeights:
 
     def read(what: str, order: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         modules = [layer_module(layer, module) for module in FUSED[what]]
-        weight_O_H = torch.cat([_merged_weight(view, module) for module in modules])
+        weight_O_H = _merged_weights(view, modules)
         known = [
             b for b in (view.base.get(f"{module}.bias") for module in modules) if b is not None
         ]
@@ -94,7 +94,8 @@ def fuse_layer(decoder: Decoder, view: Trainable, layer: int) -> LayerWeights:
             weight_O_H = weight_O_H[order]
             bias_O = None if bias_O is None else bias_O[order]
         fold_H = norm_fold(view, layer, what)
-        weight_O_H = weight_O_H if fold_H is None else weight_O_H * fold_H
+        if fold_H is not None:
+            weight_O_H.mul_(fold_H)
         return weight_O_H.t().contiguous(), bias_O
 
     order = interleaved_order(decoder, device=view.base["model.embed_tokens.weight"].device)
@@ -128,9 +129,15 @@ def qk_norm(decoder: Decoder, view: Trainable, layer: int) -> torch.Tensor | Non
     return rows * math.sqrt(decoder.head_dim)
 
 
-def _merged_weight(view: Trainable, module: str) -> torch.Tensor:
-    weight = view.base[f"{module}.weight"]
-    pair = view.pairs.get(module)
-    if pair is None:
-        return weight
-    return merged_weight(weight, pair, scale=view.scale, factor_O=view.factors.get(module))
+def _merged_weights(view: Trainable, modules: list[str]) -> torch.Tensor:
+    """The weights of the modules with their adapters added, one after the other, in a new tensor."""
+    weights = [view.base[f"{module}.weight"] for module in modules]
+    sizes = [len(weight_O_H) for weight_O_H in weights]
+    merged = weights[0].new_empty(sum(sizes), weights[0].shape[1])
+    for module, weight_O_H, out_O_H in zip(modules, weights, merged.split(sizes), strict=True):
+        pair, factor_O = view.pairs.get(module), view.factors.get(module)
+        if pair is None:
+            out_O_H.copy_(weight_O_H)
+        else:
+            merged_weight(weight_O_H, pair, scale=view.scale, factor_O=factor_O, out_O_H=out_O_H)
+    return merged

@@ -79,8 +79,10 @@ def merged_weight(
     *,
     scale: float,
     factor_O: torch.Tensor | None = None,
+    out_O_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """W + scale B A, with each row multiplied by its factor if there is one, as a new tensor."""
+    """W + scale B A, with each row multiplied by its factor if there is one, in `out_O_H` or as a new
+    tensor."""
     a_r_H, b_O_r = pair
-    merged_O_H = torch.addmm(weight_O_H, b_O_r, a_r_H, alpha=scale)
+    merged_O_H = torch.addmm(weight_O_H, b_O_r, a_r_H, alpha=scale, out=out_O_H)
     return merged_O_H if factor_O is None else merged_O_H.mul_(factor_O[:, None])
