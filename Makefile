@@ -10,7 +10,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: preflight compiler programs demo matrix learning smollm oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: preflight compiler programs demo matrix learning smollm smollm-dpo oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -298,6 +298,11 @@ learning: $(READY)
 # Example: make smollm ARGS='--plot smollm.png --json smollm.json'
 smollm: $(READY)
 	$(THREADS) $(BIN)/python -m bench.b11_smollm $(ARGS)
+
+# B16: DPO on the same model, with TRL's DPOTrainer beside it. The same command resumes where it stopped.
+# Example: make smollm-dpo ARGS='--only headrace'
+smollm-dpo: $(READY)
+	$(THREADS) $(BIN)/python -m bench.b16_preferences $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(TOOLS) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
