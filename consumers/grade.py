@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from consumers.interrupted_calls import until_uninterrupted
 from consumers.judging.panel import JudgePorts, judge_group
+from consumers.reward_scores import with_scores
 from consumers.stored_files import store_output
 from consumers.user_secrets import sandbox_owner
 from infra.ports.services import UserCode, UserCodeRaised, UserOutput
@@ -141,7 +142,11 @@ async def perform(effect: GradeGroup, ports: GradePorts) -> GroupScored:
         data = whole.model_dump_json().encode()
         artifact = await ports.artifacts.put_artifact(data, run=effect.spec.owner)
     by_index = {grade.index: grade for grade in graded}
-    checked = [(r, _validate_grade(r, by_index.get(r.index), len(records))) for r in records]
+    scoring = rollout.reward_models if rollout else ()
+    checked = [
+        (r, with_scores(_validate_grade(r, by_index.get(r.index), len(records)), r, scoring))
+        for r in records
+    ]
     questions = {grade.index: grade.questions for grade in graded}
     grades, judgements = await judge_group(effect.spec, checked, questions, ports)
     scored = GroupScored(
@@ -198,7 +203,7 @@ async def _call_grader(
     rollout = spec.template.rollout
     if rollout is None or not samples:
         return (), None
-    if rollout.is_judged_only:
+    if rollout.is_scored_by_models:
         return tuple(Grade(index=sample.index, reward=0.0) for sample in samples), None
     if rollout.kind == "server":
         return tuple(sample.grade for sample in samples if sample.grade is not None), None

@@ -37,12 +37,22 @@ MOST_OFFLINE_ROWS = MAX_EVENT_BYTES // 12
 """The most rows of a step without samples, so that their positions fit into one BatchAssembled."""
 
 
-def most_samples(rewards: Sequence[str], rubrics: Sequence[RubricSpec] = ()) -> int:
+REWARD_MODEL_BYTES = 6 << 10
+"""What a reward model takes in an event: its weights, and the files of a base that is a checkpoint."""
+
+
+def most_samples(
+    rewards: Sequence[str],
+    rubrics: Sequence[RubricSpec] = (),
+    reward_models: Sequence[str] = (),
+) -> int:
     """The largest number of samples in a group, so that they and their grades fit into one event, which
-    repeats the rubrics. `rewards` are the names of reward functions."""
-    names = [*rewards, *(rubric.name for rubric in rubrics)]
+    repeats the rubrics and the reward models. `rewards` are the names of reward functions, and
+    `reward_models` those of the scores of reward models."""
+    names = [*rewards, *(rubric.name for rubric in rubrics), *reward_models]
     parts = sum(len(name.encode()) + PART_BYTES for name in names)
-    return (MAX_EVENT_BYTES - 8192 - rubric_bytes(rubrics)) // (SAMPLE_BYTES + parts)
+    repeated = rubric_bytes(rubrics) + REWARD_MODEL_BYTES * len(reward_models)
+    return (MAX_EVENT_BYTES - 8192 - repeated) // (SAMPLE_BYTES + parts)
 
 
 def most_groups(samples: int, parts: Sequence[str] = ()) -> int:

@@ -365,6 +365,14 @@ class Grade(Value):
         return FAILED_REWARD if self.is_failed else self.reward
 
 
+class RewardScore(Value):
+    """The score of one sample by the reward model `name`, or the reason why there is none."""
+
+    name: str
+    score: float | None = None
+    problem: str | None = None
+
+
 class SampleRecord(Value):
     """One attempt at a dataset row, as it happened: a fact that is recorded once.
 
@@ -373,9 +381,10 @@ class SampleRecord(Value):
     offered last. `branches` are the conversations of its requests that no other request continues, in
     their order, if there are several. A failed sample has `failure` set. `alarm` is that of its turns.
     `output` is what user code left behind. `grade` is set if the sample was graded where it was made, by
-    a rollout server. `turns` are all its turns, if the workflow gave one a reward or named its agent,
-    and `agent_rewards` are the own rewards of agents. The sample of a provider's model has no
-    sequences, and has its price in US dollars (`usd`) if that is known.
+    a rollout server. `scores` are those of the run's reward models. `turns` are all its turns, if the
+    workflow gave one a reward or named its agent, and `agent_rewards` are the own rewards of agents. The
+    sample of a provider's model has no sequences, and has its price in US dollars (`usd`) if that is
+    known.
     """
 
     index: int
@@ -395,6 +404,7 @@ class SampleRecord(Value):
     usd: float | None = Field(default=None, exclude_if=_is_unset)
     turns: tuple[RewardedTurn, ...] = Field(default=(), exclude_if=_is_unset)
     agent_rewards: dict[str, float] = Field(default={}, exclude_if=_is_unset)
+    scores: tuple[RewardScore, ...] = Field(default=(), exclude_if=_is_unset)
 
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:

@@ -12,6 +12,7 @@ from schemas.algorithms import COMPARES_PARTS
 from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
+from schemas.reward_models import RewardModelSpec
 from schemas.sampling import (
     Day,
     DrawKey,
@@ -198,7 +199,16 @@ def part_weights(advanced: Advanced) -> dict[str, float]:
     if advanced.algorithm not in COMPARES_PARTS:
         return {}
     named = [(reward.name, reward.weight) for reward in advanced.rewards]
-    return dict([*named, *((rubric.name, rubric.weight) for rubric in rubric_specs(advanced))])
+    named += [(rubric.name, rubric.weight) for rubric in rubric_specs(advanced)]
+    weights = (one.weight for one in advanced.reward_models)
+    return dict([*named, *zip(reward_model_names(advanced), weights, strict=True)])
+
+
+def reward_model_names(advanced: Advanced) -> tuple[str, ...]:
+    """Return the names of the scores of a config's reward models."""
+    return tuple(
+        one.name or f"reward_model_{number}" for number, one in enumerate(advanced.reward_models, 1)
+    )
 
 
 def judge_budget(advanced: Advanced | EvalAdvanced) -> JudgeBudget:
@@ -273,7 +283,7 @@ class RolloutRef(Value):
     `max_sample_tokens` and `max_response_tokens` (those that the policy generates) limit each sample
     (None: the run sets no limit). `failed_rewards` are the rewards of samples that the
     policy made fail, by category (`schemas.algorithms.failed_rewards`). Judges score `rubrics` outside
-    of user code, within the budget `judge`.
+    of user code, within the budget `judge`, and `reward_models` score each sample where it is made.
 
     It gets the secrets that `secrets` names: those of `workspace`, and the personal ones of the person
     `submitter`. If a push started the run, `pushed` is true and `submitter` is None, because the author
@@ -302,6 +312,7 @@ class RolloutRef(Value):
     failed_rewards: dict[str, float | Literal["grade"]] = Field(default={}, exclude_if=_is_empty)
     rubrics: tuple[RubricSpec, ...] = Field(default=(), exclude_if=_is_empty)
     judge: JudgeBudget | None = Field(default=None, exclude_if=_is_empty)
+    reward_models: tuple[RewardModelSpec, ...] = Field(default=(), exclude_if=_is_empty)
     workflow_timeout_s: float = 450
     grader_timeout_s: float = 150
 
@@ -311,11 +322,12 @@ class RolloutRef(Value):
         return self.kind == "server" or self.workflow is not None
 
     @property
-    def is_judged_only(self) -> bool:
-        """Whether judges alone score the samples, so that no user code runs to grade them."""
+    def is_scored_by_models(self) -> bool:
+        """Whether judges and reward models alone score the samples, so that no user code runs to grade
+        them."""
         asks = any(rubric.asks for rubric in self.rubrics)
         by_code = self.kind == "server" or self.grader is not None or bool(self.rewards)
-        return bool(self.rubrics) and not asks and not by_code
+        return bool(self.rubrics or self.reward_models) and not asks and not by_code
 
 
 class GroupTemplate(Value):

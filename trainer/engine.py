@@ -1,8 +1,8 @@
-"""The engine of a device worker: a sampler and a learner over one device and one set of base
+"""The engine of a device worker: a sampler, a learner and a scorer over one device and one set of base
 weights.
 
 engine = Engine(fetch=artifacts.get, threads=2)
-engine.sampler, engine.learner     # the ports
+engine.sampler, engine.learner, engine.scorer     # the ports
 await engine.aclose()
 """
 
@@ -14,11 +14,12 @@ from trainer.learner import TorchLearner
 from trainer.sampler.engine import TorchSampler
 from trainer.sampler.vllm.engine import VllmSampler
 from trainer.sampler.vllm.fleet import VllmServers
+from trainer.scorer import TorchScorer
 from trainer.weight_cache import VERSIONS, Fetch, Read, WeightCache
 
 
 class Engine:
-    """A sampler and a learner, and the device thread that both use.
+    """A sampler, a learner and a scorer, and the device thread that they use.
 
     `fetch` returns the verified bytes of an artifact, directly or as an awaitable. `read` reads the
     bytes of weights into memory that we own. `threads` is how many threads torch uses (None: its
@@ -43,6 +44,7 @@ class Engine:
         cache = WeightCache(self._device, fetch, read, versions=versions, models=models)
         self.sampler = VllmSampler(cache, vllm) if vllm else TorchSampler(cache)
         self.learner = TorchLearner(cache)
+        self.scorer = TorchScorer(cache)
 
     @property
     def concurrency(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from infra.adapters import Backend
 from infra.blobs.hub.uploads import HubUploads
@@ -38,8 +39,10 @@ from infra.spine.runtime.consumer import AnyConsumer, PortsOf
 from infra.spine.runtime.hosting import Hosting
 from schemas.effects import Lane
 from schemas.ids import WorkerId
-from schemas.learner import Learner
 from schemas.sampling import Sampler
+
+if TYPE_CHECKING:
+    from trainer.engine import Engine
 
 ARTIFACTS = "artifacts"
 """The only port that each effect has for itself, because its commit writes the small ones."""
@@ -109,7 +112,10 @@ async def open_ports(
         sealer = Sealer.of(settings)
         ports["secrets"] = secrets = PostgresSecrets(backend.database, sealer, cache_s=SECRETS_S)
     if lanes & {Lane.GENERATE, Lane.TRAIN}:
-        sampler, ports["learner"], num_samples = _open_engine(stack, backend, settings)
+        engine = _open_engine(stack, backend, settings)
+        sampler: Sampler = engine.sampler
+        num_samples = engine.concurrency
+        ports |= {"learner": engine.learner, "scorer": engine.scorer}
         if secrets is not None:  # they hold the keys of model providers
             sampler = _with_providers(stack, sampler, secrets, backend, settings)
         ports["sampler"] = sampler
@@ -148,9 +154,7 @@ async def open_ports(
     return OpenPorts({**ports, **given}, num_samples)
 
 
-def _open_engine(
-    stack: AsyncExitStack, backend: Backend, settings: Settings
-) -> tuple[Sampler, Learner, int]:
+def _open_engine(stack: AsyncExitStack, backend: Backend, settings: Settings) -> "Engine":
     from trainer.engine import Engine
     from trainer.sampler.vllm.fleet import VllmServers
 
@@ -170,7 +174,7 @@ def _open_engine(
         models=settings.home / DEQUANTIZED,
     )
     stack.push_async_callback(engine.aclose)
-    return engine.sampler, engine.learner, engine.concurrency
+    return engine
 
 
 def _with_providers(

@@ -40,18 +40,21 @@ from schemas.artifact_refs import ArtifactRef
 from schemas.config import EvalConfig, RunConfig
 from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GradeGroup, SampleFinished
-from schemas.errors import FailureCategory, TransientError
+from schemas.errors import FailureCategory, Refused, TransientError
 from schemas.ids import GroupKey, Purpose
+from schemas.reward_models import RewardModelSpec
 from schemas.sampling import (
     Grade,
     Judgement,
     JudgementBatch,
+    Message,
     SampleBatch,
     SampleFailure,
     SampleOutput,
     Sampler,
     SampleRecord,
     SampleRequest,
+    ToolSpec,
     Turn,
 )
 from schemas.specs import (
@@ -102,6 +105,15 @@ class _NoEngine:
 
     async def prepare(self, request: SampleRequest) -> None:
         raise RuntimeError("this process has no engine; its model is a provider's")
+
+
+class _NoScorer:
+    """`schemas.reward_models.Scorer` of a process without checkpoints of runs (`rollout_ref`)."""
+
+    async def score(
+        self, model: RewardModelSpec, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> float:
+        raise RuntimeError("this process has no reward models")
 
 
 class Tryout:
@@ -215,7 +227,12 @@ def rollout_ref(
     snapshot: ArtifactRef,
 ) -> RolloutRef:
     """Return the rollout of a config as a run would use it. Raises Refused when the entry point cannot
-    be used with this config."""
+    be used with this config, and for a config with reward models, whose checkpoints are on a server."""
+    if isinstance(config, RunConfig) and config.advanced.reward_models:
+        raise Refused(
+            "advanced.reward_models are checkpoints of a server, which a try does not have; leave them "
+            "out to try the rollout, and submit a run with max_steps = 1 to try them"
+        )
     return rollout_of(
         config, entrypoint, discovered, snapshot=snapshot, commit=NO_COMMIT, workspace=OWNER
     )
@@ -243,7 +260,7 @@ async def open_tryout(
         stack.push_async_callback(judges.aclose)
         datasets: Datasets = rows
         yield Tryout(
-            RolloutPorts(sampler, gateway, user, secrets, datasets, artifacts),
+            RolloutPorts(sampler, gateway, user, secrets, datasets, artifacts, _NoScorer()),
             GradePorts(datasets, secrets, judges, MemoryJudgements(), artifacts, user),
             rows,
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from consumers.interrupted_calls import until_uninterrupted
+from consumers.reward_scores import ask_reward_models
 from consumers.stored_files import store_output
 from consumers.user_secrets import sandbox_owner
 from infra.ports.secrets import SecretStore
@@ -34,6 +35,7 @@ from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
+from schemas.reward_models import Scorer
 from schemas.sampling import (
     Grade,
     Message,
@@ -58,7 +60,8 @@ NEVER_ASKED = SampleFailure(
 
 @dataclass(frozen=True, slots=True)
 class RolloutPorts:
-    """The sampler, the sandbox with the user's workflow and its way to the sampler, and the rows."""
+    """The sampler, the sandbox with the user's workflow and its way to the sampler, the rows, and the
+    reward models."""
 
     sampler: Sampler
     gateway: Gateway
@@ -66,6 +69,7 @@ class RolloutPorts:
     secrets: SecretStore
     datasets: Datasets
     artifacts: Artifacts
+    scorer: Scorer
 
 
 async def generate_group(effect: GenerateGroup, ports: RolloutPorts) -> GroupSampled:
@@ -82,7 +86,10 @@ async def generate_group(effect: GenerateGroup, ports: RolloutPorts) -> GroupSam
     for index, turn in enumerate(turns):
         if isinstance(turn, BaseException):
             raise turn
-        records.append(_single_turn_record(index, row.prompt, turn))
+        record = _single_turn_record(index, row.prompt, turn)
+        if spec.template.rollout is not None:
+            record = await ask_reward_models(record, spec.template.rollout, ports.scorer)
+        records.append(record)
     batch = SampleBatch(group=spec.group, samples=tuple(records))
     artifact = await ports.artifacts.put_artifact(batch.model_dump_json().encode(), run=spec.owner)
     entries = alarm_once(entry_of(record, num_samples=len(records)) for record in records)
@@ -242,8 +249,10 @@ async def _finish(
     ports: RolloutPorts,
     left: UserOutput | None = None,
 ) -> SampleFinished:
-    """Store the record of a sample, with what its user code left behind."""
+    """Store the record of a sample, with the scores of reward models and what its user code left
+    behind."""
     files: tuple[ArtifactRef, ...] = ()
+    record = await ask_reward_models(record, _rollout_of(effect), ports.scorer)
     if left is not None:
         output = await store_output(left, ports.artifacts, run=effect.spec.owner)
         record = record.model_copy(update={"output": output})

@@ -24,6 +24,7 @@ from schemas.events import (
 )
 from schemas.learner import RULES
 from schemas.limits import batch_size, most_samples, total_steps
+from schemas.reward_models import RewardModelSpec
 from schemas.sampling import PolicyRef, SamplingParams
 from schemas.specs import (
     MOST_RUBRIC_BYTES,
@@ -83,6 +84,7 @@ def _start_with_workspace(
             submitter=request.submitter,
             pushed=request.origin is not None,
             failed=failed_rewards(config.advanced),
+            reward_models=request.reward_models,
             num_samples=config.training.n_samples_per_prompt,
         )
     except Refused as error:
@@ -107,11 +109,12 @@ def rollout_of(
     submitter: str | None = None,
     pushed: bool = False,
     failed: Mapping[str, float | Literal["grade"]] = MappingProxyType({}),
+    reward_models: Sequence[RewardModelSpec] = (),
     num_samples: int = 1,
 ) -> RolloutRef:
     """Return the rollout of a config: one of those that were discovered in a commit. `failed` are the
-    rewards of samples that the policy made fail. Raises Refused when the entry point cannot be used with
-    this config."""
+    rewards of samples that the policy made fail, and `reward_models` score samples. Raises Refused when
+    the entry point cannot be used with this config."""
     found = next((one for one in discovered if one.entrypoint == entrypoint), None)
     problem = entry_point_problem(found, entrypoint, config.advanced, num_samples=num_samples)
     if found is None or problem is not None:
@@ -136,6 +139,7 @@ def rollout_of(
         max_sample_tokens=config.advanced.max_sample_tokens,
         max_response_tokens=lengths.max_response_length,
         failed_rewards=dict(failed),
+        reward_models=tuple(reward_models),
         workflow_timeout_s=limits.agent_workflow_timeout_s,
         grader_timeout_s=limits.grader_timeout_s,
     )
@@ -164,7 +168,8 @@ def entry_point_problem(
     if missing:
         has = ", ".join(known) or "none"
         return f"{where} has no reward function {', '.join(missing)}; it has: {has}"
-    if not rewards and not advanced.rubrics and found.grader is None:
+    has_models = isinstance(advanced, Advanced) and bool(advanced.reward_models)
+    if not rewards and not advanced.rubrics and not has_models and found.grader is None:
         return f"{where} has no Grader; write one, or name reward functions in advanced.rewards"
     absent = [address for address in found.mcp_addresses if address not in advanced.network]
     if absent:

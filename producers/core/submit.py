@@ -180,6 +180,7 @@ class Submitter:
             submitter=request.requester.submitter,
             creator=request.creator,
             belongs_to=bound_workspace(),
+            reward_models=valid.reward_models,
             decider=DECIDER_VERSION,
             teacher=valid.teacher,
         )

@@ -9,6 +9,7 @@ from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import RunConfig
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.ids import StreamName, run_stream
+from schemas.reward_models import RewardModelSpec
 from schemas.sampling import ModelRef
 from schemas.specs import DatasetRef, GroupTemplate, Plan, PushOrigin, StateRef, TrainSpec
 from schemas.teachers import TeacherRef
@@ -46,9 +47,9 @@ class RunRequested(BaseRunEvent):
     push that started the run, or None. `submitter` owns the personal secrets that the run may use;
     a run that a push or an API key of a workspace started has none. `creator` is the owner of the
     key that submitted the run, whom lists show. `belongs_to` is the workspace of the key that
-    submitted a run without user code. `decider` is the version of the rules by which it is decided
-    (`schemas/events/decider_version.py`). `teacher` is the model that the run learns from, if it
-    distils."""
+    submitted a run without user code. `reward_models` are those that score its samples. `decider` is
+    the version of the rules by which it is decided (`schemas/events/decider_version.py`). `teacher` is
+    the model that the run learns from, if it distils."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -64,6 +65,9 @@ class RunRequested(BaseRunEvent):
     submitter: str | None = None
     creator: str | None = None
     belongs_to: str | None = None
+    reward_models: tuple[RewardModelSpec, ...] = Field(
+        default=(), exclude_if=lambda value: not value
+    )
     decider: int = 1
     teacher: TeacherRef | None = Field(default=None, exclude_if=lambda value: value is None)
 

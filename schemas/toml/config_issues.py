@@ -14,10 +14,11 @@ from schemas.deployments import NAME_RULE, is_deployment_name
 from schemas.errors import Issue
 from schemas.limits import MOST_OFFLINE_ROWS, most_groups, most_samples
 from schemas.network import NetworkAddress, parse_address
-from schemas.specs import part_weights, rubric_specs
+from schemas.specs import part_weights, reward_model_names, rubric_specs
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
 from schemas.toml.env_vars import reserved_env
 from schemas.toml.provider_keys import provider_issues
+from schemas.toml.reward_model_keys import reward_model_issues
 from schemas.toml.rubric_keys import rubric_issues
 from schemas.toml.unread_keys import unread_issues
 
@@ -43,6 +44,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     if isinstance(config, EvalConfig):
         yield from _too_many_samples("evaluation.n", config)
         return
+    yield from reward_model_issues(config)
     yield from algorithm_issues(config)
     yield from mode_issues(config.advanced)
     yield from unread_issues(config)
@@ -68,7 +70,7 @@ def unsupported(config: RunConfig | EvalConfig) -> Iterator[Issue]:
             "is learned from them. Set 1.0; advanced.validation_temperature may be 0",
         )
     is_unscored = is_offline(config.advanced) and not config.experiment.rollout
-    for name in ("rewards", "rubrics"):
+    for name in ("rewards", "rubrics", "reward_models"):
         if is_unscored and getattr(config.advanced, name):
             yield Issue(
                 f"advanced.{name}",
@@ -212,9 +214,10 @@ def _too_many_samples(key: str, config: RunConfig | EvalConfig) -> Iterator[Issu
     samples: int = getattr(getattr(config, section), name)
     rewards = [reward.name for reward in config.advanced.rewards]
     rubrics = rubric_specs(config.advanced)
-    most = most_samples(rewards, rubrics)
+    models = reward_model_names(config.advanced) if isinstance(config, RunConfig) else ()
+    most = most_samples(rewards, rubrics, models)
     if samples > most:
-        num = len(rewards) + len(rubrics)
+        num = len(rewards) + len(rubrics) + len(models)
         parts = f" with {num} reward functions" if num else ""
         yield Issue(key, f"must be at most {most}{parts}, got {samples}")
 

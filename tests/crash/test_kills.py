@@ -19,6 +19,7 @@ from tests.crash.scenarios import (
     package,
     preferences,
     push,
+    reward_model,
     rollout_server,
     webhook,
 )
@@ -53,6 +54,7 @@ SCENARIOS = (
     Scenario("package", package.act, package.POINTS, has_twin=True),
     Scenario("preferences", preferences.act, preferences.POINTS, has_twin=True),
     Scenario("reward_model", preferences.act_reward_model, preferences.POINTS, has_twin=True),
+    Scenario("reward_model-pays", reward_model.act, reward_model.POINTS, has_twin=True),
     Scenario("push-submit", push.act, push.SUBMIT, has_twin=True),
     Scenario("push-trigger-intake", push.act, push.TRIGGER_INTAKE, has_twin=True),
     Scenario("push-trigger-perform", push.act, push.TRIGGER_PERFORM, has_twin=True),

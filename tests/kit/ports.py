@@ -31,6 +31,7 @@ class AllPorts:
     judges: Any = None
     judgements: Any = None
     hub: Any = None
+    scorer: Any = None
 
     def build(self, consumer: AnyConsumer, artifacts: Artifacts) -> object:
         available = {field.name: getattr(self, field.name) for field in fields(self)}

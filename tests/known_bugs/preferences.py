@@ -79,4 +79,14 @@ KNOWN_BUGS = (
         new="export({n: t for n, t in version.policy.tensors.items() if 'score' not in n})",
         test=f"{REWARD_MODEL}::test_its_head_is_trained_beside_the_adapter",
     ),
+    KnownBug(
+        bug="a reward model scores answers without the token that ends its training rows",
+        seen="huggingface/trl#5813",
+        code="trainer.scorer:_score",
+        old="        found.examples,\n",
+        new="        [type(e)(0, e.sequence.model_copy(update={n: getattr(e.sequence, n)[:-1] for n in "
+        "('tokens', 'loss_mask', 'logprobs')})) for e in found.examples],\n",
+        test="tests/unit/trainer/test_scorer.py::"
+        "test_a_score_is_that_of_plain_transformers_and_of_training",
+    ),
 )

@@ -5,7 +5,8 @@
     A_i  = (s_i - mean s) / (std s + eps)                   over all samples of the step
     loss = GRPO's
 
-A part is the value of one reward function or rubric, and w_k is its weight. GRPO adds the parts first.
+A part is the value of one reward function, rubric or reward model, and w_k is its weight. GRPO adds the
+parts first.
 Then different combinations of parts have the same advantage, and a part with a large spread drowns the
 others. Here each part has the same spread before it is weighed.
 

@@ -15,7 +15,11 @@ select n.name from names n join events e on e.stream = 'run-' || n.id and e.vers
 where n.kind = 'run' and n.id <> $1
   and (e.data -> 'model' ->> 'kind' = 'checkpoint'
        and split_part(e.data -> 'model' ->> 'name', '@', 1) = $1
-       or split_part(e.data -> 'teacher' ->> 'checkpoint', '@', 1) = $1)
+        or split_part(e.data -> 'teacher' ->> 'checkpoint', '@', 1) = $1
+        or exists (select from json_array_elements(e.data -> 'reward_models') m
+                   where split_part(m ->> 'checkpoint', '@', 1) = $1
+                      or m -> 'base' ->> 'kind' = 'checkpoint'
+                         and split_part(m -> 'base' ->> 'name', '@', 1) = $1))
 order by n.created_at limit $2
 """
 
@@ -58,8 +62,8 @@ class Holders:
         self._pool = database.durable
 
     async def runs_from(self, run: str) -> list[str]:
-        """Return the runs that began from a checkpoint of `run` or learned from one, archived ones
-        included. They need it to be verified and to say where they come from."""
+        """Return the runs that began from a checkpoint of `run`, learn from one or are paid by one,
+        archived ones included. They need it to be verified and to say where they come from."""
         return await self._names(STARTED, run)
 
     async def evaluations_of(self, run: str) -> list[str]:

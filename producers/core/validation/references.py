@@ -21,6 +21,7 @@ from producers.core.models.provider_model import provider_model
 from producers.core.models.teacher_ref import resolve_teacher
 from producers.core.models.vocabularies import Vocabularies
 from producers.core.validation.judge_issues import judge_secrets, judges_of
+from producers.core.validation.reward_models import find_reward_models
 from producers.core.validation.rollout_issues import SyncedCommit, synced_commits
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.algorithms import DISTILLED
@@ -29,6 +30,7 @@ from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.events import CommitRequested, DatasetRegistered, WorkspaceSynced
 from schemas.generated_tasks import is_generated
 from schemas.network import NetworkAddress
+from schemas.reward_models import RewardModelSpec
 from schemas.sampling import ModelRef
 from schemas.secrets.rules import how_to_set
 from schemas.teachers import TeacherRef
@@ -57,6 +59,7 @@ class References:
     """the addresses that the operator allows the workspace"""
     has_vllm: bool = False
     """whether the platform samples with vLLM"""
+    reward_models: tuple[RewardModelSpec, ...] = ()
     issues: tuple[Issue, ...] = ()
 
 
@@ -132,6 +135,7 @@ class ReferenceFinder:
             commits=commits,
             network=self._network.addresses_of(chosen.name) if chosen else frozenset(),
             has_vllm=self._has_vllm,
+            reward_models=await find_reward_models(config, self._lookup, chosen, issues),
             issues=tuple(issues),
         )
 

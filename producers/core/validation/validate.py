@@ -40,6 +40,7 @@ from producers.core.workspaces import Workspace
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
+from schemas.reward_models import RewardModelSpec
 from schemas.sampling import ModelRef
 from schemas.teachers import TeacherRef
 from schemas.toml.config_issues import config_issues
@@ -62,6 +63,7 @@ class Valid:
     teacher: TeacherRef | None
     workspace: Workspace | None
     warnings: tuple[str, ...]
+    reward_models: tuple[RewardModelSpec, ...] = ()
 
 
 def require_valid(config: RunConfig | EvalConfig, references: References) -> Valid:
@@ -81,6 +83,7 @@ def require_valid(config: RunConfig | EvalConfig, references: References) -> Val
         teacher=references.teacher,
         workspace=references.workspace,
         warnings=tuple(_warnings(config, references)),
+        reward_models=references.reward_models,
     )
 
 

@@ -45,7 +45,7 @@ async def test_the_places_to_generate_are_the_sequences_that_vllm_computes_at_on
     )
     backend: Any = OnlyArtifacts()
     async with AsyncExitStack() as stack:
-        opened, _, num_samples = _open_engine(stack, backend, settings)
-        assert isinstance(opened, VllmSampler)
-        places_of = capacity_of(settings.capacity, generate=num_samples)
+        opened = _open_engine(stack, backend, settings)
+        assert isinstance(opened.sampler, VllmSampler)
+        places_of = capacity_of(settings.capacity, generate=opened.concurrency)
     assert places_of[Lane.GENERATE] == places

@@ -37,6 +37,7 @@ from schemas.events import (
     RunStopped,
 )
 from schemas.ids import ConsumerName, StreamName
+from schemas.reward_models import RewardModelSpec
 from schemas.sampling import ModelRef
 from tests.kit.application import Application, rows
 from tests.kit.history import ended_run, keep, named_by_checkpoint
@@ -393,18 +394,38 @@ async def test_a_deleted_run_is_gone_and_its_name_is_free(ended: Application) ->
     assert (event.version, event.type) == (1, "rl.run.deleted")
 
 
-async def started_from(app: Application, base: str) -> None:
-    """A run that starts from a checkpoint of `base`, and its name."""
+CHILD = ModelRef(kind="checkpoint", name="r1@3", files={"adapter_config.json": ref("{}")})
+JUDGE = RewardModelSpec(
+    name="judge", checkpoint="r9@3", base=CHILD, weights=ref("{}"), lora_alpha=1.0
+)
+
+
+async def started_with(app: Application, **changes: object) -> None:
+    """A run with these fields of its request, and its name."""
     event = next(e for e in beginning("r7", "child", steps=1) if isinstance(e, RunRequested))
-    model = ModelRef(kind="checkpoint", name=f"{base}@3", files={"adapter_config.json": ref("{}")})
     await app.services.readmodel.names.take("run", "child", "r7")
-    await app.append([event.model_copy(update={"model": model})])
+    await app.append([event.model_copy(update=changes)])
 
 
-async def test_a_run_that_another_began_from_is_not_deleted_but_archived(
-    ended: Application,
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": CHILD},
+        {"reward_models": (JUDGE,)},
+        {
+            "reward_models": (
+                JUDGE.model_copy(
+                    update={"checkpoint": "r1@3", "base": ModelRef(kind="hub", name="m")}
+                ),
+            )
+        },
+    ],
+    ids=["start", "base of a reward model", "reward model"],
+)
+async def test_a_run_that_another_needs_is_not_deleted_but_archived(
+    ended: Application, changes: dict[str, object]
 ) -> None:
-    await started_from(ended, "r1")
+    await started_with(ended, **changes)
     answer = await deleted(ended, "/runs/first")
     assert answer.status_code == 409
     assert "need its checkpoints: child" in answer.json()["detail"]

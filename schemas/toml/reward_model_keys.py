@@ -1,0 +1,22 @@
+"""Issues with the reward models of a config, as far as the config alone shows them."""
+
+import math
+from collections.abc import Iterator
+
+from schemas.config import RunConfig
+from schemas.errors import Issue
+from schemas.specs import reward_model_names, rubric_specs
+
+
+def reward_model_issues(config: RunConfig) -> Iterator[Issue]:
+    """Names that another part of the reward has, and weights that are not finite."""
+    advanced = config.advanced
+    names = {reward.name for reward in advanced.rewards}
+    names |= {rubric.name for rubric in rubric_specs(advanced)}
+    for index, name in enumerate(reward_model_names(advanced)):
+        key, weight = f"advanced.reward_models[{index}]", advanced.reward_models[index].weight
+        if name in names:
+            yield Issue(f"{key}.name", f"is {name}, which another reward has; choose another")
+        names.add(name)
+        if not math.isfinite(weight):
+            yield Issue(f"{key}.weight", f"must be a finite number, got {weight}")
