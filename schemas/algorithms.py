@@ -97,6 +97,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "off_policy_threshold": REINFORCED,
     "filter_groups": GROUPED,
     "max_replacements": GROUPED,
+    "curriculum": REINFORCED,
     "minibatch_size": REINFORCED,
     "overlong_buffer": SUMS_REWARDS,
     "mask_truncated": REINFORCED,
@@ -156,10 +157,13 @@ def filters_groups(advanced: Advanced) -> bool:
 
 def replacements(advanced: Advanced) -> int:
     """How often a filtered group may be replaced by a group of another dataset row. After that many
-    replacements its slot stays empty."""
+    replacements its slot stays empty. Where a step samples more groups than it needs, the others take
+    its place, unless the config says otherwise."""
     if not filters_groups(advanced):
         return 0
     most = advanced.max_replacements
+    if most is None and advanced.curriculum and advanced.curriculum.oversampling_factor:
+        return 0
     return DEFAULT_REPLACEMENTS if most is None else most
 
 

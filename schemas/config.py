@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from schemas.datasets import Curriculum
 from schemas.deployments import DeploymentName
 from schemas.network import MOST_ADDRESSES
 from schemas.sampling import Day, LoraScaling, Precision
@@ -290,6 +291,8 @@ class Advanced(Section):
     """drop groups whose rewards are all equal, and request other groups"""
     max_replacements: int | None = Field(default=None, ge=0, le=64)
     """how often a dropped group may be replaced"""
+    curriculum: Curriculum | None = Field(default=None, exclude_if=_is_unset)
+    """pools of rows by their pass rates, and oversampling: `[advanced.curriculum]`, below"""
     overlong_buffer: int | None = Field(default=None, ge=0, le=262_144)
     """how many tokens before `training.max_response_length` the penalty of a long sample begins"""
     overlong_penalty: float | None = Field(default=None, ge=0, le=1000)

@@ -1,9 +1,11 @@
-"""A dataset row, as it is stored after its dataset was validated and normalised to JSON Lines."""
+"""The rows of a dataset: how they are stored after it was validated and normalised to JSON Lines, and
+which of them a run trains on."""
 
+import math
 from collections.abc import Collection
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.sampling import Message, ToolSpec, Value
 
@@ -60,3 +62,63 @@ def preference_form(columns: Collection[str]) -> PreferenceForm | None:
     if names & LABELLED_COLUMNS or not {"completion", "label"} <= names:
         return None
     return "binary" if "prompt" in names or "metadata" not in names else None
+
+
+Pool = Literal["easy", "hard"]
+"""The rows that a policy passes too often, or too rarely. All other rows are in no pool."""
+
+PASS_REWARD = 1.0
+
+
+class Curriculum(BaseModel):
+    """The rows of a run by their pass rates: `[advanced.curriculum]`
+    ([algorithms](algorithms.md#curricula))."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    min_pass_rate: float | None = Field(default=None, gt=0, lt=1)
+    """a row whose pass rate is lower goes to the hard pool"""
+    max_pass_rate: float | None = Field(default=None, gt=0, lt=1)
+    """a row whose pass rate is higher goes to the easy pool"""
+    hard_fraction: float | None = Field(default=None, ge=0, lt=1)
+    """the share of a step's groups whose rows come from the hard pool; default: 0"""
+    easy_fraction: float | None = Field(default=None, ge=0, lt=1)
+    """the share of a step's groups whose rows come from the easy pool; default: 0"""
+    pass_reward: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """a sample passes if its reward is at least this; default: 1.0"""
+    oversampling_factor: float | None = Field(default=None, gt=1, le=4)
+    """a step samples so many times `training.rollout_batch_size` groups, and trains on the first ones
+    whose rewards differ"""
+
+    @property
+    def has_pools(self) -> bool:
+        return self.min_pass_rate is not None or self.max_pass_rate is not None
+
+    def is_pass(self, reward: float) -> bool:
+        return reward >= (PASS_REWARD if self.pass_reward is None else self.pass_reward)
+
+    def pool_of(self, pass_rate: float) -> Pool | None:
+        """The pool of a row with this pass rate; None if it is in none. Both bounds are included in the
+        range of the rows that are in none."""
+        if self.min_pass_rate is not None and pass_rate < self.min_pass_rate:
+            return "hard"
+        if self.max_pass_rate is not None and pass_rate > self.max_pass_rate:
+            return "easy"
+        return None
+
+    def num_groups(self, batch: int) -> int:
+        """The number of groups that a step samples for a batch of `batch` groups."""
+        # 10 x 1.1 is above 11 in binary.
+        return math.ceil(batch * (self.oversampling_factor or 1.0) - 1e-9)
+
+    def shares(self, step: int, num_groups: int) -> dict[Pool, int]:
+        """How many groups of a step (from 1) have rows of each pool. Over many steps their shares are
+        the fractions, however small a step is."""
+        return {
+            "easy": _share(self.easy_fraction or 0.0, step, num_groups),
+            "hard": _share(self.hard_fraction or 0.0, step, num_groups),
+        }
+
+
+def _share(fraction: float, step: int, num_groups: int) -> int:
+    return math.floor(fraction * step * num_groups) - math.floor(fraction * (step - 1) * num_groups)

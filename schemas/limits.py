@@ -26,6 +26,12 @@ def batch_size(config: RunConfig) -> int:
     return config.training.rollout_batch_size
 
 
+def groups_per_step(config: RunConfig) -> int:
+    """The number of groups that a step samples, and of the rows that it needs."""
+    curriculum = config.advanced.curriculum
+    return curriculum.num_groups(batch_size(config)) if curriculum else batch_size(config)
+
+
 def total_steps(config: RunConfig, num_rows: int) -> int:
     """The number of steps in the whole run: `advanced.max_steps`, or as many as the epochs need."""
     if config.advanced.max_steps is not None:
@@ -36,6 +42,9 @@ def total_steps(config: RunConfig, num_rows: int) -> int:
 MOST_OFFLINE_ROWS = MAX_EVENT_BYTES // 12
 """The most rows of a step without samples, so that their positions fit into one BatchAssembled."""
 
+
+MOST_MOVED_ROWS = (MAX_EVENT_BYTES - 4096) // 11
+"""The most rows that change their pool in a step, so that they fit into one PoolsDecided."""
 
 REWARD_MODEL_BYTES = 6 << 10
 """What a reward model takes in an event: its weights, and the files of a base that is a checkpoint."""

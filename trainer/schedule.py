@@ -11,7 +11,7 @@ discarded because it is late. The lag is bounded because no step further than `d
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import gcd
@@ -62,33 +62,37 @@ def may_be_pinned(pace: Pace, version: int, *, requested: int) -> bool:
     return version % pace.interval == 0 and version >= pace.pinned_version(requested + 1)
 
 
-def slots(seed: int, *, step: int, batch: int, num_rows: int) -> tuple[Slot, ...]:
-    """The `batch` groups of a step (from 1) with their dataset rows. They depend only on the
-    arguments."""
-    rows = step_rows(seed, step=step, batch=batch, num_rows=num_rows)
-    return tuple(Slot(slot=slot, row=row) for slot, row in enumerate(rows))
-
-
-def replacement(seed: int, *, step: int, slot: int, number: int, batch: int, num_rows: int) -> Slot:
-    """The replacement for a slot after `number` of its groups were dropped. It depends on the seed, the
-    step, the slot and the number, and not on the order in which groups are dropped. The replacements of
-    a step have one order of the rows that the step does not have, so that none repeats another as long
-    as there are more, and a slot gets each of them before one comes again. If the step has all rows, a
-    slot gets those of the slots after it, and its own one last."""
-    rows = tuple(step_rows(seed, step=step, batch=batch, num_rows=num_rows))
+def replacement(
+    seed: int,
+    *,
+    step: int,
+    slot: int,
+    number: int,
+    rows: Sequence[int],
+    num_rows: int,
+    skipped: Collection[int] = (),
+) -> Slot:
+    """The replacement for a slot after `number` of its groups were dropped, in a step that began with
+    these rows. It depends on the arguments, and not on the order in which groups are dropped. The
+    replacements of a step have one order of the rows that the step does not have, so that none repeats
+    another as long as there are more, and a slot gets each of them before one comes again. If the step
+    has all rows, a slot gets those of the slots after it, and its own one last. `skipped` rows are not
+    used, unless there are no others."""
     own = tuple(dict.fromkeys(rows))
-    num_free = num_rows - len(own)
+    taken = {*own, *skipped} if len({*own, *skipped}) < num_rows else {*own}
+    num_free = num_rows - len(taken)
     if not num_free:
         place = own.index(rows[slot]) + number
         return Slot(slot=slot, replacement=number, row=own[place % num_rows])
     # A slot comes back to its first place after so many numbers, and then goes on from the next one.
+    batch = len(rows)
     num_places = num_free // gcd(batch, num_free)
     place = ((number - 1) * batch + slot + (number - 1) // num_places) % num_free
     order = (
         shuffled_index(index, num_rows, key=f"{seed}/{step}/replacement")
         for index in range(num_rows)
     )
-    row = next(islice((row for row in order if row not in own), place, None))
+    row = next(islice((row for row in order if row not in taken), place, None))
     return Slot(slot=slot, replacement=number, row=row)
 
 
@@ -96,8 +100,13 @@ def step_rows(seed: int, *, step: int, batch: int, num_rows: int) -> Iterator[in
     """The dataset rows of a step. Each epoch visits every row once, in its own order. A step may
     continue from one epoch into the next."""
     for position in range((step - 1) * batch, step * batch):
-        epoch, index = divmod(position, num_rows)
-        yield shuffled_index(index, num_rows, key=f"{seed}/{epoch}")
+        yield row_at(position, seed=seed, num_rows=num_rows)
+
+
+def row_at(position: int, *, seed: int, num_rows: int) -> int:
+    """The row at a position (from 0) of the epochs, one after another."""
+    epoch, index = divmod(position, num_rows)
+    return shuffled_index(index, num_rows, key=f"{seed}/{epoch}")
 
 
 def shuffled_index(index: int, size: int, *, key: str) -> int:

@@ -31,6 +31,7 @@ from schemas.events import (
     PackagesChosen,
     PolicyFailed,
     PolicyInitialized,
+    PoolsDecided,
     RunApproved,
     RunArchived,
     RunFailed,
@@ -212,6 +213,15 @@ def groups_settled(event: GroupsSettled) -> Iterator[Line]:
                 event.step,
                 f"The group in slot {settled.group.slot} is dropped: {settled.dropped}",
             )
+
+
+@lines.register
+def pools_decided(event: PoolsDecided) -> Iterator[Line]:
+    moved = {"the easy pool": event.easy, "the hard pool": event.hard, "no pool": event.left}
+    shown = [f"{len(rows)} to {pool}" for pool, rows in moved.items() if rows]
+    if shown:
+        sizes = f"{event.num_easy} easy, {event.num_hard} hard, {event.num_normal} in no pool"
+        yield "info", event.step, f"Rows moved: {', '.join(shown)}; now {sizes}"
 
 
 @lines.register

@@ -2,9 +2,10 @@
 Reads: RunRequested, RunApproved, WorkspaceSynced, WorkspaceRejected, PolicyInitialized, PolicyFailed,
 GroupGraded, PolicyUpdated, CheckpointSaved, CheckpointFailed, EvaluationCompleted, RunPauseRequested,
 RunResumeRequested, RunStopRequested, TriggerFired.
-Emits: RunRejected, RunStarted, GroupsRequested, GroupsSettled, BatchAssembled, StepSkipped, StepSettled,
-RunWarned, CheckpointRequested, CheckpointSettled, EvaluationRequested, EvaluationSettled, RunPaused,
-RunResumed, RunStopRequested, RunStopped, RunFailed, RunFinished.  Stream: run.
+Emits: RunRejected, RunStarted, PoolsDecided, GroupsRequested, GroupsSettled, BatchAssembled,
+StepSkipped, StepSettled, RunWarned, CheckpointRequested, CheckpointSettled, EvaluationRequested,
+EvaluationSettled, RunPaused, RunResumed, RunStopRequested, RunStopped, RunFailed, RunFinished.
+Stream: run.
 Does: nothing itself; it only decides.  Waits for: the facts above, never for a time.
 Safe to repeat because: each fact is first re-recorded in the run's own stream, and what follows from the
 state alone (`consumers/run/rules.py`) is decided once."""
@@ -34,6 +35,7 @@ from schemas.events import (
     PolicyFailed,
     PolicyInitialized,
     PolicyUpdated,
+    PoolsDecided,
     RunApproved,
     RunFailed,
     RunFinished,
@@ -282,6 +284,7 @@ OWN_TIMES = ("time/learn_s", "time/publish_s")
 RUN_EVENTS = (
     RunRejected,
     RunStarted,
+    PoolsDecided,
     GroupsRequested,
     GroupsSettled,
     BatchAssembled,
@@ -310,6 +313,6 @@ CONSUMER: Consumer[RunState, RunEvent, RunMessage, Never, Never] = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=11,
+    fold_version=12,
     snapshots=RunState,
 )

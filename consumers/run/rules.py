@@ -4,7 +4,7 @@ Each rule returns the events of at most one decision. `follow` folds them and tr
 until none returns anything. So a stop, a pause or a late fact needs no code path of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from consumers.run.health import (
     FLAT_STEPS,
@@ -19,7 +19,8 @@ from consumers.run.health import (
     masked_warning,
     never_trained_message,
 )
-from consumers.run.settle import FLAT, is_lost, metrics
+from consumers.run.requests import due_groups, pool_metrics, replacement_slots
+from consumers.run.settle import FLAT, batch_of, is_lost, metrics
 from consumers.run.state import Due, OpenStep, RunEvent, RunState, evolve
 from schemas.algorithms import failed_rewards, is_offline, replacements
 from schemas.events import (
@@ -39,7 +40,7 @@ from schemas.events import (
 )
 from schemas.ids import Purpose
 from schemas.sampling import PolicyRef
-from schemas.specs import CheckpointSpec, Slot
+from schemas.specs import CheckpointSpec
 from trainer import schedule
 
 Rule = Callable[[RunState], tuple[RunEvent, ...]]
@@ -173,9 +174,12 @@ def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:
     if opened is None or not opened.complete or state.training is not None or _is_resting(state):
         return ()
     groups = [opened.settled[slot] for slot in sorted(opened.settled)]
-    kept = tuple(group.group for group in groups if group.dropped is None)
     all_groups = (*groups, *opened.replaced)
-    figures = metrics(all_groups, newest=state.settled)
+    kept = batch_of(groups, most=state.batch_size)
+    figures = metrics(all_groups, newest=state.settled) | pool_metrics(state, step)
+    if opened.num_slots > state.batch_size:
+        num_usable = sum(group.dropped is None for group in groups)
+        figures["rollout/spare_groups"] = float(num_usable - len(kept))
     run = _run_id(state)
     warned = _warn_of_failures(state, step, all_groups, figures)
     if kept:
@@ -225,7 +229,7 @@ def request_groups(state: RunState) -> tuple[RunEvent, ...]:
         return ()
     if is_offline(state.started.spec.config.advanced):
         return _assemble_rows(state)
-    return tuple(_due_groups(state))
+    return tuple(due_groups(state))
 
 
 def resample(state: RunState) -> tuple[RunEvent, ...]:
@@ -235,7 +239,7 @@ def resample(state: RunState) -> tuple[RunEvent, ...]:
         return ()
     most = replacements(state.started.spec.config.advanced)
     for step in sorted(state.open):
-        slots = _replacement_slots(state, step, most=most)
+        slots = replacement_slots(state, step, most=most)
         template = state.open[step].template
         if slots and template is not None:
             request = GroupsRequested(
@@ -289,48 +293,6 @@ def _assemble_rows(state: RunState) -> tuple[RunEvent, ...]:
         BatchAssembled(
             run=_run_id(state), step=step, rows=tuple(rows), durable=_must_be_durable(state, step)
         ),
-    )
-
-
-def _due_groups(state: RunState) -> Iterator[RunEvent]:
-    started = state.started
-    if started is None or started.template is None:
-        return
-    config, plan, pace = started.spec.config, started.plan, state.pace
-    steps = schedule.steps_due(
-        pace, settled=state.settled, requested=state.requested, total=plan.total_steps
-    )
-    for step in steps:
-        version = pace.pinned_version(step)
-        policy = PolicyRef(version=version, weights=state.weights[version])
-        yield GroupsRequested(
-            owner=started.run,
-            purpose=Purpose.TRAIN,
-            step=step,
-            slots=schedule.slots(
-                config.advanced.seed, step=step, batch=plan.batch_size, num_rows=plan.num_rows
-            ),
-            template=started.template.model_copy(update={"policy": policy}),
-        )
-
-
-def _replacement_slots(state: RunState, step: int, *, most: int) -> tuple[Slot, ...]:
-    """Return the slots of `step` whose group was filtered and was replaced fewer than `most` times, each
-    with the row that replaces it."""
-    started = state.started
-    if started is None:
-        return ()
-    return tuple(
-        schedule.replacement(
-            started.spec.config.advanced.seed,
-            step=step,
-            slot=slot,
-            number=group.group.replacement + 1,
-            batch=started.plan.batch_size,
-            num_rows=started.plan.num_rows,
-        )
-        for slot, group in sorted(state.open[step].settled.items())
-        if group.dropped == FLAT and group.group.replacement < most
     )
 
 

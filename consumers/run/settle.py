@@ -65,6 +65,15 @@ def settle(
     )
 
 
+def batch_of(groups: Sequence[SettledGroup], *, most: int) -> tuple[BatchGroup, ...]:
+    """Return the batch of a step whose groups are all settled: at most the first `most` of those that
+    are kept, in the order of slots. If there are more, those whose rewards differ come before the
+    others. The order in which groups were graded does not matter."""
+    kept = [group for group in groups if group.dropped is None]
+    first = sorted(kept, key=lambda group: (_is_flat(group), group.group.slot))[:most]
+    return tuple(sorted((group.group for group in first), key=lambda group: group.slot))
+
+
 def _has_tokens(graded: GroupGraded, rewards: Sequence[float | None]) -> bool:
     """Whether there is anything to train on. A sample that failed may have a reward and no tokens."""
     rewarded = zip(graded.entries, rewards, strict=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 from uuid import UUID
 
+from consumers.run.curriculum import RowPools, close_step, measure, record_decision
 from consumers.run.health import is_flat, is_masked, is_unhealthy
 from consumers.run.settle import is_lost
 from infra.readmodel.estimates import Interval, interval_of
@@ -16,6 +17,7 @@ from schemas.events import (
     EvaluationSettled,
     GroupsRequested,
     GroupsSettled,
+    PoolsDecided,
     RunApproved,
     RunArchived,
     RunDeleted,
@@ -45,6 +47,7 @@ RunEvent = (
     | RunApproved
     | RunRejected
     | RunStarted
+    | PoolsDecided
     | GroupsRequested
     | GroupsSettled
     | BatchAssembled
@@ -72,18 +75,25 @@ RunEvent = (
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step whose groups are requested: how many there are, and the settled ones by slot. `replaced`
-    are the groups that were taken out of their slots, and `numbers` counts them by slot."""
+    """A step whose groups are requested: how many there are, and the settled ones by slot. `rows` are
+    those that it began with, in the order of its slots. `replaced` are the groups that were taken out of
+    their slots, `numbers` counts them by slot, and `replacing` are the rows in their place."""
 
     num_slots: int
     settled: dict[int, SettledGroup] = field(default_factory=dict)
     template: GroupTemplate | None = None
+    rows: tuple[int, ...] = ()
     numbers: dict[int, int] = field(default_factory=dict)
+    replacing: dict[int, int] = field(default_factory=dict)
     replaced: tuple[SettledGroup, ...] = ()
 
     @property
     def complete(self) -> bool:
         return len(self.settled) == self.num_slots
+
+    def row_of(self, slot: int) -> int:
+        """The row whose group is in this slot now."""
+        return self.replacing[slot] if slot in self.replacing else self.rows[slot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,7 @@ class RunState:
 
     - `settled` is the last settled step; -1 while version 0 does not exist.
     - `requested` is the last step whose groups were requested.
+    - `pools` are those of its curriculum, if it has one.
     - `training` is the step whose batch the learner has.
     - `weights` are those of the versions that later groups may still sample with.
     - `evaluated` is the last step whose validation was requested.
@@ -138,6 +149,7 @@ class RunState:
     weights: dict[int, ArtifactRef | None] = field(default_factory=dict)
     requested: int = 0
     open: dict[int, OpenStep] = field(default_factory=dict)
+    pools: RowPools = field(default_factory=RowPools)
     training: int | None = None
     batch_metrics: dict[str, float] = field(default_factory=dict)
     skips: frozenset[int] = frozenset()
@@ -190,6 +202,11 @@ class RunState:
         return self.started.plan.total_steps if self.started else 0
 
     @property
+    def batch_size(self) -> int:
+        """The most groups of a batch."""
+        return self.started.plan.batch_size if self.started else 0
+
+    @property
     def pace(self) -> schedule.Pace:
         """How far sampling runs ahead. Before the run has started, this is the pace of sync mode."""
         return schedule.pace_of(self.started.spec.config) if self.started else schedule.Pace(0)
@@ -217,6 +234,8 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return replace(state, approved=True)
         case RunStarted():
             return replace(state, started=event)
+        case PoolsDecided():
+            return replace(state, pools=record_decision(state.pools, event))
         case GroupsRequested():
             opened = {**state.open, event.step: _open_step(state.open.get(event.step), event)}
             requested = max(state.requested, event.step)
@@ -228,6 +247,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return replace(
                 state,
                 open=left,
+                pools=close_step(state.pools, event.step),
                 training=event.step,
                 trained=True,
                 lost=0,
@@ -279,6 +299,9 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return replace(state, failing=state.failing | {event.category or ""})
         case RunWarned(about="fork"):
             return state
+        case RunWarned(about="pools"):
+            warned = state.pools.warned | {event.category or ""}
+            return replace(state, pools=replace(state.pools, warned=warned))
         case RunWarned():
             return replace(state, warned=max(state.warned, event.step))
         case _:
@@ -299,12 +322,14 @@ def _forget_weights(state: RunState) -> RunState:
 def _open_step(step: OpenStep | None, event: GroupsRequested) -> OpenStep:
     """Return a step whose groups are requested for the first time, or again in some of its slots."""
     if step is None:
-        return OpenStep(len(event.slots), template=event.template)
+        rows = tuple(slot.row for slot in event.slots)
+        return OpenStep(len(rows), template=event.template, rows=rows)
     again = {slot.slot: slot.replacement for slot in event.slots}
     return replace(
         step,
         settled={slot: group for slot, group in step.settled.items() if slot not in again},
         numbers={**step.numbers, **again},
+        replacing={**step.replacing, **{slot.slot: slot.row for slot in event.slots}},
         replaced=(*step.replaced, *(step.settled[s] for s in again if s in step.settled)),
     )
 
@@ -314,7 +339,15 @@ def _settle_groups(state: RunState, event: GroupsSettled) -> RunState:
     if step is None:
         return state
     settled = {**step.settled, **{group.group.slot: group for group in event.groups}}
-    return replace(state, open={**state.open, event.step: replace(step, settled=settled)})
+    new = replace(state, open={**state.open, event.step: replace(step, settled=settled)})
+    curriculum = state.started.spec.config.advanced.curriculum if state.started else None
+    if curriculum is None or not curriculum.has_pools:
+        return new
+    pools = state.pools
+    for group in event.groups:
+        row = step.row_of(group.group.slot)
+        pools = measure(pools, curriculum, step=event.step, row=row, group=group)
+    return replace(new, pools=pools)
 
 
 def _skip_step(state: RunState, event: StepSkipped) -> RunState:
@@ -324,6 +357,7 @@ def _skip_step(state: RunState, event: StepSkipped) -> RunState:
     left = {step: group for step, group in state.open.items() if step != event.step}
     if opened is None:
         return state  # it was trained, and changed nothing
+    state = replace(state, pools=close_step(state.pools, event.step))
     if not all(is_lost(group) for group in opened.settled.values()):
         return replace(state, open=left, lost=0)
     first = state.first_error or f"step {event.step}: {event.reason}"

@@ -10,4 +10,5 @@ continue, that appends an event of a new type or a new version, or that requests
 release does so only in runs of its own version (`RunRequested.decider`).
 """
 
-DECIDER_VERSION = 1
+DECIDER_VERSION = 2
+"""2: a run with a curriculum appends PoolsDecided."""

@@ -47,6 +47,24 @@ class PolicyFailed(_PolicyEvent):
     message: str
 
 
+class PoolsDecided(BaseStepEvent):
+    """The pools of a run with a curriculum are decided for a step, before its groups are requested, from
+    the groups of the steps up to `measured_up_to`. `easy` and `hard` are the rows that go to these
+    pools, and `left` are those that leave their pool. `position` is how many places of the shuffled
+    dataset are visited with the rows of this step. The other numbers count the rows in each pool and in
+    none."""
+
+    type: ClassVar[str] = "rl.pools.decided"
+    measured_up_to: int
+    position: int
+    easy: tuple[int, ...] = ()
+    hard: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    num_easy: int
+    num_hard: int
+    num_normal: int
+
+
 class BatchAssembled(BaseStepEvent):
     """The batch of a step is fixed: groups in the order of their slots (RL), or positions in the
     shuffled dataset (`rows`, where nothing is sampled). `durable` means that the version that this step
@@ -108,11 +126,13 @@ class RunWarned(BaseStepEvent):
     """Something happened that a user should examine. The run continues. When `about` is `sampler`,
     sampling servers were fenced; this is reported once per message. When it is `failures`, too many
     samples failed; this is reported once per category of the most frequent failure. When it is `fork`,
-    the step started from other bits than those of the log. A step may have one warning of each kind."""
+    the step started from other bits than those of the log. When it is `pools`, too few rows (`category`
+    is `few`) or none at all (`none`) are outside of the pools of a curriculum; each is reported once. A
+    step may have one warning of each kind."""
 
     type: ClassVar[str] = "rl.run.warned"
     message: str
-    about: Literal["run", "sampler", "failures", "fork"] = "run"
+    about: Literal["run", "sampler", "failures", "fork", "pools"] = "run"
     category: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property

@@ -16,6 +16,7 @@ from schemas.limits import MOST_OFFLINE_ROWS, most_groups, most_samples
 from schemas.network import NetworkAddress, parse_address
 from schemas.specs import part_weights, reward_model_names, rubric_specs
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
+from schemas.toml.curriculum_keys import curriculum_issues
 from schemas.toml.env_vars import reserved_env
 from schemas.toml.provider_keys import provider_issues
 from schemas.toml.reward_model_keys import reward_model_issues
@@ -47,6 +48,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     yield from reward_model_issues(config)
     yield from algorithm_issues(config)
     yield from mode_issues(config.advanced)
+    yield from curriculum_issues(config)
     yield from unread_issues(config)
     yield from _deploy_issues(config)
     yield from _validation_key_issues(config)

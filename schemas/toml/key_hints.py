@@ -24,6 +24,16 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.cov_low": ("clip_cov_lb", "clip_cov_min"),
     "advanced.cov_ratio": ("clip_cov_ratio", "kl_cov_ratio"),
     "advanced.critic_lr": ("critic_learning_rate", "value_lr"),
+    "advanced.curriculum": (
+        *(
+            "min_pass_rate",
+            "max_pass_rate",
+            "oversampling_factor",
+            "easy_fraction",
+            "hard_fraction",
+        ),
+        *("easy_threshold", "hard_threshold", "difficulty_pools", "pass_reward"),
+    ),
     "advanced.entropy_coef": ("ent_coef", "entropy_coeff", "entropy_loss_coef", "entropy_beta"),
     "advanced.entropy_target": ("target_ent", "target_entropy", "tgt_ent"),
     "advanced.gae_lambda": ("lam", "lambda", "gae_lam"),

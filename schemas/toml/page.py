@@ -1,7 +1,7 @@
 """The keys of the TOMLs as a page: `python -m schemas.toml.page docs/config.md` writes it.
 
-It is derived from `schemas/config.py` and `schemas/toml/triggers.py`. tests/golden/test_documents.py
-fails when it is out of date.
+It is derived from `schemas/config.py`, `schemas/datasets.py` and `schemas/toml/triggers.py`.
+tests/golden/test_documents.py fails when it is out of date.
 """
 
 import ast
@@ -15,11 +15,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from schemas import config
+from schemas import config, datasets
 from schemas.algorithms import READ_BY
-from schemas.config import EvalConfig, RunConfig, Section
+from schemas.config import Advanced, EvalConfig, RunConfig, Section
+from schemas.datasets import Curriculum
 from schemas.toml import mcp_tables, triggers
 from schemas.toml.mcp_tables import McpTable
 from schemas.toml.triggers import Trigger, WorkspaceTable
@@ -65,7 +67,8 @@ def meanings() -> dict[tuple[str, str], str]:
     written."""
     found = {}
     classes = (
-        ast.parse(inspect.getsource(module)).body for module in (config, triggers, mcp_tables)
+        ast.parse(inspect.getsource(module)).body
+        for module in (config, datasets, triggers, mcp_tables)
     )
     for cls in chain.from_iterable(classes):
         if isinstance(cls, ast.ClassDef):
@@ -120,9 +123,12 @@ def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterato
             yield from textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
             continue
         yield from _table(kind)
+        if kind is Advanced:
+            yield from ("", "### `[advanced.curriculum]`", "")
+            yield from _table(Curriculum)
 
 
-def _table(kind: type[Section]) -> Iterator[str]:
+def _table(kind: type[BaseModel]) -> Iterator[str]:
     description = meanings()
     if kind.__doc__ and kind.__doc__ != Section.__doc__:
         text = " ".join((inspect.getdoc(kind) or "").split())
@@ -156,7 +162,7 @@ def allowed_values(field: FieldInfo) -> str:
         kind = get_args(kind)[0]
     if get_origin(kind) is tuple:
         return "list"
-    if get_origin(kind) is dict:
+    if get_origin(kind) is dict or kind is Curriculum:
         return "table"
     return "text" if kind is not None else "text or list"
 
@@ -179,7 +185,7 @@ def default_text(key: str, field: FieldInfo) -> str:
     if field.default_factory is not None:
         return "none"
     if field.default is None:
-        return BY_ALGORITHM if key in READ_BY else ""
+        return BY_ALGORITHM if key in READ_BY and field.annotation != Curriculum | None else ""
     if field.default == ():
         return "none"
     if isinstance(field.default, bool | str):

@@ -11,6 +11,7 @@ import pytest
 from tests.crash.scenarios import (
     adapters,
     control,
+    curriculum,
     deploy,
     distillation,
     evaluation,
@@ -46,6 +47,7 @@ class Scenario(NamedTuple):
 SCENARIOS = (
     Scenario("adapters", adapters.act, adapters.POINTS, has_twin=True),
     Scenario("control", control.act),
+    Scenario("curriculum", curriculum.act, curriculum.POINTS, has_twin=True),
     Scenario("deploy", deploy.act, deploy.POINTS),
     Scenario("distillation", distillation.act, distillation.POINTS, has_twin=True),
     Scenario("evaluation", evaluation.act, evaluation.POINTS),

@@ -44,6 +44,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "importance_sampling": {"algorithm": "importance_sampling"},
     "online_dpo": {"algorithm": "online_dpo", "beta": 0.5},
     "mini-batches": {"minibatch_size": 4, "updates_per_step": 2},
+    "curriculum": {
+        "execution_mode": "one_step_off_async",
+        "curriculum": {
+            "min_pass_rate": 0.3,
+            "max_pass_rate": 0.9,
+            "hard_fraction": 0.25,
+            "pass_reward": 0.125,
+            "oversampling_factor": 1.5,
+        },
+    },
     "entropy": {"entropy_target": 9.0, "entropy_coef": 0.02, "minibatch_size": 4},
     "masked": {"correction": "masked", "updates_per_step": 2, "clip_delta": 2.0},
     "dora": {"lora_variant": "dora"},

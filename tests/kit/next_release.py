@@ -17,7 +17,7 @@ class RunNoted(BaseRunEvent):
 '''
 
 PATCH: tuple[tuple[str, str, str], ...] = (
-    ("schemas/events/decider_version.py", "DECIDER_VERSION = 1", "DECIDER_VERSION = 2"),
+    ("schemas/events/decider_version.py", "DECIDER_VERSION = 2", "DECIDER_VERSION = 3"),
     (
         "schemas/events/runs.py",
         'type: ClassVar[str] = "rl.run.requested"\n',

@@ -7,6 +7,7 @@ from tests.known_bugs.known_bug import KnownBug
 GRPO = "trainer.grpo:advantages"
 PREPARE = "trainer.grpo:prepare_batch"
 UNIT = "tests/unit/trainer"
+CURRICULUM = "tests/unit/consumers/run/test_curriculum.py"
 HERE = "tests/known_bugs/test_by_hand.py"
 AGENTS = f"{UNIT}/objective/test_agents.py"
 
@@ -54,6 +55,36 @@ KNOWN_BUGS = (
         new="zip(group.rewards)",
         test="tests/unit/consumers/run/test_run_filter.py::"
         "test_gdpo_gets_the_parts_of_rewards_and_compares_them",
+    ),
+    KnownBug(
+        bug="a filter leaves a batch smaller although more groups were sampled",
+        seen="areal-project/AReaL#453",
+        code="consumers.run.settle:batch_of",
+        old="for group in groups if",
+        new="for group in groups[:most] if",
+        test=f"{CURRICULUM}::test_a_batch_has_the_first_groups_that_differ_whatever_was_graded_first",
+        given={
+            "results": ((None, None), (1.0, 1.0), (0.0, 1.0), (None, 1.0)),
+            "slots": [1, 2],
+            "reverse": False,
+        },
+    ),
+    KnownBug(
+        bug="the pools of rows are forgotten",
+        seen="PrimeIntellect-ai/prime-rl#839",
+        code="consumers.run.curriculum:close_step",
+        old="pools=pools.as_of(step)",
+        new="pools={}",
+        test=f"{CURRICULUM}::test_solved_and_unsolved_rows_go_to_pools_and_are_not_requested_again",
+    ),
+    KnownBug(
+        bug="a run does not say that all its rows are too easy or too hard",
+        seen="invergent-ai/surogate#73",
+        code="consumers.run.requests:_warn_of_pools",
+        old="if decided.num_normal >= wanted or",
+        new="if decided.num_normal >= 0 or",
+        test=f"{CURRICULUM}::test_a_run_whose_rows_are_all_solved_or_none_goes_on_and_says_so_once",
+        given={"reward": 0.0, "category": "none", "says": "set advanced.curriculum.pass_reward"},
     ),
     KnownBug(
         bug="the deviation of a group has ddof 0",

@@ -13,7 +13,6 @@ from trainer.schedule import (
     pace_of,
     replacement,
     shuffled_index,
-    slots,
     step_rows,
     steps_due,
 )
@@ -82,9 +81,9 @@ def test_an_epoch_visits_every_row_once(seed: int, batch: int, num_rows: int) ->
 
 
 def test_other_seeds_and_epochs_have_other_orders() -> None:
-    first, other = (slots(seed, step=1, batch=50, num_rows=50) for seed in (1, 2))
-    second = slots(1, step=2, batch=50, num_rows=50)
-    assert len({tuple(s.row for s in order) for order in (first, other, second)}) == 3
+    first, other = (step_rows(seed, step=1, batch=50, num_rows=50) for seed in (1, 2))
+    second = step_rows(1, step=2, batch=50, num_rows=50)
+    assert len({tuple(order) for order in (first, other, second)}) == 3
 
 
 @given(st.integers(0, 10), st.integers(1, 5), st.integers(1, 12), st.integers(1, 60))
@@ -92,8 +91,9 @@ def test_replacements_never_repeat_a_row_of_their_step(
     seed: int, step: int, batch: int, num_rows: int
 ) -> None:
     """As long as there are rows that the step does not have. Each of those comes before any again."""
-    place = {"step": step, "batch": batch, "num_rows": num_rows}
-    own = {slot.row for slot in slots(seed, **place)}
+    begun = tuple(step_rows(seed, step=step, batch=batch, num_rows=num_rows))
+    place: dict[str, Any] = {"step": step, "rows": begun, "num_rows": num_rows}
+    own = set(begun)
     assume(len(own) < num_rows)
     rows = [
         replacement(seed, slot=slot, number=number, **place).row
@@ -110,8 +110,8 @@ def test_a_slot_gets_every_other_row_before_one_comes_again(
     seed: int, step: int, batch: int, num_rows: int
 ) -> None:
     """With 8 rows and steps of 4, a slot that was dropped four times had one row four times."""
-    place = {"step": step, "batch": batch, "num_rows": num_rows}
-    own = [slot.row for slot in slots(seed, **place)]
+    own = tuple(step_rows(seed, step=step, batch=batch, num_rows=num_rows))
+    place: dict[str, Any] = {"step": step, "rows": own, "num_rows": num_rows}
     num_free = num_rows - len(set(own)) or num_rows - 1
     for slot in range(batch):
         rows = [
@@ -126,7 +126,8 @@ def test_a_slot_gets_every_other_row_before_one_comes_again(
 def test_replacements_of_a_step_are_of_different_rows(
     seed: int, number: int, batch: int, num_rows: int
 ) -> None:
-    place = {"number": number, "batch": batch, "num_rows": num_rows}
+    begun = tuple(step_rows(seed, step=1, batch=batch, num_rows=num_rows))
+    place: dict[str, Any] = {"number": number, "rows": begun, "num_rows": num_rows}
     found = [replacement(seed, step=1, slot=slot, **place) for slot in range(batch)]
     assert len({slot.row for slot in found}) == batch
     assert {slot.replacement for slot in found} == {number}

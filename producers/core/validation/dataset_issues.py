@@ -9,7 +9,7 @@ from schemas.config import EvalConfig, RunConfig
 from schemas.datasets import preference_form
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
-from schemas.limits import batch_size
+from schemas.limits import batch_size, groups_per_step
 from schemas.teachers import GROUND_TRUTH
 
 LABELS = frozenset({"ground_truth", "label"})
@@ -65,6 +65,12 @@ def dataset_issues(config: RunConfig | EvalConfig, dataset: DatasetRegistered) -
         yield Issue(
             key,
             f"must be at most {ref.num_rows}, the rows of {ref.name}, got {batch_size(config)}",
+        )
+    elif groups_per_step(config) > ref.num_rows:
+        yield Issue(
+            "advanced.curriculum.oversampling_factor",
+            f"must let a step have at most {ref.num_rows} groups, the rows of {ref.name}, got "
+            f"{groups_per_step(config)}; lower it, or training.rollout_batch_size",
         )
     hint = config.advanced.teacher_hint
     if hint is not None and GROUND_TRUTH in hint and LABELS.isdisjoint(dataset.columns):

@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {
     "correction_high": 2.0,
     "filter_groups": True,
     "max_replacements": 2,
+    "curriculum": {"max_pass_rate": 0.9},
     "minibatch_size": 4,
     "overlong_buffer": 4,
     "overlong_penalty": 0.5,
