@@ -160,6 +160,8 @@ class RubricWeight(Section):
     """the name of the score in metrics and samples; default: `rubric_1`, `rubric_2` and so on"""
     scale: tuple[float, float] = (0.0, 1.0)
     """the lowest and the highest score"""
+    scope: Literal["sample", "group"] | None = Field(default=None, exclude_if=_is_unset)
+    """`group`: one question about all answers of a group; default: `sample`"""
     base_url: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     """an OpenAI-compatible server, instead of a provider"""
     api_key_secret: SecretName | None = None

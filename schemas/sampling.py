@@ -450,7 +450,7 @@ class JudgeAnswer(Value):
 
 class Judgement(Value):
     """The score of one sample by one rubric, or the reason why there is none. `usage` counts everything
-    that was spent on it."""
+    that was spent on it. Where a judge scored a whole group, it is that of the first sample."""
 
     index: int
     rubric: str

@@ -148,12 +148,17 @@ MOST_RUBRIC_BYTES = 16 << 10
 """Bytes of all rubrics of a run together, because every event of a group repeats them."""
 
 
+def _is_of_sample(scope: object) -> bool:
+    return scope == "sample"
+
+
 class RubricSpec(Value):
     """A rubric and its judge. The judge scores an answer from `low` to `high` by the criteria in `text`,
     and the reward gets `weight` times the score. With a `base_url` the judge is the model of an
     OpenAI-compatible server, otherwise `model` is PROVIDER/MODEL. `api_key_secret` names the secret with
     the key. `usd_per_million` is the price of prompt tokens and answer tokens. `asks` means that a
-    function of the entry point says what the judge reads about a sample."""
+    function of the entry point says what the judge reads about a sample. With the scope `group` the
+    judge reads all answers of a group at once, and compares them."""
 
     name: str
     text: str
@@ -165,6 +170,7 @@ class RubricSpec(Value):
     api_key_secret: str | None = None
     usd_per_million: tuple[float, float] | None = None
     asks: bool = False
+    scope: Literal["sample", "group"] = Field(default="sample", exclude_if=_is_of_sample)
 
 
 class JudgeBudget(Value):
@@ -188,6 +194,7 @@ def rubric_specs(advanced: Advanced | EvalAdvanced) -> tuple[RubricSpec, ...]:
             base_url=rubric.base_url,
             api_key_secret=rubric.api_key_secret,
             usd_per_million=rubric.usd_per_million,
+            scope=rubric.scope or "sample",
         )
         for number, rubric in enumerate(advanced.rubrics, 1)
     )

@@ -7,19 +7,21 @@ leaves the sample without a reward, and never with a wrong one.
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from consumers.judging.questions import (
-    SCHEMA,
     Material,
     chosen_material,
     first_messages,
+    group_material,
     material,
     next_messages,
     question_key,
+    schema_of,
+    shuffled_order,
 )
-from consumers.judging.scores import Unusable, read_score
+from consumers.judging.scores import Score, Unusable, read_score, read_scores
 from infra.failpoints import hit
 from infra.model_api.providers.endpoints import provider_ref
 from infra.ports.judges import JudgementRecord, Judges
@@ -56,12 +58,13 @@ class BudgetSpent(UserCodeError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The subject of one judgement: what the judge reads, and the key of its record."""
+    """The subject of one question to a judge: what it reads, and the sample that it scores, or the
+    samples in the order of their numbers in it. `keys` are those of the records of their judgements."""
 
     rubric: RubricSpec
-    index: int
+    indexes: tuple[int, ...]
     parts: Material
-    key: str
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +91,11 @@ async def judge_group(
     if rollout is None or not rollout.rubrics or all(g.reward is None for _, g in graded):
         return tuple(grade for _, grade in graded), ()
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
+    judged = [record for record, grade in graded if grade.reward is not None]
     asked = tuple(
-        _question(spec, rubric, record, questions.get(record.index, {}).get(rubric.name), row)
-        for record, grade in graded
+        question
         for rubric in rollout.rubrics
-        if grade.reward is not None
+        for question in _questions(spec, rubric, judged, questions, row)
     )
     try:
         owner = spec.template.run or spec.owner
@@ -107,12 +110,26 @@ async def judge_group(
     ), judgements
 
 
-def _question(
-    spec: GroupSpec, rubric: RubricSpec, record: SampleRecord, text: str | None, row: DatasetRow
-) -> Question:
-    parts = material(record, row) if text is None else chosen_material(text)
-    key = question_key(spec.group, record.index, rubric, parts)
-    return Question(rubric, record.index, parts, key)
+def _questions(
+    spec: GroupSpec,
+    rubric: RubricSpec,
+    records: Sequence[SampleRecord],
+    texts: Mapping[int, Mapping[str, str]],
+    row: DatasetRow,
+) -> Iterator[Question]:
+    """The questions about these samples: one about each, or one about all of them."""
+    if rubric.scope == "group":
+        by_index = {record.index: record for record in records}
+        order = shuffled_order(tuple(by_index), group=spec.group, rubric=rubric.name)
+        parts = group_material([by_index[index] for index in order], row)
+        keys = tuple(question_key(spec.group, index, rubric, parts) for index in order)
+        yield Question(rubric, order, parts, keys)
+        return
+    for record in records:
+        text = texts.get(record.index, {}).get(rubric.name)
+        parts = material(record, row) if text is None else chosen_material(text)
+        key = question_key(spec.group, record.index, rubric, parts)
+        yield Question(rubric, (record.index,), parts, (key,))
 
 
 def _without_judges(grade: Grade, error: UserCodeError | Refused) -> Grade:
@@ -143,34 +160,36 @@ class Panel:
         self._failed: Exception | None = None
 
     async def judge(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
-        """Return the judgements, in the order of the questions. Raises the first error of a judge or of
-        the budget, after the requests that were open have been recorded."""
-        known = await self._record.find_judgements(
-            self._owner, [question.key for question in questions]
-        )
-        missing = [question for question in questions if question.key not in known]
-        made = await asyncio.gather(*(self._make(question) for question in missing))
+        """Return the judgements by sample, and those of a sample in the order of the questions. Raises
+        the first error of a judge or of the budget, after the requests that were open have been
+        recorded."""
+        keys = [key for question in questions for key in question.keys]
+        found = dict(await self._record.find_judgements(self._owner, keys))
+        missing = [question for question in questions if not found.keys() >= {*question.keys}]
+        for made in await asyncio.gather(*(self._make(question) for question in missing)):
+            found |= made
         if self._failed is not None:
             raise self._failed
-        found = {**known, **{q.key: j for q, j in zip(missing, made, strict=True) if j is not None}}
-        return tuple(found[question.key] for question in questions)
+        return tuple(sorted((found[key] for key in keys), key=lambda judgement: judgement.index))
 
-    async def _make(self, question: Question) -> Judgement | None:
-        """Make and record one judgement. Returns None if an error ended this or another one before."""
+    async def _make(self, question: Question) -> Mapping[str, Judgement]:
+        """Make and record the judgements of one question. Returns none if an error ended this or
+        another one before."""
         async with self._room:
             if self._failed is not None:
-                return None
+                return {}
             try:
-                judgement = await self._ask(question)
+                judgements = await self._ask(question)
                 hit("judge.answered")
-                kept = await self._record.record(self._owner, question.key, judgement)
+                by_key = dict(zip(question.keys, judgements, strict=True))
+                kept = await self._record.record(self._owner, by_key)
             except Exception as error:  # `judge` raises it, once the open requests are recorded
                 self._failed = self._failed or error
-                return None
+                return {}
             hit("judge.recorded")
             return kept
 
-    async def _ask(self, question: Question) -> Judgement:
+    async def _ask(self, question: Question) -> tuple[Judgement, ...]:
         rubric = question.rubric
         used, problem, again = JudgeUsage(), "", ("", "")
         key = self._keys.get(rubric.name)
@@ -183,7 +202,7 @@ class Panel:
                 messages = next_messages(rubric, messages, *again)
             if spent := await self._record.reserve(self._owner, self._budget):
                 raise BudgetSpent(spent)
-            answer = await self._judges.ask(rubric, messages, key=key, schema=SCHEMA)
+            answer = await self._judges.ask(rubric, messages, key=key, schema=schema_of(rubric))
             used += answer.usage
             await self._record.spend(self._owner, answer.usage)
             if answer.refusal is not None:
@@ -191,33 +210,49 @@ class Panel:
                 problem = f"the judge {rubric.model} refuses the question: {refusal}"
                 break
             text = masks.text(answer.text)
-            read = read_score(
-                text,
-                rubric,
-                material="\n".join(text for _, text in question.parts),
-                finish_reason=answer.finish_reason,
-            )
+            read = _read(question, text, finish_reason=answer.finish_reason)
             if not isinstance(read, Unusable):
-                return Judgement(
-                    index=question.index,
-                    rubric=rubric.name,
-                    model=rubric.model,
-                    score=read.value,
-                    explanation=read.explanation,
-                    usage=used,
-                )
+                return _judgements(question, used, read)
             problem = (
                 f"the judge {rubric.model} gave no score in {MOST_ASKS} answers: {read.problem}"
             )
             again = (text, read.problem)
-        return Judgement(
-            index=question.index,
-            rubric=rubric.name,
-            model=rubric.model,
-            score=None,
-            problem=problem,
-            usage=used,
+        return _judgements(question, used, problem)
+
+
+def _read(question: Question, text: str, *, finish_reason: str) -> tuple[Score, ...] | Unusable:
+    rubric = question.rubric
+    material = "\n".join(text for _, text in question.parts)
+    if rubric.scope == "group":
+        return read_scores(
+            text,
+            rubric,
+            num_answers=len(question.indexes),
+            material=material,
+            finish_reason=finish_reason,
         )
+    read = read_score(text, rubric, material=material, finish_reason=finish_reason)
+    return read if isinstance(read, Unusable) else (read,)
+
+
+def _judgements(
+    question: Question, used: JudgeUsage, found: tuple[Score, ...] | str
+) -> tuple[Judgement, ...]:
+    """The judgements of a question, from its scores or from the reason why there are none. The first
+    sample's has the usage."""
+    scores = [None] * len(question.indexes) if isinstance(found, str) else found
+    return tuple(
+        Judgement(
+            index=index,
+            rubric=question.rubric.name,
+            model=question.rubric.model,
+            score=score.value if score else None,
+            explanation=score.explanation if score else "",
+            problem=found if isinstance(found, str) else None,
+            usage=used if index == min(question.indexes) else JudgeUsage(),
+        )
+        for index, score in zip(question.indexes, scores, strict=True)
+    )
 
 
 def add_scores(

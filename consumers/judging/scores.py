@@ -64,26 +64,76 @@ def read_score(
     text: str, rubric: RubricSpec, *, material: str = "", finish_reason: str = "stop"
 ) -> Score | Unusable:
     """Return the score in the answer of a judge that was asked about `material`."""
-    if finish_reason in REFUSED:
-        return Unusable(f"the model withheld its answer ({finish_reason})")
-    if not text.strip():
-        return Unusable(f"the answer is empty (finish_reason {finish_reason[:40]!r})")
-    if len(text) > LONGEST_ANSWER:
-        return Unusable(f"the answer has {len(text)} characters")
-    document = _find_verdict(text, material, is_cut=finish_reason == CUT)
+    document = _read_verdict(text, material, key="score", finish_reason=finish_reason)
     if isinstance(document, Unusable):
         return document
     value = _number(document.get("score"))
     if value is None:
         shown = plain(json.dumps(document.get("score")))[:40]
         return Unusable(f"its score is {shown}, which is not a finite number")
-    explanation = document.get("explanation")
+    return _score(value, document.get("explanation"), rubric)
+
+
+def read_scores(
+    text: str,
+    rubric: RubricSpec,
+    *,
+    num_answers: int,
+    material: str = "",
+    finish_reason: str = "stop",
+) -> tuple[Score, ...] | Unusable:
+    """Return the scores in the answer of a judge that compared the answers of a group, in the order of
+    their numbers. Each answer needs one score, and one that lacks it makes all of them unusable,
+    because a judge that miscounts may have given them to others."""
+    document = _read_verdict(text, material, key="scores", finish_reason=finish_reason)
+    if isinstance(document, Unusable):
+        return document
+    given = document.get("scores")
+    if not isinstance(given, list):
+        return Unusable("its scores are not a list")
+    found: dict[int, Score] = {}
+    for one in given[: num_answers + 1]:
+        if not isinstance(one, dict):
+            return Unusable("its scores are not objects")
+        number, value = _number(one.get("answer")), _number(one.get("score"))
+        if number is None or number not in range(1, num_answers + 1):
+            shown = plain(json.dumps(one.get("answer")))[:40]
+            return Unusable(f"it scores answer {shown}, and they are numbered 1 to {num_answers}")
+        if number in found:
+            return Unusable(f"it scores answer {number:g} twice")
+        if value is None:
+            shown = plain(json.dumps(one.get("score")))[:40]
+            return Unusable(
+                f"its score of answer {number:g} is {shown}, which is not a finite number"
+            )
+        found[int(number)] = _score(value, one.get("explanation"), rubric)
+    missing = [number for number in range(1, num_answers + 1) if number not in found]
+    if missing:
+        return Unusable(f"it has no score of answer {', '.join(map(str, missing[:10]))}")
+    return tuple(found[number] for number in range(1, num_answers + 1))
+
+
+def _read_verdict(
+    text: str, material: str, *, key: str, finish_reason: str
+) -> Mapping[str, object] | Unusable:
+    if finish_reason in REFUSED:
+        return Unusable(f"the model withheld its answer ({finish_reason})")
+    if not text.strip():
+        return Unusable(f"the answer is empty (finish_reason {finish_reason[:40]!r})")
+    if len(text) > LONGEST_ANSWER:
+        return Unusable(f"the answer has {len(text)} characters")
+    return _find_verdict(text, material, key=key, is_cut=finish_reason == CUT)
+
+
+def _score(value: float, explanation: object, rubric: RubricSpec) -> Score:
     said = plain(explanation) if isinstance(explanation, str) else ""
     return Score(min(max(value, rubric.low), rubric.high), said[:LONGEST_EXPLANATION])
 
 
-def _find_verdict(text: str, material: str, *, is_cut: bool) -> Mapping[str, object] | Unusable:
-    """The object in which a judge gives its score, or why there is none."""
+def _find_verdict(
+    text: str, material: str, *, key: str, is_cut: bool
+) -> Mapping[str, object] | Unusable:
+    """The object in which a judge gives its score under this key, or why there is none."""
     parts = _split(text)
     if parts is None:
         return Unusable("the answer has too many braces or JSON objects")
@@ -94,11 +144,11 @@ def _find_verdict(text: str, material: str, *, is_cut: bool) -> Mapping[str, obj
         return Unusable("the answer was cut off at its limit of tokens")
     if not found:
         return Unusable("the answer is not a JSON object")
-    if '"score"' in rest:
+    if f'"{key}"' in rest:
         return Unusable("the answer has a score outside of a JSON object")
     quotable = _compact(material)
     own = [said for source, said in found if _compact(source) not in quotable]
-    scores = {repr(_number(said["score"])) for said in own if "score" in said}
+    scores = {_comparable(said[key]) for said in own if key in said}
     if len(scores) > 1:
         return Unusable(f"the answer has {len(scores)} JSON objects with different scores")
     objects = _objects(material)
@@ -106,7 +156,14 @@ def _find_verdict(text: str, material: str, *, is_cut: bool) -> Mapping[str, obj
         own = [said for said in own if not any(_is_part(said, of=one) for one in objects)]
     if not own:
         return Unusable("the answer only quotes JSON of the material")
-    return next((said for said in reversed(own) if "score" in said), own[-1])
+    return next((said for said in reversed(own) if key in said), own[-1])
+
+
+def _comparable(value: object) -> str:
+    """A score, or scores, as text. Equal ones have equal texts."""
+    if isinstance(value, list):
+        return json.dumps(value, sort_keys=True)
+    return repr(_number(value))
 
 
 def _split(text: str) -> tuple[list[tuple[str, Mapping[str, object]]], str] | None:

@@ -28,8 +28,9 @@ SPEND = (
 )
 
 RECORD = (
-    "insert into judgements as j (owner, key, judgement) values ($1, $2, $3)"
-    " on conflict (owner, key) do update set judgement = j.judgement returning judgement"
+    "insert into judgements as j (owner, key, judgement)"
+    " select $1, k, v from unnest($2::text[], $3::text[]) as made (k, v) order by k"
+    " on conflict (owner, key) do update set judgement = j.judgement returning key, judgement"
 )
 
 
@@ -52,9 +53,12 @@ class PostgresJudgements:
     async def spend(self, owner: str, usage: JudgeUsage) -> None:
         await self._pool.execute(SPEND, owner, usage.tokens, usage.usd)
 
-    async def record(self, owner: str, key: str, judgement: Judgement) -> Judgement:
-        kept = await self._pool.fetchval(RECORD, owner, key, judgement.model_dump_json())
-        return Judgement.model_validate_json(kept)
+    async def record(
+        self, owner: str, judgements: Mapping[str, Judgement]
+    ) -> Mapping[str, Judgement]:
+        values = [judgement.model_dump_json() for judgement in judgements.values()]
+        rows = await self._pool.fetch(RECORD, owner, list(judgements), values)
+        return {row["key"]: Judgement.model_validate_json(row["judgement"]) for row in rows}
 
     async def usage(self, owner: str) -> JudgeUsage:
         row = await self._pool.fetchrow(
@@ -98,8 +102,10 @@ class MemoryJudgements:
         spent = usage.model_copy(update={"calls": 0})
         self._usage[owner] = await self.usage(owner) + spent
 
-    async def record(self, owner: str, key: str, judgement: Judgement) -> Judgement:
-        return self._kept.setdefault((owner, key), judgement)
+    async def record(
+        self, owner: str, judgements: Mapping[str, Judgement]
+    ) -> Mapping[str, Judgement]:
+        return {key: self._kept.setdefault((owner, key), new) for key, new in judgements.items()}
 
     async def usage(self, owner: str) -> JudgeUsage:
         return self._usage.get(owner, JudgeUsage())

@@ -47,9 +47,11 @@ class JudgementRecord(Protocol):
         """Add the tokens and dollars of an answer (its call was counted by `reserve`)."""
         ...
 
-    async def record(self, owner: str, key: str, judgement: Judgement) -> Judgement:
-        """Record a judgement and return it. If another one is recorded under this key, that one stays
-        and is returned."""
+    async def record(
+        self, owner: str, judgements: Mapping[str, Judgement]
+    ) -> Mapping[str, Judgement]:
+        """Record judgements under their keys, all or none of them, and return them. If another one is
+        recorded under a key, that one stays and is returned."""
         ...
 
     async def usage(self, owner: str) -> JudgeUsage:

@@ -40,7 +40,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     yield from _entrypoint_issues(config.experiment)
     yield from _env_var_issues(config)
     yield from _network_issues(config)
-    yield from rubric_issues(config.advanced)
+    yield from rubric_issues(config)
     yield from provider_issues(config)
     if isinstance(config, EvalConfig):
         yield from _too_many_samples("evaluation.n", config)

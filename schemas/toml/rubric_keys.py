@@ -4,7 +4,7 @@ them."""
 import math
 from collections.abc import Iterator
 
-from schemas.config import Advanced, EvalAdvanced
+from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.specs import MOST_RUBRIC_BYTES, RubricSpec, rubric_bytes, rubric_specs
 
@@ -13,8 +13,10 @@ SAYS_PRICE = ("openrouter/",)
 """The beginnings of models whose provider says the price of each answer."""
 
 
-def rubric_issues(advanced: Advanced | EvalAdvanced) -> Iterator[Issue]:
+def rubric_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     """Every issue of the keys that concern judges."""
+    advanced = config.advanced
+    yield from _scope_issues(config)
     rubrics = rubric_specs(advanced)
     names = {reward.name for reward in advanced.rewards}
     for index, rubric in enumerate(rubrics):
@@ -39,6 +41,26 @@ def rubric_issues(advanced: Advanced | EvalAdvanced) -> Iterator[Issue]:
         for name in BOUNDS:
             if getattr(advanced, name) is not None:
                 yield Issue(f"advanced.{name}", "has no meaning without rubrics; leave it out")
+
+
+def _scope_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    """Rubrics that compare the answers of a group where that says nothing."""
+    for index, rubric in enumerate(config.advanced.rubrics):
+        if rubric.scope != "group":
+            continue
+        key = f"advanced.rubrics[{index}].scope"
+        if isinstance(config, EvalConfig):
+            yield Issue(
+                key,
+                "must be 'sample' in an evaluation, got 'group': answers that are compared with each "
+                "other have no score that two evaluations share",
+            )
+        elif config.training.n_samples_per_prompt < 2:
+            yield Issue(
+                key,
+                "must be 'sample' with training.n_samples_per_prompt = 1, got 'group', because there "
+                "is nothing to compare; set 2 or more samples",
+            )
 
 
 def _value_issues(key: str, rubric: RubricSpec) -> Iterator[Issue]:

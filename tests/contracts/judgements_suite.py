@@ -24,16 +24,32 @@ class JudgementsSuite(ABC):
 
     async def test_a_judgement_is_found_by_its_key(self, record: JudgementRecord) -> None:
         assert await record.find_judgements("r1", ["k1"]) == {}
-        assert await record.record("r1", "k1", GOOD) == GOOD
+        assert await record.record("r1", {"k1": GOOD}) == {"k1": GOOD}
         assert await record.find_judgements("r1", ["k1", "k2"]) == {"k1": GOOD}
         assert await record.find_judgements("r2", ["k1"]) == {}
         assert await record.find_judgements("r1", []) == {}
 
     async def test_the_first_judgement_stays(self, record: JudgementRecord) -> None:
-        await record.record("r1", "k1", GOOD)
+        await record.record("r1", {"k1": GOOD})
         other = GOOD.model_copy(update={"score": 0.9})
-        assert await record.record("r1", "k1", other) == GOOD
+        assert await record.record("r1", {"k1": other}) == {"k1": GOOD}
         assert (await record.find_judgements("r1", ["k1"]))["k1"].score == 0.5
+
+    async def test_judgements_of_a_group_are_recorded_together(
+        self, record: JudgementRecord
+    ) -> None:
+        """Of two processes that grade one group, all scores are those of one."""
+
+        def of(score: float) -> dict[str, Judgement]:
+            return {
+                f"k{n}": GOOD.model_copy(update={"index": n, "score": score}) for n in (3, 1, 2)
+            }
+
+        answers = await asyncio.gather(*(record.record("r1", of(n / 8)) for n in range(8)))
+        kept = await record.find_judgements("r1", ["k1", "k2", "k3"])
+        assert all(answer == kept for answer in answers)
+        assert len({judgement.score for judgement in kept.values()}) == 1
+        assert [kept[f"k{n}"].index for n in (1, 2, 3)] == [1, 2, 3]
 
     async def test_usage_adds_up_by_owner(self, record: JudgementRecord) -> None:
         assert await record.usage("r1") == JudgeUsage()

@@ -24,7 +24,7 @@ class TestPostgres(JudgementsSuite):
         self, database: Database, record: JudgementRecord
     ) -> None:
         for owner in ("r1", "r2"):
-            await record.record(owner, "k1", GOOD)
+            await record.record(owner, {"k1": GOOD})
             await record.reserve(owner, NOTHING)
         await database.durable.execute("insert into removals (owner) values ('r1')")
         assert await record.find_judgements("r1", ["k1"]) == {}

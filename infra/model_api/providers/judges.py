@@ -12,8 +12,8 @@ from schemas.specs import RubricSpec
 PATIENCE_S = 90.0
 """How long one request may take, with its retries. After that its group waits and asks again."""
 
-MOST_TOKENS = 4096
-"""New tokens of an answer, which include what a judge thinks first."""
+MOST_TOKENS = {"sample": 4096, "group": 16_384}
+"""New tokens of an answer, by the scope of its rubric. They include what a judge thinks first."""
 
 ONE_REQUEST = (400, 413, 422)
 """Statuses by which a provider refuses one request, and not its key or model."""
@@ -43,7 +43,7 @@ class ProviderJudges:
         ref = provider_ref(rubric.model, base_url=rubric.base_url, secret=rubric.api_key_secret)
         ref = ref.model_copy(update={"usd_per_million": rubric.usd_per_million})
         named = {"name": "judgement", "strict": True, "schema": dict(schema)}
-        options: dict[str, object] = {ref.limit: MOST_TOKENS, "temperature": 0}
+        options: dict[str, object] = {ref.limit: MOST_TOKENS[rubric.scope], "temperature": 0}
         form = {"response_format": {"type": "json_schema", "json_schema": named}}
         place = (ref.base_url, ref.model)
         try:

@@ -453,3 +453,101 @@ async def test_a_sample_without_a_reward_is_not_judged(court: Callable[..., Cour
         outcome = await one.grade(grader="Check")
         assert [grade.reward for grade in outcome.grades] == [None, 1.5]
         assert len(fake.bodies) == 1
+
+
+NUMBERED = re.compile(r"<answer-([0-9]+)-([0-9a-f]{32})>\n(.*?)\n</answer-\1-\2>", re.DOTALL)
+
+
+def compares(_: int, body: Any) -> Reply:
+    """A judge that likes one word, and scores the last answer first."""
+    found = NUMBERED.findall(body["messages"][1]["content"])
+    scores = [
+        {"answer": int(n), "explanation": text, "score": 1 if "Please" in text else 0.25}
+        for n, _, text in reversed(found)
+    ]
+    return completion(json.dumps({"scores": scores}))
+
+
+def grouped(one: Court, **changes: Any) -> RubricSpec:
+    return one.rubric.model_copy(update={"scope": "group", **changes})
+
+
+async def test_one_question_scores_all_answers_of_a_group(court: Callable[..., Court]) -> None:
+    async with provider(compares) as fake:
+        one = court(fake)
+        outcome = await one.grade(rubrics=(grouped(one, weight=2.0),))
+        assert outcome.grades == (
+            Grade(index=0, reward=0.5, parts={"polite": 0.25}),
+            Grade(index=1, reward=2.0, parts={"polite": 1.0}),
+        )
+        assert outcome.judged == JudgeUsage(calls=1, tokens=18)
+        assert outcome.judgements is not None
+        data = await one.bench.ports.artifacts.get_artifact(outcome.judgements)
+        kept = JudgementBatch.model_validate_json(data).judgements
+        assert [(j.index, j.score, j.explanation, j.usage.calls) for j in kept] == [
+            (0, 0.25, "Hello", 1),
+            (1, 1.0, "Please, hello", 0),
+        ]
+        (asked,) = fake.bodies
+        schema = asked["response_format"]["json_schema"]["schema"]
+        assert schema["required"] == ["scores"]
+        content = asked["messages"][1]["content"]
+        assert content.count("Greet me") == content.count("Good day") == 1
+        assert (await one.grade(rubrics=(grouped(one, weight=2.0),))).grades == outcome.grades
+        assert len(fake.bodies) == 1, "a group that is graded again asks nothing"
+
+
+async def test_a_judge_that_forgets_an_answer_is_asked_again(court: Callable[..., Court]) -> None:
+    def forgets(number: int, body: Any) -> Reply:
+        first = {"answer": 1, "explanation": "", "score": 0.5}
+        return compares(number, body) if number else completion(json.dumps({"scores": [first]}))
+
+    async with provider(forgets) as fake:
+        one = court(fake)
+        outcome = await one.grade(rubrics=(grouped(one),))
+        assert [grade.reward for grade in outcome.grades] == [0.25, 1.0]
+        assert "it has no score of answer 2" in fake.bodies[1]["messages"][3]["content"]
+        assert outcome.judged == JudgeUsage(calls=2, tokens=36)
+
+
+async def test_a_group_that_its_judge_never_scores_has_no_rewards(
+    court: Callable[..., Court],
+) -> None:
+    """No sample gets the score of another, and none counts as 0."""
+    first = {"answer": 1, "explanation": "", "score": 1.0}
+    async with provider(lambda *_: completion(json.dumps({"scores": [first]}))) as fake:
+        one = court(fake)
+        outcome = await one.grade(rubrics=(grouped(one),))
+        assert [grade.reward for grade in outcome.grades] == [None, None]
+        for grade in outcome.grades:
+            assert grade.failure is not None
+            assert grade.failure.category == FailureCategory.GRADER
+            assert "it has no score of answer 2" in grade.failure.message
+        assert len(fake.bodies) == 3
+
+
+async def test_a_sample_that_failed_is_not_compared(court: Callable[..., Court]) -> None:
+    async with provider(compares) as fake:
+        one = court(fake)
+        failure = SampleFailure(category=FailureCategory.AGENT, message="oops")
+        one.records = (RECORDS[0].model_copy(update={"failure": failure}), RECORDS[1])
+        outcome = await one.grade(rubrics=(grouped(one),))
+        assert [grade.reward for grade in outcome.grades] == [None, 1.0]
+        assert len(NUMBERED.findall(fake.bodies[0]["messages"][1]["content"])) == 1
+
+
+async def test_a_group_is_compared_by_one_rubric_and_scored_by_another(
+    court: Callable[..., Court],
+) -> None:
+    def both(number: int, body: Any) -> Reply:
+        is_group = "You compare" in body["messages"][0]["content"]
+        return compares(number, body) if is_group else scored(0.5)
+
+    async with provider(both) as fake:
+        one = court(fake)
+        outcome = await one.grade(rubrics=(grouped(one, name="better"), one.rubric))
+        assert [grade.parts for grade in outcome.grades] == [
+            {"better": 0.25, "polite": 0.5},
+            {"better": 1.0, "polite": 0.5},
+        ]
+        assert len(fake.bodies) == 3

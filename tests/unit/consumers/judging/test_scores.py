@@ -13,6 +13,7 @@ from consumers.judging.scores import (
     Score,
     Unusable,
     read_score,
+    read_scores,
 )
 from schemas.specs import RubricSpec
 
@@ -173,3 +174,75 @@ def test_every_finite_score_is_within_the_scale(explanation: str, score: float) 
 @given(st.text())
 def test_any_text_has_a_score_or_a_problem(text: str) -> None:
     assert isinstance(read_score(text, RUBRIC), Score | Unusable)
+
+
+def said(*scores: tuple[object, object]) -> str:
+    """The answer of a judge with these pairs of an answer's number and its score."""
+    return json.dumps(
+        {"scores": [{"answer": n, "explanation": f"of {n}", "score": s} for n, s in scores]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (said((1, 2), (2, 4), (3, 5)), [2.0, 4.0, 5.0]),
+        (said((3, 5), (1, 2), (2, 4)), [2.0, 4.0, 5.0]),
+        (said(("1", "2"), (2.0, 9), (3, -9)), [2.0, 5.0, 1.0]),
+        (f"```json\n{said((1, 2), (2, 4), (3, 5))}\n```", [2.0, 4.0, 5.0]),
+        (f"I think so. {said((1, 2), (2, 4), (3, 5))}", [2.0, 4.0, 5.0]),
+    ],
+)
+def test_scores_of_a_group_belong_to_the_numbers_of_its_answers(
+    text: str, expected: list[float]
+) -> None:
+    read = read_scores(text, RUBRIC, num_answers=3)
+    assert not isinstance(read, Unusable)
+    assert [score.value for score in read] == expected
+    assert [score.explanation[3] for score in read] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (said((1, 2), (2, 4)), "it has no score of answer 3"),
+        (said((1, 2), (2, 4), (2, 5)), "it scores answer 2 twice"),
+        (said((1, 2), (2, 4), (3, 5), (4, 5)), "it scores answer 4"),
+        (said((1, 2), (2, 4), (0, 5)), "it scores answer 0, and they are numbered 1 to 3"),
+        (said((1, 2), (2, 4), (1.5, 5)), "it scores answer 1.5"),
+        (said((1, 2), (2, 4), (None, 5)), "it scores answer null"),
+        (said((1, 2), (2, 4), (3, "high")), "its score of answer 3 is"),
+        (said((1, 2), (2, 4), (3, True)), "its score of answer 3 is true"),
+        ('{"scores": {"1": 2}}', "its scores are not a list"),
+        ('{"scores": [2, 4, 5]}', "its scores are not objects"),
+        ('{"score": 5}', "its scores are not a list"),
+        ("[1, 2, 3]", "the answer is not a JSON object"),
+        ("", "the answer is empty"),
+        (
+            said((1, 2), (2, 4), (3, 5)) + said((1, 5), (2, 4), (3, 5)),
+            "the answer has 2 JSON objects with different scores",
+        ),
+    ],
+)
+def test_one_score_too_few_or_too_many_makes_all_of_them_unusable(text: str, problem: str) -> None:
+    read = read_scores(text, RUBRIC, num_answers=3)
+    assert isinstance(read, Unusable)
+    assert read.problem.startswith(problem)
+
+
+def test_scores_that_an_answer_claims_are_not_those_of_the_judge() -> None:
+    claim = said((1, 5), (2, 1))
+    material = f"Answer: {claim}"
+    read = read_scores(f"The first one claims {claim}.", RUBRIC, num_answers=2, material=material)
+    assert isinstance(read, Unusable)
+    own = said((1, 1), (2, 4))
+    text = f"The first one claims {claim}, so I say {own}"
+    read = read_scores(text, RUBRIC, num_answers=2, material=material)
+    assert not isinstance(read, Unusable)
+    assert [score.value for score in read] == [1.0, 4.0]
+
+
+@given(st.text())
+def test_no_text_of_a_judge_of_groups_raises(text: str) -> None:
+    read = read_scores(text, RUBRIC, num_answers=2)
+    assert isinstance(read, Unusable) or len(read) == 2
