@@ -176,6 +176,9 @@ def last_step_figures(view: RunView) -> str:
         shown.append(f"held-out loss {view.held_out_losses[-1][1]:.4f}")
     if view.held_out_accuracies and view.held_out_accuracies[-1][0] == view.step:
         shown.append(f"held-out accuracy {view.held_out_accuracies[-1][1]:.3f}")
+    if view.pools:
+        sizes = (f"{size} {name}" for name, size in view.pools.items())
+        shown.append(f"rows {', '.join(sizes)}")
     if view.rates:
         shown.append(f"{view.rates[-1]:,.0f} tokens/s")
     return "  ".join(shown)

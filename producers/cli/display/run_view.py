@@ -32,6 +32,9 @@ needed."""
 
 HELD_OUT_LOSS = "eval/validation/loss"
 HELD_OUT_ACCURACY = "eval/validation/accuracy"
+POOL = "pool/"
+"""The beginning of the metrics that count the rows in a pool."""
+
 RECENT = 10
 """How many recent steps count for the mean duration that predicts the remaining time."""
 
@@ -64,7 +67,8 @@ class RunView:
     """The state of a run so far. `rewards` and `losses` have one value per settled step. `validations`
     are pairs of step and held-out reward, `held_out_losses` the same for runs that sample nothing, and
     `held_out_accuracies` for those that learn from pairs.
-    `rates` are tokens per second, one value per step."""
+    `rates` are tokens per second, one value per step. `pools` are the rows in each pool of a curriculum,
+    and in none, when the rows of the last step were chosen."""
 
     status: str = "pending"
     phase: str = "init"
@@ -79,6 +83,7 @@ class RunView:
     held_out_accuracies: list[tuple[int, float]] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    pools: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     message: str | None = None
     batch_at: datetime | None = None
@@ -136,6 +141,8 @@ class RunView:
             self.held_out_losses.append((self.step, float(metrics[HELD_OUT_LOSS])))
         if HELD_OUT_ACCURACY in metrics:
             self.held_out_accuracies.append((self.step, float(metrics[HELD_OUT_ACCURACY])))
+        sizes = {key: size for key, size in metrics.items() if key.startswith(POOL)}
+        self.pools = {key.removeprefix(POOL): int(size) for key, size in sizes.items()}
         if self.step == 0:
             self.batch_at = at
             return

@@ -49,6 +49,9 @@ TITLES = {
     "eval/validation/accuracy": "Validation Accuracy",
     "rewards/accuracies": "Preference Accuracy",
     "rewards/margins": "Preference Margin",
+    "pool/normal": "Rows in no Pool",
+    "pool/easy": "Rows in the Easy Pool",
+    "pool/hard": "Rows in the Hard Pool",
 }
 """The metrics that a run's page draws first, in this order."""
 

@@ -97,6 +97,17 @@ def test_a_run_on_preferences_shows_its_held_out_accuracy(
     assert "0.50@0  0.88@1" in capsys.readouterr().out
 
 
+def test_a_run_with_a_curriculum_shows_its_pools(capsys: pytest.CaptureFixture[str]) -> None:
+    view = RunView()
+    for step, metrics in enumerate([{}, {"pool/easy": 3.0, "pool/hard": 2.0, "pool/normal": 11.0}]):
+        settled = event("rl.step.settled", step, step=step, metrics=metrics)
+        view.fold(settled)
+    print_event_line(view, "grow", settled)
+    assert capsys.readouterr().out.endswith("rows 3 easy, 2 hard, 11 normal\n")
+    Console(width=100).print(draw_panel(view, "grow"))
+    assert "rows 3 easy, 2 hard, 11 normal" in capsys.readouterr().out
+
+
 def test_a_line_of_a_warning_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     view = RunView()
     cure = "set advanced.failed_reward"
