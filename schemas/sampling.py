@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.artifact_refs import ArtifactRef
+from schemas.constraints import AppliedGrammar, ConstrainedSpan, Constraint
 from schemas.errors import FAILED_REWARD, POLICY_FAILURES, FailureCategory
 
 
@@ -209,8 +210,9 @@ class Turn(Value):
     fenced, if there are any (nothing in this turn comes from them). `pieces`, if the request asked for
     them, are the UTF-8 bytes of each completion id. A piece is None for an id that is not part of the
     text (a special token, or what a stop string cut off). `likeliest`, if the request asked for them,
-    are the likeliest tokens in the place of each completion id, the likeliest first. An answer of a
-    provider's model has no ids, and has its `usage` instead.
+    are the likeliest tokens in the place of each completion id, the likeliest first. `grammar` is what
+    the answer was sampled under, if anything. An answer of a provider's model has no ids, and has its
+    `usage` instead.
     """
 
     prompt_ids: tuple[int, ...]
@@ -225,6 +227,7 @@ class Turn(Value):
     likeliest: tuple[tuple[LikelyToken, ...], ...] | None = Field(
         default=None, exclude_if=_is_unset
     )
+    grammar: AppliedGrammar | None = Field(default=None, exclude_if=_is_unset)
 
     @property
     def message(self) -> Message:
@@ -249,7 +252,7 @@ class SampleRequest(Value):
     earlier requests of this sample with an equal prompt, answered or not. It is part of the key of the
     draws. `pieces` asks the turn to say which bytes each token represents, and `likeliest` asks for
     that many of the likeliest tokens in the place of each. With `prompt`, a text or token ids, the
-    answer continues that instead of a conversation.
+    answer continues that instead of a conversation. `constraint` is what the answer is forced to be.
     """
 
     model: ModelRef
@@ -267,6 +270,7 @@ class SampleRequest(Value):
     pieces: bool = False
     likeliest: int | None = Field(default=None, ge=1, le=20, exclude_if=_is_unset)
     prompt: str | tuple[int, ...] | None = Field(default=None, exclude_if=_is_unset)
+    constraint: Constraint | None = Field(default=None, exclude_if=_is_unset)
 
 
 class Sampler(Protocol):
@@ -309,11 +313,13 @@ class TokenCounter(Protocol):
 
 
 class Sequence(Value):
-    """One training row: its ids, which of them the policy chose, and the behaviour logprobs."""
+    """One training row: its ids, which of them the policy chose, the behaviour logprobs, and the answers
+    in it that were sampled under a grammar."""
 
     tokens: tuple[int, ...]
     loss_mask: tuple[Literal[0, 1], ...]
     logprobs: tuple[float, ...]
+    constrained: tuple[ConstrainedSpan, ...] = Field(default=(), exclude_if=_is_unset)
 
 
 class RewardedTurn(Value):
@@ -479,25 +485,27 @@ def sequences_and_rows_of(
     turns: tuple[Turn, ...],
 ) -> tuple[tuple[Sequence, ...], tuple[int, ...]]:
     """The training rows (`sequences_of`), and the number of the row of each turn."""
-    rows: list[tuple[list[int], list[Literal[0, 1]], list[float]]] = []
+    rows: list[tuple[list[int], list[Literal[0, 1]], list[float], list[ConstrainedSpan]]] = []
     places: list[int] = []
     for turn in turns:
         prompt = list(turn.prompt_ids)
         extended = [row for row in rows if prompt[: len(row[0])] == row[0]]
-        if extended:
-            longest = max(reversed(extended), key=lambda row: len(row[0]))
-            places.append(next(n for n, row in enumerate(rows) if row is longest))
-            tokens, mask, logprobs = longest
-        else:
-            tokens, mask, logprobs = [], [], []
-            places.append(len(rows))
-            rows.append((tokens, mask, logprobs))
+        row = max(reversed(extended), key=lambda row: len(row[0]), default=([], [], [], []))
+        if not extended:
+            rows.append(row)
+        places.append(next(n for n, one in enumerate(rows) if one is row))
+        tokens, mask, logprobs, constrained = row
         context = prompt[len(tokens) :]
         tokens += [*context, *turn.completion_ids]
         mask.extend([0] * len(context))
         mask.extend([1] * len(turn.completion_ids))
         logprobs += [0.0] * len(context) + list(turn.logprobs)
+        if turn.grammar is not None:
+            start = len(tokens) - len(turn.completion_ids)
+            span = ConstrainedSpan(start=start, end=len(tokens), grammar=turn.grammar)
+            constrained.append(span)
     sequences = tuple(
-        Sequence(tokens=tuple(t), loss_mask=tuple(m), logprobs=tuple(p)) for t, m, p in rows
+        Sequence(tokens=tuple(t), loss_mask=tuple(m), logprobs=tuple(p), constrained=tuple(c))
+        for t, m, p, c in rows
     )
     return sequences, tuple(places)

@@ -44,6 +44,7 @@ from trainer.objective.batch import (
     parts_of,
     sample_of_each_action,
     select_actions,
+    with_masks,
 )
 from trainer.objective.correction import apply_off_policy_correction
 from trainer.objective.dual_clip import dual_clipped_ratio
@@ -121,7 +122,7 @@ def prepare_batch(
 ) -> PreparedBatch:
     """Compute what stays constant over the updates of a step: the advantage and the weight of each
     action, and with a critic its return. Values have shape (E) and are float64, on the CPU."""
-    examples = examples_of(groups)
+    examples = with_masks(examples_of(groups), policy)
     minibatches = minibatches_of(groups, examples, most=hyperparameters.minibatch_groups)
     sample_E = sample_of_each_action(examples)
 

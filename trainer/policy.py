@@ -164,15 +164,17 @@ class Policy:
         self, micro: MicroBatch, *, temperature: float, most: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The ids (M, K) of the `most` likeliest tokens in the place of each action, the likeliest
-        first, and their log-probabilities (M, K) at `temperature`."""
+        first, and their log-probabilities (M, K) at `temperature` (`likeliest_tokens`)."""
         decoder = self.loaded.decoder
         if decoder is None:
-            logits_M_V = self.outputs(micro)[1]
-            logprobs_M_V = F.log_softmax(logits_M_V / temperature, dim=-1)
+            logits_M_V = _restrict(self.outputs(micro)[1] / temperature, micro)
+            logprobs_M_V = F.log_softmax(logits_M_V, dim=-1)
             found = logprobs_M_V.topk(min(most, logits_M_V.shape[-1]), dim=-1)
             return found.indices, found.values
         hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=False)
-        return likeliest_tokens(hidden_M_H, head_V_H, temperature=temperature, most=most)
+        return likeliest_tokens(
+            hidden_M_H, head_V_H, temperature=temperature, most=most, allowed=micro.allowed
+        )
 
     def logprobs_and_values(
         self, micro: MicroBatch, *, temperature: float, trains_entropy: bool = False
@@ -208,7 +210,9 @@ class Policy:
         if decoder is None:
             hidden_M_H, logits_M_V = self.outputs(micro, reference=reference)
             return *_target_logprobs(
-                logits_M_V / temperature, micro.target_M, trains_entropy=trains_entropy
+                _restrict(logits_M_V / temperature, micro),
+                micro.target_M,
+                trains_entropy=trains_entropy,
             ), hidden_M_H
         hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=reference)
         chosen = chosen_logprobs(
@@ -220,6 +224,7 @@ class Policy:
             kept_elements=self.forward.kept_elements(hidden_M_H.device),
             trains_entropy=trains_entropy,
             logits=_head_product,
+            allowed=micro.allowed,
         )
         return *chosen, hidden_M_H
 
@@ -228,6 +233,10 @@ def _head_product(hidden_C_H: torch.Tensor, head_V_H: torch.Tensor) -> torch.Ten
     """`logits_of`, faster for a chunk of a large vocabulary on a CPU."""
     is_plain = hidden_C_H.dtype == torch.float32 and hidden_C_H.device.type == "cpu"
     return product(hidden_C_H, head_V_H.t()) if is_plain else logits_of(hidden_C_H, head_V_H)
+
+
+def _restrict(logits_M_V: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+    return logits_M_V if micro.allowed is None else micro.allowed.restrict(logits_M_V)
 
 
 def _target_logprobs(

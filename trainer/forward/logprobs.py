@@ -3,6 +3,9 @@
     logprob_m = z_m[target_m] - logsumexp(z_m),   z_m = head h_m / temperature
     entropy_m = - sum_v p_mv log p_mv,            d entropy_m / d z_mv = - p_mv (log p_mv + entropy_m)
 
+Where a grammar allowed only some tokens, z is FORBIDDEN at all others
+(`trainer/forward/allowed_tokens.py`).
+
 The logits of a step would be its largest tensor by far: with a vocabulary of 150,000 tokens they take
 600 kB per action, and their gradient takes the same again. Here only a chunk of actions has its logits
 at a time. The backward pass computes each chunk again, unless it is among the first ones, whose numbers
@@ -19,6 +22,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from trainer.forward.allowed_tokens import AllowedTokens
 from trainer.forward.lm_head import logits_of
 
 CHUNK_ELEMENTS = 4 << 20
@@ -45,13 +49,15 @@ def chosen_logprobs(
     kept_elements: int = 0,
     trains_entropy: bool = False,
     logits: Logits = logits_of,
+    allowed: AllowedTokens | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The log-probability (M) of each target at `temperature`, and the entropy (M, in nats) of the
-    distribution that the target was drawn from. The entropy has a gradient with `trains_entropy` only.
-    `chunk_elements` logits are computed at a time, and numbers of up to `kept_elements` of them are kept
-    if there is a gradient."""
+    distribution that the target was drawn from, which is over its `allowed` tokens. The entropy has a
+    gradient with `trains_entropy` only. `chunk_elements` logits are computed at a time, and numbers of
+    up to `kept_elements` of them are kept if there is a gradient."""
     has_gradient = torch.is_grad_enabled() and (hidden_M_H.requires_grad or head_V_H.requires_grad)
-    run = Run(temperature, chunk_elements, kept_elements if has_gradient else 0, logits)
+    kept = kept_elements if has_gradient else 0
+    run = Run(temperature, chunk_elements, kept, logits, allowed)
     logprob_M, entropy_M = _ChosenLogprobs.apply(
         hidden_M_H, head_V_H, target_M, run, trains_entropy
     )
@@ -66,26 +72,37 @@ class Run:
     chunk_elements: int
     kept_elements: int
     logits: Logits
+    allowed: AllowedTokens | None = None
 
     def chunks(self, hidden_M_H: torch.Tensor, head_V_H: torch.Tensor) -> Iterator[slice]:
         return _chunks(hidden_M_H, head_V_H, self.chunk_elements)
 
-    def scaled_logits(self, hidden_C_H: torch.Tensor, head_V_H: torch.Tensor) -> torch.Tensor:
-        return self.logits(hidden_C_H, head_V_H).div_(self.temperature)
+    def scaled_logits(
+        self, hidden_M_H: torch.Tensor, head_V_H: torch.Tensor, here: slice
+    ) -> torch.Tensor:
+        """The logits of the actions `here`, at the temperature, with FORBIDDEN where they are not allowed."""
+        z_C_V = self.logits(hidden_M_H[here], head_V_H).div_(self.temperature)
+        return z_C_V if self.allowed is None else self.allowed[here].restrict(z_C_V)
 
 
 @torch.no_grad()
 def likeliest_tokens(
-    hidden_M_H: torch.Tensor, head_V_H: torch.Tensor, *, temperature: float, most: int
+    hidden_M_H: torch.Tensor,
+    head_V_H: torch.Tensor,
+    *,
+    temperature: float,
+    most: int,
+    allowed: AllowedTokens | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ids (M, K) of the `most` likeliest tokens of each row, the likeliest first, and their
-    log-probabilities (M, K) at `temperature`."""
+    """The ids (M, K) of the `most` likeliest of the `allowed` tokens of each row, the likeliest first,
+    and their log-probabilities (M, K) at `temperature`. Ids that are not allowed have a log-probability
+    below -1e29."""
+    run = Run(temperature, CHUNK_ELEMENTS, 0, logits_of, allowed)
     found = [
-        logits_of(hidden_M_H[here], head_V_H)
-        .div_(temperature)
+        run.scaled_logits(hidden_M_H, head_V_H, here)
         .log_softmax(dim=-1)
         .topk(min(most, len(head_V_H)), dim=-1)
-        for here in _chunks(hidden_M_H, head_V_H, CHUNK_ELEMENTS)
+        for here in run.chunks(hidden_M_H, head_V_H)
     ]
     return torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
 
@@ -107,7 +124,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         kept: dict[int, torch.Tensor] = {}
         room = run.kept_elements
         for here in run.chunks(hidden_M_H, head_V_H):
-            z_C_V = run.scaled_logits(hidden_M_H[here], head_V_H)
+            z_C_V = run.scaled_logits(hidden_M_H, head_V_H, here)
             total_M[here] = torch.logsumexp(z_C_V, dim=-1)
             all_C_V = z_C_V.sub_(total_M[here, None])
             logprob_M[here] = all_C_V.gather(-1, target_M[here, None])[:, 0]
@@ -136,7 +153,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             scaled_C_1 = grad_M[here, None] / run.temperature
             all_C_V = ctx.kept.pop(here.start, None)  # it is overwritten, so it serves once
             if all_C_V is None:
-                z_C_V = run.scaled_logits(hidden_M_H[here], head_V_H)
+                z_C_V = run.scaled_logits(hidden_M_H, head_V_H, here)
                 all_C_V = z_C_V.sub_(total_M[here, None])
             if entropy_M is not None:
                 slope_C_1 = grad_entropy_M[here, None] / run.temperature

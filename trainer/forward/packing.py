@@ -21,23 +21,26 @@ the hidden state of the token before it, `predictor_M`: the last prompt token pr
 action, the last action is a target, and nothing predicts from it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 import torch
 
 from schemas.sampling import Sequence as TokenSequence
+from trainer.forward.allowed_tokens import AllowedTokens, allowed_tokens
 from trainer.forward.decoder import Attend
 from trainer.forward.spans import Segment
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence and the index of the sample it belongs to."""
+    """One sequence and the index of the sample it belongs to. `masks` are the token masks of its
+    constrained answers, by place (`trainer/model/grammar.py`)."""
 
     sample: int
     sequence: TokenSequence
+    masks: Mapping[int, bytes] = field(default_factory=dict, compare=False)
 
     @property
     def num_actions(self) -> int:
@@ -95,6 +98,8 @@ class MicroBatch:
     last_R: torch.Tensor
     """indexes into N: the last token of each sequence"""
     num_rows: int
+    allowed: AllowedTokens | None = None
+    """the tokens that each action was drawn from; None where each was drawn from all"""
 
     @property
     def num_tokens(self) -> int:
@@ -184,6 +189,7 @@ class _Packing:
     samples: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     lasts: list[int] = field(default_factory=list)
+    masks: list[bytes | None] = field(default_factory=list)
     num_rows: int = 0
     longest: int = 0
 
@@ -196,6 +202,8 @@ class _Packing:
 
     def add(self, tree: Tree) -> None:
         start, shared = len(self.tokens), tree.num_shared
+        if any(e.sequence.constrained and not e.masks for e in tree.examples):
+            raise ValueError("a constrained answer needs its token masks: call `with_masks` first")
         self.longest = max(self.longest, tree.num_tokens)
         if shared:
             self._segment(tree.examples[0].sequence.tokens[:shared], 0)
@@ -214,6 +222,7 @@ class _Packing:
                     self.behaviour.append(example.sequence.logprobs[t])
                     self.samples.append(example.sample)
                     self.rows.append(self.num_rows)
+                    self.masks.append(example.masks.get(t))
             self.num_rows += 1
 
     def _segment(self, tokens: Sequence[int], position: int) -> None:
@@ -251,6 +260,7 @@ class _Packing:
             row_M=torch.tensor(self.rows, device=device),
             last_R=torch.tensor(self.lasts, device=device),
             num_rows=self.num_rows,
+            allowed=allowed_tokens(self.masks, device=device),
         )
 
 

@@ -160,6 +160,20 @@ class Chat:
         """The bytes of one token; of a special token those of its name."""
         return self._token_bytes.piece(token)
 
+    def is_special(self, token: int) -> bool:
+        """Whether a token is not part of a text."""
+        return token in self._token_bytes.special
+
+    def mark(self, text: str) -> int | None:
+        """The id of the special token that this text is, or None if it is written as text."""
+        ids = self.encode(text)
+        return ids[0] if len(ids) == 1 and self.is_special(ids[0]) else None
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the template knows reasoning between `<think>` and `</think>`."""
+        return END_THINK in self._template
+
     @cached_property
     def _token_bytes(self) -> TokenBytes:
         return TokenBytes(self._tokenizer)
@@ -178,8 +192,8 @@ class Chat:
             shown = [self._without_marks(content)] if calls else [text]
             return as_message(shown[0], calls, reasoning=None)
         reasoning = None
-        if END_THINK in self._template:
-            reasoning, text = split_reasoning(text, is_open=self._has_open_reasoning(prompt_ids))
+        if self.has_reasoning:
+            reasoning, text = split_reasoning(text, is_open=self.has_open_reasoning(prompt_ids))
         content, calls = split_tagged(text) if form == "tagged" else (text, [])
         if reasoning is None and not tools:
             return None
@@ -204,8 +218,8 @@ class Chat:
             whole = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
             shown = before_marks(whole, (MARK,))
             return text if shown == whole else before_marks(self._without_marks(shown), stop)
-        if END_THINK in self._template:
-            text = after_reasoning(text, is_open=self._has_open_reasoning(prompt_ids))
+        if self.has_reasoning:
+            text = after_reasoning(text, is_open=self.has_open_reasoning(prompt_ids))
         return before_tagged_call(text) if form == "tagged" else text
 
     def settled_plain_text(self, ids: Sequence[int], *, stop: Sequence[str]) -> str:
@@ -222,7 +236,7 @@ class Chat:
         """The text without special tokens that a model wrote into it."""
         return self.decode(self.encode(text))
 
-    def _has_open_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+    def has_open_reasoning(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends inside of reasoning, because its template has begun it."""
         end = self._tokenizer.decode(list(prompt_ids[-8:]), skip_special_tokens=False)
         return str(end).rstrip().endswith(THINK)
@@ -271,6 +285,29 @@ class Chat:
         if self._family is None:
             return None
         return self._family.conversation_ids(messages, tools, reply_next=reply_next)
+
+    def reply_ids(
+        self, messages: Sequence[Message], reply: Message, *, tools: Sequence[ToolSpec]
+    ) -> list[int]:
+        """The ids that the template writes for a reply, without the one that ends its turn. They are
+        empty if it does not write the messages before as it did without the reply."""
+        whole = (*messages, reply)
+        if self._family is not None:
+            begun = self._family.conversation_ids(messages, tools, reply_next=True)
+            ids = self._family.conversation_ids(whole, tools, reply_next=False)
+            if ids[: len(begun)] != begun:
+                return []
+            ids = ids[len(begun) :]
+        else:
+            said = self.text(messages, tools=tools, reply_next=True)
+            shown = self.text(whole, tools=tools, reply_next=False)
+            if not shown.startswith(said):
+                said = said.rstrip().removesuffix(THINK)
+            if not shown.startswith(said):
+                return []
+            ids = self.encode(shown[len(said) :])
+        ids = self.cut_ids_after_last_turn(ids)
+        return ids[:-1] if ids and ids[-1] in self._stop_ids else ids
 
     def cut_ids_after_last_turn(self, ids: Sequence[int]) -> list[int]:
         """The ids up to and including the last one that ends a turn; all of them if none does."""

@@ -23,17 +23,18 @@ class TokenBytes:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
         hidden = (number for number, token in added if token.special)
-        self._special = frozenset((*tokenizer.all_special_ids, *hidden))
+        self.special = frozenset((*tokenizer.all_special_ids, *hidden))
+        """The ids that are not part of a text."""
 
     def of(self, ids: Sequence[int], text: str) -> tuple[Piece | None, ...]:
         """The bytes of each of `ids`. None for special tokens, and for tokens at the end that are not
         part of `text`, because a stop string was cut off."""
         num = len(ids)
-        while num and ids[num - 1] not in self._special:
+        while num and ids[num - 1] not in self.special:
             if not self._text(ids[: num - 1]).startswith(text):
                 break
             num -= 1
-        shown = [self.piece(token) if token not in self._special else None for token in ids[:num]]
+        shown = [self.piece(token) if token not in self.special else None for token in ids[:num]]
         return (*shown, *([None] * (len(ids) - num)))
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -22,6 +22,7 @@ import torch
 
 from schemas.learner import GradedGroup
 from trainer.forward.packing import Example, MicroBatch, pack
+from trainer.model.grammar import masks_of, vocabulary_of
 from trainer.objective.covariance import MeasuredActions
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import kl_to_reference
@@ -61,6 +62,17 @@ def examples_of(groups: Sequence[GradedGroup]) -> tuple[Example, ...]:
     """The training rows of all samples, in canonical order. Samples are numbered across groups."""
     samples = [sample for group in groups for sample in group.samples]
     return tuple(Example(i, row) for i, sample in enumerate(samples) for row in sample.sequences)
+
+
+def with_masks(examples: Sequence[Example], policy: Policy) -> tuple[Example, ...]:
+    """The examples with the token masks of the answers that were sampled under a grammar. Raises
+    CorruptData unless these are the masks that they were sampled under."""
+    return tuple(
+        replace(e, masks=masks_of(e.sequence, vocabulary_of(policy.loaded.base)))
+        if e.sequence.constrained
+        else e
+        for e in examples
+    )
 
 
 def minibatches_of(

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypedDict
 
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import SampleRequest, SamplingParams, ToolSpec, Turn
+from trainer.model.answer_grammar import answer_grammar
 from trainer.model.chat_template import Chat
+from trainer.model.grammar import GrammarState, vocabulary_of
 from trainer.model.lora_names import Scaling, Tensors
 from trainer.policy import LoadedModel
 from trainer.sampler.counter_rng import CounterRng, prompt_hash
@@ -59,6 +61,10 @@ class Completion:
     has_diverged: bool = False
     is_plain: bool = False
     """Whether it continues a text and answers no message."""
+    grammar: GrammarState | None = None
+    """What the answer must follow, if the request constrains it."""
+    grammar_error: UserCodeError | None = None
+    """Why the grammar cannot be followed further, if it cannot."""
 
     @property
     def length(self) -> int:
@@ -71,7 +77,8 @@ class Completion:
 
     @property
     def is_over(self) -> bool:
-        return self.finish is not None or self.is_cancelled or self.has_diverged
+        has_failed = self.has_diverged or self.grammar_error is not None
+        return self.finish is not None or self.is_cancelled or has_failed
 
     def append(self, token: int, logprob: float) -> None:
         """Append a drawn token. A token that ends the turn belongs to the completion. A logprob
@@ -85,6 +92,11 @@ class Completion:
             self.finish = "stop"
         elif len(self.completion_ids) >= self.max_new_tokens:
             self.finish = "length"
+        if self.grammar is not None:
+            try:
+                self.grammar.advance(token, is_last=self.finish is not None)
+            except UserCodeError as error:
+                self.grammar_error = error
 
     def _has_stop_string(self) -> bool:
         """Whether a stop string has appeared. If so, the text ends before it."""
@@ -108,7 +120,9 @@ class Completion:
 
     def to_turn(self) -> Turn:
         """The prompt and the completion as one turn. Raises UserCodeError when the policy has
-        diverged."""
+        diverged, or its grammar cannot be followed."""
+        if self.grammar_error is not None:
+            raise self.grammar_error
         if self.has_diverged:
             raise UserCodeError(
                 FailureCategory.INTERNAL,
@@ -130,16 +144,28 @@ class Completion:
             answer=answer,
             finish_reason=self.finish or "length",
             pieces=self.chat.pieces(self.completion_ids, text) if self.shows_pieces else None,
+            grammar=None if self.grammar is None else self.grammar.applied(),
         )
 
 
-def draw_parameters(rows: Sequence[Completion], size: int) -> dict[str, list[float]]:
+class DrawParameters(TypedDict):
+    """The arguments of `draw_tokens` besides the logits."""
+
+    temperatures: list[float]
+    top_ps: list[float]
+    uniforms: list[float]
+    masks: list[bytes | None]
+
+
+def draw_parameters(rows: Sequence[Completion], size: int) -> DrawParameters:
     """The arguments of `draw_tokens` for these rows, filled up to `size` with values for dummy rows."""
     spare = size - len(rows)
+    masks = [row.grammar.allowed if row.grammar else None for row in rows]
     return {
         "temperatures": [r.params.temperature for r in rows] + [1.0] * spare,
         "top_ps": [r.params.top_p for r in rows] + [1.0] * spare,
         "uniforms": [r.uniform() for r in rows] + [0.0] * spare,
+        "masks": masks + [None] * spare,
     }
 
 
@@ -147,15 +173,20 @@ def new_completion(
     request: SampleRequest, version: Version, chat: Chat, *, context: int
 ) -> Completion:
     """The completion that a request asks for, for a model that has `context` positions. Raises
-    UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit."""
+    UserCodeError when the prompt does not fit, or the constraint cannot be followed."""
     params = request.params
     refuse_too_long(request, chat, context=context)
     prompt_ids = tuple(chat.prompt_ids(request))
     if len(prompt_ids) > longest_prompt(request, context=context):
         raise too_long(request, str(len(prompt_ids)), context=context)
+    grammar = None
+    if request.constraint is not None:
+        text = answer_grammar(request.constraint, request.tools, chat, prompt_ids)
+        grammar = vocabulary_of(version.loaded.base).start(text)
     return Completion(
         version=version,
         chat=chat,
+        grammar=grammar,
         stop_ids=version.loaded.base.stop_ids,
         params=params,
         prompt_ids=prompt_ids,

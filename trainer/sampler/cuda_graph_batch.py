@@ -75,7 +75,7 @@ class CudaGraphBatch(DecodeBatch):
 
     def step(self) -> int:
         """Draw the next tokens of every row, up to BURST of them: one step for the host."""
-        if any(row.params.top_p < 1 for row in self.rows):
+        if any(row.params.top_p < 1 or row.grammar is not None for row in self.rows):
             return super().step()
         num = padded_rows(len(self.rows), self.size)
         turns = self._turns()

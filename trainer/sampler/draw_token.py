@@ -5,12 +5,17 @@ The row's uniform number selects the first token whose cumulative mass exceeds i
 argmax, and its logprob is that of temperature 1. With top_p < 1 the mass outside the nucleus is removed
 first, and the logprob is that of the renormalised rest. This is for evaluation only: in training the
 renormalisation would bias the ratio.
+
+A row with a mask is drawn from its allowed tokens only, at a logprob over these tokens. The learner
+applies the same mask (`trainer/forward/allowed_tokens.py`), so its ratios are exact. Other rows keep
+their bits.
 """
 
 from collections.abc import Sequence
 
 import torch
 
+from trainer.forward.allowed_tokens import allowed_tokens
 from trainer.sampler.draw_token_gpu import draw_on_gpu
 
 
@@ -20,8 +25,13 @@ def draw_tokens(
     temperatures: Sequence[float],
     top_ps: Sequence[float],
     uniforms: Sequence[float],
+    masks: Sequence[bytes | None] = (),
 ) -> tuple[list[int], list[float]]:
-    """The token id and the logprob that were drawn for each row."""
+    """The token id and the logprob that were drawn for each row. `masks` are the allowed tokens of each
+    row (`trainer/model/grammar.py`), None for all."""
+    allowed = allowed_tokens(masks, device=logits_R_V.device)
+    if allowed is not None:
+        logits_R_V = allowed.restrict(logits_R_V)
     draw = draw_on_device if logits_R_V.is_cuda else draw_exactly
     return draw(logits_R_V, temperatures=temperatures, top_ps=top_ps, uniforms=uniforms)
 

@@ -23,7 +23,7 @@ from trainer.sampler.batcher import KEPT_MODELS, Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.memory_limits import memory_limits_of
 from trainer.sampler.partial_text import PartialText
-from trainer.sampler.prompt_length import count_tokens, tokenise_apart
+from trainer.sampler.prompt_length import count_tokens, prepare_apart
 from trainer.sampler.top_logprobs import with_top_logprobs
 from trainer.weight_cache import WeightCache
 
@@ -89,7 +89,7 @@ class TorchSampler:
         sha256 = weights.sha256 if weights else ""
         version = Version(base, sha256, loaded, trained, scaling)
         chat, context = self._chat(request, loaded), loaded.base.context
-        row = await tokenise_apart(
+        row = await prepare_apart(
             request, partial(new_completion, request, version, chat, context=context)
         )
         self._last = row

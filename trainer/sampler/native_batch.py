@@ -5,6 +5,8 @@ So samples of a group share one prompt's cache, which stays in the processor's c
 drops out within a call.
 """
 
+from collections.abc import Sequence
+
 from trainer.native.interface import Drawing, KeyValueCache, NativeDecoder, RowInput
 from trainer.sampler.completion import Completion, draw_parameters
 from trainer.sampler.decode_batch import DecodeBatch, capacity_for
@@ -79,18 +81,30 @@ class NativeBatch(DecodeBatch):
         self.rows.pop(at)
 
     def step(self) -> int:
-        """Draw the next tokens of every row, up to BURST of them."""
-        native, rows = _native_decoder_of(self.model), self.rows
-        if any(row.params.top_p < 1 for row in rows):
-            drawn = draw_tokens(native.logits(self._readings()), **draw_parameters(rows, len(rows)))
-            for row, token, logprob in zip(rows, *drawn, strict=True):
-                row.append(token, logprob)
+        """Draw the next tokens of every row, up to BURST of them, and one of a constrained row. Returns
+        how many steps of a turn that counts as."""
+        if any(row.params.top_p < 1 for row in self.rows):
+            self._draw_one(self.rows)
             return 1
-        turns = self._turns()
+        self._draw_one([row for row in self.rows if row.grammar is not None])
+        free = [row for row in self.rows if row.grammar is None]
+        return self._draw_burst(free) if free else 1
+
+    def _draw_one(self, rows: Sequence[Completion]) -> None:
+        if not rows:
+            return
+        logits_R_V = _native_decoder_of(self.model).logits(self._readings(rows))
+        drawn = draw_tokens(logits_R_V, **draw_parameters(rows, len(rows)))
+        for row, token, logprob in zip(rows, *drawn, strict=True):
+            row.append(token, logprob)
+
+    def _draw_burst(self, rows: Sequence[Completion]) -> int:
+        """Returns how many steps it took."""
+        turns = self._turns(rows)
         uniforms = [[row.uniform(turn) for row in rows] for turn in range(turns)]
         temperatures = [row.params.temperature for row in rows]
-        found = native.draw(
-            self._readings(), Drawing(uniforms, temperatures, tuple(rows[0].stop_ids))
+        found = _native_decoder_of(self.model).draw(
+            self._readings(rows), Drawing(uniforms, temperatures, tuple(rows[0].stop_ids))
         )
         for row, tokens, logprobs in zip(rows, found.tokens, found.logprobs, strict=True):
             for token, logprob in zip(tokens, logprobs, strict=True):
@@ -98,20 +112,21 @@ class NativeBatch(DecodeBatch):
                     row.append(token, logprob)
         return turns
 
-    def _turns(self) -> int:
+    def _turns(self, rows: Sequence[Completion]) -> int:
         """As many steps as the longest row has room for, and no more than any row may still draw."""
-        room = self.capacity + 1 - max(len(row.completion_ids) for row in self.rows)
-        wanted = max(row.max_new_tokens - len(row.completion_ids) for row in self.rows)
+        room = self.capacity + 1 - max(len(row.completion_ids) for row in rows)
+        wanted = max(row.max_new_tokens - len(row.completion_ids) for row in rows)
         return max(1, min(BURST, room, wanted))
 
-    def _readings(self) -> list[RowInput]:
+    def _readings(self, rows: Sequence[Completion]) -> list[RowInput]:
+        places = {id(row): place for place, row in enumerate(self.rows)}
         return [
             RowInput(
                 row.completion_ids[-1],
                 row.length - 1,
-                self._own[slot],
-                prompt,
+                self._own[self._slots[place]],
+                self._prompts[place],
                 row.max_new_tokens - len(row.completion_ids),
             )
-            for row, slot, prompt in zip(self.rows, self._slots, self._prompts, strict=True)
+            for row, place in ((row, places[id(row)]) for row in rows)
         ]

@@ -2,7 +2,8 @@
 
 Tokenising takes some hundred bytes of memory for each token and a second for a few million characters.
 So a prompt that cannot fit is never tokenised, and of those that may fit a long one is tokenised on a
-thread of its own, one at a time. Otherwise one client would hold up the answers of all others.
+thread of its own, one at a time. A grammar is built there too, which takes up to a third of a second.
+Otherwise one client would hold up the answers of all others.
 """
 
 import asyncio
@@ -44,9 +45,10 @@ def too_long(request: SampleRequest, what: str, *, context: int) -> UserCodeErro
     )
 
 
-async def tokenise_apart(request: SampleRequest, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which tokenises the prompt of a request."""
-    if num_characters(request) <= LONG_CHARS:
+async def prepare_apart(request: SampleRequest, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which tokenises the prompt of a request and builds the grammar of its
+    answer."""
+    if num_characters(request) <= LONG_CHARS and request.constraint is None:
         return work()
     return await asyncio.get_running_loop().run_in_executor(APART, work)
 
@@ -56,4 +58,4 @@ async def count_tokens(request: SampleRequest, chat: Chat, *, context: int) -> i
     many characters that it cannot fit."""
     most = request.params.model_copy(update={"max_prompt_tokens": context})
     refuse_too_long(request.model_copy(update={"params": most}), chat, context=context)
-    return await tokenise_apart(request, lambda: len(chat.prompt_ids(request)))
+    return await prepare_apart(request, lambda: len(chat.prompt_ids(request)))

@@ -8,7 +8,9 @@ import torch
 
 from schemas.sampling import LikelyToken, SampleRequest, Turn, sequences_of
 from trainer.device_thread import Device
+from trainer.forward.allowed_tokens import FORBIDDEN
 from trainer.forward.packing import Example, pack
+from trainer.objective.batch import with_masks
 from trainer.policy import Policy
 from trainer.sampler.completion import Completion
 
@@ -28,10 +30,12 @@ def _find_top_logprobs(
     turn: Turn, row: Completion, most: int
 ) -> tuple[tuple[LikelyToken, ...], ...]:
     """The likeliest tokens of the whole distribution at the row's temperature (at 1, if the row is
-    greedy). The token that was drawn has the logprob that it was drawn with."""
+    greedy), or of the allowed tokens where the answer is constrained. The token that was drawn has the
+    logprob that it was drawn with."""
     version = row.version
     policy = Policy(version.loaded, dict(version.trained), version.scaling)
-    examples = [Example(0, sequence) for sequence in sequences_of((turn,))]
+    rows = [Example(0, sequence) for sequence in sequences_of((turn,))]
+    examples = with_masks(rows, policy)
     device = version.loaded.base.model.device
     (micro,) = pack(examples, micro_batch_tokens=1, share=False, device=device)
     ids_M_K, logprobs_M_K = policy.likeliest(
@@ -43,6 +47,7 @@ def _find_top_logprobs(
                 piece=row.chat.piece(token), logprob=own if token == drawn else float(logprob)
             )
             for token, logprob in zip(ids, logprobs, strict=True)
+            if logprob > FORBIDDEN / 2
         )
         for ids, logprobs, drawn, own in zip(
             ids_M_K.tolist(),

@@ -17,7 +17,7 @@ from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Scaling, adapter_magnitudes
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.partial_text import PartialText
-from trainer.sampler.prompt_length import count_tokens, tokenise_apart
+from trainer.sampler.prompt_length import count_tokens, prepare_apart
 from trainer.sampler.top_logprobs import with_top_logprobs
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone, UnknownAdapter
 from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServers
@@ -122,7 +122,7 @@ class VllmSampler:
     ) -> Turn:
         assert replica.card is not None  # noqa: S101 - it is serving
         context = min(target.version.loaded.base.context, replica.card.max_model_len)
-        row = await tokenise_apart(
+        row = await prepare_apart(
             request,
             partial(new_completion, request, target.version, target.chat, context=context),
         )

@@ -13,7 +13,7 @@ from trainer.engine import Engine
 from trainer.model.chat_template import Chat, num_characters
 from trainer.model.family_renderer import LONG_CHARS
 from trainer.sampler import prompt_length
-from trainer.sampler.prompt_length import refuse_too_long, tokenise_apart
+from trainer.sampler.prompt_length import prepare_apart, refuse_too_long
 
 HUGE = "a " * 3_250_000
 
@@ -51,10 +51,10 @@ async def test_a_long_prompt_is_tokenised_beside_the_loop() -> None:
     """Twin: a short one is not."""
     inside = threading.Event()
     long = request("a" * LONG_CHARS)
-    work = asyncio.ensure_future(tokenise_apart(long, lambda: inside.wait(30)))
-    assert await tokenise_apart(request("a"), threading.current_thread) is threading.main_thread()
+    work = asyncio.ensure_future(prepare_apart(long, lambda: inside.wait(30)))
+    assert await prepare_apart(request("a"), threading.current_thread) is threading.main_thread()
     assert not work.done()
     inside.set()
     assert await work
-    assert await tokenise_apart(long, threading.current_thread) is not threading.main_thread()
+    assert await prepare_apart(long, threading.current_thread) is not threading.main_thread()
     assert prompt_length.APART._max_workers == 1

@@ -1,0 +1,136 @@
+"""The grammar of a constrained answer, in the syntax of the model's own family.
+
+How a family writes content and calls is read off its chat template: the template writes a probe, and
+what stands around the probe stands in the grammar. A call is forced only if our parser finds the probe
+in what the template wrote. So a forced answer is read by the code that reads every answer.
+
+Where the template knows reasoning (`<think>`), it may come first, and is free text. JSON has the form of
+Python's `json.dumps`, with one space after a comma and a colon, because a model that may write any white
+space can go on with it forever.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from schemas.constraints import Constraint
+from schemas.errors import FailureCategory, UserCodeError
+from schemas.sampling import Message, ToolCall, ToolSpec
+from trainer.model.chat_template import Chat
+
+PROBE = "headrace-probe"
+ARGUMENTS = re.compile(r'\{\s*"headrace_probe"\s*:\s*1\s*\}')
+QUESTION = Message(role="user", content="?")
+GUIDANCE = {
+    "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+}
+SPECIAL = re.compile("\ue000([0-9]+)\ue001")
+"""A special token in a text, by its id."""
+REASONING_BLOCK = re.compile(r"\s*<think>\s*</think>\s*")
+
+
+def answer_grammar(
+    constraint: Constraint, tools: Sequence[ToolSpec], chat: Chat, prompt_ids: Sequence[int]
+) -> str:
+    """The grammar of the answer to a prompt, as llguidance reads it. Raises UserCodeError where the
+    model's chat template has no syntax that can be forced."""
+    forms: list[str] = []
+    if constraint.json_schema is not None:
+        before, after = _around_content(chat)
+        forms.append(f"{before} {_json_rule(constraint.json_schema)} {after}")
+    called = [tool for tool in tools if tool.name in constraint.calls]
+    if called:
+        before, between, after = _around_call(called[0], tools, chat)
+        calls = " | ".join(
+            f"{_literal(tool.name)} {between} {_json_rule(tool.parameters)}" for tool in called
+        )
+        forms.append(f"{before} ({calls}) {after}")
+    thinking, rules = _reasoning(chat, prompt_ids)
+    return "\n".join((f"start: {thinking} ({' | '.join(forms)})", *rules))
+
+
+def _json_rule(schema: str) -> str:
+    found: Any = json.loads(schema)
+    return f"%json {json.dumps(found | GUIDANCE)}"
+
+
+def _around_content(chat: Chat) -> tuple[str, str]:
+    """What the template writes before and after the content of an answer."""
+    text = _shown(chat, Message(role="assistant", content=PROBE), ())
+    before, found, after = text.partition(PROBE)
+    if not found:
+        raise _not_forced("an answer's content")
+    return _lark(REASONING_BLOCK.sub("", before)), _lark(after)
+
+
+def _around_call(tool: ToolSpec, tools: Sequence[ToolSpec], chat: Chat) -> tuple[str, str, str]:
+    """What the template writes before the name of a call, between name and arguments, and after them."""
+    call = ToolCall(id="call_0", name=tool.name, arguments='{"headrace_probe": 1}')
+    reply = Message(role="assistant", content="", tool_calls=(call,))
+    text = _shown(chat, reply, tools)
+    found = ARGUMENTS.search(text)
+    start = text.rfind(tool.name, 0, found.start()) if found else -1
+    if found is None or start < 0 or not _is_parsed(chat, reply, tools):
+        raise _not_forced("calls of tools")
+    before = REASONING_BLOCK.sub("", text[:start])
+    between = text[start + len(tool.name) : found.start()]
+    return _lark(before), _lark(between), _lark(text[found.end() :])
+
+
+def _is_parsed(chat: Chat, reply: Message, tools: Sequence[ToolSpec]) -> bool:
+    """Whether our parser reads the call out of what the template wrote."""
+    ids = chat.reply_ids((QUESTION,), reply, tools=tools)
+    answer = chat.answer(ids, chat.decode(ids), prompt_ids=(), tools=tools)
+    calls = answer.tool_calls if answer else ()
+    return [call.name for call in calls] == [reply.tool_calls[0].name] and (
+        ARGUMENTS.fullmatch(calls[0].arguments) is not None
+    )
+
+
+def _shown(chat: Chat, reply: Message, tools: Sequence[ToolSpec]) -> str:
+    """The reply as the template writes it after a question, with its special tokens by their ids."""
+    parts: list[str] = []
+    text: list[int] = []
+    for number in chat.reply_ids((QUESTION,), reply, tools=tools):
+        if chat.is_special(number):
+            parts += [chat.decode(text), f"\ue000{number}\ue001"]
+            text = []
+        else:
+            text.append(number)
+    return "".join((*parts, chat.decode(text)))
+
+
+def _lark(text: str) -> str:
+    """A text with special tokens, as a sequence of Lark."""
+    texts, ids = SPECIAL.split(text)[::2], SPECIAL.findall(text)
+    parts = [_literal(texts[0])]
+    for number, rest in zip(ids, texts[1:], strict=True):
+        parts += [f"<[{number}]>", _literal(rest)]
+    return " ".join(part for part in parts if part)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _reasoning(chat: Chat, prompt_ids: Sequence[int]) -> tuple[str, tuple[str, ...]]:
+    """What may come before the answer, and the rules that it needs. Where the prompt has begun the
+    reasoning, it must come to its end."""
+    if not chat.has_reasoning:
+        return "", ()
+    end = chat.mark("</think>")
+    closed = f"thought: /(?s:.*)/ <[{end}]>" if end else 'thought[suffix="</think>"]: /(?s:.*)/'
+    if chat.has_open_reasoning(prompt_ids):
+        return r"thought /\s*/", (closed,)
+    begin = chat.mark("<think>")
+    begun = f"<[{begin}]>" if begin else '"<think>"'
+    return "reasoning?", (rf"reasoning: {begun} thought /\s*/", closed)
+
+
+def _not_forced(what: str) -> UserCodeError:
+    return UserCodeError(
+        FailureCategory.VALIDATION,
+        f"the model's chat template writes {what} in a form that cannot be forced; leave out "
+        "tool_choice and response_format, or use a model with <tool_call> in its template",
+    )
