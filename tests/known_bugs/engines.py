@@ -34,6 +34,16 @@ KNOWN_BUGS = (
         test=f"{UNIT}/sampler/test_sampler.py::test_top_p_is_refused_in_training_and_cuts_in_evaluation",
     ),
     KnownBug(
+        bug="structured outputs in sampling, with logprobs over the whole vocabulary in the trainer",
+        seen="huggingface/trl#3924",
+        code="trainer.policy:Policy._score_actions",
+        old="allowed=micro.allowed",
+        new="allowed=None",
+        test=f"{UNIT}/sampler/test_constraints.py"
+        "::test_an_answer_follows_its_schema_at_the_learners_logprobs",
+        given={"deterministic": True, "temperature": 1.0},
+    ),
+    KnownBug(
         bug="the sampler drops the end token from what is trained",
         seen="jingyaogong/minimind#850",
         code="trainer.sampler.completion:Completion.append",

@@ -4,12 +4,14 @@ The key comes from the workspace's secrets when a request is sent, and never ent
 and money are counted for each evaluation, over all workers.
 """
 
+import json
 from collections.abc import Awaitable, Callable
 
 from infra.model_api.providers.client import ProviderClient, ProviderRefusal
 from infra.model_api.wire.errors import no_token_count
 from infra.ports.provider_usage import ProviderUsage
 from infra.ports.secrets import SecretStore
+from schemas.constraints import Constraint
 from schemas.errors import FailureCategory, InvalidConfig, UserCodeError
 from schemas.sampling import (
     ProviderRef,
@@ -146,4 +148,17 @@ def _options(request: SampleRequest, provider: ProviderRef) -> dict[str, object]
         options["top_p"] = params.top_p
     if params.stop:
         options["stop"] = list(params.stop)
+    if request.constraint is not None:
+        options |= _constraint_options(request.constraint)
     return options
+
+
+def _constraint_options(constraint: Constraint) -> dict[str, object]:
+    """The parameters that force an answer to be what the request says."""
+    if constraint.json_schema is not None:
+        form = {"name": "answer", "schema": json.loads(constraint.json_schema)}
+        return {"response_format": {"type": "json_schema", "json_schema": form}}
+    if len(constraint.calls) == 1:
+        function = {"name": constraint.calls[0]}
+        return {"tool_choice": {"type": "function", "function": function}}
+    return {"tool_choice": "required"}

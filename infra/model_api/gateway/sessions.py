@@ -250,6 +250,7 @@ class GatewaySession:
             history_messages=extended.messages if extended is not None else (),
             pieces=wanted.pieces,
             likeliest=wanted.likeliest,
+            constraint=wanted.constraint,
         )
         prompt = prompt_key(messages, tools)
         return ModelCall(0, messages, tools, extended, num_instructions, prompt), request

@@ -82,6 +82,7 @@ def sample_requests(call: ServingCall, parsed: ServedRequest) -> list[SampleRequ
         tools=wanted.tools,
         pieces=wanted.pieces,
         likeliest=wanted.likeliest,
+        constraint=wanted.constraint,
     )
     prompts = [one for one in wanted.prompts or (None,) for _ in range(wanted.num_choices)]
     return [

@@ -10,8 +10,8 @@ from infra.model_api.wire.anthropic_request import (
     input_of,
     instructions_of,
     messages_of,
-    offered_tools,
     parse_request,
+    tools_and_constraint,
 )
 from infra.model_api.wire.errors import GatewayError, invalid
 from infra.model_api.wire.request import LONGEST_MODEL, ModelRequest, rest_of
@@ -76,9 +76,11 @@ def parse(body: bytes) -> AnthropicMessages:
 def parse_count(body: bytes) -> AnthropicMessages:
     """Parse a request to count tokens. Raises GatewayError (400)."""
     request = parse_request(body)
+    tools, constraint = tools_and_constraint(request)
     model_request = ModelRequest(
         messages=messages_of(request.messages),
-        tools=offered_tools(request),
+        tools=tools,
+        constraint=constraint,
         instructions=instructions_of(request.system),
         max_tokens=request.max_tokens,
         stop=tuple(request.stop_sequences or ()),

@@ -9,20 +9,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from infra.model_api.wire.constraints import anthropic_choice, choose_tools, format_schema
 from infra.model_api.wire.errors import invalid, unsupported
 from infra.model_api.wire.parameters import check_extra, field_names, invalid_request
 from infra.model_api.wire.request import LONGEST_STOP, MOST_STOPS
-from infra.model_api.wire.tools import check_tool_choice, check_tools, tool_spec
+from infra.model_api.wire.tools import check_tools, tool_spec
+from schemas.constraints import Constraint
 from schemas.sampling import Message, ToolCall, ToolSpec
 
 REFUSED: dict[str, str] = {
     "container": "not supported; leave it out",
     "mcp_servers": "not supported; connect to them in the workflow",
     "context_management": "not supported; leave it out",
-    "output_format": "a forced format would not be drawn from the policy that is trained; ask for it "
-    "in the prompt",
-    "output_config": "a forced format would not be drawn from the policy that is trained; ask for it "
-    "in the prompt",
 }
 """Parameters that are refused, and why. Null and the values in NOTHING are accepted."""
 
@@ -45,6 +43,13 @@ class MessageParam(BaseModel):
     content: Blocks
 
 
+class OutputConfig(BaseModel):
+    """How an answer is written. `effort` is accepted."""
+
+    model_config = ConfigDict(extra="ignore")
+    format: dict[str, Any] | None = None
+
+
 class MessagesRequest(BaseModel):
     """The part of a request that is obeyed. To count tokens, `max_tokens` is not needed."""
 
@@ -55,6 +60,8 @@ class MessagesRequest(BaseModel):
     system: Blocks | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
     stop_sequences: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
@@ -67,7 +74,7 @@ class MessagesRequest(BaseModel):
     top_p: float | None = Field(default=None, ge=0, le=1)
 
 
-KNOWN = field_names(MessagesRequest, MessageParam)
+KNOWN = field_names(MessagesRequest, MessageParam, OutputConfig)
 
 
 def parse_request(body: bytes) -> MessagesRequest:
@@ -80,9 +87,11 @@ def parse_request(body: bytes) -> MessagesRequest:
     return request
 
 
-def offered_tools(request: MessagesRequest) -> tuple[ToolSpec, ...]:
-    """Return the tools that the policy may call. Raises GatewayError for tools that a provider would
-    run."""
+def tools_and_constraint(
+    request: MessagesRequest,
+) -> tuple[tuple[ToolSpec, ...], Constraint | None]:
+    """Return the tools that the policy may call, and what its answer is forced to be. Raises
+    GatewayError for tools that a provider would run."""
     specs = []
     for number, tool in enumerate(request.tools or ()):
         where = f"tools.{number}"
@@ -92,9 +101,12 @@ def offered_tools(request: MessagesRequest) -> tuple[ToolSpec, ...]:
         name, description = tool.get("name"), tool.get("description")
         schema = tool.get("input_schema")
         specs.append(tool_spec(where, name=name, description=description, schema=schema))
-    checked = check_tools(specs)
-    choice = (request.tool_choice or {}).get("type")
-    return checked if check_tool_choice(choice, auto=("auto",), none=("none",)) else ()
+    config = request.output_config
+    schema = format_schema("output_format", request.output_format) or (
+        format_schema("output_config.format", config.format) if config else None
+    )
+    choice, name = anthropic_choice(request.tool_choice)
+    return choose_tools(check_tools(specs), choice, name=name, schema=schema)
 
 
 def instructions_of(system: Blocks | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from infra.model_api.wire.constraints import choose_tools, format_schema, openai_choice
 from infra.model_api.wire.errors import GatewayError, invalid, unsupported
 from infra.model_api.wire.parameters import check_extra, field_names, invalid_request
 from infra.model_api.wire.request import (
@@ -19,7 +20,8 @@ from infra.model_api.wire.request import (
     finish_of,
     rest_of,
 )
-from infra.model_api.wire.tools import check_tool_choice, check_tools, tool_spec
+from infra.model_api.wire.tools import check_tools, tool_spec
+from schemas.constraints import Constraint
 from schemas.sampling import Message, ToolCall, ToolSpec, Turn, openai_tool_call
 
 REFUSED: dict[str, str] = {
@@ -29,8 +31,6 @@ REFUSED: dict[str, str] = {
     "frequency_penalty": "the policy is sampled as it is; leave it out",
     "presence_penalty": "the policy is sampled as it is; leave it out",
     "repetition_penalty": "the policy is sampled as it is; leave it out",
-    "response_format": "a forced format would not be drawn from the policy that is trained; ask for the "
-    "format in the prompt",
     "modalities": "answers are plain text; leave it out",
     "audio": "answers are plain text; leave it out",
     "web_search_options": "not supported; leave it out",
@@ -45,7 +45,6 @@ NOTHING: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
 
@@ -134,7 +133,8 @@ class DefinedFunction(BaseModel):
 
 
 class WireTool(BaseModel):
-    """A tool that is offered. `strict` is accepted; arguments are what the policy writes."""
+    """A tool that is offered. `strict` is accepted; arguments of a call that is not forced are what the
+    policy writes."""
 
     type: str = "function"
     function: DefinedFunction | None = None
@@ -162,6 +162,7 @@ class ChatRequest(BaseModel):
     model: str | None = None
     tools: list[WireTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=1, ge=1, le=MOST_CHOICES)
@@ -174,11 +175,12 @@ class ChatRequest(BaseModel):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
 
-    def offered_tools(self) -> tuple[ToolSpec, ...]:
-        """The tools that the policy may call."""
+    def tools_and_constraint(self) -> tuple[tuple[ToolSpec, ...], Constraint | None]:
+        """The tools that the policy may call, and what its answer is forced to be."""
         specs = check_tools([_tool(tool, number) for number, tool in enumerate(self.tools or ())])
-        offers = check_tool_choice(self.tool_choice, auto=("auto",), none=("none",))
-        return specs if offers else ()
+        schema = format_schema("response_format", self.response_format)
+        choice, name = openai_choice(self.tool_choice)
+        return choose_tools(specs, choice, name=name, schema=schema)
 
 
 KNOWN = field_names(
@@ -256,9 +258,11 @@ def parse(body: bytes) -> ChatCompletion:
             raise invalid(f"messages.{number}.tool_calls", "only the assistant calls tools")
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "needs logprobs, which is not true; set it too")
+    tools, constraint = request.tools_and_constraint()
     wanted = ModelRequest(
         messages=tuple(message.plain() for message in request.messages),
-        tools=request.offered_tools(),
+        tools=tools,
+        constraint=constraint,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=tuple(request.stop or ()),
         num_choices=request.n or 1,

@@ -23,6 +23,7 @@ MOST_PROMPTS = 64
 MOST_IDS = 1 << 20
 
 REFUSED = CHAT_REFUSED | {
+    "response_format": "a text is continued as the policy goes on; use chat completions",
     "suffix": "not supported; leave it out",
     "best_of": "not supported; use n",
     "prompt_embeds": "not supported; send text",

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from infra.model_api.wire.constraints import mask_constraint
 from infra.model_api.wire.errors import GatewayError
 from infra.model_api.wire.tools import mask_tool
+from schemas.constraints import Constraint
 from schemas.sampling import Message, ToolSpec, Turn
 from schemas.secrets.masking import Masks
 
@@ -27,7 +29,7 @@ class ModelRequest:
     the number of an earlier request of the sample (from 1), whose conversation comes before `messages`.
     `prompts` are texts or token ids to continue, in place of messages. `num_choices` is that of each.
     `pieces` requests the bytes of each token, and `likeliest` that many of the likeliest tokens in the
-    place of each.
+    place of each. `constraint` is what the answer is forced to be.
     """
 
     messages: tuple[Message, ...]
@@ -40,6 +42,7 @@ class ModelRequest:
     pieces: bool = False
     likeliest: int | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    constraint: Constraint | None = None
 
     def mask(self, masks: Masks) -> "ModelRequest":
         """Return the request with the secrets masked, as it is sampled from and recorded."""
@@ -51,6 +54,7 @@ class ModelRequest:
             tools=tuple(mask_tool(tool, masks) for tool in self.tools),
             instructions=self.instructions and masks.text(self.instructions),
             stop=tuple(masks.text(stop) for stop in self.stop),
+            constraint=self.constraint and mask_constraint(self.constraint, masks),
         )
 
 

@@ -11,8 +11,8 @@ from infra.model_api.wire.request import LONGEST_MODEL, ModelRequest, rest_of
 from infra.model_api.wire.responses_request import (
     ResponsesRequest,
     messages_of,
-    offered_tools,
     parse_request,
+    tools_and_constraint,
 )
 from schemas.sampling import Turn
 
@@ -59,7 +59,7 @@ class Responses:
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": None,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (request.text.format if request.text else None) or {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_p": None,
@@ -71,9 +71,11 @@ class Responses:
 def parse(body: bytes) -> Responses:
     """Parse a request body. Raises GatewayError (400), which names the parameter and what is wrong."""
     request = parse_request(body)
+    tools, constraint = tools_and_constraint(request)
     model_request = ModelRequest(
         messages=messages_of(request.input),
-        tools=offered_tools(request),
+        tools=tools,
+        constraint=constraint,
         instructions=request.instructions,
         previous=_number(request.previous_response_id),
         max_tokens=request.max_output_tokens,

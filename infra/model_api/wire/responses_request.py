@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from infra.model_api.wire.constraints import choose_tools, format_schema, openai_choice
 from infra.model_api.wire.errors import GatewayError, invalid, unsupported
 from infra.model_api.wire.parameters import check_extra, field_names, invalid_request
-from infra.model_api.wire.tools import check_tool_choice, check_tools, tool_spec
+from infra.model_api.wire.tools import check_tools, tool_spec
+from schemas.constraints import Constraint
 from schemas.sampling import Message, ToolCall, ToolSpec
 
 REFUSED: dict[str, str] = {
@@ -65,13 +67,9 @@ class InputItem(BaseModel):
     output: str | list[dict[str, Any]] | None = None
 
 
-class TextFormat(BaseModel):
-    type: str = "text"
-
-
 class TextOptions(BaseModel):
     model_config = ConfigDict(extra="ignore")
-    format: TextFormat | None = None
+    format: dict[str, Any] | None = None
 
 
 class ResponsesRequest(BaseModel):
@@ -91,7 +89,7 @@ class ResponsesRequest(BaseModel):
     top_p: float | None = Field(default=None, ge=0, le=1)
 
 
-KNOWN = field_names(ResponsesRequest, InputItem, TextOptions, TextFormat)
+KNOWN = field_names(ResponsesRequest, InputItem, TextOptions)
 
 
 def parse_request(body: bytes) -> ResponsesRequest:
@@ -101,20 +99,16 @@ def parse_request(body: bytes) -> ResponsesRequest:
     except ValidationError as error:
         raise invalid_request(error, KNOWN) from error
     check_extra(request.model_extra, labels=LABELS, refused=REFUSED, nothing=NOTHING)
-    if request.text and request.text.format and request.text.format.type != "text":
-        raise unsupported(
-            "text.format",
-            "a forced format would not be drawn from the policy that is trained; ask for the format "
-            "in the prompt",
-        )
     if not request.input and request.previous_response_id is None:
         raise invalid("input", "there is none; send a text or items")
     return request
 
 
-def offered_tools(request: ResponsesRequest) -> tuple[ToolSpec, ...]:
-    """Return the functions that the policy may call. Raises GatewayError for tools that a provider would
-    run."""
+def tools_and_constraint(
+    request: ResponsesRequest,
+) -> tuple[tuple[ToolSpec, ...], Constraint | None]:
+    """Return the functions that the policy may call, and what its answer is forced to be. Raises
+    GatewayError for tools that a provider would run."""
     specs = []
     for number, tool in enumerate(request.tools or ()):
         where = f"tools.{number}"
@@ -124,9 +118,9 @@ def offered_tools(request: ResponsesRequest) -> tuple[ToolSpec, ...]:
         name, description = tool.get("name"), tool.get("description")
         schema = tool.get("parameters")
         specs.append(tool_spec(where, name=name, description=description, schema=schema))
-    checked = check_tools(specs)
-    offers = check_tool_choice(request.tool_choice, auto=("auto",), none=("none",))
-    return checked if offers else ()
+    schema = format_schema("text.format", request.text.format if request.text else None)
+    choice, name = openai_choice(request.tool_choice)
+    return choose_tools(check_tools(specs), choice, name=name, schema=schema)
 
 
 def messages_of(items: str | Sequence[InputItem]) -> tuple[Message, ...]:

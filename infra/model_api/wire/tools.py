@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from infra.model_api.wire.errors import invalid, unsupported
+from infra.model_api.wire.errors import invalid
 from schemas.sampling import ToolSpec
 from schemas.secrets.masking import Masks
 
@@ -51,26 +51,30 @@ def tool_spec(where: str, *, name: object, description: object, schema: object) 
     if schema is not None and not isinstance(schema, dict):
         raise invalid(f"{where}.parameters", "must be a JSON Schema object")
     return ToolSpec(
-        name=name, description=description or "", parameters=_schema_text(where, schema or {})
+        name=name, description=description or "", parameters=_parameters_text(where, schema or {})
     )
 
 
-def _schema_text(where: str, schema: Mapping[str, object]) -> str:
-    """Return a schema as JSON text. Raises GatewayError when it is too deep, too large or recursive."""
-    if _depth(schema) > DEEPEST_SCHEMA:
-        raise invalid(
-            f"{where}.parameters", f"the schema is nested more than {DEEPEST_SCHEMA} levels deep"
-        )
-    text = json.dumps(schema, ensure_ascii=False)
-    if len(text) > LARGEST_SCHEMA:
-        raise invalid(
-            f"{where}.parameters",
-            f"the schema has {len(text)} characters; at most {LARGEST_SCHEMA} are allowed",
-        )
+def _parameters_text(where: str, schema: Mapping[str, object]) -> str:
+    """Return the schema of a tool as JSON text. Raises GatewayError when it is too deep, too large or
+    recursive, because templates write it out."""
+    text = schema_text(f"{where}.parameters", schema)
     if '"$ref"' in text and _is_recursive(schema):
         raise invalid(
             f"{where}.parameters",
             "the schema is recursive, because a $ref leads back to itself; write the levels out",
+        )
+    return text
+
+
+def schema_text(where: str, schema: Mapping[str, object]) -> str:
+    """Return a schema as JSON text. Raises GatewayError when it is too deep or too large."""
+    if _depth(schema) > DEEPEST_SCHEMA:
+        raise invalid(where, f"the schema is nested more than {DEEPEST_SCHEMA} levels deep")
+    text = json.dumps(schema, ensure_ascii=False)
+    if len(text) > LARGEST_SCHEMA:
+        raise invalid(
+            where, f"the schema has {len(text)} characters; at most {LARGEST_SCHEMA} are allowed"
         )
     return text
 
@@ -135,34 +139,20 @@ def _target(schema: Mapping[str, object], reference: str) -> object:
 
 def mask_tool(tool: ToolSpec, masks: Masks) -> ToolSpec:
     """Return a tool with the secrets masked, also in the texts of its schema."""
-    schema = json.dumps(_mask_json(json.loads(tool.parameters), masks), ensure_ascii=False)
+    schema = json.dumps(mask_json(json.loads(tool.parameters), masks), ensure_ascii=False)
     return ToolSpec(
         name=masks.text(tool.name), description=masks.text(tool.description), parameters=schema
     )
 
 
-def _mask_json(value: object, masks: Masks) -> object:
+def mask_json(value: object, masks: Masks) -> object:
+    """Return a JSON value with the secrets masked in every text."""
     if isinstance(value, dict):
-        return {masks.text(key): _mask_json(child, masks) for key, child in value.items()}
+        return {masks.text(key): mask_json(child, masks) for key, child in value.items()}
     if isinstance(value, list):
-        return [_mask_json(child, masks) for child in value]
+        return [mask_json(child, masks) for child in value]
     if value is None or isinstance(value, bool):
         return value
     text = value if isinstance(value, str) else json.dumps(value)
     masked = masks.text(text)
     return value if masked == text else masked
-
-
-def check_tool_choice(
-    choice: object, *, auto: tuple[object, ...], none: tuple[object, ...]
-) -> bool:
-    """Return whether tools are offered. Raises GatewayError unless the choice is one of `auto` or
-    `none`."""
-    if choice is None or choice in auto:
-        return True
-    if choice in none:
-        return False
-    raise unsupported(
-        "tool_choice",
-        "a forced call would not be drawn from the policy that is trained; use auto or none",
-    )

@@ -160,8 +160,8 @@ async def test_the_likeliest_tokens_need_logprobs(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("tool_choice", "required"),
+        ("response_format", {"type": "xml"}),
+        ("tool_choice", "sometimes"),
         ("logit_bias", {"5": 1}),
         ("frequency_penalty", 0.5),
         ("presence_penalty", 0.5),

@@ -113,7 +113,7 @@ async def test_tokens_are_counted_without_a_turn() -> None:
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
-        ({"tools": [ADD], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice"),
         ({"output_format": {"type": "json_schema"}}, "output_format"),
         ({"best_of": 3}, "best_of"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),

@@ -126,9 +126,9 @@ async def test_an_answer_that_was_cut_is_incomplete() -> None:
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
-        ({"tools": [ADD], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"background": True}, "background"),
         ({"extra_body": {"best_of": 3}}, "best_of"),
         ({"input": [{"type": "computer_call"}]}, "input.0"),
