@@ -1,7 +1,9 @@
-"""A process that runs one of the clients in `tests/agents/clients`, with its packages."""
+"""A process that runs one of the clients in `tests/agents/clients` or `tests/agents/typed_clients`, with
+its packages."""
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +22,18 @@ PACKAGES = (
     "litellm==1.106.2",
 )
 NAMES = sorted(path.stem for path in CLIENTS.glob("[a-z]*.py"))
+
+TYPED_CLIENTS = Path(__file__).with_name("typed_clients")
+TYPED_PACKAGES = (
+    "openai==2.54.0",
+    "openai-agents==0.20.0",
+    "langchain-openai==1.7.3",
+    "smolagents[openai]==1.26.0",
+    "pydantic-ai-slim[openai]==2.31.1",
+    "dspy==3.4.1",
+)
+TYPED_NAMES = sorted(path.stem for path in TYPED_CLIENTS.glob("typed_*.py"))
+"""The clients that force the type of an answer."""
 
 
 class ClientProcess:
@@ -57,12 +71,13 @@ class ClientProcess:
 async def client_process(name: str) -> AsyncIterator[ClientProcess]:
     """Start the process of a client, and end it after the block."""
     process = await asyncio.create_subprocess_exec(
-        python_with(PACKAGES),
+        python_with(TYPED_PACKAGES if name in TYPED_NAMES else PACKAGES),
         CLIENTS,
         name,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(TYPED_CLIENTS)},
     )
     client = ClientProcess(process)
     try:

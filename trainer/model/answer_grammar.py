@@ -6,7 +6,8 @@ in what the template wrote. So a forced answer is read by the code that reads ev
 
 Where the template knows reasoning (`<think>`), it may come first, and is free text. JSON has the form of
 Python's `json.dumps`, with one space after a comma and a colon, because a model that may write any white
-space can go on with it forever.
+space can go on with it forever. An object that lists its properties has no others, as in the strict mode
+of OpenAI, for the same reason.
 """
 
 import json
@@ -25,6 +26,10 @@ QUESTION = Message(role="user", content="?")
 GUIDANCE = {
     "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 }
+OPEN = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref"}
+)
+"""Keywords of an object that may have other properties than those that it lists."""
 SPECIAL = re.compile("\ue000([0-9]+)\ue001")
 """A special token in a text, by its id."""
 REASONING_BLOCK = re.compile(r"\s*<think>\s*</think>\s*")
@@ -51,8 +56,26 @@ def answer_grammar(
 
 
 def _json_rule(schema: str) -> str:
-    found: Any = json.loads(schema)
-    return f"%json {json.dumps(found | GUIDANCE)}"
+    return f"%json {json.dumps(_closed(json.loads(schema)) | GUIDANCE)}"
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, in which an object that lists its properties has no others, unless it says so. What
+    `allOf` combines stays as it is, because each part lists only some of them."""
+    if not isinstance(schema, dict) or "allOf" in schema:
+        return schema
+    closed = dict(schema)
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(key), dict):
+            closed[key] = {name: _closed(inner) for name, inner in schema[key].items()}
+    for key in ("anyOf", "oneOf", "prefixItems"):
+        if isinstance(schema.get(key), list):
+            closed[key] = [_closed(inner) for inner in schema[key]]
+    if "items" in schema:
+        closed["items"] = _closed(schema["items"])
+    if "properties" in schema and not schema.keys() & OPEN:
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _around_content(chat: Chat) -> tuple[str, str]:

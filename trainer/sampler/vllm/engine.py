@@ -186,6 +186,12 @@ def _refuse_unsupported(request: SampleRequest) -> None:
             "advanced.tuning = 'full' trains all weights, and vLLM can only load adapters: set "
             "advanced.tuning to lora, or sample with HEADRACE_SAMPLER=torch"
         )
+    if request.constraint is not None:
+        raise Refused(
+            "a forced call or format (tool_choice, response_format) needs the torch sampler, because "
+            "vLLM does not report the token masks that it applies: set HEADRACE_SAMPLER=torch, or leave "
+            "tool_choice and response_format out"
+        )
     if request.params.deterministic:
         raise Refused(
             "advanced.deterministic needs the torch sampler, because vLLM's results depend on what else "

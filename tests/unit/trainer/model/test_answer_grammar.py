@@ -1,0 +1,125 @@
+"""Grammars of forced answers in the syntax of a model's own chat template."""
+
+import json
+
+import pytest
+
+from schemas.constraints import Constraint
+from schemas.errors import UserCodeError
+from schemas.sampling import Message, ToolSpec
+from tests.unit.trainer.model.test_tool_calls import TAGGED, chat_of
+from trainer.model.answer_grammar import answer_grammar
+from trainer.model.chat_template import Chat
+from trainer.model.grammar import GrammarVocabulary, is_allowed
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+)
+TOOLS = (ToolSpec(name="add", parameters=SCHEMA), ToolSpec(name="sub", parameters=SCHEMA))
+CALL, FORMAT = Constraint(calls=("add", "sub")), Constraint(json_schema=SCHEMA)
+QUESTION = [Message(role="user", content="?")]
+THINKING = TAGGED.replace("{{ m.content }}", "{{ (m.content.split('</think>') | last) }}")
+OPEN = THINKING.replace("<|assistant|>{% endif %}", "<|assistant|><think>{% endif %}")
+
+
+def is_followed(
+    chat: Chat, constraint: Constraint, text: str, *, tools: tuple[ToolSpec, ...] = TOOLS
+) -> bool:
+    """Whether the grammar of an answer to a prompt allows this text as the whole answer."""
+    tokenizer, end = chat._tokenizer, 6
+    vocabulary = GrammarVocabulary(tokenizer, chat._stop_ids, size=len(tokenizer))
+    prompt = chat.encode(chat.text(QUESTION, tools=tools, reply_next=True))
+    state = vocabulary.start(answer_grammar(constraint, tools, chat, prompt))
+    for token in chat.encode(text):
+        if not is_allowed(state.allowed, token):
+            return False
+        state.advance(token)
+    return is_allowed(state.allowed, end)
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"),
+    [
+        ('<tool_call>{"name": "add", "arguments": {"a": 12}}</tool_call>', True),
+        ('<tool_call>{"name": "sub", "arguments": {"a": -1}}</tool_call>', True),
+        ('<tool_call>{"name": "mul", "arguments": {"a": 12}}</tool_call>', False),
+        ('<tool_call>{"name": "add", "arguments": {"b": 12}}</tool_call>', False),
+        ('<tool_call>{"name": "add", "arguments": {"a": 12}}', False),
+        ('so <tool_call>{"name": "add", "arguments": {"a": 12}}</tool_call>', False),
+    ],
+)
+def test_a_call_has_the_form_that_the_template_writes(text: str, follows: bool) -> None:
+    assert is_followed(chat_of(TAGGED), CALL, text) is follows
+
+
+def test_a_named_call_allows_no_other_tool() -> None:
+    named = Constraint(calls=("sub",))
+    form = '<tool_call>{"name": "%s", "arguments": {"a": 1}}</tool_call>'
+    assert is_followed(chat_of(TAGGED), named, form % "sub")
+    assert not is_followed(chat_of(TAGGED), named, form % "add")
+
+
+def test_our_own_template_marks_calls_with_its_token() -> None:
+    assert is_followed(chat_of(), CALL, '<|tool|>add{"a": 1}')
+    assert not is_followed(chat_of(), CALL, 'add{"a": 1}')
+    assert not is_followed(chat_of(), FORMAT, '<|tool|>add{"a": 1}')
+
+
+def test_json_has_one_form_of_white_space() -> None:
+    assert is_followed(chat_of(TAGGED), FORMAT, '{"a": 1}')
+    assert not is_followed(chat_of(TAGGED), FORMAT, '{"a":1}')
+    assert not is_followed(chat_of(TAGGED), FORMAT, '{ "a": 1}')
+
+
+def test_reasoning_may_come_first_where_the_template_knows_it() -> None:
+    chat = chat_of(THINKING)
+    assert is_followed(chat, FORMAT, '<think>hm {"a" </think>\n\n{"a": 1}')
+    assert is_followed(chat, FORMAT, '{"a": 1}')
+    assert not is_followed(chat, FORMAT, '<think>hm {"a": 1}')
+    assert not is_followed(chat_of(TAGGED), FORMAT, '<think>hm</think>{"a": 1}')
+
+
+def test_reasoning_that_the_prompt_has_begun_must_end() -> None:
+    chat = chat_of(OPEN)
+    assert is_followed(chat, FORMAT, 'hm</think>{"a": 1}')
+    assert not is_followed(chat, FORMAT, '{"a": 1}')
+
+
+def test_a_call_in_a_form_that_our_parser_does_not_read_is_refused() -> None:
+    other = TAGGED.replace("<tool_call>{{ call.function | tojson }}</tool_call>", "<call/>")
+    with pytest.raises(UserCodeError, match="no tools, or calls in a form"):
+        is_followed(chat_of(other), CALL, "")
+    hidden = TAGGED.replace("{{ call.function | tojson }}", "{{ call.function.name }}")
+    with pytest.raises(UserCodeError, match="calls of tools in a form that cannot be forced"):
+        is_followed(chat_of(hidden), CALL, "")
+
+
+def test_a_schemas_own_guidance_is_not_obeyed() -> None:
+    """Nor can it break out of the grammar that it is part of."""
+    free = json.loads(SCHEMA) | {"x-guidance": {"whitespace_flexible": True}}
+    free["description"] = '"}\nstart: /.*/\n'
+    constraint = Constraint(json_schema=json.dumps(free))
+    assert is_followed(chat_of(TAGGED), constraint, '{"a": 1}')
+    assert not is_followed(chat_of(TAGGED), constraint, '{"a":1}')
+
+
+def test_an_object_has_the_properties_that_it_lists() -> None:
+    """Unless its schema allows others; the parts of an `allOf` are left as they are."""
+    inner = {"type": "object", "properties": {"b": {"const": 1}}, "required": ["b"]}
+    properties = {"properties": {"type": "array", "items": inner}}
+    listed = {"type": "object", "properties": properties, "required": ["properties"]}
+    chat = chat_of(TAGGED)
+    constraint = Constraint(json_schema=json.dumps(listed))
+    assert is_followed(chat, constraint, '{"properties": [{"b": 1}]}')
+    assert not is_followed(chat, constraint, '{"properties": [{"b": 1, "c": 2}]}')
+    assert not is_followed(chat, constraint, '{"properties": [], "c": 2}')
+    opened = Constraint(json_schema=json.dumps(listed | {"additionalProperties": True}))
+    assert is_followed(chat, opened, '{"properties": [], "c": 2}')
+    parts = [inner, {"type": "object", "properties": {"c": {"const": 2}}, "required": ["c"]}]
+    both = Constraint(json_schema=json.dumps({"allOf": parts}))
+    assert is_followed(chat, both, '{"b": 1, "c": 2}')
