@@ -9,7 +9,8 @@ calls. The divergence is in `trainer/distillation/divergence.py`.
 We decided:
 - The loss is a mean over all actions of the optimizer step (w_t is 1 / all actions), and not over a
   micro-batch. `advanced.loss_aggregation` chooses another weight (`trainer/objective/aggregate.py`).
-- Both models read the run's temperature, as the sampler did.
+- Both models read the run's temperature, as the sampler did, and where a grammar allowed only some
+  tokens, both distributions are over those.
 - D_t is differentiated at the tokens that were sampled. Nothing flows through the sampling, as in GKD.
   So older samples (the asynchronous modes) need no correction: they only decide where the two models are
   compared.
@@ -21,7 +22,7 @@ Shape suffixes: M the actions of a micro-batch.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,6 +35,7 @@ from trainer.distillation.teacher import Teacher, TeacherModel
 from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.model.chat_template import Chat
 from trainer.objective.aggregate import token_weights
+from trainer.objective.batch import with_masks
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import k3
 from trainer.objective.metrics import Means, rollout_metrics
@@ -122,9 +124,10 @@ def micro_batch_loss(
     """The share of the step's loss that this micro-batch contributes, a scalar with a gradient. `read`
     has the same actions as the teacher reads them. Metrics are added to `means`."""
     # The teacher first: it keeps nothing for a backward pass.
-    teacher = run.teacher.predictions(read)
+    teacher = replace(run.teacher.predictions(read), allowed=micro.allowed)
+    student = replace(policy.predictions(micro), allowed=micro.allowed)
     found = compare(
-        policy.predictions(micro),
+        student,
         teacher,
         micro.target_M,
         beta=run.beta,
@@ -193,7 +196,7 @@ def micro_batches(
     share, device = policy.shares_prompts and run.teacher.policy.shares_prompts, policy.device
     first = 0
     for micro in pack(
-        [row.student for row in rows],
+        with_masks([row.student for row in rows], policy),
         micro_batch_tokens=run.hyperparameters.micro_batch_tokens,
         share=share,
         device=device,

@@ -80,7 +80,7 @@ class Run:
     def scaled_logits(
         self, hidden_M_H: torch.Tensor, head_V_H: torch.Tensor, here: slice
     ) -> torch.Tensor:
-        """The logits of the actions `here`, at the temperature, with FORBIDDEN where they are not allowed."""
+        """The logits of the actions `here` at the temperature, FORBIDDEN for tokens not allowed."""
         z_C_V = self.logits(hidden_M_H[here], head_V_H).div_(self.temperature)
         return z_C_V if self.allowed is None else self.allowed[here].restrict(z_C_V)
 

@@ -12,16 +12,19 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from trainer.forward.allowed_tokens import AllowedTokens
 from trainer.forward.lm_head import logits_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
     """The states (M, H) that predict each action, and the weight (V, H) of the output head. Without a
-    head the states are the logits (M, V) themselves."""
+    head the states are the logits (M, V) themselves. `allowed` are the tokens that each action was drawn
+    from; None where each was drawn from all."""
 
     states_M_H: torch.Tensor
     head_V_H: torch.Tensor | None = None
+    allowed: AllowedTokens | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -32,13 +35,17 @@ class Predictions:
 
     def select(self, here: slice) -> "Predictions":
         """The predictions of some of the actions."""
-        return Predictions(self.states_M_H[here], self.head_V_H)
+        allowed = None if self.allowed is None else self.allowed[here]
+        return Predictions(self.states_M_H[here], self.head_V_H, allowed)
 
     def logprobs(self, *, temperature: float, num_tokens: int) -> torch.Tensor:
         """The log-probabilities (M, `num_tokens`) of the first tokens of the vocabulary at
-        `temperature`. They are normalised over these tokens."""
+        `temperature`. They are normalised over those of these tokens that are allowed."""
         if self.head_V_H is None:
             logits = self.states_M_H[:, :num_tokens]
         else:
             logits = logits_of(self.states_M_H, self.head_V_H[:num_tokens])
-        return F.log_softmax(logits / temperature, dim=-1)
+        logits = logits / temperature
+        if self.allowed is not None:
+            logits = self.allowed.restrict(logits)
+        return F.log_softmax(logits, dim=-1)

@@ -13,7 +13,7 @@ does not learn a pair of which an answer is cut.
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from schemas.learner import Conversation, Preference
 from trainer.algorithms import sft
 from trainer.forward.packing import Example, MicroBatch, build_trees, pack
 from trainer.model.chat_template import Chat
+from trainer.objective.batch import with_masks
 from trainer.objective.sequences import Rows
 from trainer.policy import Policy
 from trainer.preferences.objective import PreferenceObjective
@@ -51,6 +52,13 @@ class PreferenceBatch:
     num_rows: int
     num_cut: int
     num_lost: int
+
+    def with_masks(self, policy: Policy) -> "PreferenceBatch":
+        """The batch with the token masks of answers that were sampled under a grammar."""
+        units = tuple(
+            replace(unit, examples=with_masks(unit.examples, policy)) for unit in self.units
+        )
+        return replace(self, units=units)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the batch, by key: how many tokens are learned, and what was cut or lost."""

@@ -56,7 +56,7 @@ def step(
     # 1. Encode each prompt with its answers, and mark the tokens of the answers. Online: take the best
     # and the worst sample of each group.
     if run.objective.from_groups:
-        batch = pairs_of(given.groups)
+        batch = pairs_of(given.groups).with_masks(policy)
     else:
         batch = encode(given.preferences, run.objective, chat=run.chat, max_tokens=run.max_tokens)
 
