@@ -15,8 +15,8 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.artifact_refs import ArtifactRef
-from schemas.constraints import AppliedGrammar, ConstrainedSpan, Constraint
 from schemas.errors import FAILED_REWARD, POLICY_FAILURES, FailureCategory
+from schemas.models.constraints import AppliedGrammar, ConstrainedSpan, Constraint
 
 
 def _day(text: str) -> str:

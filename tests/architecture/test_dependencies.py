@@ -67,7 +67,10 @@ def requirements(*extras: str) -> Iterator[Requirement]:
                 yield asked
 
 
-EXACT = {"renderers": "its version decides the ids of prompts, so a newer one changes runs"}
+EXACT = {
+    "renderers": "its version decides the ids of prompts, so a newer one changes runs",
+    "llguidance": "its version decides the token masks of forced answers, which a log must give again",
+}
 """Packages that have one version in pyproject.toml, and why."""
 
 

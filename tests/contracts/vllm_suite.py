@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from schemas.errors import CorruptData, FailureCategory, Refused, UserCodeError
+from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ModelRef, PolicyRef, SampleRequest, Turn, sequences_of
 from tests.unit.trainer.support import TINY, Shelf, request
 from trainer.engine import Engine
@@ -277,5 +278,8 @@ class VllmSuite:
         full = world.ask(policy=policy).model_copy(update={"tuning": "full"})
         with pytest.raises(Refused, match="trains all weights"):
             await world.sampler.sample(full)
+        forced = {"constraint": Constraint(calls=("add",))}
+        with pytest.raises(Refused, match="needs the torch sampler"):
+            await world.sampler.sample(world.ask(policy=policy).model_copy(update=forced))
         with pytest.raises(Refused, match="rank 1 to 512"):
             await world.sampler.sample(world.ask(policy=await world.policy(2, rank=520)))

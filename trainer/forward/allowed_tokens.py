@@ -10,6 +10,7 @@ Legend: M actions, C actions of a chunk, V vocabulary, K different masks, B byte
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -34,14 +35,21 @@ class AllowedTokens:
         row_R = (self.mask_M >= 0).nonzero()[:, 0]
         if len(row_R) == 0:
             return logits_C_V
-        shift_8 = torch.arange(8, device=logits_C_V.device)
         bits_R_B = self.bits_K_B.index_select(0, self.mask_M.index_select(0, row_R))
-        allowed_R_V = ((bits_R_B[:, :, None] >> shift_8) & 1).flatten(1).bool()
+        table_256_8 = _bits_of_bytes(bits_R_B.device)
+        allowed_R_V = table_256_8.index_select(0, bits_R_B.flatten().int()).view(len(row_R), -1)
         forbidden_C_V = torch.zeros_like(logits_C_V, dtype=torch.bool)
         known = min(allowed_R_V.shape[1], logits_C_V.shape[1])
         forbidden_C_V[row_R] = True
         forbidden_C_V[row_R, :known] = ~allowed_R_V[:, :known]
         return logits_C_V.masked_fill(forbidden_C_V, FORBIDDEN)
+
+
+@cache
+def _bits_of_bytes(device: torch.device) -> torch.Tensor:
+    """The bits (256, 8, bool) of each byte, the lowest first."""
+    shift_8 = torch.arange(8, device=device)
+    return ((torch.arange(256, device=device)[:, None] >> shift_8) & 1).bool()
 
 
 def allowed_tokens(

@@ -36,7 +36,7 @@ from trainer.forward.spans import Segment
 @dataclass(frozen=True, slots=True)
 class Example:
     """One sequence and the index of the sample it belongs to. `masks` are the token masks of its
-    constrained answers, by place (`trainer/model/grammar.py`)."""
+    constrained answers, by place (`trainer/grammar/token_masks.py`)."""
 
     sample: int
     sequence: TokenSequence

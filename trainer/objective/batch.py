@@ -22,7 +22,7 @@ import torch
 
 from schemas.learner import GradedGroup
 from trainer.forward.packing import Example, MicroBatch, pack
-from trainer.model.grammar import masks_of, vocabulary_of
+from trainer.grammar.token_masks import masks_of, vocabulary_of
 from trainer.objective.covariance import MeasuredActions
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import kl_to_reference

@@ -7,9 +7,9 @@ from typing import Literal, TypedDict
 
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import SampleRequest, SamplingParams, ToolSpec, Turn
-from trainer.model.answer_grammar import answer_grammar
+from trainer.grammar.answer_grammar import answer_grammar
+from trainer.grammar.token_masks import GrammarState, vocabulary_of
 from trainer.model.chat_template import Chat
-from trainer.model.grammar import GrammarState, vocabulary_of
 from trainer.model.lora_names import Scaling, Tensors
 from trainer.policy import LoadedModel
 from trainer.sampler.counter_rng import CounterRng, prompt_hash
@@ -62,7 +62,7 @@ class Completion:
     is_plain: bool = False
     """Whether it continues a text and answers no message."""
     grammar: GrammarState | None = None
-    """What the answer must follow, if the request constrains it."""
+    """The grammar that the answer follows, if the request forces it to be something."""
     grammar_error: UserCodeError | None = None
     """Why the grammar cannot be followed further, if it cannot."""
 
@@ -144,7 +144,7 @@ class Completion:
             answer=answer,
             finish_reason=self.finish or "length",
             pieces=self.chat.pieces(self.completion_ids, text) if self.shows_pieces else None,
-            grammar=None if self.grammar is None else self.grammar.applied(),
+            grammar=None if self.grammar is None else self.grammar.to_record(),
         )
 
 

@@ -28,7 +28,7 @@ def draw_tokens(
     masks: Sequence[bytes | None] = (),
 ) -> tuple[list[int], list[float]]:
     """The token id and the logprob that were drawn for each row. `masks` are the allowed tokens of each
-    row (`trainer/model/grammar.py`), None for all."""
+    row (`trainer/grammar/token_masks.py`), None for all."""
     allowed = allowed_tokens(masks, device=logits_R_V.device)
     if allowed is not None:
         logits_R_V = allowed.restrict(logits_R_V)

@@ -11,8 +11,8 @@ from infra.model_api.providers.client import ProviderClient, ProviderRefusal
 from infra.model_api.wire.errors import no_token_count
 from infra.ports.provider_usage import ProviderUsage
 from infra.ports.secrets import SecretStore
-from schemas.constraints import Constraint
 from schemas.errors import FailureCategory, InvalidConfig, UserCodeError
+from schemas.models.constraints import Constraint
 from schemas.sampling import (
     ProviderRef,
     Sampler,

@@ -14,7 +14,7 @@ from infra.model_api.wire.errors import invalid, unsupported
 from infra.model_api.wire.parameters import check_extra, field_names, invalid_request
 from infra.model_api.wire.request import LONGEST_STOP, MOST_STOPS
 from infra.model_api.wire.tools import check_tools, tool_spec
-from schemas.constraints import Constraint
+from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ToolCall, ToolSpec
 
 REFUSED: dict[str, str] = {

@@ -21,7 +21,7 @@ from infra.model_api.wire.request import (
     rest_of,
 )
 from infra.model_api.wire.tools import check_tools, tool_spec
-from schemas.constraints import Constraint
+from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ToolCall, ToolSpec, Turn, openai_tool_call
 
 REFUSED: dict[str, str] = {

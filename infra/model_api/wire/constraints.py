@@ -1,4 +1,4 @@
-"""What a request forces its answer to be: a format, a call of any tool, or a call of one of them.
+"""Constraints of a request on its answer: a format, a call of any tool, or a call of one of them.
 
 A format and tools that may be called make an answer that is one of the two: a call, or the format. A
 forced call takes the place of the format.
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from infra.model_api.wire.errors import invalid, unsupported
 from infra.model_api.wire.tools import mask_json, schema_text
-from schemas.constraints import Constraint
+from schemas.models.constraints import Constraint
 from schemas.sampling import ToolSpec
 from schemas.secrets.masking import Masks
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from infra.model_api.wire.constraints import mask_constraint
 from infra.model_api.wire.errors import GatewayError
 from infra.model_api.wire.tools import mask_tool
-from schemas.constraints import Constraint
+from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ToolSpec, Turn
 from schemas.secrets.masking import Masks
 

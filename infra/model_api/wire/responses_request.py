@@ -14,7 +14,7 @@ from infra.model_api.wire.constraints import choose_tools, format_schema, openai
 from infra.model_api.wire.errors import GatewayError, invalid, unsupported
 from infra.model_api.wire.parameters import check_extra, field_names, invalid_request
 from infra.model_api.wire.tools import check_tools, tool_spec
-from schemas.constraints import Constraint
+from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ToolCall, ToolSpec
 
 REFUSED: dict[str, str] = {

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from schemas.constraints import Constraint
+
 from schemas.learner import GradedGroup, StepBatch
 from schemas.sampling import SampleRecord, Turn, sequences_of
 from schemas.teachers import TeacherRef

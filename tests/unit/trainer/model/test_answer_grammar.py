@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from schemas.constraints import Constraint
 from schemas.errors import UserCodeError
+from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ToolSpec
 from tests.unit.trainer.model.test_tool_calls import TAGGED, chat_of
-from trainer.model.answer_grammar import answer_grammar
+from trainer.grammar.answer_grammar import answer_grammar
+from trainer.grammar.token_masks import GrammarVocabulary, is_allowed
 from trainer.model.chat_template import Chat
-from trainer.model.grammar import GrammarVocabulary, is_allowed
 
 SCHEMA = json.dumps(
     {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.constraints import AppliedGrammar, Constraint
 from schemas.errors import CorruptData, UserCodeError
+from schemas.models.constraints import AppliedGrammar, Constraint
 from schemas.sampling import SampleRequest, ToolSpec, Turn, sequences_of
 from tests.unit.trainer.support import request
 from trainer.engine import Engine

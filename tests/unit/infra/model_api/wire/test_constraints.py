@@ -9,7 +9,7 @@ import pytest
 from infra.model_api.wire import anthropic, chat_completions, completions, responses
 from infra.model_api.wire.errors import GatewayError
 from infra.model_api.wire.request import ModelRequest
-from schemas.constraints import Constraint
+from schemas.models.constraints import Constraint
 from schemas.secrets.masking import Masks
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -129,7 +129,7 @@ LARGE = {"enum": [f"{number:060}" for number in range(16_000)]}
         (message, {"output_format": {"type": "xml"}}, "output_format", "use json_schema"),
     ],
 )
-def test_what_cannot_be_forced_is_refused_by_name(
+def test_an_answer_that_cannot_be_forced_is_refused_by_name(
     parse: Parse, changes: dict[str, Any], parameter: str, why: str
 ) -> None:
     with pytest.raises(GatewayError, match=why) as raised:

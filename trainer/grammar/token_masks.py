@@ -16,8 +16,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from schemas.constraints import AppliedGrammar
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
+from schemas.models.constraints import AppliedGrammar
 from schemas.sampling import Sequence as TokenSequence
 from trainer.model.base import Base
 from trainer.model.token_bytes import TokenBytes
@@ -63,14 +63,14 @@ class GrammarState:
             self._matcher.consume_token(token)
             self.allowed = self._next_mask()
 
-    def applied(self) -> AppliedGrammar:
+    def to_record(self) -> AppliedGrammar:
         """The grammar with the hash of the masks that tokens were drawn under."""
         return AppliedGrammar(text=self._text, masks_sha256=self._digest.hexdigest())
 
     def _next_mask(self) -> bytes:
         """Raises UserCodeError when no token is allowed, or the grammar takes too much work."""
         mask = bytes(self._matcher.compute_bitmask())
-        why = PLACE.sub("", self._matcher.get_error()).partition("\n")[0] or self._stopped()
+        why = PLACE.sub("", self._matcher.get_error()).partition("\n")[0] or self._why_it_stopped()
         if why or not any(mask):
             why = why or "no token of the model's vocabulary may come next"
             raise UserCodeError(
@@ -79,7 +79,7 @@ class GrammarState:
             )
         return mask
 
-    def _stopped(self) -> str:
+    def _why_it_stopped(self) -> str:
         """Why it stopped before the answer is complete, or an empty text."""
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
             return f"it ends before the answer is complete ({self._matcher.stop_reason()})"
@@ -87,8 +87,8 @@ class GrammarState:
 
 
 class GrammarVocabulary:
-    """A model's vocabulary as llguidance reads it. Special tokens are no text, so they are allowed only
-    where a grammar names them. The ids that end a turn are allowed where a grammar is complete."""
+    """A model's vocabulary as llguidance reads it. Special tokens are allowed only where a grammar
+    names them. The ids that end a turn are allowed where a grammar is complete."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], *, size: int
@@ -167,7 +167,7 @@ def _masks_of_answer(answer: Sequence[int], state: GrammarState) -> tuple[list[b
     for number, token in enumerate(answer, start=1):
         masks.append(state.allowed)
         state.advance(token, is_last=number == len(answer))
-    return masks, state.applied().masks_sha256
+    return masks, state.to_record().masks_sha256
 
 
 def _different(why: str) -> CorruptData:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Constraint(BaseModel):
-    """What an answer is forced to be: JSON that is valid by `json_schema` (JSON text), or a call of one
+    """An answer is forced to be this: JSON that is valid by `json_schema` (JSON text), or a call of one
     of the tools in `calls`. With both it is one of the two."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")

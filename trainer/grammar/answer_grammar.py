@@ -1,7 +1,7 @@
 """The grammar of a constrained answer, in the syntax of the model's own family.
 
-How a family writes content and calls is read off its chat template: the template writes a probe, and
-what stands around the probe stands in the grammar. A call is forced only if our parser finds the probe
+How a family writes content and calls is read off its chat template. The template writes a probe, and the
+grammar has the text that it writes around the probe. A call is forced only if our parser finds the probe
 in what the template wrote. So a forced answer is read by the code that reads every answer.
 
 Where the template knows reasoning (`<think>`), it may come first, and is free text. JSON has the form of
@@ -15,8 +15,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from schemas.constraints import Constraint
 from schemas.errors import FailureCategory, UserCodeError
+from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ToolCall, ToolSpec
 from trainer.model.chat_template import Chat
 
@@ -56,31 +56,31 @@ def answer_grammar(
 
 
 def _json_rule(schema: str) -> str:
-    return f"%json {json.dumps(_closed(json.loads(schema)) | GUIDANCE)}"
+    return f"%json {json.dumps(_close_objects(json.loads(schema)) | GUIDANCE)}"
 
 
-def _closed(schema: Any) -> Any:
+def _close_objects(schema: Any) -> Any:
     """The schema, in which an object that lists its properties has no others, unless it says so. What
     `allOf` combines stays as it is, because each part lists only some of them."""
     if not isinstance(schema, dict) or "allOf" in schema:
         return schema
-    closed = dict(schema)
+    made = dict(schema)
     for key in ("properties", "$defs", "definitions"):
         if isinstance(schema.get(key), dict):
-            closed[key] = {name: _closed(inner) for name, inner in schema[key].items()}
+            made[key] = {name: _close_objects(inner) for name, inner in schema[key].items()}
     for key in ("anyOf", "oneOf", "prefixItems"):
         if isinstance(schema.get(key), list):
-            closed[key] = [_closed(inner) for inner in schema[key]]
+            made[key] = [_close_objects(inner) for inner in schema[key]]
     if "items" in schema:
-        closed["items"] = _closed(schema["items"])
+        made["items"] = _close_objects(schema["items"])
     if "properties" in schema and not schema.keys() & OPEN:
-        closed["additionalProperties"] = False
-    return closed
+        made["additionalProperties"] = False
+    return made
 
 
 def _around_content(chat: Chat) -> tuple[str, str]:
-    """What the template writes before and after the content of an answer."""
-    text = _shown(chat, Message(role="assistant", content=PROBE), ())
+    """The text that the template writes before and after the content of an answer."""
+    text = _write_reply(chat, Message(role="assistant", content=PROBE), ())
     before, found, after = text.partition(PROBE)
     if not found:
         raise _not_forced("an answer's content")
@@ -88,10 +88,11 @@ def _around_content(chat: Chat) -> tuple[str, str]:
 
 
 def _around_call(tool: ToolSpec, tools: Sequence[ToolSpec], chat: Chat) -> tuple[str, str, str]:
-    """What the template writes before the name of a call, between name and arguments, and after them."""
+    """The text that the template writes before the name of a call, between name and arguments, and after
+    them."""
     call = ToolCall(id="call_0", name=tool.name, arguments='{"headrace_probe": 1}')
     reply = Message(role="assistant", content="", tool_calls=(call,))
-    text = _shown(chat, reply, tools)
+    text = _write_reply(chat, reply, tools)
     found = ARGUMENTS.search(text)
     start = text.rfind(tool.name, 0, found.start()) if found else -1
     if found is None or start < 0 or not _is_parsed(chat, reply, tools):
@@ -111,7 +112,7 @@ def _is_parsed(chat: Chat, reply: Message, tools: Sequence[ToolSpec]) -> bool:
     )
 
 
-def _shown(chat: Chat, reply: Message, tools: Sequence[ToolSpec]) -> str:
+def _write_reply(chat: Chat, reply: Message, tools: Sequence[ToolSpec]) -> str:
     """The reply as the template writes it after a question, with its special tokens by their ids."""
     parts: list[str] = []
     text: list[int] = []
@@ -138,8 +139,8 @@ def _literal(text: str) -> str:
 
 
 def _reasoning(chat: Chat, prompt_ids: Sequence[int]) -> tuple[str, tuple[str, ...]]:
-    """What may come before the answer, and the rules that it needs. Where the prompt has begun the
-    reasoning, it must come to its end."""
+    """The part of a grammar that comes before the answer, and the rules that it needs. Reasoning that
+    the prompt has begun must come to its end."""
     if not chat.has_reasoning:
         return "", ()
     end = chat.mark("</think>")
