@@ -32,6 +32,7 @@ from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import ConsumerName, StreamName, grade_stream
+from schemas.models.teacher import fill_hint
 from schemas.sampling import (
     Grade,
     Judgement,
@@ -42,7 +43,6 @@ from schemas.sampling import (
     SampleRecord,
 )
 from schemas.specs import GroupSpec, SampleEntry
-from schemas.teachers import fill_hint
 
 NO_SAMPLES = ArtifactRef(uri="none:", sha256=hashlib.sha256(b"").hexdigest(), size=0)
 """The artifact of a group that has no samples and whose grading failed. All its rewards are None, so no

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.config import RunConfig
+from schemas.models.teacher import TeacherRef
 from schemas.sampling import Day, Message, ModelRef, SampleRecord, ToolSpec
-from schemas.teachers import TeacherRef
 
 RULES = 5
 """The number of the current rules, which say what a step computes from its batch. A run keeps the rules

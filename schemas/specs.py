@@ -12,6 +12,7 @@ from schemas.algorithms import COMPARES_PARTS
 from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
+from schemas.models.teacher import TeacherRef
 from schemas.reward_models import RewardModelSpec
 from schemas.sampling import (
     Day,
@@ -22,7 +23,6 @@ from schemas.sampling import (
     SamplingParams,
     Value,
 )
-from schemas.teachers import TeacherRef
 
 
 @lru_cache(maxsize=4096)
@@ -340,7 +340,7 @@ class RolloutRef(Value):
 class GroupTemplate(Value):
     """The settings that all groups of one request share. `rollout` is None for single-turn groups
     without user code. Nothing can grade those, so only tests of engines use them. `teacher_hint` is that
-    of a run that distils (`schemas/teachers.py`)."""
+    of a run that distils (`schemas/models/teacher.py`)."""
 
     dataset: DatasetRef
     model: ModelRef

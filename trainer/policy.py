@@ -134,7 +134,7 @@ class Policy:
         return learner_pass(decoder, weights)
 
     def predictions(self, micro: MicroBatch) -> Predictions:
-        """What the policy predicts in the place of each action, with a gradient."""
+        """The predictions in the place of each action, with a gradient."""
         decoder = self.loaded.decoder
         if decoder is None:
             return Predictions(self.outputs(micro)[1])

@@ -27,8 +27,8 @@ from schemas.algorithms import (
 )
 from schemas.config import PROVIDER_PREFIX, Advanced, RunConfig
 from schemas.errors import Issue
+from schemas.models.teacher import SELF
 from schemas.specs import part_weights
-from schemas.teachers import SELF
 
 SAME_IDEA = {"beta": "kl_coef", "kl_coef": "beta"}
 """Keys for the distance from the reference, which many trainers give one name."""

@@ -1,5 +1,6 @@
 """Every objective on the platform: submitted as by TOML, trained, and rebuilt to the same bits."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from tests.kit.platform import (
     TINY,
     Platform,
+    eventually,
     final_adapter,
     make_workspace,
     platform,
@@ -61,6 +63,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "rslora": {"lora_scaling": "rank_stabilized", "lora_rank": 64},
 }
 
+
+TALKATIVE = {"temperature": 1.0, "max_prompt_length": 64, "max_response_length": 6}
+"""How a teacher is evaluated for its answers."""
 
 PREFERENCES: dict[str, dict[str, Any]] = {
     "dpo": {"algorithm": "dpo"},
@@ -175,6 +180,32 @@ def test_a_run_learns_from_a_checkpoint_and_is_rebuilt_from_its_log(running: Pla
     assert started["spec"]["teacher"]["name"] == "teacher@12"
     assert started["spec"]["teacher"]["weights"] is not None
     assert verify(running, run)["status"] == "verified"
+
+
+def test_the_answers_of_a_teacher_are_a_dataset_for_sft(running: Platform) -> None:
+    """As the page says: evaluate the teacher, keep the conversations with a reward, upload them."""
+    experiment = run_config()["experiment"]
+    config = {"experiment": experiment, "evaluation": {"n": 2, "limit": 8}, "advanced": TALKATIVE}
+    made = running.post("/evals", {"config": config, "workspace": "w"})
+    assert made.status_code == 201, made.text
+    name = made.json()["eval"]["id"]
+
+    def look() -> Any:
+        return running.get(f"/evals/{name}")["eval"]["status"] == "finished" or None
+
+    eventually(look, within_s=120, what="the evaluation ends")
+    attempts = running.get(f"/evals/{name}/samples", limit=50)["samples"]
+    assert len(attempts) == 16
+    kept = [{"messages": one["messages"]} for one in attempts if one["reward"] is not None]
+    running.upload("answers", "".join(json.dumps(line) + "\n" for line in kept))
+    sft = {
+        "experiment": {"model_path": TINY, "dataset": "answers"},
+        "training": {"lr": 1e-2},
+        "advanced": {"algorithm": "sft", "batch_size": 8, "max_steps": 20},
+    }
+    info = running.wait(running.submit(sft, name="imitator"), "finished")
+    losses = [point["value"] for point in info["metrics"]["train/loss"]]
+    assert losses[-1] < losses[0] * 0.9, losses
 
 
 def test_a_run_teaches_itself_with_a_hint(running: Platform) -> None:

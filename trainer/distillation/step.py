@@ -28,7 +28,7 @@ import torch
 
 from schemas.errors import Refused
 from schemas.learner import GradedGroup, LearnerJob
-from schemas.teachers import SELF
+from schemas.models.teacher import SELF
 from trainer.distillation.divergence import Comparison, compare
 from trainer.distillation.hint import hinted_row
 from trainer.distillation.teacher import Teacher, TeacherModel

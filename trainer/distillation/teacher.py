@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from schemas.errors import CorruptData, Refused
-from schemas.teachers import TeacherRef
+from schemas.models.teacher import TeacherRef
 from trainer.forward.packing import MicroBatch
 from trainer.forward.predictions import Predictions
 from trainer.model.base import Base
@@ -47,7 +47,7 @@ class Teacher:
 
     @torch.no_grad()
     def predictions(self, micro: MicroBatch) -> Predictions:
-        """What the teacher predicts in the place of each action."""
+        """The teacher's predictions in the place of each action."""
         return self.policy.predictions(micro)
 
 

@@ -7,8 +7,8 @@ from producers.core.models.vocabularies import Vocabularies
 from schemas.config import PROVIDER_PREFIX, RunConfig
 from schemas.errors import InvalidConfig, NotFound
 from schemas.models.scratch import PREFIX
+from schemas.models.teacher import SELF, TeacherRef
 from schemas.sampling import ModelRef
-from schemas.teachers import SELF, TeacherRef
 
 
 async def resolve_teacher(

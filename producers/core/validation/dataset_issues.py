@@ -10,7 +10,7 @@ from schemas.datasets import preference_form
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
 from schemas.limits import batch_size, groups_per_step
-from schemas.teachers import GROUND_TRUTH
+from schemas.models.teacher import GROUND_TRUTH
 
 LABELS = frozenset({"ground_truth", "label"})
 MAX_EVAL_ROWS = 5000

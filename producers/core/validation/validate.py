@@ -40,9 +40,9 @@ from producers.core.workspaces import Workspace
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
+from schemas.models.teacher import TeacherRef
 from schemas.reward_models import RewardModelSpec
 from schemas.sampling import ModelRef
-from schemas.teachers import TeacherRef
 from schemas.toml.config_issues import config_issues
 from schemas.toml.parser import MOST_ISSUES, refuse
 

@@ -256,8 +256,8 @@ def test_the_weight_of_the_reference_is_found_under_the_name_of_the_other_family
         ({"teacher": "self", "teacher_hint": " "}, "teacher_hint", "is blank"),
         ({"teacher": "a@1", "correction": "truncated"}, "correction", "no meaning for distill"),
         ({"teacher": "a@1", "updates_per_step": 2}, "updates_per_step", "must be 1 for distill"),
-        ({"teacher": "a@1", "distill_beta": 1.5}, "distill_beta", "less than or equal to 1"),
-        ({"teacher": "a@1", "distill_beta": -1}, "distill_beta", "greater than or equal to 0"),
+        ({"teacher": "a@1", "distill_beta": 1.5}, "distill_beta", "must be at most 1"),
+        ({"teacher": "a@1", "distill_beta": -1}, "distill_beta", "must be at least 0"),
     ],
 )
 def test_a_run_that_distils_has_a_teacher_and_no_ratio(

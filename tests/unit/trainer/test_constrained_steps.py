@@ -9,8 +9,8 @@ import pytest
 from schemas.constraints import Constraint
 
 from schemas.learner import GradedGroup, StepBatch
+from schemas.models.teacher import TeacherRef
 from schemas.sampling import SampleRecord, Turn, sequences_of
-from schemas.teachers import TeacherRef
 from tests.unit.trainer.sampler.test_constraints import FORMAT, constrained
 from tests.unit.trainer.support import TINY, job
 from trainer.engine import Engine

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from schemas.errors import FailureCategory, Refused
 from schemas.learner import GradedGroup, StepBatch
+from schemas.models.teacher import TeacherRef, fill_hint
 from schemas.sampling import Message, ModelRef, SampleFailure, SampleRecord
 from schemas.sampling import Sequence as TokenSequence
-from schemas.teachers import TeacherRef, fill_hint
 from tests.unit.trainer.batches import GROUPS, MIXED, policy64
 from tests.unit.trainer.preferences.test_step import without_decoder
 from tests.unit.trainer.support import TINY, Shelf, job, loss_mask
