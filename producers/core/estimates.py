@@ -8,7 +8,7 @@ unknown, there are no figures.
 from collections.abc import Mapping
 from pathlib import Path
 
-from schemas.algorithms import PAIRED, is_offline
+from schemas.algorithms import PAIRED, PAIRS_OF_GROUPS, is_offline
 from schemas.config import RunConfig
 
 CPU_TRAIN_FLOPS = 120e9
@@ -67,4 +67,7 @@ def _cpu_step_s(config: RunConfig, count: int) -> float:
     answer = training.max_response_length / 2
     prompt = min(training.max_prompt_length, 256) / 2
     sampled = 2 * count * rows * answer / CPU_SAMPLE_FLOPS
-    return sampled + 6 * count * rows * (prompt + answer) / CPU_TRAIN_FLOPS
+    passes = 6 * rows
+    if config.advanced.algorithm in PAIRS_OF_GROUPS:
+        passes = 8 * 2 * training.rollout_batch_size  # two samples of a group, and the reference
+    return sampled + passes * count * (prompt + answer) / CPU_TRAIN_FLOPS

@@ -154,13 +154,12 @@ def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
 
 def _choice_of(algorithms: tuple[str, ...]) -> str:
     """Algorithms as a choice in a sentence."""
-    if algorithms in (REINFORCED, SAMPLED):
-        return "a reinforcement learning algorithm"
+    most = "a reinforcement learning algorithm"
     if algorithms == (*REINFORCED, *DISTILLED):
-        return f"a reinforcement learning algorithm, or {' or '.join(DISTILLED)}"
-    if algorithms == SUMS_REWARDS:
-        others = ", ".join(sorted(set(REINFORCED) - set(SUMS_REWARDS)))
-        return f"a reinforcement learning algorithm other than {others}"
+        return f"{most}, or {' or '.join(DISTILLED)}"
+    if algorithms in (SAMPLED, REINFORCED, SUMS_REWARDS):
+        others = ", ".join(sorted(set(SAMPLED) - set(algorithms)))
+        return f"{most} other than {others}" if others else most
     return f"one of: {', '.join(algorithms)}"
 
 
