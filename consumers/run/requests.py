@@ -13,7 +13,7 @@ from consumers.run.curriculum import (
 )
 from consumers.run.settle import FLAT
 from consumers.run.state import RunEvent, RunState, evolve
-from schemas.datasets import Curriculum
+from schemas.datasets import Curriculum, Pool
 from schemas.events import GroupsRequested, PoolsDecided, RunWarned
 from schemas.ids import Purpose
 from schemas.limits import groups_per_step
@@ -89,7 +89,9 @@ def _warn_of_pools(
     state: RunState, decided: PoolsDecided, curriculum: Curriculum, num_groups: int
 ) -> tuple[RunEvent, ...]:
     """Warn once when the rows in no pool are too few for a step, and once when there are none."""
-    wanted = num_groups - sum(curriculum.shares(decided.step, num_groups).values())
+    sizes: dict[Pool, int] = {"easy": decided.num_easy, "hard": decided.num_hard}
+    shares = curriculum.shares(decided.step, num_groups)
+    wanted = num_groups - sum(min(shares[pool], size) for pool, size in sizes.items())
     category = "few" if decided.num_normal else "none"
     if decided.num_normal >= wanted or category in state.pools.warned:
         return ()

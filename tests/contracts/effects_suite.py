@@ -21,6 +21,7 @@ from schemas.events import (
     RunResumed,
     RunStopped,
 )
+from schemas.events.decider_version import DECIDER_VERSION
 from schemas.ids import ConsumerName, WorkerId, workspace_stream
 from schemas.specs import CommitSpec
 from tests.kit.commits import commit_of
@@ -28,6 +29,7 @@ from tests.kit.story import beginning
 
 SYNC = ConsumerName("sync")
 LEASE_S = 5.0
+NEWER = DECIDER_VERSION + 1
 
 
 class LeaseExpiry(Protocol):
@@ -456,7 +458,7 @@ class EffectsSuite:
         self, bound: Bound, monkeypatch: pytest.MonkeyPatch, most: int | None
     ) -> None:
         ours, newer = uuid4().hex, uuid4().hex
-        for run, decider in ((newer, 2), (ours, 1)):
+        for run, decider in ((newer, NEWER), (ours, DECIDER_VERSION)):
             await gate(bound, requested(run, priority=2).model_copy(update={"decider": decider}), 1)
             await bound.log.commit(Commit(effects=(effect(run), effect(run))))
         limits = {Lane.CONTROL: most} if most else None
@@ -470,7 +472,7 @@ class EffectsSuite:
         assert await bound.effects.runs_of_newer([ours, newer]) == {newer}
         assert await claimed_runs() == [ours, ours]
         await bound.log.commit(Commit(effects=(effect(newer),)))
-        monkeypatch.setattr(bound.effects, "_decider", 2)
+        monkeypatch.setattr(bound.effects, "_decider", NEWER)
         assert await bound.effects.runs_of_newer([ours, newer]) == frozenset()
         assert await claimed_runs() == [newer] * 3
 
@@ -478,7 +480,7 @@ class EffectsSuite:
         self, bound: Bound
     ) -> None:
         run = uuid4().hex
-        await gate(bound, requested(run, priority=1).model_copy(update={"decider": 2}), 1)
+        await gate(bound, requested(run, priority=1).model_copy(update={"decider": NEWER}), 1)
         await bound.log.commit(Commit(effects=(effect(run),)))
         assert not await bound.effects.has_unfinished(lanes=[Lane.CONTROL], consumers=[SYNC])
 

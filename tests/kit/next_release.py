@@ -48,7 +48,7 @@ PATCH: tuple[tuple[str, str, str], ...] = (
         "consumers/run/consumer.py",
         "    events = (*recorded, *follow(state))\n",
         "    events = (*recorded, *follow(state))\n"
-        "    if state.request.decider >= 2 and any(isinstance(e, RunStarted) for e in events):\n"
+        "    if state.request.decider >= 3 and any(isinstance(e, RunStarted) for e in events):\n"
         "        events = (*events, RunNoted(run=state.request.run))\n",
     ),
 )

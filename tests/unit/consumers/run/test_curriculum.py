@@ -180,6 +180,18 @@ def test_a_run_with_too_few_rows_in_no_pool_fills_its_step_and_says_so() -> None
     assert kept in [slot.row for slot in of(events, GroupsRequested).slots]
 
 
+def test_a_pool_without_rows_leaves_its_share_to_the_rows_in_no_pool() -> None:
+    """Half of two groups is for hard rows, of which there are none, so two other rows are wanted."""
+    table = {**BOTH, "hard_fraction": 0.5}
+    story, events = begun(steps=8, curriculum=table)
+    for _ in range(6):
+        request = of(events, GroupsRequested)
+        solved = {slot.row: (1.0, 1.0) for slot in request.slots if slot.row != 3}
+        events = step(story, request, solved)
+    (warning,) = (e for e in story.told if isinstance(e, RunWarned) and e.about == "pools")
+    assert "only 1 of the 8 rows are in no pool, and step 5 wants 2" in warning.message
+
+
 SIZES = st.integers(1, 12)
 
 

@@ -237,6 +237,22 @@ async def test_commands_reach_the_run_that_is_shown_when_another_has_its_id_as_a
         ({"sampling": {"rollout_top_p": 0.9}}, "sampling.rollout_top_p", "1.0", None),
         ({"training": {"rollout_batch_size": 9}}, "training.rollout_batch_size", "at most 8", None),
         (
+            {
+                "training": {"rollout_batch_size": 3},
+                "advanced": {"curriculum": {"oversampling_factor": 3}},
+            },
+            "advanced.curriculum.oversampling_factor",
+            "at most 8 groups, the rows of numbers, got 9; lower it",
+            None,
+        ),
+        (
+            {"advanced": {"curriculum": {"min_pass_rate": 1}}},
+            "advanced.curriculum.min_pass_rate",
+            "less than 1",
+            None,
+        ),
+        ({"advanced": {"min_pass_rate": 0.1}}, "advanced.min_pass_rate", "", "advanced.curriculum"),
+        (
             {"training": {"n_samples_per_prompt": 1000}},
             "training.n_samples_per_prompt",
             "at most",

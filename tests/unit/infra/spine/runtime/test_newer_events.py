@@ -22,6 +22,7 @@ from infra.spine.runtime.consumer import NOTHING, AnyConsumer
 from infra.spine.runtime.hosting import Hosting
 from schemas.effects import FetchCommit, Lane
 from schemas.events import CommitRequested, Event, RunWarned
+from schemas.events.decider_version import DECIDER_VERSION
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream, run_stream
 from schemas.specs import CommitSpec
 from tests.kit.commits import commit_of
@@ -114,7 +115,7 @@ async def test_an_effect_whose_outcome_needs_a_newer_release_is_given_back(tmp_p
 async def test_a_run_of_a_newer_release_is_left_alone(tmp_path: Path) -> None:
     script = Script(asks=True)
     bench = Bench(tmp_path, [consumer(script)])
-    bench.world.deciders["future"] = 2
+    bench.world.deciders["future"] = DECIDER_VERSION + 1
     (left,) = await bench.warn("future", 1)
     await bench.warn("other", 1)
     async with bench.running():
@@ -133,7 +134,7 @@ async def test_a_message_of_another_thing_is_not_decided_for_a_run_of_a_newer_re
         return (run_stream("future" if message.run == "workspace" else message.run),)
 
     bench = Bench(tmp_path, [replace(consumer(script), routes=routes, handle=lambda *_: NOTHING)])
-    bench.world.deciders["future"] = 2
+    bench.world.deciders["future"] = DECIDER_VERSION + 1
     await bench.warn("future", 1)
     (left,) = await bench.warn("workspace", 1)
     (last,) = await bench.warn("other", 1)
