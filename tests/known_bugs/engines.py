@@ -11,8 +11,8 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the trainer leaves the sampler's temperature out",
         seen="huggingface/trl#3029",
-        code="trainer.forward.logprobs:_logits",
-        old=".div_(temperature)",
+        code="trainer.forward.logprobs:Run.scaled_logits",
+        old=".div_(self.temperature)",
         new="",
         test=f"{UNIT}/test_grpo.py::test_temperature_divides_the_logits",
     ),

@@ -9,7 +9,6 @@ student was asked with is refused.
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Literal
 
 from schemas.errors import Refused
 from schemas.learner import GradedGroup
@@ -43,10 +42,9 @@ def hinted_row(
             "asked with. Return the whole conversation, without changing it, or remove the hint"
         )
     hinted = _prompt_ids(_with_hint(prompt, group.hint, sample, group), sample, chat=chat)
-    context: tuple[Literal[0, 1], ...] = (0,) * len(hinted)
     return TokenSequence(
         tokens=(*hinted, *row.tokens[size:]),
-        loss_mask=(*context, *row.loss_mask[size:]),
+        loss_mask=(*(0 for _ in hinted), *row.loss_mask[size:]),
         logprobs=((0.0,) * len(hinted) + row.logprobs[size:]),
     )
 

@@ -136,7 +136,7 @@ static void panel_rows(const Product *p, int64_t input, int64_t count, int64_t o
     }
 }
 
-void product(Product *p, int64_t thread) {
+void product(Product *p) {
     float room[MOST_BLOCK * LANES + WIDE], *panel = (float *)(((uintptr_t)room + BYTES - 1) / BYTES * BYTES);
     const int64_t panels = (p->outputs + LANES - 1) / LANES;
     for (Units u = {0}; claim(&p->phase, panels, p->threads > 1 ? TOGETHER : ALONE, &u);)

@@ -31,7 +31,7 @@ LARGE_WEIGHT = 1 << 19
 BLOCKS = (192, 256, 320, 384, 448, 512)
 """The numbers of products that are tried as `block`: multiples of two vectors, at most MOST_BLOCK."""
 TRIAL = (16, 1700, 520)
-"""Rows, inputs and outputs of the trial. The inputs are no multiple of any block."""
+"""Rows, inputs and outputs of the trial. The inputs are not a multiple of any block."""
 PHASE = 8
 """The integers of a Phase (`phases.h`)."""
 
@@ -109,7 +109,7 @@ def c_function() -> Callable[..., Any] | None:
     library = load_library("product")
     if library is None:
         return None
-    library.product.argtypes = (ctypes.POINTER(_Product), ctypes.c_int64)
+    library.product.argtypes = (ctypes.POINTER(_Product),)
     library.product.restype = None
     run: Callable[..., Any] = library.product
     return run
@@ -156,7 +156,7 @@ def in_c(
         add_stride=add.stride(0) if add is not None and add.dim() == 2 else 0,
         out_stride=out_R_O.stride(0),
     )
-    run_on_threads(lambda thread: order.run(given, thread), threads)
+    run_on_threads(lambda _: order.run(given), threads)
     return out_R_O
 
 

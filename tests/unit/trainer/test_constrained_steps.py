@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from schemas.constraints import Constraint
+from schemas.models.constraints import Constraint
 
 from schemas.learner import GradedGroup, StepBatch
 from schemas.models.teacher import TeacherRef
