@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from consumers.interrupted_calls import until_uninterrupted
 from consumers.judging.panel import JudgePorts, judge_group
-from consumers.reward_scores import with_scores
 from consumers.stored_files import store_output
 from consumers.user_secrets import sandbox_owner
 from infra.ports.services import UserCode, UserCodeRaised, UserOutput
@@ -32,12 +31,14 @@ from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import ConsumerName, StreamName, grade_stream
+from schemas.models.reward_model import RewardModelSpec
 from schemas.models.teacher import fill_hint
 from schemas.sampling import (
     Grade,
     Judgement,
     JudgementBatch,
     JudgeUsage,
+    RewardScore,
     SampleBatch,
     SampleFailure,
     SampleRecord,
@@ -144,7 +145,7 @@ async def perform(effect: GradeGroup, ports: GradePorts) -> GroupScored:
     by_index = {grade.index: grade for grade in graded}
     scoring = rollout.reward_models if rollout else ()
     checked = [
-        (r, with_scores(_validate_grade(r, by_index.get(r.index), len(records)), r, scoring))
+        (r, add_model_scores(_validate_grade(r, by_index.get(r.index), len(records)), r, scoring))
         for r in records
     ]
     questions = {grade.index: grade.questions for grade in graded}
@@ -176,6 +177,26 @@ async def _with_judgements(
     usage = sum((judgement.usage for judgement in judgements), JudgeUsage())
     artifact = await ports.artifacts.put_artifact(data, run=spec.owner)
     return replace(scored, judgements=artifact, judged=usage)
+
+
+def add_model_scores(
+    grade: Grade, record: SampleRecord, reward_models: Sequence[RewardModelSpec]
+) -> Grade:
+    """Return a grade with the weighted scores of the run's reward models in its reward. Without one of
+    them it has no reward."""
+    if grade.reward is None or not reward_models:
+        return grade
+    by_name = {score.name: score for score in record.scores}
+    reward, parts = grade.reward, dict(grade.parts)
+    for model in reward_models:
+        found = by_name.get(model.name, RewardScore(name=model.name, problem="it was not asked"))
+        if found.score is None:
+            message = f"the reward model {model.name} gave no score: {found.problem}"
+            failure = SampleFailure(category=FailureCategory.GRADER, message=message)
+            return grade.model_copy(update={"reward": None, "failure": failure})
+        parts[model.name] = found.score
+        reward += model.weight * found.score
+    return grade.model_copy(update={"reward": reward, "parts": parts})
 
 
 def _parse_batch(data: bytes, ref: ArtifactRef) -> SampleBatch:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from schemas.datasets import Curriculum
 from schemas.deployments import DeploymentName
+from schemas.models.reward_model import RewardModelTables
 from schemas.network import MOST_ADDRESSES
 from schemas.sampling import Day, LoraScaling, Precision
 
@@ -61,9 +62,6 @@ LONGEST_RUBRIC = 4000
 """The most rubrics of a run, and the most characters in the criteria of one."""
 
 
-MOST_REWARD_MODELS = 4
-"""The most reward models of a run."""
-
 PROVIDER_PREFIX = "provider:"
 """The beginning of a model_path that names a provider's model."""
 
@@ -72,17 +70,12 @@ def _is_unset(value: object) -> bool:
     return value is None
 
 
-def _is_empty(value: object) -> bool:
-    return value == ()
-
-
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Experiment(Section):
-    """`rollout` and `entrypoint` are required, except for `sft`, `dpo`, `kto`, `orpo`, `simpo` and
-    `reward_model`."""
+    """`rollout` and `entrypoint` are required, except for algorithms that sample nothing."""
 
     rollout: Name | None = None
     """the directory under `rollouts/` whose code runs"""
@@ -168,17 +161,6 @@ class RubricWeight(Section):
     """the name of the secret with the key; default: that of the provider, such as OPENAI_API_KEY"""
     usd_per_million: tuple[float, float] | None = None
     """the price of a million tokens of prompts and of answers"""
-
-
-class RewardModelWeight(Section):
-    """A reward model that scores each answer, and the weight of its score in the reward."""
-
-    model: NonEmpty
-    """a checkpoint of a run with `algorithm = "reward_model"`: `RUN@STEP`, `RUN@last`"""
-    weight: float = Field(default=1.0)
-    """the score is multiplied by this"""
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")] | None = None
-    """the name of the score in metrics and samples; default: `reward_model_1` and so on"""
 
 
 FailedReward = Annotated[float, Field(ge=-1e6, le=1e6)] | Literal["drop", "grade"]
@@ -364,11 +346,8 @@ class Advanced(Section):
     rubrics: tuple[RubricWeight, ...] = Field(default=(), max_length=MOST_RUBRICS)
     """criteria that judges score, added to the reward: `[[advanced.rubrics]]` with `text`, `model` and
     `weight` ([rewards](rewards.md#rubrics))"""
-    reward_models: tuple[RewardModelWeight, ...] = Field(
-        default=(), max_length=MOST_REWARD_MODELS, exclude_if=_is_empty
-    )
-    """reward models whose scores are added to the reward: `[[advanced.reward_models]]` with `model` and
-    `weight` ([rewards](rewards.md#reward-models))"""
+    reward_models: RewardModelTables = ()
+    """reward models whose scores are added to the reward ([rewards](rewards.md#reward-models))"""
     judge_max_calls: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """the most requests to judges in the run"""
     judge_max_tokens: int | None = Field(default=None, ge=1)
@@ -412,9 +391,7 @@ class Advanced(Section):
     """`distill`: text behind the prompt that only the teacher reads, with the `{ground_truth}`"""
     distill_beta: float | None = Field(default=None, ge=0, le=1, exclude_if=_is_unset)
     """`distill`: 1 is the reverse KL divergence, 0 the forward one, and between them is JSD"""
-    center_rewards_coefficient: float | None = Field(
-        default=None, gt=0, le=1000, exclude_if=_is_unset
-    )
+    center_rewards_coefficient: float | None = Field(default=None, gt=0, le=1, exclude_if=_is_unset)
     """`reward_model`: how strongly the two rewards of a pair are drawn to a sum of 0"""
     batch_size: int = Field(default=16, ge=1, le=65_536)
     """rows in a step, where the answers of a dataset are learned (`sft`, `dpo`, `kto`, `orpo`,

@@ -47,7 +47,7 @@ MOST_MOVED_ROWS = (MAX_EVENT_BYTES - 4096) // 11
 """The most rows that change their pool in a step, so that they fit into one PoolsDecided."""
 
 REWARD_MODEL_BYTES = 6 << 10
-"""What a reward model takes in an event: its weights, and the files of a base that is a checkpoint."""
+"""The bytes of a reward model in an event: its weights, and the files of a base that is a checkpoint."""
 
 
 def most_samples(

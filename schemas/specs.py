@@ -12,8 +12,8 @@ from schemas.algorithms import COMPARES_PARTS
 from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
+from schemas.models.reward_model import RewardModelSpec
 from schemas.models.teacher import TeacherRef
-from schemas.reward_models import RewardModelSpec
 from schemas.sampling import (
     Day,
     DrawKey,

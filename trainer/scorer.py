@@ -1,4 +1,4 @@
-"""Asks reward models for the scores of conversations (`schemas.reward_models.Scorer`).
+"""Asks reward models for the scores of conversations (`schemas.models.reward_model.Scorer`).
 
 A conversation is written with the reward model's own chat template and tokens, as in training
 (`trainer/preferences/batch.py`): it ends with the token that ends the answer's turn, also where a sample
@@ -12,7 +12,7 @@ import torch
 
 from schemas.errors import FailureCategory, Refused, UserCodeError
 from schemas.learner import Conversation
-from schemas.reward_models import RewardModelSpec
+from schemas.models.reward_model import RewardModelSpec
 from schemas.sampling import Message, PolicyRef, ToolSpec
 from trainer.algorithms.sft import demonstrations
 from trainer.forward.ops import Forward
@@ -59,7 +59,7 @@ def _score(
 ) -> float:
     base = loaded.base
     chat = Chat(base.tokenizer, base.stop_ids, date=model.date)
-    talk = Conversation(0, answered(messages), tools=tools)
+    talk = Conversation(0, cut_after_last_answer(messages), tools=tools)
     found = demonstrations(chat, [talk], max_tokens=base.context, learned="last")
     if found.num_cut:
         raise UserCodeError(
@@ -78,7 +78,7 @@ def _score(
     return float(policy.scores(micro)[0])
 
 
-def answered(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def cut_after_last_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """The conversation up to its last answer. Raises UserCodeError when it has none."""
     places = [i for i, message in enumerate(messages) if message.role == "assistant"]
     if not places:

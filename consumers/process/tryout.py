@@ -42,7 +42,7 @@ from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GradeGroup, SampleFinished
 from schemas.errors import FailureCategory, Refused, TransientError
 from schemas.ids import GroupKey, Purpose
-from schemas.reward_models import RewardModelSpec
+from schemas.models.reward_model import RewardModelSpec
 from schemas.sampling import (
     Grade,
     Judgement,
@@ -108,7 +108,7 @@ class _NoEngine:
 
 
 class _NoScorer:
-    """`schemas.reward_models.Scorer` of a process without checkpoints of runs (`rollout_ref`)."""
+    """`schemas.models.reward_model.Scorer` of a process without checkpoints of runs (`rollout_ref`)."""
 
     async def score(
         self, model: RewardModelSpec, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()

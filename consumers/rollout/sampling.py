@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from consumers.interrupted_calls import until_uninterrupted
-from consumers.reward_scores import ask_reward_models
+from consumers.rollout.reward_models import ask_reward_models
 from consumers.stored_files import store_output
 from consumers.user_secrets import sandbox_owner
 from infra.ports.secrets import SecretStore
@@ -35,7 +35,7 @@ from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
-from schemas.reward_models import Scorer
+from schemas.models.reward_model import Scorer
 from schemas.sampling import (
     Grade,
     Message,

@@ -24,7 +24,7 @@ from schemas.events import (
 )
 from schemas.learner import RULES
 from schemas.limits import batch_size, most_samples, total_steps
-from schemas.reward_models import RewardModelSpec
+from schemas.models.reward_model import RewardModelSpec
 from schemas.sampling import PolicyRef, SamplingParams
 from schemas.specs import (
     MOST_RUBRIC_BYTES,

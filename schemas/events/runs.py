@@ -9,8 +9,8 @@ from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import RunConfig
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.ids import StreamName, run_stream
+from schemas.models.reward_model import RewardModelSpec
 from schemas.models.teacher import TeacherRef
-from schemas.reward_models import RewardModelSpec
 from schemas.sampling import ModelRef
 from schemas.specs import DatasetRef, GroupTemplate, Plan, PushOrigin, StateRef, TrainSpec
 

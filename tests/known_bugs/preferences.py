@@ -86,7 +86,6 @@ KNOWN_BUGS = (
         old="        found.examples,\n",
         new="        [type(e)(0, e.sequence.model_copy(update={n: getattr(e.sequence, n)[:-1] for n in "
         "('tokens', 'loss_mask', 'logprobs')})) for e in found.examples],\n",
-        test="tests/unit/trainer/test_scorer.py::"
-        "test_a_score_is_that_of_plain_transformers_and_of_training",
+        test="tests/unit/trainer/test_scorer.py::test_a_score_is_that_of_training",
     ),
 )

@@ -29,9 +29,9 @@ from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.events import CommitRequested, DatasetRegistered, WorkspaceSynced
 from schemas.generated_tasks import is_generated
+from schemas.models.reward_model import RewardModelSpec
 from schemas.models.teacher import TeacherRef
 from schemas.network import NetworkAddress
-from schemas.reward_models import RewardModelSpec
 from schemas.sampling import ModelRef
 from schemas.secrets.rules import how_to_set
 

@@ -7,7 +7,7 @@ from producers.core.lookup import Checkpoint, Lookup
 from producers.core.workspaces import Workspace
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
-from schemas.reward_models import RewardModelSpec
+from schemas.models.reward_model import RewardModelSpec
 from schemas.specs import reward_model_names
 
 

@@ -40,8 +40,8 @@ from producers.core.workspaces import Workspace
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
+from schemas.models.reward_model import RewardModelSpec
 from schemas.models.teacher import TeacherRef
-from schemas.reward_models import RewardModelSpec
 from schemas.sampling import ModelRef
 from schemas.toml.config_issues import config_issues
 from schemas.toml.parser import MOST_ISSUES, refuse

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from consumers.reward_scores import ask_reward_models, with_scores
+from consumers.grade import add_model_scores
+from consumers.rollout.reward_models import ask_reward_models
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, Refused, UserCodeError
-from schemas.reward_models import RewardModelSpec
+from schemas.models.reward_model import RewardModelSpec
 from schemas.sampling import (
     Grade,
     Message,
@@ -77,7 +78,7 @@ async def test_a_failed_sample_is_scored_only_where_the_run_grades_such_samples(
 async def test_an_answer_that_a_model_cannot_read_has_the_reason() -> None:
     found = await ask_reward_models(record("what?"), rollout(spec("a")), Lengths())
     assert found.scores == (RewardScore(name="a", problem="cannot read it"),)
-    grade = with_scores(Grade(index=0, reward=1.0), found, [spec("a")])
+    grade = add_model_scores(Grade(index=0, reward=1.0), found, [spec("a")])
     assert grade.reward is None
     assert grade.failure is not None
     assert grade.failure.message == "the reward model a gave no score: cannot read it"
@@ -96,7 +97,7 @@ def test_the_weighted_scores_are_added_to_the_reward() -> None:
     scored = record("abc").model_copy(
         update={"scores": (RewardScore(name="a", score=3.0), RewardScore(name="b", score=-1.0))}
     )
-    graded = with_scores(
+    graded = add_model_scores(
         Grade(index=0, reward=1.0, parts={"own": 1.0}), scored, [spec("a", 0.5), spec("b", 2.0)]
     )
     assert graded.reward == 1.0 + 0.5 * 3.0 - 2.0
@@ -106,7 +107,7 @@ def test_the_weighted_scores_are_added_to_the_reward() -> None:
 def test_a_sample_without_a_reward_stays_without_one() -> None:
     scored = record("abc").model_copy(update={"scores": (RewardScore(name="a", score=3.0),)})
     grade = Grade(index=0, reward=None)
-    assert with_scores(grade, scored, [spec("a")]) is grade
+    assert add_model_scores(grade, scored, [spec("a")]) is grade
 
 
 def test_reward_models_alone_need_no_grader() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from schemas.models.constraints import Constraint
 
 from schemas.learner import GradedGroup, StepBatch
+from schemas.models.constraints import Constraint
 from schemas.models.teacher import TeacherRef
 from schemas.sampling import SampleRecord, Turn, sequences_of
 from tests.unit.trainer.sampler.test_constraints import FORMAT, constrained

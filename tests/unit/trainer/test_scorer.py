@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from schemas.errors import FailureCategory, Refused, UserCodeError
-from schemas.reward_models import RewardModelSpec
+from schemas.models.reward_model import RewardModelSpec
 from schemas.sampling import Message
 from tests.unit.trainer.preferences.test_reward_model import score_of, trained
 from tests.unit.trainer.preferences.test_step import PAIRS
@@ -44,7 +44,7 @@ def spec_of(files: dict[str, bytes], shelf: Shelf) -> RewardModelSpec:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own
-async def test_a_score_is_that_of_plain_transformers_and_of_training(
+async def test_a_score_is_that_of_plain_transformers(
     engine: Engine, shelf: Shelf, tmp_path: Path
 ) -> None:
     from peft import PeftModel
@@ -59,6 +59,12 @@ async def test_a_score_is_that_of_plain_transformers_and_of_training(
         score_of(plain, row.prompt, text) for row in PAIRS for text in (row.chosen, row.rejected)
     ]
     assert scores == pytest.approx(theirs, abs=1e-5)
+
+
+async def test_a_score_is_that_of_training(engine: Engine, shelf: Shelf) -> None:
+    _, files = await trained(engine)
+    spec = spec_of(files, shelf)
+    scores = [await engine.scorer.score(spec, one) for one in answers()]
     found = await engine.learner.evaluate(job(algorithm="reward_model"), 3, PAIRS)
     margins = [a - b for a, b in zip(scores[0::2], scores[1::2], strict=True)]
     assert found["eval/validation/margin"] == pytest.approx(sum(margins) / 3, abs=1e-5)
@@ -82,7 +88,7 @@ async def test_a_score_has_the_same_bits_in_any_company_and_process(
         await fresh.aclose()
 
 
-async def test_what_follows_the_last_answer_is_not_read(engine: Engine, shelf: Shelf) -> None:
+async def test_a_scorer_reads_nothing_after_the_last_answer(engine: Engine, shelf: Shelf) -> None:
     _, files = await trained(engine)
     spec, one = spec_of(files, shelf), answers()[0]
     score = await engine.scorer.score(spec, one)

@@ -37,7 +37,7 @@ from schemas.events import (
     RunStopped,
 )
 from schemas.ids import ConsumerName, StreamName
-from schemas.reward_models import RewardModelSpec
+from schemas.models.reward_model import RewardModelSpec
 from schemas.sampling import ModelRef
 from tests.kit.application import Application, rows
 from tests.kit.history import ended_run, keep, named_by_checkpoint

@@ -1,12 +1,32 @@
-"""Reward models that score the samples of a run: what names one, and the port that asks it."""
+"""Reward models that score the samples of a run: the table and the value that name one, and the port."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from schemas.artifact_refs import ArtifactRef
 from schemas.sampling import Day, LoraScaling, Message, ModelRef, ToolSpec, Value
+
+MOST_REWARD_MODELS = 4
+"""The most reward models of a run."""
+
+
+class RewardModelTable(BaseModel):
+    """`[[advanced.reward_models]]`: a checkpoint of a run with `algorithm = "reward_model"` (`RUN@STEP`,
+    `RUN@last`), the weight of its score in the reward, and the name of the score in metrics and samples
+    (None: `reward_model_1` and so on)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model: Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
+    weight: float = 1.0
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")] | None = None
+
+
+RewardModelTables = Annotated[
+    tuple[RewardModelTable, ...],
+    Field(max_length=MOST_REWARD_MODELS, exclude_if=lambda value: not value),
+]
 
 
 class RewardModelSpec(Value):
