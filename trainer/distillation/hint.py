@@ -9,6 +9,7 @@ student was asked with is refused.
 
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import Literal
 
 from schemas.errors import Refused
 from schemas.learner import GradedGroup
@@ -23,6 +24,9 @@ from schemas.sampling import (
 )
 from schemas.sampling import Sequence as TokenSequence
 from trainer.model.chat_template import Chat
+
+CONTEXT: Literal[0] = 0
+"""A token that the policy did not choose, in a loss mask."""
 
 
 def hinted_row(
@@ -44,7 +48,7 @@ def hinted_row(
     hinted = _prompt_ids(_with_hint(prompt, group.hint, sample, group), sample, chat=chat)
     return TokenSequence(
         tokens=(*hinted, *row.tokens[size:]),
-        loss_mask=(*(0 for _ in hinted), *row.loss_mask[size:]),
+        loss_mask=(*(CONTEXT for _ in hinted), *row.loss_mask[size:]),
         logprobs=((0.0,) * len(hinted) + row.logprobs[size:]),
     )
 
