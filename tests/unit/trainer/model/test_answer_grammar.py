@@ -1,12 +1,14 @@
 """Grammars of forced answers in the syntax of a model's own chat template."""
 
 import json
+from random import Random
 
 import pytest
 
 from schemas.errors import UserCodeError
 from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ToolSpec
+from tests.unit.trainer.model.family_tokenizers import SPECIAL, family_chat
 from tests.unit.trainer.model.test_tool_calls import TAGGED, chat_of
 from trainer.grammar.answer_grammar import answer_grammar
 from trainer.grammar.token_masks import GrammarVocabulary, is_allowed
@@ -123,3 +125,25 @@ def test_an_object_has_the_properties_that_it_lists() -> None:
     parts = [inner, {"type": "object", "properties": {"c": {"const": 2}}, "required": ["c"]}]
     both = Constraint(json_schema=json.dumps({"allOf": parts}))
     assert is_followed(chat, both, '{"b": 1, "c": 2}')
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("constraint", [FORMAT, Constraint(calls=("sub",))], ids=["format", "call"])
+def test_an_answer_has_the_form_of_its_family(name: str, constraint: Constraint) -> None:
+    """Tokens that are drawn at random from the allowed ones are an answer that the family's renderer
+    reads."""
+    chat, draws = family_chat(name), Random(3)
+    prompt = chat.family_ids(QUESTION, TOOLS, reply_next=True)
+    assert prompt is not None
+    tokens = range(len(chat._tokenizer))
+    vocabulary = GrammarVocabulary(chat._tokenizer, chat._stop_ids, size=len(tokens))
+    state = vocabulary.start(answer_grammar(constraint, TOOLS, chat, prompt))
+    ids: list[int] = []
+    while not ids or ids[-1] not in chat._stop_ids:
+        ids.append(draws.choice([token for token in tokens if is_allowed(state.allowed, token)]))
+        state.advance(ids[-1], is_last=ids[-1] in chat._stop_ids)
+    answer = chat.answer(ids, chat.decode(ids), prompt_ids=prompt, tools=TOOLS)
+    assert answer is not None
+    assert [call.name for call in answer.tool_calls] == list(constraint.calls)
+    text = answer.tool_calls[0].arguments if answer.tool_calls else answer.content
+    assert list(json.loads(text)) == ["a"]

@@ -15,6 +15,7 @@ from infra.model_api.provider_usage import MemoryProviderUsage
 from infra.model_api.providers.client import ProviderClient
 from infra.model_api.providers.endpoints import provider_ref
 from schemas.errors import FailureCategory, TransientError, UserCodeError
+from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ModelRef, ProviderRef, SampleRequest
 from schemas.secrets.secret_value import SecretValue
 from tests.kit.fakes import FakeSampler, turn
@@ -92,6 +93,39 @@ async def test_a_client_of_openai_reaches_the_providers_model_by_the_gateway() -
     assert entry_of(record).usd == 0.75
     assert turns[0].message.tool_calls[0].name == "add"
     assert KEY.reveal() not in record.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "sent"),
+    [
+        (
+            Constraint(calls=("add",)),
+            {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+        ),
+        (Constraint(calls=("add", "sub")), {"tool_choice": "required"}),
+        (
+            Constraint(json_schema='{"type": "object"}', calls=("add",)),
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": {"type": "object"}},
+                }
+            },
+        ),
+    ],
+)
+async def test_a_forced_answer_is_forced_by_the_provider(
+    constraint: Constraint, sent: dict[str, object]
+) -> None:
+    async with provider(lambda n, body: completion("2")) as fake, sampler_of() as sampler:
+        asked = sample_request(model_of(fake)).model_copy(update={"constraint": constraint})
+        await sampler.sample(asked)
+        await sampler.sample(sample_request(model_of(fake)))
+    forced, free = (
+        {key: body[key] for key in ("tool_choice", "response_format") if key in body}
+        for body in fake.bodies
+    )
+    assert (forced, free) == (sent, {})
 
 
 async def test_an_engine_samples_all_other_models() -> None:

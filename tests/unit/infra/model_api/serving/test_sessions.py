@@ -165,6 +165,15 @@ async def test_a_parameter_that_is_not_obeyed_is_refused_by_name(
     assert served.counted.uses == []
 
 
+async def test_a_format_is_obeyed(served: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    assert (await served.ask({**CHAT, "response_format": form})).status_code == 200
+    constraint = served.engine.asked[0].constraint
+    assert constraint is not None
+    assert json.loads(constraint.json_schema or "") == schema
+
+
 async def test_tool_calls_come_with_ids_of_their_own(served: Served) -> None:
     served.engine.calls = (
         ToolCall(id="", name="add", arguments='{"a": 1}'),
