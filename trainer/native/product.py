@@ -26,6 +26,8 @@ from trainer.native.threads import run_on_threads
 
 FEWEST_ROWS, MOST_ROWS = 8, 256
 """With fewer rows the library has another order, and with more rows it does not wait for memory."""
+MOST_THREADS = 2
+"""It was measured on two cores. With many threads, starting them may cost more than is gained."""
 LARGE_WEIGHT = 1 << 19
 """A weight of this many numbers (2 MiB) is not kept by the cache next to the processor."""
 BLOCKS = (192, 256, 320, 384, 448, 512)
@@ -161,13 +163,14 @@ def in_c(
 
 
 def _may_run_in_c(x_R_I: torch.Tensor, weight_I_O: torch.Tensor, add: torch.Tensor | None) -> bool:
-    """Whether these are a few rows and a large weight in float32 on a CPU, without gradients, in a
-    layout that C reads."""
+    """Whether these are a few rows and a large weight in float32 on a CPU with few threads, without
+    gradients, in a layout that C reads."""
     tensors = (x_R_I, weight_I_O, *(() if add is None else (add,)))
     return (
         all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
         and FEWEST_ROWS <= len(x_R_I) <= MOST_ROWS
         and weight_I_O.numel() >= LARGE_WEIGHT
+        and torch.get_num_threads() <= MOST_THREADS
         and x_R_I.stride(1) == 1
         and 1 in weight_I_O.stride()
         and (add is None or add.stride(-1) == 1)

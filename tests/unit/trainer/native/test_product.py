@@ -1,12 +1,16 @@
 """Products in C against torch's: the same bits, and by torch wherever the bits could differ."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.kit.postgres import missing
+from trainer.device_thread import limit_threads
 from trainer.native import product as products
 from trainer.native.product import (
+    MOST_THREADS,
     Order,
     Products,
     c_function,
@@ -17,6 +21,13 @@ from trainer.native.product import (
 
 ROWS = (8, 14, 15, 32, 48, 85)
 SIZES = ((576, 960), (1000, 700), (2048, 300))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """As on a machine with two cores."""
+    with limit_threads(MOST_THREADS):
+        yield
 
 
 def order(block: int) -> Order:
@@ -117,6 +128,14 @@ def test_other_products_are_never_tried() -> None:
     ):
         expected = through_torch(one, by, plus)
         assert all(torch.equal(kept.compute(one, by, plus), expected) for _ in range(3))
+    assert not kept.seen
+
+
+def test_many_threads_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: MOST_THREADS + 1)
+    x, weight, _ = drawn(48, 576, 960, across=True, added=None)
+    kept = Products()
+    assert all(kept.compute(x, weight, None).equal(x @ weight) for _ in range(3))
     assert not kept.seen
 
 
