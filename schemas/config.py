@@ -56,14 +56,10 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)]
 
-
 MOST_RUBRICS = 16
 LONGEST_RUBRIC = 4000
 """The most rubrics of a run, and the most characters in the criteria of one."""
-
-
-PROVIDER_PREFIX = "provider:"
-"""The beginning of a model_path that names a provider's model."""
+Instruction = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_RUBRIC)]
 
 
 def _is_unset(value: object) -> bool:
@@ -143,7 +139,7 @@ class RewardWeight(Section):
 class RubricWeight(Section):
     """Criteria by which a model scores each answer, and their weight in the reward."""
 
-    text: Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_RUBRIC)]
+    text: Instruction
     """the criteria, in words"""
     model: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     """the judge: PROVIDER/MODEL, or with `base_url` the name of a model there"""
@@ -385,9 +381,7 @@ class Advanced(Section):
     """`kto`: the weight of undesirable answers"""
     teacher: NonEmpty | None = Field(default=None, exclude_if=_is_unset)
     """`distill`: the model to learn from, written like `experiment.model_path`, or `self`"""
-    teacher_hint: (
-        Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_RUBRIC)] | None
-    ) = Field(default=None, exclude_if=_is_unset)
+    teacher_hint: Instruction | None = Field(default=None, exclude_if=_is_unset)
     """`distill`: text behind the prompt that only the teacher reads, with the `{ground_truth}`"""
     distill_beta: float | None = Field(default=None, ge=0, le=1, exclude_if=_is_unset)
     """`distill`: 1 is the reverse KL divergence, 0 the forward one, and between them is JSD"""
@@ -504,8 +498,3 @@ class EvalConfig(Section):
     """Environment variables for user code, by name. Names that begin with HEADRACE_, LD_ or PYTHON are
     refused, and so are PATH, HOME and GLIBC_TUNABLES"""
     secrets: Secrets = Secrets()
-
-
-def longest_answer(lengths: Training | EvalAdvanced) -> int:
-    """Return the most tokens that one answer of the policy may have."""
-    return lengths.max_answer_length or lengths.max_response_length

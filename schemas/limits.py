@@ -1,12 +1,12 @@
 """How many steps a run has, and how much fits into its events. Both are known when it is submitted."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from schemas.algorithms import is_offline
-from schemas.config import RunConfig
+from schemas.config import EvalAdvanced, RunConfig, Training
 from schemas.events import MAX_EVENT_BYTES
-from schemas.specs import RubricSpec, rubric_bytes
+from schemas.specs import RubricSpec
 
 GROUP_BYTES = 330
 """Approximate bytes of one group in BatchAssembled, without its rewards."""
@@ -70,3 +70,13 @@ def most_groups(samples: int, parts: Sequence[str] = ()) -> int:
     names = sum(len(name.encode()) + 6 for name in parts)
     values = (REWARD_BYTES + PART_BYTES * len(parts)) * samples
     return (MAX_EVENT_BYTES - 4096) // (GROUP_BYTES + names + values)
+
+
+def rubric_bytes(rubrics: Iterable[RubricSpec]) -> int:
+    """Return the bytes that rubrics take in an event."""
+    return sum(len(rubric.model_dump_json().encode()) for rubric in rubrics)
+
+
+def longest_answer(lengths: Training | EvalAdvanced) -> int:
+    """Return the most tokens that one answer of the policy may have."""
+    return lengths.max_answer_length or lengths.max_response_length

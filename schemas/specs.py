@@ -1,7 +1,6 @@
 """The values that events and effects share. They describe work completely, so that performing it needs
 only the message itself and the artifacts that it refers to."""
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, Literal
 from uuid import UUID
@@ -12,7 +11,7 @@ from schemas.algorithms import COMPARES_PARTS
 from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import Advanced, EvalAdvanced, RunConfig
 from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
-from schemas.models.reward_model import RewardModelSpec
+from schemas.models.reward_model import RewardModelSpec, score_names
 from schemas.models.teacher import TeacherRef
 from schemas.sampling import (
     Day,
@@ -208,14 +207,7 @@ def part_weights(advanced: Advanced) -> dict[str, float]:
     named = [(reward.name, reward.weight) for reward in advanced.rewards]
     named += [(rubric.name, rubric.weight) for rubric in rubric_specs(advanced)]
     weights = (one.weight for one in advanced.reward_models)
-    return dict([*named, *zip(reward_model_names(advanced), weights, strict=True)])
-
-
-def reward_model_names(advanced: Advanced) -> tuple[str, ...]:
-    """Return the names of the scores of a config's reward models."""
-    return tuple(
-        one.name or f"reward_model_{number}" for number, one in enumerate(advanced.reward_models, 1)
-    )
+    return dict([*named, *zip(score_names(advanced.reward_models), weights, strict=True)])
 
 
 def judge_budget(advanced: Advanced | EvalAdvanced) -> JudgeBudget:
@@ -225,11 +217,6 @@ def judge_budget(advanced: Advanced | EvalAdvanced) -> JudgeBudget:
         max_tokens=advanced.judge_max_tokens,
         max_usd=advanced.judge_max_usd,
     )
-
-
-def rubric_bytes(rubrics: Iterable[RubricSpec]) -> int:
-    """Return the bytes that rubrics take in an event."""
-    return sum(len(rubric.model_dump_json().encode()) for rubric in rubrics)
 
 
 def _is_empty(value: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal, TypedDict
 from consumers.run.state import RunEvent, RunState
 from schemas.algorithms import failed_rewards
 from schemas.artifact_refs import ArtifactRef
-from schemas.config import Advanced, EvalAdvanced, EvalConfig, RunConfig, longest_answer
+from schemas.config import Advanced, EvalAdvanced, EvalConfig, RunConfig
 from schemas.errors import Refused
 from schemas.events import (
     RunApproved,
@@ -23,7 +23,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.learner import RULES
-from schemas.limits import batch_size, most_samples, total_steps
+from schemas.limits import batch_size, longest_answer, most_samples, rubric_bytes, total_steps
 from schemas.models.reward_model import RewardModelSpec
 from schemas.sampling import PolicyRef, SamplingParams
 from schemas.specs import (
@@ -38,7 +38,6 @@ from schemas.specs import (
     RubricSpec,
     TrainSpec,
     judge_budget,
-    rubric_bytes,
     rubric_specs,
 )
 

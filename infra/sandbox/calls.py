@@ -35,7 +35,8 @@ from infra.sandbox.host_messages import (
     read_files,
 )
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.sampling import Grade, Message, SampleFailure, SampleRecord, openai_message
+from schemas.models.openai_messages import openai_message
+from schemas.sampling import Grade, Message, SampleFailure, SampleRecord
 from schemas.secrets.masking import Masks
 from schemas.specs import RolloutRef
 

@@ -34,7 +34,7 @@ from producers.core.validation.references import ReferenceFinder, Requester
 from producers.core.validation.rollout_issues import entrypoint_of
 from producers.core.validation.validate import Valid, require_valid
 from producers.core.workspaces import Workspace, Workspaces
-from schemas.config import EvalConfig, Experiment, RunConfig, longest_answer
+from schemas.config import EvalConfig, Experiment, RunConfig
 from schemas.errors import Conflict, Refused
 from schemas.events import CommitRequested, EvaluationRequested, Event, RunDeleted, RunRequested
 from schemas.events.decider_version import DECIDER_VERSION
@@ -48,6 +48,7 @@ from schemas.ids import (
     run_stream,
     short_id,
 )
+from schemas.limits import longest_answer
 from schemas.sampling import Day, PolicyRef, SamplingParams
 from schemas.specs import CommitSpec, GroupTemplate, PushOrigin
 from schemas.toml.parser import parse_eval, parse_run

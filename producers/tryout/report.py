@@ -2,7 +2,8 @@
 
 from consumers.process.tryout import TriedRow
 from schemas.datasets import DatasetRow
-from schemas.sampling import Grade, SampleOutput, SampleRecord, openai_message
+from schemas.models.openai_messages import openai_message
+from schemas.sampling import Grade, SampleOutput, SampleRecord
 
 Json = dict[str, object]
 

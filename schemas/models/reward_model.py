@@ -29,6 +29,11 @@ RewardModelTables = Annotated[
 ]
 
 
+def score_names(tables: Sequence[RewardModelTable]) -> tuple[str, ...]:
+    """Return the name of the score of each reward model."""
+    return tuple(one.name or f"reward_model_{number}" for number, one in enumerate(tables, 1))
+
+
 class RewardModelSpec(Value):
     """A checkpoint of a reward model: the adapter with its head (`weights`) on a base model (`base`).
     The reward of a sample gets `weight` times its score. `date` is the current date as the chat template

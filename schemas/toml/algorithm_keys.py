@@ -25,9 +25,10 @@ from schemas.algorithms import (
     filters_groups,
     is_offline,
 )
-from schemas.config import PROVIDER_PREFIX, Advanced, RunConfig
+from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
 from schemas.models.teacher import SELF
+from schemas.sampling import PROVIDER_PREFIX
 from schemas.specs import part_weights
 
 SAME_IDEA = {"beta": "kl_coef", "kl_coef": "beta"}

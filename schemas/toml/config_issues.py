@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from schemas.algorithms import OFFLINE, is_offline
-from schemas.config import EvalConfig, Experiment, RunConfig, longest_answer
+from schemas.config import EvalConfig, Experiment, RunConfig
 from schemas.deployments import NAME_RULE, is_deployment_name
 from schemas.errors import Issue
-from schemas.limits import MOST_OFFLINE_ROWS, most_groups, most_samples
+from schemas.limits import MOST_OFFLINE_ROWS, longest_answer, most_groups, most_samples
+from schemas.models.reward_model import score_names
 from schemas.network import NetworkAddress, parse_address
-from schemas.specs import part_weights, reward_model_names, rubric_specs
+from schemas.specs import part_weights, rubric_specs
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
 from schemas.toml.curriculum_keys import curriculum_issues
 from schemas.toml.env_vars import reserved_env
@@ -216,7 +217,7 @@ def _too_many_samples(key: str, config: RunConfig | EvalConfig) -> Iterator[Issu
     samples: int = getattr(getattr(config, section), name)
     rewards = [reward.name for reward in config.advanced.rewards]
     rubrics = rubric_specs(config.advanced)
-    models = reward_model_names(config.advanced) if isinstance(config, RunConfig) else ()
+    models = score_names(config.advanced.reward_models) if isinstance(config, RunConfig) else ()
     most = most_samples(rewards, rubrics, models)
     if samples > most:
         num = len(rewards) + len(rubrics) + len(models)

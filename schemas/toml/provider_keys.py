@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
+from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
+from schemas.sampling import PROVIDER_PREFIX
 from schemas.toml.rubric_keys import SAYS_PRICE, price_problem
 
 MODEL = "experiment.model_path"

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from schemas.config import RunConfig
 from schemas.errors import Issue
-from schemas.specs import reward_model_names, rubric_specs
+from schemas.models.reward_model import score_names
+from schemas.specs import rubric_specs
 
 
 def reward_model_issues(config: RunConfig) -> Iterator[Issue]:
@@ -13,7 +14,7 @@ def reward_model_issues(config: RunConfig) -> Iterator[Issue]:
     advanced = config.advanced
     names = {reward.name for reward in advanced.rewards}
     names |= {rubric.name for rubric in rubric_specs(advanced)}
-    for index, name in enumerate(reward_model_names(advanced)):
+    for index, name in enumerate(score_names(advanced.reward_models)):
         key, weight = f"advanced.reward_models[{index}]", advanced.reward_models[index].weight
         if name in names:
             yield Issue(f"{key}.name", f"is {name}, which another reward has; choose another")

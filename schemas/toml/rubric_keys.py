@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
-from schemas.specs import MOST_RUBRIC_BYTES, RubricSpec, rubric_bytes, rubric_specs
+from schemas.limits import rubric_bytes
+from schemas.specs import MOST_RUBRIC_BYTES, RubricSpec, rubric_specs
 
 BOUNDS = ("judge_max_calls", "judge_max_tokens", "judge_max_usd")
 SAYS_PRICE = ("openrouter/",)

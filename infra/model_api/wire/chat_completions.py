@@ -22,7 +22,8 @@ from infra.model_api.wire.request import (
 )
 from infra.model_api.wire.tools import check_tools, tool_spec
 from schemas.models.constraints import Constraint
-from schemas.sampling import Message, ToolCall, ToolSpec, Turn, openai_tool_call
+from schemas.models.openai_messages import openai_tool_call
+from schemas.sampling import Message, ToolCall, ToolSpec, Turn
 
 REFUSED: dict[str, str] = {
     "functions": "OpenAI has replaced it; use tools",

@@ -1,8 +1,8 @@
 """The provider's model that an evaluation names, with its bounds and the owner of its key."""
 
 from infra.model_api.providers.endpoints import provider_ref
-from schemas.config import PROVIDER_PREFIX, EvalConfig
-from schemas.sampling import ModelRef
+from schemas.config import EvalConfig
+from schemas.sampling import PROVIDER_PREFIX, ModelRef
 
 
 def provider_model(config: EvalConfig) -> ModelRef:

@@ -4,11 +4,11 @@ from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from producers.core.lookup import CHECKPOINT, Checkpoint, Lookup
 from producers.core.models.model_ref import resolve_model
 from producers.core.models.vocabularies import Vocabularies
-from schemas.config import PROVIDER_PREFIX, RunConfig
+from schemas.config import RunConfig
 from schemas.errors import InvalidConfig, NotFound
 from schemas.models.scratch import PREFIX
 from schemas.models.teacher import SELF, TeacherRef
-from schemas.sampling import ModelRef
+from schemas.sampling import PROVIDER_PREFIX, ModelRef
 
 
 async def resolve_teacher(

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 from producers.core.models.model_facts import ModelFacts
 from schemas.algorithms import is_offline
-from schemas.config import EvalConfig, RunConfig, longest_answer
+from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
+from schemas.limits import longest_answer
 
 QUOTED_CHARACTERS = 8
 

@@ -25,14 +25,14 @@ from producers.core.validation.reward_models import find_reward_models
 from producers.core.validation.rollout_issues import SyncedCommit, synced_commits
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.algorithms import DISTILLED
-from schemas.config import PROVIDER_PREFIX, EvalConfig, RunConfig
+from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.events import CommitRequested, DatasetRegistered, WorkspaceSynced
 from schemas.generated_tasks import is_generated
 from schemas.models.reward_model import RewardModelSpec
 from schemas.models.teacher import TeacherRef
 from schemas.network import NetworkAddress
-from schemas.sampling import ModelRef
+from schemas.sampling import PROVIDER_PREFIX, ModelRef
 from schemas.secrets.rules import how_to_set
 
 UNKNOWN = ModelFacts()

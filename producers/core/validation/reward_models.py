@@ -7,8 +7,7 @@ from producers.core.lookup import Checkpoint, Lookup
 from producers.core.workspaces import Workspace
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
-from schemas.models.reward_model import RewardModelSpec
-from schemas.specs import reward_model_names
+from schemas.models.reward_model import RewardModelSpec, score_names
 
 
 async def find_reward_models(
@@ -22,7 +21,7 @@ async def find_reward_models(
         return ()
     found = []
     advanced = config.advanced
-    named = zip(advanced.reward_models, reward_model_names(advanced), strict=True)
+    named = zip(advanced.reward_models, score_names(advanced.reward_models), strict=True)
     for index, (wanted, name) in enumerate(named):
         try:
             checkpoint = await lookup.checkpoint(wanted.model)

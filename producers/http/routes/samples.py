@@ -29,6 +29,7 @@ from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.ids import GroupId, GroupKey, parse_sample_id, sample_id
+from schemas.models.openai_messages import openai_message
 from schemas.sampling import (
     Grade,
     Judgement,
@@ -36,7 +37,6 @@ from schemas.sampling import (
     SampleBatch,
     SampleOutput,
     SampleRecord,
-    openai_message,
 )
 from schemas.specs import DatasetRef
 

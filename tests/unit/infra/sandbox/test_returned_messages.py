@@ -3,7 +3,8 @@
 from infra.ports.services import SandboxOwner
 from infra.sandbox.calls import CallingUserCode, UserCall
 from infra.sandbox.host_messages import Returned, ReturnedCall, ReturnedMessage
-from schemas.sampling import Message, ToolCall, openai_message
+from schemas.models.openai_messages import openai_message
+from schemas.sampling import Message, ToolCall
 from schemas.secrets.secret_value import SecretValue
 from tests.kit.specs import rollout_ref
 

@@ -60,7 +60,7 @@ def test_other_language_models_are_general(config: dict[str, Any], why: str) -> 
         ({"model_type": "t5", "is_encoder_decoder": True}, "it has an encoder"),
     ],
 )
-def test_what_is_no_causal_language_model_is_refused(config: dict[str, Any], why: str) -> None:
+def test_other_models_are_refused(config: dict[str, Any], why: str) -> None:
     said = forward_pass(config)
     assert said.runs == "refused"
     assert why in said.why
