@@ -118,12 +118,21 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def main(
-    model: Path, questions: Path, held_out: Path, *, every: int, settings: Any, reward: Reward
+    model: Path,
+    questions: Path,
+    held_out: Path,
+    *,
+    every: int,
+    settings: Any,
+    reward: Reward,
+    passed: int | None,
 ) -> None:
     training, advanced = settings["training"], settings["advanced"]
     rows = [{"prompt": chat_messages(r), "row": json.dumps(r)} for r in rows_of(questions)]
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     samples, tokens = training["n_samples_per_prompt"], training["max_response_length"]
+    each = samples * training["rollout_batch_size"]
+    passes = max(1, each // passed) if passed else 1
     with tempfile.TemporaryDirectory() as directory:
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
@@ -141,8 +150,8 @@ def main(
                 use_cpu=True,
                 bf16=False,
                 max_steps=advanced["max_steps"],
-                per_device_train_batch_size=samples * training["rollout_batch_size"],
-                gradient_accumulation_steps=1,
+                per_device_train_batch_size=each // passes,
+                gradient_accumulation_steps=passes,
                 num_generations=samples,
                 max_completion_length=tokens,
                 temperature=settings["sampling"]["rollout_temperature"],
@@ -182,6 +191,12 @@ if __name__ == "__main__":
     parser.add_argument("--every", type=int, required=True)
     parser.add_argument("--settings", type=json.loads, required=True)
     parser.add_argument("--reward", metavar="FILE:FUNCTION")
+    parser.add_argument(
+        "--rows-per-pass",
+        dest="passed",
+        type=int,
+        help="rows of a pass of the learner; a step's gradients add up over passes",
+    )
     parser.add_argument("--packages", help="a directory with packages that the reward needs")
     given = vars(parser.parse_args())
     if (packages := given.pop("packages")) is not None:
