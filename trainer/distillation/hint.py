@@ -3,12 +3,11 @@ prompt.
 
 A hint is put behind the last message of the user in the prompt, after a blank line. The student never
 reads it, so it learns to answer without it what the teacher answers with it. The prompt is rendered
-again, and the sampled tokens stay as they are. A row whose prompt does not have the tokens that the
-student was asked with is refused.
+again, and the sampled tokens stay as they are. A prompt may have answers that the policy did not write,
+such as examples. A row whose prompt does not have the tokens that the student was asked with is refused.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Literal
 
 from schemas.errors import Refused
@@ -36,10 +35,8 @@ def hinted_row(
     when the hint cannot be placed."""
     if group.hint is None:
         return row
-    prompt = tuple(takewhile(lambda message: message.role != "assistant", sample.messages))
-    plain = _prompt_ids(prompt, sample, chat=chat)
-    size = len(plain)
-    if not plain or row.tokens[:size] != plain or any(row.loss_mask[:size]):
+    prompt, size = _asked(row, sample, chat=chat)
+    if not size:
         raise Refused(
             f"advanced.teacher_hint cannot be placed in sample {sample.index} of slot {group.slot}: the "
             "conversation that its workflow returned does not begin with the prompt that the policy was "
@@ -51,6 +48,25 @@ def hinted_row(
         loss_mask=(*(CONTEXT for _ in hinted), *row.loss_mask[size:]),
         logprobs=((0.0,) * len(hinted) + row.logprobs[size:]),
     )
+
+
+def _asked(
+    row: TokenSequence, sample: SampleRecord, *, chat: Chat
+) -> tuple[tuple[Message, ...], int]:
+    """The messages that the policy was asked with before its first answer in the row, and the number of
+    their tokens, 0 if the row does not begin with a part of the conversation."""
+    asked: tuple[Message, ...] = ()
+    size, first_action = 0, row.loss_mask.index(1)
+    for place, message in enumerate(sample.messages):
+        if message.role != "assistant":
+            continue
+        before = sample.messages[:place]
+        ids = _prompt_ids(before, sample, chat=chat)
+        if len(ids) > first_action:
+            break
+        if ids and row.tokens[: len(ids)] == ids:
+            asked, size = before, len(ids)
+    return asked, size
 
 
 def _with_hint(

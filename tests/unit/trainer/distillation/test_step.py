@@ -339,11 +339,18 @@ async def test_a_batch_without_actions_changes_nothing(engine: Engine) -> None:
 HINT = "the sum is 12"
 
 
-def answered(*answers: str, hint: str | None = None, messages: Any = None) -> GradedGroup:
+ASKED = (Message(role="system", content="add"), Message(role="user", content="5+7?"))
+
+
+def answered(
+    *answers: str,
+    hint: str | None = None,
+    messages: Any = None,
+    prompt: tuple[Message, ...] = ASKED,
+) -> GradedGroup:
     """A group of answers to one prompt, with the tokens of the tiny model's template."""
     base = policy64().loaded.base
     chat = Chat(base.tokenizer, base.stop_ids)
-    prompt = (Message(role="system", content="add"), Message(role="user", content="5+7?"))
     ids = chat.encode(chat.text(prompt, reply_next=True))
     samples = []
     for index, answer in enumerate(answers):
@@ -372,6 +379,23 @@ def test_the_teacher_reads_the_hint_behind_the_prompt_and_the_student_does_not()
         for one in (row.student, row.teacher)
     ]
     assert actions[0] == actions[1] == run.chat.encode("12")
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        (Message(role="user", content="1+1?"), Message(role="assistant", content="2")),
+        (Message(role="system", content="add"), Message(role="assistant", content="Ask me.")),
+    ],
+)
+def test_a_hint_is_behind_the_last_message_of_the_user_in_a_prompt_with_answers(
+    shown: tuple[Message, ...],
+) -> None:
+    run = run_with(policy64())
+    prompt = (*shown, Message(role="user", content="5+7?"))
+    (row,) = compared_rows((answered("12", hint=HINT, prompt=prompt),), run)
+    texts = [run.chat.decode(one.sequence.tokens) for one in (row.student, row.teacher)]
+    assert texts[1] == texts[0].replace("5+7?", f"5+7?\n\n{HINT}")
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 4096])
