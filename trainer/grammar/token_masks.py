@@ -20,6 +20,7 @@ from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.models.constraints import AppliedGrammar
 from schemas.sampling import Sequence as TokenSequence
 from trainer.model.base import Base
+from trainer.model.text_parts import ids_behind, prepends
 from trainer.model.token_bytes import TokenBytes
 
 LARGEST_GRAMMAR = 320 << 10
@@ -103,6 +104,8 @@ class GrammarVocabulary:
         self.tokens = [bytes(pieces.piece(token)) for token in range(num)]
         self.special_token_ids = sorted(token for token in pieces.special if token < num)
         self._tokenizer = tokenizer
+        self._special = pieces.special
+        self._encode = ids_behind if prepends(tokenizer) else _ids_of
         self._library = llguidance
         self._vocabulary = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(self), n_vocab=size, eos_token=sorted(stop_ids)
@@ -110,9 +113,17 @@ class GrammarVocabulary:
         self._limits = llguidance.LLParserLimits(**LIMITS)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """The ids of a text. Masks do not depend on them: every tokenization of a text is allowed."""
+        """The ids of a text behind another one. Where a grammar allows one text only, its masks allow
+        these ids. So they must have the bytes of this text: where the tokenizer puts a space before it,
+        or reads a special token in it, they are the longest tokens from its beginning."""
         shown = text if isinstance(text, str) else text.decode(errors="replace")
-        return list(self._tokenizer.encode(shown, add_special_tokens=False))
+        ids = self._encode(self._tokenizer, shown)
+        if self._special.isdisjoint(ids) and self._bytes_of(ids) == shown.encode():
+            return ids
+        return list(self._vocabulary.greedy_tokenize(shown))
+
+    def _bytes_of(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self.tokens[token] for token in ids if token < len(self.tokens))
 
     def start(self, grammar: str) -> GrammarState:
         """A grammar before the first token. Raises UserCodeError when it is too large, is not valid, or
@@ -127,6 +138,10 @@ class GrammarVocabulary:
             self._vocabulary, grammar, log_level=0, limits=self._limits
         )
         return GrammarState(matcher, grammar)
+
+
+def _ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 @lru_cache(4)

@@ -25,7 +25,7 @@ PROBES = ("a", "0", "\n")
 
 def prepends(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a text has other ids at the beginning than after another text."""
-    return any(_behind(tokenizer, probe) != _encode(tokenizer, probe) for probe in PROBES)
+    return any(ids_behind(tokenizer, probe) != _encode(tokenizer, probe) for probe in PROBES)
 
 
 def ids_of_parts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
@@ -63,7 +63,7 @@ def _anchor(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
     return None
 
 
-def _behind(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def ids_behind(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The ids of a text that continues another text."""
     [ids] = _first(tokenizer, [text], begins=False)
     return ids
