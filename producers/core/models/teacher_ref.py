@@ -46,15 +46,16 @@ async def resolve_teacher(
 
 
 async def _checkpoint(name: str, model: ModelRef, *, lookup: Lookup) -> TeacherRef:
-    """A checkpoint as a teacher. An adapter on the run's own base model stays one."""
+    """A checkpoint as a teacher. An adapter on the run's own base model stays one. Raises InvalidConfig
+    when there is no such checkpoint, and when it is a reward model."""
     try:
         found: Checkpoint = await lookup.checkpoint(name)
     except NotFound as error:
         raise InvalidConfig(error.message) from error
+    whole = found.model().model_copy(update={"dtype": model.dtype})
     place = f"{found.spec.run}@{found.spec.step}"
     base = found.spec.model.model_copy(update={"dtype": model.dtype})
     if found.spec.tuning != "lora" or base != model or found.spec.state.weights is None:
-        whole = found.model().model_copy(update={"dtype": model.dtype})
         return TeacherRef(name=found.ref, model=whole, checkpoint=place)
     advanced = found.run.config.advanced
     return TeacherRef(

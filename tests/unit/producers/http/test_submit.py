@@ -305,7 +305,12 @@ async def test_an_invalid_config_is_refused_with_its_key(
 async def a_taught_run(app: Application, **advanced: Any) -> str:
     """A run with a checkpoint. Returns its id."""
     changed = {"advanced": advanced, "training": {"n_samples_per_prompt": 2}}
-    made = await app.post("/runs", {"config": config(**changed), "name": "old"})
+    return await a_saved_run(app, config(**changed))
+
+
+async def a_saved_run(app: Application, asked: dict[str, Any]) -> str:
+    """A run `old` of this config with a checkpoint. Returns its id."""
+    made = await app.post("/runs", {"config": asked, "name": "old"})
     assert made.status_code == 201, made.text
     run: str = made.json()["run"]["id"]
     saved = checkpoint(run, 3, ref("manifest"))
@@ -362,6 +367,21 @@ async def test_a_teacher_that_cannot_teach_is_refused_by_name(
     assert refused.status_code == 400, refused.text
     (issue,) = [i for i in refused.json()["issues"] if i["key"] == "advanced.teacher"]
     assert says in issue["message"]
+
+
+async def test_a_reward_model_is_no_teacher(ready: Application) -> None:
+    """Its adapter fits on the run's own base model, but a head reads what that learned."""
+    pair = '{"prompt": "a", "chosen": "b", "rejected": "c"}'
+    await ready.upload("pairs", f"{pair}\n" * 4)
+    scored = {
+        "experiment": {"model_path": SHAPE, "dataset": "pairs"},
+        "advanced": {"algorithm": "reward_model", "batch_size": 4},
+    }
+    await a_saved_run(ready, scored)
+    refused = await ready.post("/runs", {"config": distilled("old@last")})
+    assert refused.status_code == 400, refused.text
+    (issue,) = [i for i in refused.json()["issues"] if i["key"] == "advanced.teacher"]
+    assert "old@3 is a reward model, which scores answers and writes none" in issue["message"]
 
 
 async def test_a_hint_may_name_the_ground_truth_only_where_rows_have_one(
