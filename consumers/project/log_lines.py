@@ -60,6 +60,9 @@ Line = tuple[str, int | None, str]
 LONGEST = 2000
 """Characters of a line. Messages of user code are quoted up to this length."""
 
+SAMPLED = "rollout/num_samples"
+"""A metric of each step whose answers were sampled. Their lengths have other limits than rows, and
+groups with equal rewards have a warning of their own."""
 SHOWN_METRICS = {
     "rollout/raw_reward": "reward",
     "train/loss": "loss",
@@ -235,6 +238,8 @@ def step_settled(event: StepSettled) -> Iterator[Line]:
     ]
     if shown or event.step:
         yield "info", event.step, f"Step {event.step} is done: {', '.join(shown) or 'no metrics'}"
+    if SAMPLED in event.metrics:
+        return
     if cut := event.metrics.get("train/truncated_ratio"):
         yield (
             "warning",

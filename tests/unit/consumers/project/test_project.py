@@ -140,6 +140,15 @@ def test_rows_that_were_cut_are_told() -> None:
     assert lost.message.startswith("100.0% of the rows of step 1 teach nothing")
 
 
+def test_groups_of_samples_are_no_rows_that_were_cut() -> None:
+    """`advanced.max_sequence_length` is not read where samples are learned."""
+    metrics = {"train/truncated_ratio": 0.5, "train/unlearned_ratio": 0.5}
+    sampled = {"rollout/num_samples": 8.0, "rollout/raw_reward": 0.25, **metrics}
+    settled = StepSettled(run="r1", step=1, state=version(1), metrics=sampled)
+    (done,) = narrate(recorded(settled))
+    assert done.message == "Step 1 is done: reward 0.25"
+
+
 def test_the_version_before_the_first_step_has_no_line_without_a_metric() -> None:
     before = StepSettled(run="r1", step=0, state=version(0), metrics={})
     assert narrate(recorded(before)) == ()
