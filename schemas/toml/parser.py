@@ -11,7 +11,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -104,7 +104,10 @@ def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
     if (key := union_at(location)) is not None:
         got = quote(details["input"])
         return Issue(join_key(location), f"must be {UNIONS[key]}, got {got}")
-    return Issue(join_key(location), describe_violation(details), meant_value(details))
+    message = describe_violation(details)
+    if kind == "tuple_type" and isinstance(details["input"], dict) and _table_at(location, model):
+        message = f"must be a list; write [[{join_key(location)}]]"
+    return Issue(join_key(location), message, meant_value(details))
 
 
 def _unrecognized_issue(location: tuple[Any, ...], value: object, model: type[BaseModel]) -> Issue:
@@ -120,9 +123,11 @@ def _unrecognized_issue(location: tuple[Any, ...], value: object, model: type[Ba
         message = "unrecognized key outside of a section; move it into a section"
         return Issue(name, message, elsewhere)
     section = str(location[0])
-    if name in keys and len(location) == 2:
+    if len(location) > 2:
+        return _unrecognized_in_a_table(location, model)
+    if name in keys:
         return Issue(join_key(location), "unrecognized key", keys[name])
-    if len(location) == 2 and (meant := hint(name, keys.values())):
+    if meant := hint(name, keys.values()):
         return Issue(join_key(location), "unrecognized key", meant)
     likeness = {
         full: difflib.SequenceMatcher(None, name, key).ratio()
@@ -132,10 +137,46 @@ def _unrecognized_issue(location: tuple[Any, ...], value: object, model: type[Ba
     best = max(likeness, key=lambda full: likeness[full])
     if likeness[best] < ALIKE:
         own = _keys_of(model, section)
-        is_listed = len(location) == 2 and len(own) <= MOST_LISTED
-        use = f"use one of {', '.join(own)}" if is_listed else "use one of those in docs/config.md"
+        use = (
+            f"use one of {', '.join(own)}"
+            if len(own) <= MOST_LISTED
+            else "use one of those in docs/config.md"
+        )
         return Issue(join_key(location), f"unrecognized key; {use}")
     return Issue(join_key(location), "unrecognized key", best)
+
+
+def _unrecognized_in_a_table(location: tuple[Any, ...], model: type[BaseModel]) -> Issue:
+    """The issue of a key in a table within a section. Only the keys of that table are suggested."""
+    *place, name = location
+    table = _table_at(tuple(place), model)
+    own = {join_key((*place, key)): key for key in table.model_fields} if table else {}
+    meant = hint(str(name), own)
+    if meant is None:
+        close = difflib.get_close_matches(str(name), own.values(), n=1, cutoff=ALIKE - OWN_SECTION)
+        meant = join_key((*place, close[0])) if close else None
+    if meant is not None:
+        return Issue(join_key(location), "unrecognized key", meant)
+    use = f"one of {', '.join(own.values())}" if own else "one of those in docs/config.md"
+    return Issue(join_key(location), f"unrecognized key; use {use}")
+
+
+def _table_at(location: tuple[Any, ...], model: type[BaseModel]) -> type[BaseModel] | None:
+    """The model of the table, or of the tables in the list, at this place. None if there is none."""
+    found: type[BaseModel] | None = model
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = found.model_fields.get(str(part)) if found else None
+        found = _table_in(field.annotation) if field else None
+    return found
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    """The first model in a type, such as `Curriculum | None` or `tuple[RewardWeight, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_table_in, get_args(annotation))), None)
 
 
 def _known_keys(model: type[BaseModel]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import pytest
 
 from schemas.algorithms import OFFLINE
 from schemas.config import EvalConfig, RunConfig
+from schemas.datasets import Curriculum
 from schemas.errors import Issue
 from schemas.toml.key_hints import MEANT, hint
 from tests.kit.tomls import eval_issues, run_issues
@@ -143,5 +144,6 @@ def test_every_hint_names_a_key_and_no_name_is_one_itself() -> None:
         for section, field in config.model_fields.items()
         for key in getattr(field.annotation, "model_fields", {})
     }
+    keys |= {f"advanced.curriculum.{key}" for key in Curriculum.model_fields}
     assert set(MEANT) <= keys
     assert all(hint(name, {full}) == full for full, names in MEANT.items() for name in names)
