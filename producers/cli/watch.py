@@ -170,7 +170,7 @@ def last_step_figures(view: RunView) -> str:
     shown = []
     if view.rewards:
         shown.append(f"reward {view.rewards[-1]:.3f}")
-    elif view.losses:
+    if view.losses and (view.is_taught or not view.rewards):
         shown.append(f"loss {view.losses[-1]:.4f}")
     if view.held_out_losses and view.held_out_losses[-1][0] == view.step:
         shown.append(f"held-out loss {view.held_out_losses[-1][1]:.4f}")
@@ -213,7 +213,7 @@ def draw_panel(view: RunView, name: str, *, doing: str = "") -> "Panel":
                 f"{sparkline(view.rewards)} {min(view.rewards):.2f} … {max(view.rewards):.2f}",
             )
         )
-    elif view.losses:
+    if view.losses and (view.is_taught or not view.rewards):
         rows.append(
             ("loss", f"{sparkline(view.losses)} {view.losses[0]:.3f} → {view.losses[-1]:.3f}")
         )

@@ -31,6 +31,7 @@ TYPES = (
 needed."""
 
 HELD_OUT_LOSS = "eval/validation/loss"
+TEACHER_KL = "train/teacher_kl"
 HELD_OUT_ACCURACY = "eval/validation/accuracy"
 POOL = "pool/"
 """The beginning of the metrics that count the rows in a pool."""
@@ -68,7 +69,8 @@ class RunView:
     are pairs of step and held-out reward, `held_out_losses` the same for runs that sample nothing, and
     `held_out_accuracies` for those that learn from pairs.
     `rates` are tokens per second, one value per step. `pools` are the rows in each pool of a curriculum,
-    and in none, when the rows of the last step were chosen."""
+    and in none, when the rows of the last step were chosen. `is_taught` says that the loss is that of a
+    teacher, so that rewards alone would not show what is learned."""
 
     status: str = "pending"
     phase: str = "init"
@@ -84,6 +86,7 @@ class RunView:
     checkpoints: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     pools: dict[str, int] = field(default_factory=dict)
+    is_taught: bool = False
     warnings: list[str] = field(default_factory=list)
     message: str | None = None
     batch_at: datetime | None = None
@@ -137,6 +140,7 @@ class RunView:
             self.rewards.append(float(metrics["rollout/raw_reward"]))
         if "train/loss" in metrics:
             self.losses.append(float(metrics["train/loss"]))
+        self.is_taught = TEACHER_KL in metrics
         if HELD_OUT_LOSS in metrics:
             self.held_out_losses.append((self.step, float(metrics[HELD_OUT_LOSS])))
         if HELD_OUT_ACCURACY in metrics:

@@ -108,6 +108,18 @@ def test_a_run_with_a_curriculum_shows_its_pools(capsys: pytest.CaptureFixture[s
     assert "rows 3 easy, 2 hard, 11 normal" in capsys.readouterr().out
 
 
+def test_a_run_with_a_teacher_shows_its_loss_beside_the_reward(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = RunView()
+    metrics = {"rollout/raw_reward": 0.5, "train/loss": 0.25, "train/teacher_kl": 0.2}
+    view.fold(settled := event("rl.step.settled", 1, step=1, metrics=metrics))
+    print_event_line(view, "pupil", settled)
+    assert "reward 0.500  loss 0.2500" in capsys.readouterr().out
+    Console(width=100).print(draw_panel(view, "pupil"))
+    assert "0.250 → 0.250" in capsys.readouterr().out
+
+
 def test_a_line_of_a_warning_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     view = RunView()
     cure = "set advanced.failed_reward"
