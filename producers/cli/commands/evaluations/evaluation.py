@@ -13,7 +13,7 @@ from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import LIMIT, OFFSET, group
 from producers.cli.commands.evaluations.report import run
-from producers.cli.commands.evaluations.results import EVAL, compare, download, samples
+from producers.cli.commands.evaluations.results import ENDED, EVAL, compare, download, samples
 from producers.cli.config_files import check_kind, read_config
 from producers.cli.datasets.generated import upload_datasets_of
 from producers.cli.display.confirm import confirm
@@ -40,7 +40,6 @@ evaluation = group("eval", "Evaluations of a model or checkpoint on a dataset.")
 
 POLL_S = 0.3
 TENTHS = 10
-ENDED = ("finished", "failed", "stopped")
 LEFT_OUT = "eval/left_out"
 OLD_FIGURES = (
     "These figures leave out every attempt that failed, because they were computed before failures of "

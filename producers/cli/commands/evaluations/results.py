@@ -22,6 +22,8 @@ from producers.cli.display.units import failure_text
 from producers.cli.errors import Failure
 from producers.cli.rollouts.sample_view import show_sample
 
+ENDED = ("finished", "failed", "stopped")
+"""The states of an evaluation in which nothing more comes."""
 EVAL = click.argument("ref", metavar="EVAL")
 FILES = ("metrics.json", "summary.jsonl", "samples.jsonl")
 """The files of a downloaded evaluation: its figures, a line per row, and a line per attempt."""
@@ -131,10 +133,14 @@ def download(
         num_rows = _save_lines(client, f"{path}/rows", "rows", summary)
         number = _save_lines(client, f"{path}/samples", "samples", all_samples)
         report = {"directory": str(folder), "num_rows": num_rows, "num_samples": number}
-    return Output(
-        {**report, "files": [str(place) for place in places]},
-        f"saved {number} samples in {file or folder}",
-    )
+    status = str(found.get("status"))
+    saved = f"saved {number} samples in {file or folder}"
+    if "status" in found and status not in ENDED:
+        saved += (
+            f", those so far: {found['name']} is {status}; download it again with --force when it has "
+            f"ended, which `headrace eval info {found['name']}` shows"
+        )
+    return Output({**report, "status": status, "files": [str(place) for place in places]}, saved)
 
 
 def _refuse_existing(places: list[Path], *, force: bool) -> None:

@@ -367,6 +367,17 @@ def test_eval_download_writes_every_sample(
     assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == [1, 2]
 
 
+@pytest.mark.parametrize(("status", "so_far"), [("running", True), ("finished", False)])
+def test_a_download_of_an_evaluation_that_goes_on_says_so(
+    server: FakeServer, headrace: Run, tmp_path: Path, status: str, so_far: bool
+) -> None:
+    server.answer("GET", "/evals/e", {"eval": {"name": "e", "status": status}})
+    server.answer("GET", "/evals/e/samples", {"samples": [], "has_more": False})
+    ran = headrace("eval", "download", "e", str(tmp_path / "e.jsonl"))
+    assert ran.code == 0
+    assert ("those so far: e is running; download it again" in ran.out) is so_far
+
+
 def test_eval_download_writes_a_directory_and_overwrites_nothing(
     server: FakeServer, headrace: Run, tmp_path: Path
 ) -> None:
