@@ -40,7 +40,8 @@ def hinted_row(
         raise Refused(
             f"advanced.teacher_hint cannot be placed in sample {sample.index} of slot {group.slot}: the "
             "conversation that its workflow returned does not begin with the prompt that the policy was "
-            "asked with. Return the whole conversation, without changing it, or remove the hint"
+            "asked with, or its requests offer different tools. Return the whole conversation, without "
+            "changing it, offer the same tools in each request, or remove the hint"
         )
     hinted = _prompt_ids(_with_hint(prompt, group.hint, sample, group), sample, chat=chat)
     return TokenSequence(
