@@ -285,7 +285,8 @@ def _part_issues(advanced: Advanced) -> Iterator[Issue]:
         yield Issue(
             "advanced.rewards",
             f"must name reward functions for {advanced.algorithm}, which compares the parts of a "
-            f"reward, at least two with those of advanced.rubrics, got {len(parts)}",
+            "reward, at least two with those of advanced.rubrics and advanced.reward_models, got "
+            f"{len(parts)}",
         )
     for name, weight in parts.items():
         if weight == 0:

@@ -197,7 +197,7 @@ def test_the_size_of_a_mini_batch_is_refused_with_the_numbers_it_contradicts() -
 @pytest.mark.parametrize(
     ("advanced", "key", "says"),
     [
-        ({}, "rewards", "at least two with those of advanced.rubrics, got 0"),
+        ({}, "rewards", "with those of advanced.rubrics and advanced.reward_models, got 0"),
         ({"rewards": [{"name": "a"}]}, "rewards", "got 1"),
         ({"rubrics": [RUBRIC, {**RUBRIC, "name": "b"}]}, "rewards", "must name reward functions"),
         (
