@@ -12,7 +12,9 @@ of OpenAI, for the same reason.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from math import lcm
 from typing import Any
 
 from schemas.errors import FailureCategory, UserCodeError
@@ -30,6 +32,10 @@ OPEN = frozenset(
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref"}
 )
 """Keywords of an object that may have other properties than those that it lists."""
+LARGEST_MULTIPLE = 4096
+"""The largest least common multiple of all `multipleOf` of a schema, in units of the last decimal place.
+llguidance makes a state for each remainder, and none of its limits ends that: 999,983 takes half a
+minute and 350 MB."""
 SPECIAL = re.compile("\ue000([0-9]+)\ue001")
 """A special token in a text, by its id."""
 REASONING_BLOCK = re.compile(r"\s*<think>\s*</think>\s*")
@@ -56,7 +62,37 @@ def answer_grammar(
 
 
 def _json_rule(schema: str) -> str:
-    return f"%json {json.dumps(_close_objects(json.loads(schema)) | GUIDANCE)}"
+    read = json.loads(schema)
+    _refuse_large_multiples(read)
+    return f"%json {json.dumps(_close_objects(read) | GUIDANCE)}"
+
+
+def _refuse_large_multiples(schema: Any) -> None:
+    """What `allOf` and `$ref` combine must be a multiple of each, so all are looked at together."""
+    found = list(_multiples(schema))
+    places = max((digits for _, digits in found), default=0)
+    if lcm(*(number * 10 ** (places - digits) for number, digits in found)) > LARGEST_MULTIPLE:
+        raise UserCodeError(
+            FailureCategory.VALIDATION,
+            "the answer's JSON schema cannot be followed: the least common multiple of its "
+            f"multipleOf is more than {LARGEST_MULTIPLE}, in units of the last decimal place; leave "
+            "out multipleOf, and check the number in your code",
+        )
+
+
+def _multiples(value: Any) -> Iterator[tuple[int, int]]:
+    """Each `multipleOf` in a value, as a whole number and how many of its digits are decimal places."""
+    children = value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        children = value.values()
+        number = value.get("multipleOf")
+        if type(number) in (int, float) and (exact := Decimal(repr(number))).is_finite():
+            whole, _, decimals = f"{abs(exact):f}".partition(".")
+            decimals = decimals.rstrip("0")
+            if found := int(whole + decimals):
+                yield found, len(decimals)
+    for child in children:
+        yield from _multiples(child)
 
 
 def _close_objects(schema: Any) -> Any:

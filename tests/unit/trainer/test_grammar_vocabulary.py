@@ -1,5 +1,4 @@
-"""Masks in the vocabularies of different kinds of tokenizers: every text that a schema allows can be
-drawn."""
+"""Masks in the vocabularies of different kinds of tokenizers: what a schema allows is drawn."""
 
 import json
 from random import Random

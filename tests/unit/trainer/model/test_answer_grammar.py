@@ -110,6 +110,37 @@ def test_a_schemas_own_guidance_is_not_obeyed() -> None:
     assert not is_followed(chat_of(TAGGED), constraint, '{"a":1}')
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"multipleOf": 99999989},
+        {"multipleOf": 1023e6},
+        {"anyOf": [{"multipleOf": 0}, {"multipleOf": 99999989}]},
+        {"multipleOf": 2.0000003},
+        {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
+        {"$ref": "#/$defs/a", "multipleOf": 991, "$defs": {"a": {"multipleOf": 997}}},
+        {"items": {"multipleOf": 10**400 + 1}},
+    ],
+)
+def test_a_multiple_that_takes_too_long_is_refused(schema: dict[str, object]) -> None:
+    """Nothing else would end it: it would hold up the answers of all others, and take all memory."""
+    with pytest.raises(UserCodeError, match="multipleOf is more than 4096"):
+        is_followed(chat_of(TAGGED), Constraint(json_schema=json.dumps(schema)), "")
+
+
+def test_a_number_is_a_multiple() -> None:
+    for multiple, text, follows in (
+        (3600, "7200", True),
+        (3600, "3601", False),
+        (0.05, "0.15", True),
+        (0.05, "0.16", False),
+        (0.00001, "0.00003", True),
+    ):
+        schema = {"type": "number", "multipleOf": multiple}
+        constraint = Constraint(json_schema=json.dumps(schema))
+        assert is_followed(chat_of(TAGGED), constraint, text) is follows
+
+
 def test_an_object_has_the_properties_that_it_lists() -> None:
     """Unless its schema allows others; the parts of an `allOf` are left as they are."""
     inner = {"type": "object", "properties": {"b": {"const": 1}}, "required": ["b"]}
