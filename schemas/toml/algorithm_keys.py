@@ -4,6 +4,8 @@
 algorithm does not read is refused at submit. Such a key is never ignored.
 """
 
+import difflib
+import re
 from collections.abc import Iterator
 
 from schemas.algorithms import (
@@ -27,7 +29,7 @@ from schemas.algorithms import (
 )
 from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
-from schemas.models.teacher import SELF
+from schemas.models.teacher import GROUND_TRUTH, SELF
 from schemas.sampling import PROVIDER_PREFIX
 from schemas.specs import part_weights
 
@@ -186,6 +188,16 @@ def _preference_issues(advanced: Advanced) -> Iterator[Issue]:
         )
 
 
+PLACE = re.compile(r"\{[^{}]{1,64}\}")
+"""What looks like a place in `advanced.teacher_hint` that a value takes."""
+
+
+def _means_ground_truth(place: str) -> bool:
+    known = [GROUND_TRUTH.strip("{}"), "label"]
+    close = difflib.get_close_matches(place.strip("{} ").lower(), known, n=1, cutoff=0.75)
+    return place != GROUND_TRUTH and bool(close)
+
+
 def _distillation_issues(config: RunConfig) -> Iterator[Issue]:
     """A run that distils has a teacher, and reads no ratio and no reward."""
     advanced = config.advanced
@@ -207,8 +219,15 @@ def _distillation_issues(config: RunConfig) -> Iterator[Issue]:
             f"is {SELF!r}, which has nothing to teach without a hint; set advanced.teacher_hint, or "
             "name another model",
         )
-    if advanced.teacher_hint is not None and not advanced.teacher_hint.strip():
+    hint = advanced.teacher_hint or ""
+    if advanced.teacher_hint is not None and not hint.strip():
         yield Issue("advanced.teacher_hint", "is blank; write a hint, or leave this key out")
+    if wrong := [place for place in PLACE.findall(hint) if _means_ground_truth(place)]:
+        yield Issue(
+            "advanced.teacher_hint",
+            f"has {wrong[0]}, which stands for nothing, so the teacher would read it as it is; "
+            f"write {GROUND_TRUTH} for the label of a row",
+        )
     if advanced.correction != "ratio":
         yield Issue(
             "advanced.correction",

@@ -147,3 +147,19 @@ def test_every_hint_names_a_key_and_no_name_is_one_itself() -> None:
     keys |= {f"advanced.curriculum.{key}" for key in Curriculum.model_fields}
     assert set(MEANT) <= keys
     assert all(hint(name, {full}) == full for full, names in MEANT.items() for name in names)
+
+
+@pytest.mark.parametrize(
+    "place", ["{groundtruth}", "{ground_thruth}", "{label}", "{ ground_truth }"]
+)
+def test_a_place_in_a_hint_that_nothing_fills_is_refused(place: str) -> None:
+    asked = {"algorithm": "distill", "teacher": "self", "teacher_hint": f"It is {place}."}
+    (issue,) = issues_of({"advanced": asked}).values()
+    assert issue.key == "advanced.teacher_hint"
+    assert "write {ground_truth} for the label of a row" in issue.message
+
+
+@pytest.mark.parametrize("text", ["{ground_truth}", "\\boxed{x}", '{"answer": 1}', "{}"])
+def test_other_braces_in_a_hint_are_text(text: str) -> None:
+    asked = {"algorithm": "distill", "teacher": "self", "teacher_hint": f"It is {text}."}
+    assert issues_of({"advanced": asked}) == {}
