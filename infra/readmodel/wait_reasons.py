@@ -236,11 +236,11 @@ def _letters(facts: Facts) -> Iterator[WaitJson]:
 
 
 def _releases(facts: Facts) -> Iterator[WaitJson]:
-    """Yield the runs that began under a release of which no worker is live, and the event of a newer
-    release at which a run stands."""
+    """Yield the runs that began under a newer release than that of every live worker, and the event of a
+    newer release at which a run stands. Without a live worker nobody knows, and `_workers` says so."""
     newest = max((worker.decider for worker in facts.workers), default=0)
     for needed in facts.newer:
-        if needed.decider > newest:
+        if facts.workers and needed.decider > newest:
             yield _wait(
                 "release",
                 f"run {needed.run} began under a newer release of Headrace (decider version "

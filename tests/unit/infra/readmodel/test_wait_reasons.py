@@ -217,6 +217,11 @@ async def said(database: Database, run: str | None = "r", **more: Any) -> list[s
     return [f"{wait['what']}: {wait['message']}" for wait in waits_of(facts)]
 
 
+def test_a_run_without_a_live_worker_waits_for_no_newer_release() -> None:
+    (wait,) = waits_of(Facts(newer=[NewerRunFact("r", 2)]))
+    assert wait["what"] == "workers"
+
+
 @pytest.mark.postgres
 async def test_the_event_at_which_a_run_waits_for_a_newer_release_is_named(
     database: Database,
