@@ -292,7 +292,8 @@ class GatewaySession:
                     400,
                     f"{key}_exceeded",
                     f"the sample {verb} {used} tokens, and at most {most} are allowed ({key}); end the "
-                    f"attempt with what it has, or raise {key}",
+                    f"attempt with what it has, raise {key}, or lower max_answer_length, so that an "
+                    "answer leaves tokens for the next ones",
                 )
             yield most - used
 

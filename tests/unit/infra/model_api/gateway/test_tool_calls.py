@@ -243,7 +243,7 @@ async def test_the_answers_of_a_sample_are_limited_together() -> None:
         unlimited = min(5000, template().params.max_new_tokens)
         wanted = [2 * length + 3, length + 3, 3, 3]
         assert given == [min(unlimited, one) for one in wanted]
-        told = r"end the attempt with what it has, or raise max_response_length"
+        told = r"end the attempt with what it has, raise max_response_length, or lower max_answer"
         with pytest.raises(openai.BadRequestError, match=told) as raised:
             await ai.chat.completions.create(model="m", messages=[HELLO])
         assert raised.value.code == "max_response_length_exceeded"
