@@ -8,6 +8,8 @@ import pytest
 from tests.kit.application import Application
 from tests.kit.showcase import fill
 from tests.kit.signed_in import form_key_in, signed_in
+from tests.kit.specs import ref
+from tests.kit.story import checkpoint
 
 pytestmark = pytest.mark.postgres
 
@@ -59,3 +61,19 @@ async def test_a_run_shows_what_its_checkpoints_are_used_for(browser: httpx.Asyn
     assert '<a href="/deployments/sums">sums</a>' in page
     assert '<a href="/new?from=gsm8k-grpo-3e-6%4040">Fork</a>' in page
     assert "<code>training.lr</code>" in page
+
+
+async def test_a_reward_model_is_offered_to_other_runs_alone(app: Application) -> None:
+    pair = '{"prompt": "a", "chosen": "b", "rejected": "c"}'
+    assert (await app.upload("pairs", f"{pair}\n" * 4)).status_code == 200
+    config = {
+        "experiment": {"model_path": "scratch:qwen3-tiny", "dataset": "pairs"},
+        "advanced": {"algorithm": "reward_model", "batch_size": 4},
+    }
+    made = await app.post("/runs", {"config": config, "name": "judge"})
+    await app.append([checkpoint(made.json()["run"]["id"], 3, ref("manifest"))])
+    async with signed_in(app) as client:
+        page = (await client.get("/runs/judge")).text
+    assert "<code>judge@3</code>" in page
+    assert "<code>[[advanced.reward_models]]</code>" in page
+    assert not [word for word in ("Deploy", "Evaluate", "Fork") if f">{word}</a>" in page]
