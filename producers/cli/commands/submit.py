@@ -1,5 +1,6 @@
 """`headrace train submit`: start a run from a TOML file and a git commit."""
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -154,7 +155,8 @@ def _unread_keys(config: Document) -> frozenset[str]:
     from schemas.toml.unread_keys import unread_issues
 
     try:
-        return frozenset(issue.key for issue in unread_issues(RunConfig.model_validate(config)))
+        resolved = RunConfig.model_validate_json(json.dumps(config))  # a list of JSON is a tuple
+        return frozenset(issue.key for issue in unread_issues(resolved))
     except ValidationError:
         return frozenset()
 

@@ -11,6 +11,7 @@ from producers.cli.checkpoint_files import safe_name
 from producers.cli.client import Client, ServerAddress
 from producers.cli.errors import Failure
 from producers.cli.repository import ensure_workspace, repository_around
+from schemas.toml.parser import parse_run
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 
@@ -262,6 +263,24 @@ def test_dry_run_leaves_out_what_only_another_kind_of_run_reads(
     assert "micro_batch_tokens" in out
     assert " batch_size " not in out, "only sft reads it"
     assert "lora_rank" not in out, "all weights are trained"
+
+
+def test_dry_run_leaves_out_what_a_run_on_pairs_does_not_read(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    """The server sends every key, and lists as JSON has them."""
+    asked = {
+        "experiment": {"model_path": "m", "dataset": "d"},
+        "advanced": {"algorithm": "dpo"},
+    }
+    config = parse_run(asked).model_dump(mode="json")
+    server.answer("POST", "/runs", {"config": config, "total_steps": 1})
+    path = tmp_path / "c.toml"
+    path.write_text('[experiment]\ndataset = "d"\n')
+    out = headrace("train", "submit", str(path), "--dry-run").out
+    assert " batch_size " in out
+    for unread in ("n_samples_per_prompt", "rollout_batch_size", "rollout_temperature"):
+        assert f" {unread} " not in out
 
 
 def test_upload_streams_the_file_to_the_path_it_was_given(
