@@ -187,13 +187,16 @@ class ReferenceFinder:
         if config.advanced.algorithm not in DISTILLED:
             return None
         try:
-            return await resolve_teacher(
+            teacher = await resolve_teacher(
                 config,
                 model,
                 lookup=self._lookup,
                 directories=self._directories,
                 vocabularies=self._vocabularies,
             )
+            if teacher is not None and teacher.model.kind == "hub" and teacher.model != model:
+                await model_facts(teacher.model, self._lookup)  # raises if the hub does not have it
+            return teacher
         except InvalidConfig as error:
             suggestion = error.issues[0].did_you_mean if error.issues else None
             issues.append(Issue("advanced.teacher", error.message, suggestion))

@@ -384,6 +384,20 @@ async def test_a_reward_model_is_no_teacher(ready: Application) -> None:
     assert "old@3 is a reward model, which scores answers and writes none" in issue["message"]
 
 
+async def test_a_teacher_that_the_hub_does_not_have_is_refused_at_submit(
+    ready: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with hub(Qwen__Qwen3=QWEN3_06B) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        refused = await ready.post("/runs", {"config": distilled("Qwen/Qwne3")})
+        assert refused.status_code == 400, refused.text
+        (issue,) = [i for i in refused.json()["issues"] if i["key"] == "advanced.teacher"]
+        assert "Qwen/Qwne3" in issue["message"]
+        made = await ready.post("/runs", {"config": distilled("Qwen/Qwen3"), "dry_run": True})
+        assert made.status_code == 200, made.text
+
+
 async def test_a_hint_may_name_the_ground_truth_only_where_rows_have_one(
     ready: Application,
 ) -> None:
