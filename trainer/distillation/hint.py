@@ -35,7 +35,7 @@ def hinted_row(
     when the hint cannot be placed."""
     if group.hint is None:
         return row
-    prompt, size = _asked(row, sample, chat=chat)
+    prompt, size = _find_prompt(row, sample, chat=chat)
     if not size:
         raise Refused(
             f"advanced.teacher_hint cannot be placed in sample {sample.index} of slot {group.slot}: the "
@@ -51,7 +51,7 @@ def hinted_row(
     )
 
 
-def _asked(
+def _find_prompt(
     row: TokenSequence, sample: SampleRecord, *, chat: Chat
 ) -> tuple[tuple[Message, ...], int]:
     """The messages that the policy was asked with before its first answer in the row, and the number of
