@@ -189,7 +189,7 @@ def _preference_issues(advanced: Advanced) -> Iterator[Issue]:
 
 
 PLACE = re.compile(r"\{[^{}]{1,64}\}")
-"""What looks like a place in `advanced.teacher_hint` that a value takes."""
+"""A name in braces in `advanced.teacher_hint`, which may be meant for a value of the row."""
 
 
 def _means_ground_truth(place: str) -> bool:
@@ -225,7 +225,7 @@ def _distillation_issues(config: RunConfig) -> Iterator[Issue]:
     if wrong := [place for place in PLACE.findall(hint) if _means_ground_truth(place)]:
         yield Issue(
             "advanced.teacher_hint",
-            f"has {wrong[0]}, which stands for nothing, so the teacher would read it as it is; "
+            f"has {wrong[0]}, which is never replaced, so the teacher would read it as it is; "
             f"write {GROUND_TRUTH} for the label of a row",
         )
     if advanced.correction != "ratio":
