@@ -82,9 +82,9 @@ def _refuse_large_multiples(schema: Any) -> None:
 
 def _multiples(value: Any) -> Iterator[tuple[int, int]]:
     """Each `multipleOf` in a value, as a whole number and how many of its digits are decimal places."""
-    children = value if isinstance(value, list) else ()
+    children = value if isinstance(value, list) else []
     if isinstance(value, dict):
-        children = value.values()
+        children = list(value.values())
         number = value.get("multipleOf")
         if type(number) in (int, float) and (exact := Decimal(repr(number))).is_finite():
             whole, _, decimals = f"{abs(exact):f}".partition(".")

@@ -161,14 +161,17 @@ def is_allowed(mask: bytes, token: int) -> bool:
     return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
 
-def masks_of(sequence: TokenSequence, vocabulary: GrammarVocabulary) -> dict[int, bytes]:
+def masks_of(
+    sequence: TokenSequence, vocabulary: GrammarVocabulary, seen: dict[bytes, bytes]
+) -> dict[int, bytes]:
     """Place in a training row -> the mask that its token was drawn under, for the tokens that were drawn
-    under one. Raises CorruptData unless these are the masks of its record."""
+    under one. Equal masks are one object, that in `seen`, because a mask of a large vocabulary has 19 kB
+    and few masks differ. Raises CorruptData unless these are the masks of its record."""
     masks: dict[int, bytes] = {}
     for span in sequence.constrained:
         answer = sequence.tokens[span.start : span.end]
         try:
-            found = _masks_of_answer(answer, vocabulary.start(span.grammar.text))
+            found = _masks_of_answer(answer, vocabulary.start(span.grammar.text), seen)
         except UserCodeError as error:
             raise _different(str(error.message)) from error
         if found[1] != span.grammar.masks_sha256:
@@ -177,10 +180,12 @@ def masks_of(sequence: TokenSequence, vocabulary: GrammarVocabulary) -> dict[int
     return masks
 
 
-def _masks_of_answer(answer: Sequence[int], state: GrammarState) -> tuple[list[bytes], str]:
+def _masks_of_answer(
+    answer: Sequence[int], state: GrammarState, seen: dict[bytes, bytes]
+) -> tuple[list[bytes], str]:
     masks = []
     for number, token in enumerate(answer, start=1):
-        masks.append(state.allowed)
+        masks.append(seen.setdefault(state.allowed, state.allowed))
         state.advance(token, is_last=number == len(answer))
     return masks, state.to_record().masks_sha256
 

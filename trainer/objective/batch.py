@@ -67,8 +67,9 @@ def examples_of(groups: Sequence[GradedGroup]) -> tuple[Example, ...]:
 def with_masks(examples: Sequence[Example], policy: Policy) -> tuple[Example, ...]:
     """The examples with the token masks of the answers that were sampled under a grammar. Raises
     CorruptData unless these are the masks that they were sampled under."""
+    seen: dict[bytes, bytes] = {}
     return tuple(
-        replace(e, masks=masks_of(e.sequence, vocabulary_of(policy.loaded.base)))
+        replace(e, masks=masks_of(e.sequence, vocabulary_of(policy.loaded.base), seen))
         if e.sequence.constrained
         else e
         for e in examples

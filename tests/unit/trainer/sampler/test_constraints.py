@@ -157,6 +157,14 @@ async def test_a_row_records_the_grammar_of_each_answer(engine: Engine) -> None:
     assert sorted(example.masks) == list(range(span.start, span.end))
 
 
+async def test_equal_masks_of_a_batch_are_kept_once(engine: Engine) -> None:
+    turns = [await engine.sampler.sample(constrained(sample=n)) for n in range(3)]
+    rows = [Example(n, row) for n, turn in enumerate(turns) for row in sequences_of((turn,))]
+    found = with_masks(rows, await policy_of(engine, constrained()))
+    masks = [mask for example in found for mask in example.masks.values()]
+    assert len({id(mask) for mask in masks}) == len(set(masks)) < len(masks) / 2
+
+
 async def test_masks_that_differ_from_those_of_the_sampler_are_refused(engine: Engine) -> None:
     """Twin: with the recorded hash they are accepted. Another version of llguidance, or another
     vocabulary, would train with another distribution."""
