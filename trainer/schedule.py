@@ -109,6 +109,16 @@ def row_at(position: int, *, seed: int, num_rows: int) -> int:
     return shuffled_index(index, num_rows, key=f"{seed}/{epoch}")
 
 
+def next_position(row: int, *, seed: int, num_rows: int, position: int) -> int:
+    """The first place of the shuffled dataset, from `position` on, that has this row (`row_at`)."""
+    epoch, index = divmod(position, num_rows)
+    place = shuffled_place(row, num_rows, key=f"{seed}/{epoch}")
+    if place < index:
+        epoch += 1
+        place = shuffled_place(row, num_rows, key=f"{seed}/{epoch}")
+    return epoch * num_rows + place
+
+
 def shuffled_index(index: int, size: int, *, key: str) -> int:
     """The image of `index` under a permutation of range(size) that `key` determines. The permutation is
     a Feistel network over the next power of four, applied until the result is below `size` (Black and
@@ -118,8 +128,26 @@ def shuffled_index(index: int, size: int, *, key: str) -> int:
     while True:
         left, right = index >> half, index & mask
         for number in range(ROUNDS):
-            mixed = hashlib.blake2b(f"{key}/{number}/{right}".encode(), digest_size=8).digest()
-            left, right = right, left ^ (int.from_bytes(mixed, "big") & mask)
+            left, right = right, left ^ (_mix(key, number, right) & mask)
         index = left << half | right
         if index < size:
             return index
+
+
+def shuffled_place(row: int, size: int, *, key: str) -> int:
+    """The index whose image under the permutation of `shuffled_index` is `row`."""
+    half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = row >> half, row & mask
+        for number in reversed(range(ROUNDS)):
+            left, right = right ^ (_mix(key, number, left) & mask), left
+        row = left << half | right
+        if row < size:
+            return row
+
+
+def _mix(key: str, number: int, half: int) -> int:
+    """The round function of the permutation: 64 bits that a half determines."""
+    mixed = hashlib.blake2b(f"{key}/{number}/{half}".encode(), digest_size=8).digest()
+    return int.from_bytes(mixed, "big")

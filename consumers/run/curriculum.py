@@ -142,8 +142,17 @@ def _next_rows(
     pools: Mapping[int, Pool], *, most: int, seed: int, num_rows: int, position: int
 ) -> tuple[list[int], int]:
     """The next `most` different rows that are in no pool, or all of these if there are fewer."""
+    num_normal = num_rows - len(pools)
+    wanted = min(most, num_normal)
+    if num_normal**2 < wanted * num_rows:  # fewer rows to look for than places to look at
+        normal = (row for row in range(num_rows) if row not in pools)
+        at = {
+            schedule.next_position(row, seed=seed, num_rows=num_rows, position=position): row
+            for row in normal
+        }
+        first = sorted(at)[:wanted]
+        return [at[place] for place in first], first[-1] + 1 if first else position
     found: dict[int, None] = {}
-    wanted = min(most, num_rows - len(pools))
     while len(found) < wanted:
         row = schedule.row_at(position, seed=seed, num_rows=num_rows)
         position += 1

@@ -10,9 +10,12 @@ from tests.kit.specs import config
 from trainer.schedule import (
     Pace,
     may_be_pinned,
+    next_position,
     pace_of,
     replacement,
+    row_at,
     shuffled_index,
+    shuffled_place,
     step_rows,
     steps_due,
 )
@@ -133,3 +136,20 @@ def test_replacements_of_a_step_are_of_different_rows(
     assert {slot.replacement for slot in found} == {number}
     assert found == [replacement(seed, step=1, slot=slot, **place) for slot in range(batch)]
     assert all(0 <= slot.row < num_rows for slot in found)
+
+
+@given(size=st.integers(1, 300), key=st.text(max_size=5))
+def test_a_place_is_the_index_that_the_shuffle_gave_its_row(size: int, key: str) -> None:
+    found = [shuffled_place(shuffled_index(n, size, key=key), size, key=key) for n in range(size)]
+    assert found == list(range(size))
+
+
+@given(seed=st.integers(0, 9), num_rows=st.integers(1, 40), position=st.integers(0, 200))
+def test_the_next_position_of_a_row_is_the_first_one_that_has_it(
+    seed: int, num_rows: int, position: int
+) -> None:
+    for row in range(num_rows):
+        found = next_position(row, seed=seed, num_rows=num_rows, position=position)
+        passed = range(position, found)
+        assert row_at(found, seed=seed, num_rows=num_rows) == row
+        assert all(row_at(n, seed=seed, num_rows=num_rows) != row for n in passed)

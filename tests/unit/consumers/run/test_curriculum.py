@@ -452,3 +452,19 @@ def test_a_step_samples_so_many_times_its_batch_rounded_up(
 ) -> None:
     assert Curriculum(oversampling_factor=factor).num_groups(batch) == groups
     assert Curriculum(**BOTH).num_groups(batch) == batch
+
+
+@pytest.mark.parametrize("num_normal", [1, 5, 40, 200])
+def test_few_rows_in_no_pool_are_found_as_if_every_place_was_looked_at(num_normal: int) -> None:
+    num_rows, position = 2_000, 1_990
+    normal = set(random.Random(num_normal).sample(range(num_rows), num_normal))
+    pools: dict[int, Pool] = {row: "hard" for row in range(num_rows) if row not in normal}
+    places = range(position, position + 2 * num_rows)
+    visited = [(schedule.row_at(n, seed=3, num_rows=num_rows), n) for n in places]
+    first = dict(reversed([(row, n) for row, n in visited if row in normal]))
+    expected = sorted(first, key=first.__getitem__)[:8]
+    rows, after = choose_rows(
+        pools, {}, seed=3, step=1, num_groups=8, num_rows=num_rows, position=position
+    )
+    assert set(rows) >= set(expected)
+    assert after == first[expected[-1]] + 1
