@@ -68,7 +68,8 @@ def _json_rule(schema: str) -> str:
 
 
 def _refuse_large_multiples(schema: Any) -> None:
-    """What `allOf` and `$ref` combine must be a multiple of each, so all are looked at together."""
+    """Numbers that `allOf` and `$ref` combine must be a multiple of each, so all are looked at
+    together."""
     found = list(_multiples(schema))
     places = max((digits for _, digits in found), default=0)
     if lcm(*(number * 10 ** (places - digits) for number, digits in found)) > LARGEST_MULTIPLE:
