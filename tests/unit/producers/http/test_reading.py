@@ -325,7 +325,10 @@ async def test_a_stop_says_what_holds_the_run(app: Application) -> None:
         " on conflict (run_id) do update set decider = 9"
     )
     waits = (await app.post("/runs/r1/stop", {})).json()["waiting_for"]
-    assert [wait["what"] for wait in waits] == ["release", "workers"]
+    assert [wait["what"] for wait in waits] == ["workers"], "nobody knows a release"
+    await app.services.effects.register(WorkerId("w"), host="h", pid=1, lease_s=60)
+    waits = (await app.get("/runs/r1"))["waiting_for"]
+    assert [wait["what"] for wait in waits] == ["release"]
     assert "run r1 began under a newer release" in waits[0]["message"]
 
 

@@ -265,6 +265,7 @@ EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
     (parse_eval(toml(evaluation={"n": 1000})), references(dataset=dataset(num_rows=99_999))),
     (parse_run(toml(advanced={"algorithm": "gdpo"})), references()),
     (parse_run(toml(advanced={"lora_variant": "dora"})), references(has_vllm=True)),
+    (parse_run(toml(advanced={"algorithm": "distill"})), references()),
 )
 
 
@@ -287,6 +288,7 @@ BEFORE_THE_DOOR = {
     "schemas/toml/violations.py",
     "schemas/toml/finite.py",
     "producers/core/validation/references.py",
+    "producers/core/validation/reward_models.py",
     "schemas/toml/triggers.py",
 }
 """The files that make the two arguments of `validate`: the parser makes the config, the finder
