@@ -88,7 +88,7 @@ def test_a_policy_learns_what_a_reward_model_pays_for(running: Platform) -> None
     verify(running, run)
     gone = running.api.delete("/runs/digits")
     assert gone.status_code == 409
-    assert "began from its checkpoints or are paid by them: paid" in gone.text
+    assert "need its checkpoints: paid" in gone.text
 
 
 def test_a_score_is_added_to_the_grader_of_a_rollout(running: Platform) -> None:
