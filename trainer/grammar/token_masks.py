@@ -94,8 +94,16 @@ class GrammarVocabulary:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], *, size: int
     ) -> None:
-        """`size` is the number of the model's logits, which may be more than the tokenizer's tokens."""
+        """`size` is the number of the model's logits, which may be more than the tokenizer's tokens.
+        Raises UserCodeError for a model without a token that ends a turn."""
         import llguidance
+
+        if not stop_ids:
+            raise UserCodeError(
+                FailureCategory.VALIDATION,
+                "the model has no token that ends an answer, so none can be forced: set eos_token_id in "
+                "its generation_config.json, or leave out tool_choice and response_format",
+            )
 
         pieces = TokenBytes(tokenizer)
         num = min(size, len(tokenizer))

@@ -22,7 +22,7 @@ from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services, waiting_for
 from producers.http.routing import ScopedRoute
 from schemas.events.pages import asyncapi_json
-from schemas.models.families import TESTED, forward_pass
+from schemas.models.families import REFUSED, TESTED, forward_pass
 from schemas.models.scratch import SHAPES
 
 Samples = Mapping[str, float]
@@ -181,7 +181,7 @@ async def models(_: Request) -> Response:
     ]
     families = [
         {"name": f.name, "model_type": f.model_type, "runs": f.runs.runs, "why": f.runs.why}
-        for f in TESTED
+        for f in (*TESTED, *REFUSED)
     ]
     cached = await asyncio.to_thread(lambda: list(_cached_models()))
     return ApiResponse({"models": [*shapes, *cached], "families": families})

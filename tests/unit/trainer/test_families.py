@@ -23,10 +23,10 @@ from transformers import (
 
 from schemas.errors import Refused
 from schemas.learner import GradedGroup, StepBatch
-from schemas.models.families import forward_pass
+from schemas.models.families import LEAN, forward_pass
 from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
-from tests.kit.families import FAMILIES, Family, save_random_model
+from tests.kit.families import FAMILIES, Family, family, save_random_model
 from tests.unit.trainer.support import Shelf, job, loss_mask, request
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
@@ -117,6 +117,18 @@ def test_the_config_file_alone_says_which_pass_runs(known: Known) -> None:
     said = forward_pass(config)
     assert said.runs == ("lean" if known.family.lean else "general")
     assert bool(said.why) != known.family.lean
+
+
+@pytest.mark.parametrize("named", ["LlamaModel", "LlamaForSequenceClassification"])
+def test_the_class_that_wrote_a_model_does_not_choose_its_pass(named: str, tmp_path: Path) -> None:
+    """A run on such a model has always been lean, and its bits depend on it."""
+    save_random_model(family("smollm2").config(), tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text()) | {"architectures": [named]}
+    file.write_text(json.dumps(config))
+    base = build_base(ModelRef(kind="directory", name=str(tmp_path)), {}, device=CPU)
+    assert decoder_of(base) is not None
+    assert forward_pass(config) == LEAN
 
 
 def test_logprobs_are_those_of_transformers(known: Known) -> None:
@@ -225,18 +237,21 @@ SMALL: dict[str, Any] = {
 
 def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
     ref = directory(BertConfig(**SMALL, intermediate_size=32, is_decoder=False), tmp_path)
+    assert forward_pass({"model_type": "bert"}).runs == "refused"
     with pytest.raises(Refused, match=r"'bert'.* is not causal.*family that is tested: Gemma 3"):
         build_base(ref, {}, device=CPU)
 
 
 def test_a_model_without_a_key_value_cache_is_refused(tmp_path: Path) -> None:
     config = MambaConfig(vocab_size=103, hidden_size=16, num_hidden_layers=1, state_size=4)
+    assert forward_pass({"model_type": "mamba"}).runs == "refused"
     with pytest.raises(Refused, match=r"'mamba'.* has no key-value cache"):
         build_base(directory(config, tmp_path), {}, device=CPU)
 
 
 def test_an_architecture_without_a_causal_model_is_refused(tmp_path: Path) -> None:
     T5Config(d_model=16, num_layers=1).save_pretrained(tmp_path)
+    assert forward_pass({"model_type": "t5"}).runs == "refused"
     with pytest.raises(Refused, match=r"'t5', which is not a causal language model"):
         build_base(ModelRef(kind="directory", name=str(tmp_path)), {}, device=CPU)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import UserCodeError
 from tests.kit.tokenizers import PREFIXED, Kind, tokenizer_of
 from trainer.grammar.token_masks import GrammarVocabulary, is_allowed
 
@@ -40,3 +41,8 @@ def test_a_tokenizer_that_begins_with_a_space_draws_what_a_schema_allows(kind: K
 def test_the_name_of_a_special_token_is_a_text_like_any_other(kind: Kind) -> None:
     for text in ("</s>", "<unk></s>", "so </s> it is"):
         assert json.loads(draw(kind, {"const": text})) == text
+
+
+def test_a_model_without_a_token_that_ends_an_answer_is_refused() -> None:
+    with pytest.raises(UserCodeError, match="no token that ends an answer"):
+        GrammarVocabulary(tokenizer_of("bytes"), frozenset(), size=300)

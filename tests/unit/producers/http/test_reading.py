@@ -381,7 +381,7 @@ async def test_the_platform_tells_about_itself(told: Application) -> None:
     answer = await told.get("/models")
     names = {model["name"] for model in answer["models"] if model["runs"] == "lean"}
     assert {"scratch:qwen3-2m", "scratch:qwen3-tiny"} <= names
-    assert {family["runs"] for family in answer["families"]} == {"lean", "general"}
+    assert {family["runs"] for family in answer["families"]} == {"lean", "general", "refused"}
     text = (await told.api.get("/metrics")).text
     assert "headrace_workers 1.0" in text
     assert 'headrace_runs{status="finished"} 1.0' in text

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from schemas.models.families import LEAN, TESTED, WINDOW, forward_pass
+from schemas.models.families import LEAN, REFUSED, TESTED, WINDOW, Family, forward_pass
 
 QWEN2: dict[str, Any] = {"model_type": "qwen2", "num_hidden_layers": 24}
 
@@ -13,6 +13,7 @@ QWEN2: dict[str, Any] = {"model_type": "qwen2", "num_hidden_layers": 24}
     "config",
     [
         {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        {"model_type": "llama", "architectures": ["LlamaModel"]},
         {"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
         {"model_type": "qwen3", "rope_scaling": {"type": "yarn"}},
         {"model_type": "mistral", "sliding_window": None},
@@ -38,6 +39,10 @@ def test_a_known_decoder_is_lean(config: dict[str, Any]) -> None:
             "its rotary embedding is scaled by 'dynamic'",
         ),
         ({"model_type": "olmo2"}, "the lean decoder does not compute 'olmo2'"),
+        (
+            {"model_type": "bart", "is_encoder_decoder": True, "architectures": ["BartModel"]},
+            "the lean decoder does not compute 'bart'",
+        ),
         ({}, "the lean decoder does not compute None"),
     ],
 )
@@ -46,24 +51,11 @@ def test_other_language_models_are_general(config: dict[str, Any], why: str) -> 
     assert (said.runs, said.why) == ("general", why)
 
 
-@pytest.mark.parametrize(
-    ("config", "why"),
-    [
-        (
-            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
-            "BertForMaskedLM is not a causal language model",
-        ),
-        (
-            {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
-            "LlamaForSequenceClassification is not a causal language model",
-        ),
-        ({"model_type": "t5", "is_encoder_decoder": True}, "it has an encoder"),
-    ],
-)
-def test_other_models_are_refused(config: dict[str, Any], why: str) -> None:
-    said = forward_pass(config)
-    assert said.runs == "refused"
-    assert why in said.why
+@pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
+def test_a_family_that_is_refused_says_why(family: Family) -> None:
+    assert forward_pass({"model_type": family.model_type}) == family.runs
+    assert family.runs.runs == "refused"
+    assert family.runs.why
 
 
 def test_the_tested_families_say_why_they_are_not_lean() -> None:
