@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.crash.scenarios.reward_model import TRAINED
-from tests.kit.platform import TINY, Platform, make_workspace, platform, run_config, verify
+from tests.kit.platform import Platform, make_workspace, platform, run_config, verify
 
 pytestmark = [
     pytest.mark.kills,
@@ -85,7 +85,7 @@ def test_a_policy_learns_what_a_reward_model_pays_for(running: Platform) -> None
     rewards = [point["value"] for point in info["metrics"]["rollout/raw_reward"]]
     assert rewards == pytest.approx([2 * score for score in scores])
     assert sum(scores[-4:]) / 4 > sum(scores[:4]) / 4 + 0.3, scores
-    verify(running, run)
+    assert verify(running, run)["status"] == "verified"
     gone = running.api.delete("/runs/digits")
     assert gone.status_code == 409
     assert "need its checkpoints: paid" in gone.text
@@ -97,8 +97,9 @@ def test_a_score_is_added_to_the_grader_of_a_rollout(running: Platform) -> None:
     graded = [e for e in running.events(run) if e["type"] == "rl.group.graded"]
     grades = [grade for event in graded for grade in event["data"]["grades"]]
     assert grades
-    by_code = {grade["reward"] - 2 * grade["parts"]["digits"] for grade in grades}
-    assert all(abs(value - round(value, 6)) < 1e-9 for value in by_code)
+    eighths = [8 * (grade["reward"] - 2 * grade["parts"]["digits"]) for grade in grades]
+    assert all(number == pytest.approx(round(number), abs=1e-6) for number in eighths), "digits / 8"
+    assert len({round(number) for number in eighths}) > 1
 
 
 @pytest.mark.parametrize(
@@ -126,4 +127,3 @@ def test_a_reward_model_is_refused_as_a_policy(running: Platform) -> None:
     deployed = running.post("/deployments", {"checkpoint": "digits@last", "name": "digits"})
     assert deployed.status_code == 400
     assert "is a reward model" in deployed.text
-    assert TINY in str(TRAINED)
