@@ -2,8 +2,9 @@
 
 A mask is a pure function of the vocabulary, the grammar and the tokens so far. So the sampler and the
 learner compute it alike, and an answer's record needs only the grammar. llguidance computes masks. Its
-limits bound the time and the memory of any grammar, so a grammar is data like a prompt: one that is too
-large or allows nothing is refused. The package is imported when a request has a constraint.
+limits bound the time and the memory of a grammar (of a large `multipleOf` they do not, so
+`answer_grammar.py` refuses it). So a grammar is data like a prompt: one that is too large or allows
+nothing is refused. The package is imported when a request has a constraint.
 
 A mask is bytes, and bit `token % 8` of byte `token // 8` says whether the token is allowed.
 """

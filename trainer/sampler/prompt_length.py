@@ -2,7 +2,7 @@
 
 Tokenising takes some hundred bytes of memory for each token and a second for a few million characters.
 So a prompt that cannot fit is never tokenised, and of those that may fit a long one is tokenised on a
-thread of its own, one at a time. A grammar is built there too, which takes up to a third of a second.
+thread of its own, one at a time. A grammar is built there too, which may take more than a second.
 Otherwise one client would hold up the answers of all others.
 """
 
