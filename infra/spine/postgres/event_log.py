@@ -277,13 +277,7 @@ class PostgresLog:
 
     async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
         names = sorted(consumers)  # all transactions lock in this order, so none deadlocks
-        await self._lazy.execute(
-            SQL["advance"],
-            names,
-            cursor.xid,
-            cursor.position,
-        )
-        await self._lazy.execute(SQL["purge_inbox"], names, cursor.xid)
+        await self._lazy.execute(SQL["advance"], names, cursor.xid, cursor.position)
 
     async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
         row = await self._pool.fetchrow(

@@ -114,15 +114,15 @@ where {not_consumed} order by n
 -- name: watermark
 select xid, position from watermarks where consumer = $1
 
+-- In one statement, so that whoever sees the watermark there sees no row below it. A row that another
+-- process deletes at this moment counts as deleted.
+
 -- name: advance
-insert into watermarks as w (consumer, xid, position) select n, $2, $3
-from unnest($1::text[]) n
-on conflict (consumer) do update set xid = excluded.xid, position = excluded.position
-where (excluded.xid, excluded.position) > (w.xid, w.position)
-
--- A row that another process deletes at this moment counts as deleted.
-
--- name: purge_inbox
+with moved as (
+    insert into watermarks as w (consumer, xid, position) select n, $2, $3
+    from unnest($1::text[]) n
+    on conflict (consumer) do update set xid = excluded.xid, position = excluded.position
+    where (excluded.xid, excluded.position) > (w.xid, w.position))
 delete from inbox where ctid = any (array(select ctid from inbox
 where consumer = any ($1) and xid < $2 for update skip locked))
 
