@@ -10,7 +10,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: preflight compiler programs demo matrix learning smollm smollm-dpo oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: preflight compiler programs demo matrix learning smollm smollm-dpo smollm-distill oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -303,6 +303,10 @@ smollm: $(READY)
 # Example: make smollm-dpo ARGS='--only headrace'
 smollm-dpo: $(READY)
 	$(THREADS) $(BIN)/python -m bench.b16_preferences $(ARGS)
+
+# B17: what RL taught that model, distilled into its base. It uses the runs of `make smollm` that are there.
+smollm-distill: $(READY)
+	$(THREADS) $(BIN)/python -m bench.b17_distillation $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(TOOLS) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

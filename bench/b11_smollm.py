@@ -21,7 +21,8 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
@@ -97,21 +98,36 @@ class Bench:
 
     def headrace(self, seed: int) -> Curve:
         """A run of a whole platform. Its packages are installed before, once per machine."""
+        with self._platform() as up:
+            return self._measure(up, self._config(seed, self._model), "smollm", seed)
+
+    def student(self, seed: int) -> Curve:
+        """A run that learns from the last checkpoint of the newest run of `headrace` with this seed."""
+        config = self._config(seed, self._model)
+        for key in ("kl_coef", "rewards"):
+            del config["advanced"][key]
+        with self._platform() as up:
+            ended = up.get("/runs", status="finished", limit=100)["runs"]
+            teacher = next(r["name"] for r in ended if r["name"].startswith(f"smollm-{seed}-"))
+            config["advanced"] |= {"algorithm": "distill", "teacher": f"{teacher}@last"}
+            return self._measure(up, config, "student", seed)
+
+    @contextmanager
+    def _platform(self) -> Iterator[Platform]:
+        """With the workspace and the rows, and nothing that runs."""
         with platform(self._root / "home", environment={"OMP_NUM_THREADS": threads()}) as up:
             for run in up.get("/runs", limit=100)["runs"]:
                 if run["status"] in ("pending", "running"):
                     up.post(f"/runs/{run['id']}/stop", {})
                     up.wait(run["id"])
             register_workspace(up, self._workspace)
-            config = self._config(seed, self._model)
-            for ref in datasets_of(config):
+            for ref in datasets_of(self._config(0, self._model)):
                 upload_once(up, dataset_name(ref), rows_file(self._root, ref).read_text())
-            return self._measure(up, config, seed)
+            yield up
 
-    def _measure(self, up: Platform, config: Config, seed: int) -> Curve:
+    def _measure(self, up: Platform, config: Config, name: str, seed: int) -> Curve:
         load, before = os.getloadavg()[0], cpu_seconds(up)
-        name = f"smollm-{seed}-{uuid4().hex[:6]}"
-        run = up.submit(config, workspace="matrix", name=name)
+        run = up.submit(config, workspace="matrix", name=f"{name}-{seed}-{uuid4().hex[:6]}")
         info = up.wait(run, within_s=3600, every_s=5.0)
         used = cpu_seconds(up) - before
         times = [datetime.fromisoformat(event["time"]) for event in up.events(run)]
