@@ -142,7 +142,8 @@ def _live() -> Iterator["Live"]:
 
 
 def print_event_line(view: RunView, name: str, event: Document) -> None:
-    """Print a line for one event, if events of its type are printed."""
+    """Print a line for one event, if events of its type are printed. `check_result` tells why a run
+    failed."""
     kind = event.get("type")
     if kind == "rl.step.settled" and not view.step and view.held_out_losses:
         say(f"{name}: before step 1: {last_step_figures(view)}")
@@ -157,7 +158,7 @@ def print_event_line(view: RunView, name: str, event: Document) -> None:
     elif kind == "rl.run.warned":
         say(f"{name}: warning: {one_line(view.warnings[-1], limit=LONGEST_WARNING)}")
     elif kind in ("rl.run.started", "rl.run.paused", "rl.run.resumed") or view.has_ended:
-        say(f"{name}: {_status_and_phase(view)}" + (f": {view.message}" if view.message else ""))
+        say(f"{name}: {_status_and_phase(view)}")
 
 
 def _status_and_phase(view: RunView) -> str:
@@ -230,8 +231,6 @@ def draw_panel(view: RunView, name: str, *, doing: str = "") -> "Panel":
         rows.append(("checkpoints", ", ".join(f"@{step}" for step in view.checkpoints[-10:])))
     if view.warnings:
         rows.append(("warning", one_line(view.warnings[-1], limit=LONGEST_WARNING)))
-    if view.message:
-        rows.append(("error", one_line(view.message, limit=200)))
     for label, value in rows:
         grid.add_row(Text(label, style="dim"), Text(value))
     return Panel(grid, title=Text(name), title_align="left", expand=False)

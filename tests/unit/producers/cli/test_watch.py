@@ -186,7 +186,9 @@ def test_watch_ends_with_1_when_the_run_failed(server: FakeServer, headrace: Run
     assert ran.code == 1
     assert ran.error["code"] == "RUN_FAILED"
     assert "nothing works" in ran.error["message"]
-    assert "r: failed: nothing works" in headrace("train", "watch", "r").out
+    shown = headrace("train", "watch", "r")
+    assert "r: failed" in shown.out
+    assert (shown.out + shown.err).count("nothing works") == 1
 
 
 def test_sigint_leaves_the_run_and_says_how_to_come_back(
