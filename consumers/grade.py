@@ -31,6 +31,7 @@ from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import ConsumerName, StreamName, grade_stream
+from schemas.limits import LARGEST_REWARD
 from schemas.models.reward_model import RewardModelSpec
 from schemas.models.teacher import fill_hint
 from schemas.sampling import (
@@ -196,6 +197,14 @@ def add_model_scores(
             return grade.model_copy(update={"reward": None, "failure": failure})
         parts[model.name] = found.score
         reward += model.weight * found.score
+        if not _is_usable(reward):
+            message = (
+                f"the score {found.score:g} of the reward model {model.name}, times its weight "
+                f"{model.weight:g}, makes the reward {reward:g}; set a smaller weight in "
+                "advanced.reward_models"
+            )
+            failure = SampleFailure(category=FailureCategory.GRADER, message=message)
+            return grade.model_copy(update={"reward": None, "failure": failure})
     return grade.model_copy(update={"reward": reward, "parts": parts})
 
 
@@ -280,7 +289,8 @@ def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int)
     if unusable and failed is None:
         failed = SampleFailure(
             category=FailureCategory.GRADER,
-            message=f"{unusable[-1]}; return a finite number from {-LARGEST:,.0f} to {LARGEST:,.0f}",
+            message=f"{unusable[-1]}; return a finite number from {-LARGEST_REWARD:,.0f} to "
+            f"{LARGEST_REWARD:,.0f}",
         )
     if failed is not None:
         message = excerpt(failed.message, num_samples=num_samples)
@@ -293,12 +303,8 @@ def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int)
     )
 
 
-LARGEST = 1e6
-"""A larger reward is a mistake of its grader. It would drown the rewards of its whole batch."""
-
-
 def _is_usable(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and abs(value) <= LARGEST
+    return isinstance(value, int | float) and math.isfinite(value) and abs(value) <= LARGEST_REWARD
 
 
 CONSUMER: Consumer[GradeState, GroupGraded, GradeMessage, GradeGroup, GradePorts] = Consumer(

@@ -11,12 +11,30 @@ from schemas.specs import RubricSpec
 GROUP_BYTES = 330
 """Approximate bytes of one group in BatchAssembled, without its rewards."""
 
+LARGEST_REWARD = 1e6
+"""A sample with a larger reward fails: it would drown the rewards of its whole batch. So a weight of a
+part of the reward is not larger either."""
+
 REWARD_BYTES = 22
 SAMPLE_BYTES = 420
 """Approximate bytes of one sample in GroupGenerated and GroupGraded."""
 
 PART_BYTES = 30
 """The most bytes that the value of one reward function takes in these events, without its name."""
+
+
+def weight_problem(weight: float, *, largest_part: float = 1.0) -> str | None:
+    """Return what is wrong with the weight of a part of the reward, or None. `largest_part` is the
+    largest absolute value that the part has for certain."""
+    if not math.isfinite(weight):
+        return f"must be a finite number, got {weight}"
+    if abs(weight) * max(1.0, largest_part) > LARGEST_REWARD:
+        most = LARGEST_REWARD / max(1.0, largest_part)
+        return (
+            f"must be from {-most:,.15g} to {most:,.15g}, got {weight:g}, because a reward of more "
+            f"than {LARGEST_REWARD:,.0f} fails its sample; set a smaller weight"
+        )
+    return None
 
 
 def batch_size(config: RunConfig) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
-from schemas.limits import rubric_bytes
+from schemas.limits import rubric_bytes, weight_problem
 from schemas.specs import MOST_RUBRIC_BYTES, RubricSpec, rubric_specs
 
 BOUNDS = ("judge_max_calls", "judge_max_tokens", "judge_max_usd")
@@ -15,11 +15,14 @@ SAYS_PRICE = ("openrouter/",)
 
 
 def rubric_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
-    """Every issue of the keys that concern judges."""
+    """Every issue of the keys that concern judges, and of the weights of reward functions."""
     advanced = config.advanced
     yield from _scope_issues(config)
     rubrics = rubric_specs(advanced)
     names = {reward.name for reward in advanced.rewards}
+    for index, reward in enumerate(advanced.rewards):
+        if problem := weight_problem(reward.weight):
+            yield Issue(f"advanced.rewards[{index}].weight", problem)
     for index, rubric in enumerate(rubrics):
         key = f"advanced.rubrics[{index}]"
         if rubric.name in names:
@@ -70,8 +73,10 @@ def _value_issues(key: str, rubric: RubricSpec) -> Iterator[Issue]:
             f"{key}.scale",
             f"must be two numbers, the lower one first, got [{rubric.low:g}, {rubric.high:g}]",
         )
-    if not math.isfinite(rubric.weight):
-        yield Issue(f"{key}.weight", f"must be a finite number, got {rubric.weight}")
+    elif problem := weight_problem(
+        rubric.weight, largest_part=max(abs(rubric.low), abs(rubric.high))
+    ):
+        yield Issue(f"{key}.weight", problem)
     if problem := price_problem(rubric.usd_per_million):
         yield Issue(f"{key}.usd_per_million", problem)
 

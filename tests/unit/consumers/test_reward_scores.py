@@ -104,6 +104,19 @@ def test_the_weighted_scores_are_added_to_the_reward() -> None:
     assert graded.parts == {"own": 1.0, "a": 3.0, "b": -1.0}
 
 
+@pytest.mark.parametrize("weight", [1e6, 1e308])
+def test_a_score_that_makes_the_reward_too_large_names_its_weight(weight: float) -> None:
+    scored = record("abc").model_copy(update={"scores": (RewardScore(name="a", score=3.0),)})
+    grade = add_model_scores(Grade(index=0, reward=1.0), scored, [spec("a", weight)])
+    assert grade.reward is None
+    assert grade.failure is not None
+    assert grade.failure.category == FailureCategory.GRADER
+    assert (
+        f"the score 3 of the reward model a, times its weight {weight:g}" in grade.failure.message
+    )
+    assert "set a smaller weight in advanced.reward_models" in grade.failure.message
+
+
 def test_a_sample_without_a_reward_stays_without_one() -> None:
     scored = record("abc").model_copy(update={"scores": (RewardScore(name="a", score=3.0),)})
     grade = Grade(index=0, reward=None)

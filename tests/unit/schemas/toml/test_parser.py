@@ -138,6 +138,30 @@ def test_a_good_file_has_the_defaults() -> None:
             "finite",
             None,
         ),
+        (
+            {"advanced": {"rewards": [{"name": "a", "weight": -1e308}]}},
+            "advanced.rewards[0].weight",
+            "must be from -1,000,000 to 1,000,000, got -1e+308",
+            None,
+        ),
+        (
+            {"advanced": {"reward_models": [{"model": "a@1", "weight": 1e308}]}},
+            "advanced.reward_models[0].weight",
+            "must be from -1,000,000 to 1,000,000, got 1e+308",
+            None,
+        ),
+        (
+            {
+                "advanced": {
+                    "rubrics": [
+                        {"text": "t", "model": "openai/m", "scale": [-20.0, 10.0], "weight": 60_000}
+                    ]
+                }
+            },
+            "advanced.rubrics[0].weight",
+            "must be from -50,000 to 50,000, got 60000",
+            None,
+        ),
         ({"training": {"lr": float("inf")}}, "training.lr", "finite", None),
         (
             {"experiment": {"branch": datetime.date(2026, 1, 1)}},
