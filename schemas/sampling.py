@@ -372,9 +372,10 @@ class SampleRecord(Value):
     their order, if there are several. A failed sample has `failure` set. `alarm` is that of its turns.
     `output` is what user code left behind. `grade` is set if the sample was graded where it was made, by
     a rollout server. `scores` are those of the run's reward models. `turns` are all its turns, if the
-    workflow gave one a reward or named its agent, and `agent_rewards` are the own rewards of agents. The
-    sample of a provider's model has no sequences, and has its price in US dollars (`usd`) if that is
-    known.
+    workflow gave one a reward or named its agent, and `agent_rewards` are the own rewards of agents.
+    `row_tools` are the tools that the requests of each row of `sequences` offered, if a teacher reads a
+    hint in them and not all of them offered `tools`. The sample of a provider's model has no sequences,
+    and has its price in US dollars (`usd`) if that is known.
     """
 
     index: int
@@ -395,6 +396,7 @@ class SampleRecord(Value):
     turns: tuple[RewardedTurn, ...] = Field(default=(), exclude_if=_is_unset)
     agent_rewards: dict[str, float] = Field(default={}, exclude_if=_is_unset)
     scores: tuple[RewardScore, ...] = Field(default=(), exclude_if=_is_unset)
+    row_tools: tuple[tuple[ToolSpec, ...], ...] = Field(default=(), exclude_if=_is_unset)
 
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:

@@ -9,7 +9,7 @@ server grades its own samples, so it gets the label, and its grade is part of th
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ from schemas.sampling import (
     Sampler,
     SampleRecord,
     SampleRequest,
+    ToolSpec,
     Turn,
     sequences_and_rows_of,
     sequences_of,
@@ -174,6 +175,9 @@ async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> Sample
     record = record_of(effect.index, turns, messages, failure=failure, is_trained=is_trained)
     branches = session.branches if len(session.branches) > 1 else ()
     record = record.model_copy(update={"tools": session.tools, "branches": branches})
+    reads_hint = effect.spec.template.teacher_hint is not None and bool(record.sequences)
+    if reads_hint and any(tools != session.tools for tools in session.offered):
+        record = record.model_copy(update={"row_tools": _row_tools(turns, session.offered)})
     if credit.is_given and record.sequences:
         found = {
             "turns": _rewarded_turns(turns, credit),
@@ -233,6 +237,15 @@ def _rewarded_turns(turns: tuple[Turn, ...], credit: Credit) -> tuple[RewardedTu
         )
         for number, (turn, row) in enumerate(zip(turns, rows, strict=True))
     )
+
+
+def _row_tools(
+    turns: tuple[Turn, ...], offered: Sequence[tuple[ToolSpec, ...]]
+) -> tuple[tuple[ToolSpec, ...], ...]:
+    """The tools that the first request of each row offered. Other tools begin a new row, unless the
+    model's chat template does not show them."""
+    sequences, rows = sequences_and_rows_of(turns)
+    return tuple(offered[rows.index(row)] for row in range(len(sequences)))
 
 
 def _rollout_of(effect: GenerateSample) -> RolloutRef:

@@ -327,6 +327,8 @@ class Session(Protocol):
     because of it. None when that request was answered, or refused for its own form."""
     tools: tuple[ToolSpec, ...]
     """Once it is closed: the tools that the last answered request offered."""
+    offered: tuple[tuple[ToolSpec, ...], ...]
+    """Once it is closed: the tools that each answered request offered."""
     branches: tuple[tuple[Message, ...], ...]
     """Once it is closed: the conversations that no answered request continues, in the order of their
     requests."""

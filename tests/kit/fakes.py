@@ -97,6 +97,7 @@ class FakeSession:
     interrupted: bool = False
     refusal: SampleFailure | None = None
     tools: tuple[ToolSpec, ...] = ()
+    offered: tuple[tuple[ToolSpec, ...], ...] = ()
     branches: tuple[tuple[Message, ...], ...] = ()
 
     def ask(self, prompt: Sequence[Message], text: str) -> Message:

@@ -20,6 +20,7 @@ from schemas.sampling import (
     SampleRecord,
     SampleRequest,
     SamplingParams,
+    ToolSpec,
 )
 from schemas.sampling import Sequence as TokenSequence
 from trainer.model.chat_template import Chat
@@ -29,21 +30,25 @@ CONTEXT: Literal[0] = 0
 
 
 def hinted_row(
-    row: TokenSequence, sample: SampleRecord, group: GradedGroup, *, chat: Chat
+    number: int, sample: SampleRecord, group: GradedGroup, *, chat: Chat
 ) -> TokenSequence:
-    """The row of a sample as the teacher reads it. Without a hint it is the row itself. Raises Refused
-    when the hint cannot be placed."""
+    """A row of a sample, by its number, as the teacher reads it. Without a hint it is the row itself.
+    Raises Refused when the hint cannot be placed."""
+    row = sample.sequences[number]
     if group.hint is None:
         return row
-    prompt, size = _find_prompt(row, sample, chat=chat)
-    if not size:
+    tools = sample.row_tools[number] if sample.row_tools else sample.tools
+    for messages in sample.conversations:
+        prompt, size = _find_prompt(row, messages, tools, chat=chat)
+        if size:
+            break
+    else:
         raise Refused(
             f"advanced.teacher_hint cannot be placed in sample {sample.index} of slot {group.slot}: the "
             "conversation that its workflow returned does not begin with the prompt that the policy was "
-            "asked with, or its requests offer different tools. Return the whole conversation, without "
-            "changing it, offer the same tools in each request, or remove the hint"
+            "asked with. Return the whole conversation, without changing it, or remove the hint"
         )
-    hinted = _prompt_ids(_with_hint(prompt, group.hint, sample, group), sample, chat=chat)
+    hinted = _prompt_ids(_with_hint(prompt, group.hint, sample, group), tools, chat=chat)
     return TokenSequence(
         tokens=(*hinted, *row.tokens[size:]),
         loss_mask=(*(CONTEXT for _ in hinted), *row.loss_mask[size:]),
@@ -52,17 +57,17 @@ def hinted_row(
 
 
 def _find_prompt(
-    row: TokenSequence, sample: SampleRecord, *, chat: Chat
+    row: TokenSequence, messages: Sequence[Message], tools: tuple[ToolSpec, ...], *, chat: Chat
 ) -> tuple[tuple[Message, ...], int]:
     """The messages that the policy was asked with before its first answer in the row, and the number of
     their tokens, 0 if the row does not begin with a part of the conversation."""
     asked: tuple[Message, ...] = ()
     size, first_action = 0, row.loss_mask.index(1)
-    for place, message in enumerate(sample.messages):
+    for place, message in enumerate(messages):
         if message.role != "assistant":
             continue
-        before = sample.messages[:place]
-        ids = _prompt_ids(before, sample, chat=chat)
+        before = tuple(messages[:place])
+        ids = _prompt_ids(before, tools, chat=chat)
         if len(ids) > first_action:
             break
         if ids and row.tokens[: len(ids)] == ids:
@@ -85,15 +90,15 @@ def _with_hint(
 
 
 def _prompt_ids(
-    messages: tuple[Message, ...], sample: SampleRecord, *, chat: Chat
+    messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, chat: Chat
 ) -> tuple[int, ...]:
     """The ids of a prompt, as the sampler computes them."""
     request = SampleRequest(
         model=ModelRef(kind="scratch", name=""),
         policy=PolicyRef(version=0),
         params=SamplingParams(),
-        key=DrawKey(purpose="train", step=0, slot=0, replacement=0, sample=sample.index),
+        key=DrawKey(purpose="train", step=0, slot=0, replacement=0, sample=0),
         messages=messages,
-        tools=sample.tools,
+        tools=tools,
     )
     return tuple(chat.prompt_ids(request)) if messages else ()

@@ -178,10 +178,10 @@ def compared_rows(groups: Sequence[GradedGroup], run: DistillationRun) -> tuple[
     found, number = [], 0
     for group in groups:
         for sample in group.samples:
-            for row in sample.sequences if sample.failure is None else ():
+            for place, row in enumerate(sample.sequences if sample.failure is None else ()):
                 student = Example(number, row)
                 if student.num_actions and max(row.tokens) < run.teacher.num_tokens:
-                    read = hinted_row(row, sample, group, chat=run.chat)
+                    read = hinted_row(place, sample, group, chat=run.chat)
                     run.teacher.check_length(len(read.tokens))
                     found.append(ComparedRow(student, Example(number, read)))
             number += 1

@@ -111,6 +111,8 @@ class GatewaySession:
     """Tokens of all answers."""
     tools: tuple[ToolSpec, ...] = ()
     """Once it is closed: the tools that the last answered request offered."""
+    offered: tuple[tuple[ToolSpec, ...], ...] = ()
+    """Once it is closed: the tools that each answered request offered."""
     branches: tuple[tuple[Message, ...], ...] = ()
     """Once it is closed: the conversations that no answered request continues, in the order of their
     requests."""
@@ -126,6 +128,7 @@ class GatewaySession:
         if not answered:
             return (), ()
         self.tools = answered[-1].tools
+        self.offered = tuple(one.tools for one in answered)
         continued = {id(one.extended) for one in answered}
         self.branches = tuple(one.conversation for one in answered if id(one) not in continued)
         return turns, answered[-1].conversation

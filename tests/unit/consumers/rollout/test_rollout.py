@@ -32,6 +32,7 @@ from schemas.sampling import (
     SampleOutput,
     SampleRecord,
     SampleRequest,
+    ToolSpec,
     Turn,
 )
 from schemas.specs import GroupSpec, SampleEntry
@@ -235,6 +236,7 @@ async def worked(
     *,
     sampler: FakeSampler | None = None,
     failed_rewards: dict[str, Any] | None = None,
+    teacher_hint: str | None = None,
 ) -> tuple[SampleRecord, SampleEntry, object]:
     """Run one sample of a workflow; return its record, its entry, and what the workflow
     received."""
@@ -245,7 +247,7 @@ async def worked(
     of = template(workflow="Say", num_samples=1, dataset=await world.dataset(ROW))
     assert of.rollout is not None
     rollout = of.rollout.model_copy(update={"failed_rewards": failed_rewards or {}})
-    of = of.model_copy(update={"rollout": rollout})
+    of = of.model_copy(update={"rollout": rollout, "teacher_hint": teacher_hint})
     outcome = await perform(GenerateSample(spec=group_spec(of, row=0), index=0), world.ports)
     assert isinstance(outcome, SampleFinished)
     [session] = gateway.sessions.values()
@@ -294,6 +296,37 @@ async def test_several_branches_are_kept_with_their_sample(tmp_path: Path, texts
     assert record.branches == (branches if len(texts) > 1 else ())
     assert record.messages == branches[-1]
     assert record.conversations == (branches[-1], *branches[:-1])
+
+
+ADD = ToolSpec(name="add", description="", parameters="{}")
+
+
+@pytest.mark.parametrize(
+    ("hint", "offered", "kept"),
+    [
+        ("h", ((ADD,), (ADD,), ()), ((ADD,), ())),
+        ("h", ((), (), ()), ()),
+        (None, ((ADD,), (ADD,), ()), ()),
+    ],
+)
+async def test_the_tools_of_each_row_are_kept_where_a_teacher_reads_a_hint(
+    tmp_path: Path,
+    hint: str | None,
+    offered: tuple[tuple[ToolSpec, ...], ...],
+    kept: tuple[tuple[ToolSpec, ...], ...],
+) -> None:
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        asked = turn("a", prompt=(1, 2))
+        ids = (*asked.prompt_ids, *asked.completion_ids)
+        session.ask(prompt, "")
+        session.turns = [asked, turn("b", prompt=(*ids, 3)), turn("c", prompt=(4,))]
+        session.tools, session.offered = offered[-1], offered
+        return WorkflowResult(messages=None)
+
+    record, _, _ = await worked(tmp_path, workflow, teacher_hint=hint)
+    assert len(record.sequences) == 2
+    assert record.row_tools == kept
+    assert ("row_tools" in record.model_dump()) == bool(kept)
 
 
 class EndsItsProcess:

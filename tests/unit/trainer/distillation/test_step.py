@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from schemas.errors import FailureCategory, Refused
 from schemas.learner import GradedGroup, StepBatch
 from schemas.models.teacher import TeacherRef, fill_hint
-from schemas.sampling import Message, ModelRef, SampleFailure, SampleRecord
+from schemas.sampling import Message, ModelRef, SampleFailure, SampleRecord, ToolSpec
 from schemas.sampling import Sequence as TokenSequence
 from tests.unit.trainer.batches import GROUPS, MIXED, policy64
 from tests.unit.trainer.preferences.test_step import without_decoder
@@ -396,6 +396,38 @@ def test_a_hint_is_behind_the_last_message_of_the_user_in_a_prompt_with_answers(
     (row,) = compared_rows((answered("12", hint=HINT, prompt=prompt),), run)
     texts = [run.chat.decode(one.sequence.tokens) for one in (row.student, row.teacher)]
     assert texts[1] == texts[0].replace("5+7?", f"5+7?\n\n{HINT}")
+
+
+@pytest.mark.parametrize("is_branch", [False, True])
+def test_a_hint_is_placed_in_each_row_with_the_tools_that_its_request_offered(
+    is_branch: bool,
+) -> None:
+    """A sample whose second request offered no tools, or was a conversation of its own."""
+    run, tools = run_with(policy64()), (ToolSpec(name="add", description="a sum", parameters="{}"),)
+    first = (*ASKED, Message(role="assistant", content="12"))
+    other = ASKED if is_branch else first
+    second = (*other, Message(role="user", content="1+1?"), Message(role="assistant", content="2"))
+    rows = []
+    for messages, offered in ((first, tools), (second, ())):
+        ids = run.chat.encode(run.chat.text(messages[:-1], reply_next=True, tools=offered))
+        said = run.chat.encode(messages[-1].content)
+        mask = loss_mask(len(ids), len(said))
+        logprobs = (0.0,) * len(mask)
+        rows.append(TokenSequence(tokens=(*ids, *said), loss_mask=mask, logprobs=logprobs))
+    sample = SampleRecord(
+        index=0,
+        messages=second,
+        branches=(first, second) if is_branch else (),
+        sequences=tuple(rows),
+        row_tools=(tools, ()),
+    )
+    group = GradedGroup(0, (sample,), (None,), hint=HINT)
+    for row, asked in zip(compared_rows((group,), run), ("5+7?", "1+1?"), strict=True):
+        texts = [run.chat.decode(one.sequence.tokens) for one in (row.student, row.teacher)]
+        assert texts[1] == texts[0].replace(asked, f"{asked}\n\n{HINT}")
+    alone = replace(group, samples=(sample.model_copy(update={"row_tools": ()}),))
+    with pytest.raises(Refused, match="cannot be placed"):
+        compared_rows((alone,), run)
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 4096])

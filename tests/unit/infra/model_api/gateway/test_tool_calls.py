@@ -153,12 +153,14 @@ async def test_a_rewritten_history_starts_a_new_row() -> None:
 
 async def test_without_a_choice_of_tools_none_are_offered() -> None:
     policy = ScriptedPolicy([said("one")])
-    async with client(policy) as (ai, _):
+    async with client(policy) as (ai, session):
         for choice in ("none", "auto"):
             await ai.chat.completions.create(
                 model="m", messages=[HELLO], tools=[ADD], tool_choice=choice
             )
+        session.close()
     assert [len(request.tools) for request in policy.asked] == [0, 1]
+    assert session.offered == ((), session.tools)
 
 
 SECRET = "hush-hush-hush"
