@@ -74,6 +74,12 @@ def _obstacle(both: Sequence[Checkpoint], results: Sequence[Sequence[RowResult]]
                 f"run {one.run.run_name} has no held-out rows; set advanced.validation_dataset in its "
                 "config"
             )
+        if not one.run.config.experiment.rollout:
+            return (
+                f"run {one.run.run_name} has no rollout, so nothing grades answers to its held-out "
+                "rows; set experiment.rollout in its config, or compare held-out losses with "
+                "`headrace train compare`"
+            )
         if not result:
             return (
                 f"{one.ref} has no held-out results; validation runs every checkpoints.eval_interval "

@@ -97,6 +97,19 @@ async def test_a_checkpoint_without_held_out_results_says_why(told: Application)
     assert gone.status_code == 404
 
 
+async def test_a_run_without_a_rollout_is_named_as_the_reason(app: Application) -> None:
+    for event in run_with_validation("r3", "third"):
+        if isinstance(event, RunRequested):
+            experiment = event.config.experiment.model_copy(update={"rollout": None})
+            config = event.config.model_copy(update={"experiment": experiment})
+            event = event.model_copy(update={"config": config})
+        await app.append([event])
+    await app.services.readmodel.names.take("run", "third", "r3")
+    reason = (await app.get("/checkpoints/third@1/compare/third@2"))["reason"]
+    assert "run third has no rollout" in reason
+    assert "eval_interval" not in reason
+
+
 async def test_best_with_a_metric_names_the_checkpoint_that_leads_in_it(told: Application) -> None:
     for name, chosen in (
         ("rollout.raw_reward", 2),
