@@ -326,7 +326,8 @@ def compare(
 def trace(client: Client, run: str, *, sample: str) -> Output:
     """Show the eight hops of one sample.
 
-    Each hop says which file did what, and when.
+    Each hop says which file did what, and when. If nothing is learned from the sample, the reason
+    follows.
     """
     answer = client.get(f"/runs/{path_segment(run)}/trace", {"sample": sample})
     rows = [
@@ -340,8 +341,11 @@ def trace(client: Client, run: str, *, sample: str) -> Output:
         )
         for h in answer["hops"]
     ]
+    reason = answer.get("reason")
     return Output(
-        answer, table(f"Sample {sample}", ("hop", "file", "what", "event", "at", "after"), rows)
+        answer,
+        table(f"Sample {sample}", ("hop", "file", "what", "event", "at", "after"), rows),
+        f"nothing is learned from it: {reason}" if reason else None,
     )
 
 

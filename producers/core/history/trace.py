@@ -17,6 +17,7 @@ from schemas.events import (
     GroupGenerated,
     GroupGraded,
     GroupsRequested,
+    GroupsSettled,
     PolicyUpdated,
     RunRequested,
     WorkspaceSynced,
@@ -32,7 +33,7 @@ from schemas.ids import (
 )
 
 PAGE = 1000
-OF_THE_RUN = (RunRequested, GroupsRequested, BatchAssembled, PolicyUpdated)
+OF_THE_RUN = (RunRequested, GroupsRequested, GroupsSettled, BatchAssembled, PolicyUpdated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,20 @@ class Hop:
         return found
 
 
-async def trace(log: EventStore, run: RunRequested, sample: str) -> tuple[Hop, ...]:
-    """The hops of a sample that have happened. Raises InvalidConfig when `sample` is not the id of a
-    sample, and NotFound when the run has no such sample."""
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The hops of a sample that have happened. `reason` says why nothing is learned from it, if that is
+    decided."""
+
+    hops: tuple[Hop, ...]
+    reason: str | None = None
+
+
+async def trace(log: EventStore, run: RunRequested, sample: str) -> Trace:
+    """The hops of a sample. Raises InvalidConfig when `sample` is not the id of a sample, and NotFound
+    when the run has no such sample."""
     try:
-        group, _ = parse_sample_id(sample)
+        group, index = parse_sample_id(sample)
         key = GroupKey.parse(group)
     except ValueError as error:
         raise InvalidConfig(
@@ -73,13 +83,13 @@ async def trace(log: EventStore, run: RunRequested, sample: str) -> tuple[Hop, .
             f"sample {sample} belongs to another run; `headrace train samples {run.run_name}` shows "
             "its ids"
         )
-    found = await _find_events(log, run, group, key)
+    found, dropped = await _find_events(log, run, group, key)
     if found[2] is None:
         raise NotFound(
             f"run {run.run_name} has no sample {sample}; `headrace train samples {run.run_name}` "
             "shows its ids"
         )
-    return tuple(_hops(found))
+    return Trace(tuple(_hops(found)), dropped or _failure(found[4], index))
 
 
 FILES = (
@@ -94,6 +104,30 @@ FILES = (
 )
 
 HopEvents = Sequence[Recorded | None]
+
+
+def _failure(graded: Recorded | None, index: int) -> str | None:
+    """Why a sample of a group that is in its batch is left out, if it is."""
+    if graded is None or not isinstance(graded.event, GroupGraded):
+        return None
+    grade = next((one for one in graded.event.grades if one.index == index), None)
+    if grade is None or grade.reward is not None:
+        return None
+    entry = next((one for one in graded.event.entries if one.index == index), None)
+    why = ""
+    if grade.failure:
+        why = f": {grade.failure.category}: {grade.failure.message}"
+    elif entry and entry.failure:
+        why = f": {entry.failure}: {entry.message}"
+    return f"the sample has no reward, so it is left out of its group{why}"
+
+
+def _why_dropped(settled: GroupsSettled, key: GroupKey) -> str | None:
+    """Why the group is in no batch, if it was dropped."""
+    for one in settled.groups:
+        if (one.group.slot, one.group.replacement) == (key.slot, key.replacement) and one.dropped:
+            return f"its group is in no batch: {one.dropped}"
+    return None
 
 
 def _hops(found: HopEvents) -> Iterator[Hop]:
@@ -117,18 +151,22 @@ def _hops(found: HopEvents) -> Iterator[Hop]:
 
 async def _find_events(
     log: EventStore, run: RunRequested, group: GroupId, key: GroupKey
-) -> HopEvents:
+) -> tuple[HopEvents, str | None]:
+    """The events of the hops, and why the group is in no batch, if that is decided."""
     streams = [group_stream(group), grade_stream(group), checkpoint_stream(run.run)]
     loaded = await log.load(dict.fromkeys(streams, 0))
     generated, graded, checkpoints = (loaded[stream] for stream in streams)
     requested: Recorded | None = None
     begun = batch = updated = None
+    dropped: str | None = None
     async for recorded in _events(log, run.run, OF_THE_RUN):
         match recorded.event:
             case RunRequested():
                 begun = begun or recorded
             case GroupsRequested() if _requests_group(recorded.event, key):
                 requested = requested or recorded
+            case GroupsSettled(step=key.step):
+                dropped = dropped or _why_dropped(recorded.event, key)
             case BatchAssembled(step=key.step):
                 batch = recorded
             case PolicyUpdated(step=key.step):
@@ -136,11 +174,13 @@ async def _find_events(
             case _:
                 pass
     used = batch is not None and _contains_group(batch.event, key)
+    if batch is not None and not used and dropped is None:
+        dropped = "its group is in no batch: the step had enough other groups"
     saved = [r for r in checkpoints if isinstance(r.event, CheckpointSaved)]
     after = [
         r for r in saved if isinstance(r.event, CheckpointSaved) and r.event.spec.step >= key.step
     ]
-    return (
+    hops = (
         begun,
         await _find_synced(log, run),
         requested,
@@ -150,6 +190,7 @@ async def _find_events(
         updated if used else None,
         after[0] if used and after else None,
     )
+    return hops, dropped
 
 
 async def _events(

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from infra.readmodel.runs import RunJson
 from infra.spine.ports.event_log import Cursor, Encoded, EventStore, Recorded
 from producers.core.history.run_state import changes, run_state_at
-from producers.core.history.trace import Hop, trace
+from producers.core.history.trace import Trace, trace
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
 from producers.http.responses import ApiResponse, number
@@ -183,18 +183,19 @@ async def _moment(request: Request) -> tuple[Recorded, dict[str, Any]]:
 async def hops(request: Request) -> Response:
     """The eight hops of the sample that the path names."""
     run, found = await _hops(request)
-    shown = [{**asdict(hop), "seconds": (hop.ms_since_previous or 0) / 1000} for hop in found]
-    values = {"run": run, "sample": request.path_params["sample"], "hops": shown}
+    shown = [{**asdict(hop), "seconds": (hop.ms_since_previous or 0) / 1000} for hop in found.hops]
+    sample, reason = request.path_params["sample"], found.reason
+    values = {"run": run, "sample": sample, "hops": shown, "reason": reason}
     return html(request, "hops.html", values)
 
 
 async def hops_data(request: Request) -> Response:
     """The same hops as JSON."""
     _, found = await _hops(request)
-    return ApiResponse({"hops": [hop.to_json() for hop in found]})
+    return ApiResponse({"hops": [hop.to_json() for hop in found.hops], "reason": found.reason})
 
 
-async def _hops(request: Request) -> tuple[RunJson, Sequence[Hop]]:
+async def _hops(request: Request) -> tuple[RunJson, Trace]:
     run, _ = await find_run_with_history(request)
     requested = await services(request).lookup.whole_run(run["id"])
     found = await trace(services(request).log, requested, request.path_params["sample"])

@@ -279,7 +279,8 @@ async def hops(request: Request) -> Response:
         )
     run = await services(request).lookup.whole_run(request.path_params["ref"])
     found = await trace(services(request).log, run, sample)
-    return ApiResponse({"sample": sample, "hops": [hop.to_json() for hop in found]})
+    shown = [hop.to_json() for hop in found.hops]
+    return ApiResponse({"sample": sample, "hops": shown, "reason": found.reason})
 
 
 ROUTES = [

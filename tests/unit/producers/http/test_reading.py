@@ -9,9 +9,19 @@ import pytest
 
 from infra.blobs.artifacts import reference
 from schemas.datasets import DatasetRow
-from schemas.events import RunFinished, RunPaused, RunStarted
+from schemas.events import (
+    BatchAssembled,
+    Event,
+    GroupGraded,
+    GroupsSettled,
+    RunFinished,
+    RunPaused,
+    RunStarted,
+    SettledGroup,
+)
 from schemas.ids import GroupKey, Purpose, WorkerId, sample_id
 from schemas.sampling import Message
+from schemas.specs import BatchGroup
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, fill
 from tests.kit.specs import DATASET
@@ -207,6 +217,54 @@ async def test_a_trace_has_eight_hops_in_order(told: Application) -> None:
     for sample, status in (("r1-train-9-0-0.0", 404), ("r2-train-1-0-0.0", 404), ("x", 400)):
         answer = await told.api.get("/api/v1/runs/first/trace", params={"sample": sample})
         assert answer.status_code == status
+
+
+async def test_the_trace_of_a_sample_that_is_left_out_says_why(app: Application) -> None:
+    events: list[Event] = list(beginning("r1", "first", steps=3))
+    for number in (1, 2, 3):
+        taken = list(step("r1", number))
+        for group in [one for one in taken if isinstance(one, GroupGraded)]:
+            lost = number == 2 or (number == 3 and group.spec.group_key.slot == 1)
+            settled = SettledGroup(
+                group=BatchGroup(
+                    slot=group.spec.group_key.slot,
+                    replacement=0,
+                    artifact=group.artifact,
+                    rewards=(0.0, 1.0),
+                ),
+                dropped="grader_error: no label" if number == 2 else None,
+            )
+            if lost:
+                taken = [without(one, settled.group.slot) for one in taken]
+            taken.insert(
+                taken.index(group) + 1,
+                GroupsSettled(owner="r1", purpose=Purpose.TRAIN, step=number, groups=(settled,)),
+            )
+        events += taken
+    for event in events:
+        await app.append([event])
+    await app.services.readmodel.names.take("run", "first", "r1")
+    for sample, num_hops, says in (
+        ("r1-train-1-0-0.0", 7, None),
+        (
+            "r1-train-1-0-0.1",
+            7,
+            "the sample has no reward, so it is left out of its group: timeout",
+        ),
+        ("r1-train-2-0-0.0", 5, "its group is in no batch: grader_error: no label"),
+        ("r1-train-3-0-0.0", 7, None),
+        ("r1-train-3-1-0.0", 5, "its group is in no batch: the step had enough other groups"),
+    ):
+        found = await app.get("/runs/first/trace", sample=sample)
+        assert len(found["hops"]) == num_hops, sample
+        assert str(found["reason"]).startswith(says or "None"), sample
+
+
+def without(event: Event, slot: int) -> Event:
+    """The event, if it is a batch without the group of this slot."""
+    if not isinstance(event, BatchAssembled):
+        return event
+    return event.model_copy(update={"groups": tuple(g for g in event.groups if g.slot != slot)})
 
 
 async def test_a_checkpoint_is_found_by_step_last_and_best(told: Application) -> None:
