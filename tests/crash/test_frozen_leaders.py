@@ -11,9 +11,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.kit.at_once import AtOnce
 from tests.kit.platform import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres]
+
+at_once = AtOnce()
 
 POLLER = """
 from producers.core.polling import poll_alone
@@ -102,6 +105,7 @@ async def _naming(kind: str, check: Callable[[str], Awaitable[None]]) -> None:
         raise
 
 
+@at_once
 async def test_another_process_takes_over_from_a_frozen_one(database_url: str) -> None:
     async def check(kind: str) -> None:
         async with leader(kind, database_url, patience_s=FROZEN_S) as first:
@@ -117,6 +121,7 @@ async def test_another_process_takes_over_from_a_frozen_one(database_url: str) -
     await for_each_kind(check)
 
 
+@at_once
 async def test_twin_without_the_timeout_nobody_takes_over(database_url: str) -> None:
     async def check(kind: str) -> None:
         async with leader(kind, database_url, patience_s=NEVER_S) as first:

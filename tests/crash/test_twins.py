@@ -1,7 +1,7 @@
 """Each protection, and its twin: with the protection switched off, the same check must fail.
 
 Real processes, killed or stopped; the protection is switched off in the test's own database (or blobs),
-never by a setting that could be left on.
+never by a setting that could be left on. Those that wait for processes and leases wait at once.
 """
 
 import asyncio
@@ -27,11 +27,14 @@ from infra.spine.postgres.pool import connect
 from schemas.effects import SaveCheckpoint
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import ConsumerName
+from tests.kit.at_once import AtOnce
 from tests.kit.fakes import bench
 from tests.kit.platform import ROOT
 from tests.kit.specs import checkpoint_spec, version
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres]
+
+at_once = AtOnce()
 
 INBOX = "insert into inbox (consumer, event_id) select * from unnest(p_consumers, p_consumed);"
 PASSED = "raise exception '%', lost using errcode = 'HR004';"
@@ -107,10 +110,12 @@ async def _both_done(url: str, run: str) -> bool:
     return await counted(url, run, 2) >= 1
 
 
+@at_once
 async def test_a_message_is_counted_once_through_a_kill(database_url: str, tmp_path: Path) -> None:
     assert await killed_after_its_commit(database_url, tmp_path) == 1
 
 
+@at_once
 async def test_twin_without_the_inbox_it_is_counted_twice(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -170,10 +175,12 @@ async def _settles(url: str, run: str, *, within_s: float) -> None:
         await asyncio.sleep(0.05)
 
 
+@at_once
 async def test_a_zombies_outcome_is_fenced(database_url: str, tmp_path: Path) -> None:
-    assert await stopped_for_longer_than_its_lease(database_url, tmp_path, settle_s=2) == 1
+    assert await stopped_for_longer_than_its_lease(database_url, tmp_path, settle_s=5) == 1
 
 
+@at_once
 async def test_twin_without_the_claim_epoch_it_is_taken_twice(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -233,12 +240,14 @@ async def _watermark_passes(url: str) -> None:
         )
 
 
+@at_once
 async def test_messages_below_the_watermark_are_not_decided_on_again(
     database_url: str, tmp_path: Path
 ) -> None:
     assert await performed_after_the_watermark_passed(database_url, tmp_path) == 1
 
 
+@at_once
 async def test_twin_without_the_watermark_in_the_commit_an_effect_comes_back(
     database_url: str, tmp_path: Path
 ) -> None:

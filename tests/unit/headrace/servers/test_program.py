@@ -63,13 +63,10 @@ socketserver.TCPServer(("127.0.0.1", port), Garbage).serve_forever()
 """
 
 
-@pytest.mark.parametrize(
-    ("main", "why"),
-    [(WRONG_PORT, "but it listens on "), (GARBAGE, "GET /health failed")],
-)
-async def test_a_program_that_does_not_answer_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: str, why: str
+async def test_programs_that_do_not_answer_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each is given the whole time, so all are tried at once."""
     start, started = asyncio.create_subprocess_exec, []
 
     async def start_and_note(*command: str, **more: Any) -> asyncio.subprocess.Process:
@@ -77,13 +74,21 @@ async def test_a_program_that_does_not_answer_is_ended(
         return started[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_note)
-    monkeypatch.setattr(program, "START_S", 10.0)  # a loaded machine starts the program within that
-    with pytest.raises(NotServing) as raised:
-        await start_program(entry(tmp_path, main))
-    assert "did not serve port" in str(raised.value)
-    assert why in str(raised.value)
-    assert "ROLLOUT_PORT" in str(raised.value)
-    assert [process.returncode for process in started] == [-signal.SIGKILL], "it is waited for"
+    monkeypatch.setattr(
+        program, "START_S", 10.0
+    )  # a loaded machine starts the programs within that
+
+    async def refused(name: str, main: str) -> str:
+        with pytest.raises(NotServing) as raised:
+            await start_program(entry(tmp_path / name, main))
+        return str(raised.value)
+
+    wrong, garbage = await asyncio.gather(refused("wrong", WRONG_PORT), refused("garbage", GARBAGE))
+    for told, why in ((wrong, "but it listens on "), (garbage, "GET /health failed")):
+        assert "did not serve port" in told
+        assert why in told
+        assert "ROLLOUT_PORT" in told
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2, "it is waited for"
 
 
 def test_an_environment_is_started_by_our_program(tmp_path: Path) -> None:

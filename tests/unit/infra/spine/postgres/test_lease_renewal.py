@@ -1,5 +1,5 @@
 """A worker keeps its lease while code in C holds the interpreter's lock, and loses it when it is
-stopped."""
+stopped. Each test waits for leases, so all wait at once."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,12 @@ import pytest
 from infra.spine.postgres.lease import LEASE_S
 from infra.spine.postgres.lease_renewer import is_running
 from infra.spine.postgres.pool import Database
+from tests.kit.at_once import AtOnce
+from tests.kit.postgres import open_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.processes]
+
+at_once = AtOnce()
 
 BLOCKED_S = 2 * LEASE_S
 WITHIN_S = 60.0
@@ -87,18 +91,17 @@ class Worker:
 
 
 @asynccontextmanager
-async def at_work(
-    database: Database, *, blocked_s: float, renewed_by: str
-) -> AsyncIterator[Worker]:
+async def at_work(url: str, *, blocked_s: float, renewed_by: str) -> AsyncIterator[Worker]:
     name = uuid4().hex
-    arguments = (database.url, name, str(blocked_s), renewed_by)
+    arguments = (url, name, str(blocked_s), renewed_by)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PROCESS, *arguments, stdout=subprocess.PIPE
     )
     try:
-        worker = Worker(database, process, name)
-        assert await worker.says() == "blocked"
-        yield worker
+        async with open_database(url) as database:
+            worker = Worker(database, process, name)
+            assert await worker.says() == "blocked"
+            yield worker
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -118,8 +121,9 @@ def helpers_of(pid: int) -> list[int]:
     return found
 
 
-async def test_a_worker_whose_interpreter_is_held_up_keeps_its_lease(database: Database) -> None:
-    async with at_work(database, blocked_s=BLOCKED_S, renewed_by="process") as worker:
+@at_once
+async def test_a_worker_whose_interpreter_is_held_up_keeps_its_lease(database_url: str) -> None:
+    async with at_work(database_url, blocked_s=BLOCKED_S, renewed_by="process") as worker:
         began, least_s = time.monotonic(), 5.0
         free = asyncio.ensure_future(worker.says())
         while not free.done():
@@ -131,14 +135,16 @@ async def test_a_worker_whose_interpreter_is_held_up_keeps_its_lease(database: D
         assert [await worker.says() for _ in range(3)] == ["kept"] * 3
 
 
-async def test_twin_a_thread_alone_loses_it(database: Database) -> None:
-    async with at_work(database, blocked_s=BLOCKED_S, renewed_by="thread") as worker:
+@at_once
+async def test_twin_a_thread_alone_loses_it(database_url: str) -> None:
+    async with at_work(database_url, blocked_s=BLOCKED_S, renewed_by="thread") as worker:
         await worker.expires()
         await worker.says_at_last("lost")
 
 
-async def test_a_worker_that_is_stopped_loses_its_lease(database: Database) -> None:
-    async with at_work(database, blocked_s=0.1, renewed_by="process") as worker:
+@at_once
+async def test_a_worker_that_is_stopped_loses_its_lease(database_url: str) -> None:
+    async with at_work(database_url, blocked_s=0.1, renewed_by="process") as worker:
         assert await worker.says() == "free"
         (helper,) = helpers_of(worker.pid)
         os.kill(worker.pid, signal.SIGSTOP)
@@ -151,8 +157,9 @@ async def test_a_worker_that_is_stopped_loses_its_lease(database: Database) -> N
         await worker.says_at_last("lost")
 
 
-async def test_the_process_ends_with_its_worker(database: Database) -> None:
-    async with at_work(database, blocked_s=0.1, renewed_by="process") as worker:
+@at_once
+async def test_the_process_ends_with_its_worker(database_url: str) -> None:
+    async with at_work(database_url, blocked_s=0.1, renewed_by="process") as worker:
         assert await worker.says() == "free"
         (helper,) = helpers_of(worker.pid)
         os.kill(worker.pid, signal.SIGKILL)
@@ -161,8 +168,9 @@ async def test_the_process_ends_with_its_worker(database: Database) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def test_a_dead_process_is_replaced(database: Database) -> None:
-    async with at_work(database, blocked_s=0.1, renewed_by="process") as worker:
+@at_once
+async def test_a_dead_process_is_replaced(database_url: str) -> None:
+    async with at_work(database_url, blocked_s=0.1, renewed_by="process") as worker:
         assert await worker.says() == "free"
         (first,) = helpers_of(worker.pid)
         os.kill(first, signal.SIGKILL)
