@@ -12,7 +12,7 @@ from schemas.config import RunConfig
 from schemas.models.teacher import TeacherRef
 from schemas.sampling import Day, Message, ModelRef, SampleRecord, ToolSpec
 
-RULES = 5
+RULES = 6
 """The number of the current rules, which say what a step computes from its batch. A run keeps the rules
 that it started with (`TrainSpec.rules`), so that an upgrade changes neither a running run nor the
 verification of its log.
@@ -28,6 +28,8 @@ verification of its log.
    longest answer.
 4: a CUDA GPU computes 64 million logits at a time instead of 4 million.
 5: `compile` compiles the attention of a CUDA GPU too.
+6: the lean decoder computes more architectures, and layers with a window (`lean_since` in
+   `schemas.models.families`).
 """
 
 

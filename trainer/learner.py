@@ -147,7 +147,7 @@ class TorchLearner:
         """The teacher of a run that has one, on the device. Raises Refused when it cannot be loaded."""
         if job.teacher is None:
             return None
-        loaded = await self._cache.load_model(job.teacher.model)
+        loaded = (await self._cache.load_model(job.teacher.model)).under(job.rules)
         adapter = PolicyRef(version=0, weights=job.teacher.weights)
         return TeacherModel(job.teacher, loaded, await self._cache.load_tensors(adapter))
 

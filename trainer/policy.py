@@ -50,6 +50,12 @@ class LoadedModel:
     decoder: Decoder | None
     fallback: Fallback
 
+    def under(self, rules: int) -> "LoadedModel":
+        """The model as a run computes it that started with these rules (`schemas.learner.RULES`). The
+        decoder took fewer models before, and a run keeps the pass that it started with."""
+        is_later = self.decoder is not None and rules < self.decoder.since_rules
+        return replace(self, decoder=None) if is_later else self
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
@@ -119,11 +125,13 @@ class Policy:
         if (native := self._native_pass(decoder, weights)) is not None:
             return native.hidden_states(*tokens, micro.segments)
         if micro.blocks:
-            attend = packed_attend(micro, kv_heads=decoder.kv_heads)
+            attend = packed_attend(micro, kv_heads=decoder.kv_heads, windows=decoder.windows)
         else:
             spans = spans_of(micro.segments, device=micro.tokens_N.device)
-            attend = varlen_attend(spans, compiled=self.forward.fuses_attention)
-        fused = can_fuse(weights, num_bytes=self.loaded.base.num_bytes)
+            attend = varlen_attend(
+                spans, compiled=self.forward.fuses_attention, windows=decoder.windows
+            )
+        fused = can_fuse(decoder, weights, num_bytes=self.loaded.base.num_bytes)
         run = partial(fused_hidden, decoder) if fused else decoder.hidden_states
         return run(weights, *tokens, attend, self.forward)
 
@@ -252,7 +260,7 @@ def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
     """Version 0 of a run's policy: a fresh adapter from the seed, or with full tuning a trainable copy
     of all base weights. For PPO it also has a critic, which predicts 0, and a reward model has a score
     head. Raises Refused when the model does not support what the config asks for."""
-    advanced = job.config.advanced
+    advanced, loaded = job.config.advanced, loaded.under(job.rules)
     forward = forward_of(loaded, advanced, rules=job.rules)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
     scaling = Scaling(advanced.lora_alpha, advanced.lora_scaling)

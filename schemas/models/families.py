@@ -5,17 +5,18 @@ rows at once. `general` is the model's own module of Transformers: padded rows, 
 The trainer decides with the same rules, and compares the logits of both before it uses the lean decoder.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from schemas.models.architectures import ARCHITECTURES, BOUNDED, Architecture
+
 Pass = Literal["lean", "general", "refused"]
 
-LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""The `model_type` of the architectures that the lean decoder computes."""
-LEAN_ROPES = ("default", "linear", "llama3", "yarn")
-
-WINDOW = "some of its layers attend to a sliding window"
+NEW_LEAN_RULES = 6
+"""The rules (`schemas.learner.RULES`) since which the lean decoder computes more than `FIRST_LEAN`."""
+FIRST_LEAN = ("llama", "mistral", "qwen2", "qwen3")
+"""The architectures that it has always computed, where no layer has a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +40,31 @@ class Family:
 
 
 TESTED = (
-    Family("Gemma 3", "gemma3_text", ForwardPass("general", WINDOW)),
+    Family("Gemma 3", "gemma3_text"),
     Family(
         "Gemma 3 with its vision tower",
         "gemma3",
-        ForwardPass("general", f"{WINDOW}; only its language model is trained"),
+        ForwardPass("general", "only its language model is trained"),
     ),
+    Family("Gemma 3 with bounded logits", "gemma3_text", ForwardPass("general", BOUNDED)),
+    Family("GLM-4", "glm"),
+    Family("GLM-4-0414", "glm4"),
     Family("Llama 3", "llama"),
     Family("Mistral", "mistral"),
-    Family("Mistral with a sliding window", "mistral", ForwardPass("general", WINDOW)),
+    Family("Mistral with a sliding window", "mistral"),
+    Family("OLMo 2", "olmo2"),
+    Family("OLMo 3", "olmo3"),
+    Family("Phi-3 and Phi-4", "phi3"),
+    Family(
+        "Phi-3 and Phi-4-mini of 128k",
+        "phi3",
+        ForwardPass("general", "its rotary embedding is scaled by 'longrope'"),
+    ),
     Family("Qwen2.5", "qwen2"),
     Family("Qwen3", "qwen3"),
+    Family("Qwen3 with a sliding window", "qwen3"),
     Family("SmolLM and SmolLM2", "llama"),
-    Family(
-        "SmolLM3",
-        "smollm3",
-        ForwardPass("general", "some of its layers have no rotary embedding"),
-    ),
+    Family("SmolLM3", "smollm3"),
 )
 
 
@@ -73,22 +82,33 @@ def forward_pass(config: Mapping[str, Any]) -> ForwardPass:
     """The forward pass of a model with this config.json, or with Transformers' form of it. A model of a
     family that is in no table is checked when it is loaded, and may be refused then."""
     kind = config.get("model_type")
-    if kind in LEAN_TYPES:
-        obstacle = _obstacle(config)
+    if isinstance(kind, str) and (architecture := ARCHITECTURES.get(kind)) is not None:
+        obstacle = _obstacle(config, architecture)
         return LEAN if obstacle is None else ForwardPass("general", obstacle)
     known = next((family.runs for family in REFUSED if family.model_type == kind), None)
     return known or ForwardPass("general", f"the lean decoder does not compute {kind!r}")
 
 
-def _obstacle(config: Mapping[str, Any]) -> str | None:
+def lean_since(config: Mapping[str, Any]) -> int:
+    """The first rules under which a lean model with this config was lean. Runs that started with earlier
+    rules take the general pass."""
+    is_first = config.get("model_type") in FIRST_LEAN and not _has_window(config)
+    return 1 if is_first else NEW_LEAN_RULES
+
+
+def _obstacle(config: Mapping[str, Any], architecture: Architecture) -> str | None:
     """Why the lean decoder does not compute a model of one of its architectures, if it does not."""
-    if _has_window(config):
-        return WINDOW
-    if (activation := config.get("hidden_act", "silu")) != "silu":
-        return f"its activation is {activation!r}, not 'silu'"
-    if (rope := _rope_type(config)) not in LEAN_ROPES:
-        return f"its rotary embedding is scaled by {rope!r}"
-    return None
+    types = config.get("layer_types")
+    known = ("full_attention", "sliding_attention")
+    if isinstance(types, list) and (other := next((t for t in types if t not in known), None)):
+        return f"it has layers of the type {other!r}"
+    activation = config.get(architecture.activation_key, architecture.activation)
+    if activation != architecture.activation:
+        return f"its activation is {activation!r}, not {architecture.activation!r}"
+    for rope in _rope_types(config):
+        if rope not in architecture.ropes:
+            return f"its rotary embedding is scaled by {rope!r}"
+    return next((why for key, why in architecture.obstacles.items() if config.get(key)), None)
 
 
 def _has_window(config: Mapping[str, Any]) -> bool:
@@ -102,8 +122,11 @@ def _has_window(config: Mapping[str, Any]) -> bool:
     return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)
 
 
-def _rope_type(config: Mapping[str, Any]) -> object:
+def _rope_types(config: Mapping[str, Any]) -> Iterator[object]:
+    """The kinds of its rotary embeddings: of all layers, or of each type of layer."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(scaling, dict):
-        return "default"
-    return scaling.get("rope_type", scaling.get("type", "default"))
+        return
+    nested = [one for one in scaling.values() if isinstance(one, dict)]
+    for one in nested or [scaling]:
+        yield one.get("rope_type", one.get("type", "default"))

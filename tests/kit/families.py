@@ -10,8 +10,13 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -41,6 +46,16 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+OLMO3_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 1.2,
+    },
 }
 WINDOW = 8
 """Shorter than the rows of the tests, so that a window that is not kept shows."""
@@ -89,19 +104,59 @@ class Family:
     lean: bool = True
 
 
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 4.0],
+}
+SLIDING_TYPES = ["sliding_attention", "full_attention"] * 2
+
+
 FAMILIES = (
     Family("qwen2.5", lambda: Qwen2Config(**SHAPE, tie_word_embeddings=True)),
     Family("qwen3", lambda: Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)),
+    Family(
+        "qwen3-window",
+        lambda: Qwen3Config(
+            **SHAPE,
+            head_dim=16,
+            use_sliding_window=True,
+            sliding_window=WINDOW,
+            max_window_layers=2,
+        ),
+    ),
     Family(
         "llama3",
         lambda: LlamaConfig(**SHAPE, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE),
     ),
     Family("mistral", lambda: MistralConfig(**SHAPE, head_dim=12, sliding_window=None)),
-    Family("mistral-window", lambda: MistralConfig(**SHAPE, sliding_window=WINDOW), lean=False),
+    Family("mistral-window", lambda: MistralConfig(**SHAPE, sliding_window=WINDOW)),
     Family("smollm2", lambda: LlamaConfig(**SHAPE, tie_word_embeddings=True)),
-    Family("smollm3", lambda: SmolLM3Config(**SHAPE), lean=False),
+    Family("smollm3", lambda: SmolLM3Config(**SHAPE)),
+    Family("olmo2", lambda: Olmo2Config(**SHAPE)),
     Family(
-        "gemma3",
+        "olmo3",
+        lambda: Olmo3Config(
+            **SHAPE, sliding_window=WINDOW, layer_types=SLIDING_TYPES, rope_parameters=OLMO3_ROPES
+        ),
+    ),
+    Family("phi3", lambda: Phi3Config(**SHAPE, rope_parameters=dict(PARTIAL_ROPE))),
+    Family("phi3-window", lambda: Phi3Config(**SHAPE, sliding_window=WINDOW)),
+    Family(
+        "phi3-long",
+        lambda: Phi3Config(
+            **SHAPE, original_max_position_embeddings=128, rope_parameters=dict(LONG_ROPE)
+        ),
+        lean=False,
+    ),
+    Family("glm", lambda: GlmConfig(**SHAPE, head_dim=12, rope_parameters=dict(PARTIAL_ROPE))),
+    Family("glm4", lambda: Glm4Config(**SHAPE, head_dim=12, rope_parameters=dict(PARTIAL_ROPE))),
+    Family("gemma3", lambda: Gemma3TextConfig(**GEMMA3_TEXT)),
+    Family(
+        "gemma3-bounded",
         lambda: Gemma3TextConfig(**GEMMA3_TEXT, final_logit_softcapping=5.0),
         lean=False,
     ),

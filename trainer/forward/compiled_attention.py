@@ -36,9 +36,12 @@ Backend: TypeAlias = str | Callable[..., Any]
 class CompiledAttention:
     """The attention of one micro-batch. Its mask is made for the first layer and serves all of them."""
 
-    def __init__(self, spans: Spans, *, backend: Backend | None = "inductor") -> None:
-        """`backend` compiles it. None runs it as it is, which needs no GPU."""
-        self._spans = spans
+    def __init__(
+        self, spans: Spans, *, backend: Backend | None = "inductor", window: int | None = None
+    ) -> None:
+        """`backend` compiles it. None runs it as it is, which needs no GPU. `window`: how many tokens a
+        token sees."""
+        self._spans, self._window = spans, window
         plain: Callable[..., Any] = flex_attention
         self._run = _kernel(backend) if backend else plain
         self._mask: BlockMask | None = None
@@ -48,7 +51,7 @@ class CompiledAttention:
     ) -> torch.Tensor:
         """Return the attended values (N, A, D)."""
         if self._mask is None:
-            self._mask = block_mask_of(self._spans, device=q_N_A_D.device)
+            self._mask = block_mask_of(self._spans, device=q_N_A_D.device, window=self._window)
         padded = (_pad(x).transpose(0, 1)[None] for x in (q_N_A_D, k_U_K_D, v_U_K_D))
         grouped = q_N_A_D.shape[1] != k_U_K_D.shape[1]
         # At the limit of compilations the plain form would run instead, which has other bits.
@@ -81,7 +84,7 @@ def padded_length(num: int) -> int:
     return length
 
 
-def block_mask_of(spans: Spans, *, device: torch.device) -> BlockMask:
+def block_mask_of(spans: Spans, *, device: torch.device, window: int | None = None) -> BlockMask:
     """The keys that the queries of a micro-batch see, by blocks: those that all queries of a block see,
     and those of which some see some. A query sees the keys from `first` up to `end`."""
     sizes = torch.tensor([s.num_tokens for s in spans.segments], device=device)
@@ -92,6 +95,8 @@ def block_mask_of(spans: Spans, *, device: torch.device) -> BlockMask:
     query_ends_N = sizes.cumsum(0).repeat_interleave(sizes)
     position_N = torch.arange(len(first_N), device=device)
     end_N = key_ends.repeat_interleave(sizes) - (query_ends_N - position_N - 1)
+    if window is not None:
+        first_N = first_N.maximum(end_N - window)
     # The queries that fill the last block see what the last one sees, so it meets no other keys. Blocks
     # after it see nothing.
     padded_N = torch.arange(padded_length(len(first_N)), device=device)

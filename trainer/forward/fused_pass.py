@@ -44,11 +44,12 @@ COPY_BYTES = 1 << 30
 """The size of the largest base that is copied for a pass."""
 
 
-def can_fuse(view: Trainable, *, num_bytes: int) -> bool:
+def can_fuse(decoder: Decoder, view: Trainable, *, num_bytes: int) -> bool:
     """Whether a pass over this version, with a base of `num_bytes` bytes, runs fused."""
     embedding = view.base["model.embed_tokens.weight"]
     return (
-        view.has_frozen_base
+        decoder.is_plain
+        and view.has_frozen_base
         and not view.factors
         and view.dtype in EXACT
         and embedding.device.type == "cpu"

@@ -56,8 +56,8 @@ def unit(x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
 
 def rotations(decoder: Decoder, positions_N: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
     """The rotary embedding of each position, (N, 1, D / 2), complex."""
-    angles = positions_N[:, None].float() * decoder.inverse_frequencies
-    turn = torch.complex(angles.cos(), angles.sin())[:, None] * decoder.rope_scale
+    angles = positions_N[:, None].float() * decoder.rope.inverse_frequencies
+    turn = torch.complex(angles.cos(), angles.sin())[:, None] * decoder.rope.scale
     return turn.to(dtype.to_complex())
 
 

@@ -30,6 +30,11 @@ def apply_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def apply_gelu_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) up, with the approximation by tanh."""
+    return F.gelu(gate, approximate="tanh") * up
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """The functions that compute the operations between the matrix products."""
@@ -37,6 +42,7 @@ class Steps:
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
     rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = rotate
     apply_gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = apply_gate
+    apply_gelu_gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = apply_gelu_gate
 
 
 def one_kernel_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -58,7 +64,7 @@ def elementary_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> to
 @cache
 def compiled_steps(backend: str = "inductor") -> Steps:
     """The operations, compiled with `torch.compile`: once per process, for any number of tokens."""
-    parts = (elementary_rms_norm, rotate, apply_gate)
+    parts = (elementary_rms_norm, rotate, apply_gate, apply_gelu_gate)
     return Steps(*(torch.compile(part, dynamic=True, backend=backend) for part in parts))
 
 

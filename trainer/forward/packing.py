@@ -22,7 +22,7 @@ action, the last action is a target, and nothing predicts from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import torch
@@ -284,19 +284,36 @@ def _block(segments: Sequence[Segment]) -> Block:
     )
 
 
-def packed_attend(micro: MicroBatch, *, kv_heads: int) -> Attend:
-    """Attention over the packed segments: pad, attend under the mask, remove the padding."""
+def packed_attend(
+    micro: MicroBatch, *, kv_heads: int, windows: Sequence[int | None] = ()
+) -> Attend:
+    """Attention over the packed segments: pad, attend under the mask, remove the padding. `windows`:
+    how many tokens a token sees in each layer."""
+    within = {window: _within(micro, window) for window in dict.fromkeys((None, *windows))}
 
     def attend(
         layer: int, q_N_A_D: torch.Tensor, k_N_K_D: torch.Tensor, v_N_K_D: torch.Tensor
     ) -> torch.Tensor:
         outputs = [
             _attend_block(block, q_N_A_D, k_N_K_D, v_N_K_D, kv_heads=kv_heads)
-            for block in micro.blocks
+            for block in within[windows[layer] if windows else None]
         ]
         return torch.cat(outputs).index_select(0, micro.place_N)
 
     return attend
+
+
+def _within(micro: MicroBatch, window: int | None) -> tuple[Block, ...]:
+    """The blocks, in which each token sees at most the last `window` tokens. Padding repeats the token
+    at position 0, so it still sees a token."""
+    if window is None:
+        return micro.blocks
+    blocks = []
+    for block in micro.blocks:
+        at_B_T, key_at_B_U = (micro.positions_N[i] for i in (block.query_B_T, block.key_B_U))
+        near_B_T_U = key_at_B_U[:, None, :] > at_B_T[:, :, None] - window
+        blocks.append(replace(block, visible_B_T_U=block.visible_B_T_U & near_B_T_U))
+    return tuple(blocks)
 
 
 def _attend_block(

@@ -11,6 +11,7 @@ Legend: N packed tokens, S segments, U keys of all segments one after the other,
 heads, D head size.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -23,10 +24,18 @@ from trainer.forward.spans import Spans
 HALF = (torch.bfloat16, torch.float16)
 
 
-def varlen_attend(spans: Spans, *, compiled: bool = False) -> Attend:
+def varlen_attend(
+    spans: Spans, *, compiled: bool = False, windows: Sequence[int | None] = ()
+) -> Attend:
     """Attention over these segments. It uses a kernel if the tensors allow it, and otherwise computes
-    one segment after the other. With `compiled` the kernel is that of `flex_attention`."""
-    kernel = CompiledAttention(spans) if compiled else partial(_flash, spans)
+    one segment after the other. With `compiled` the kernel is that of `flex_attention`. `windows`: how
+    many tokens a token sees in each layer."""
+    kernels = {
+        window: CompiledAttention(spans, window=window)
+        if compiled
+        else partial(_flash, spans, window)
+        for window in dict.fromkeys((None, *windows))
+    }
 
     def attend(
         layer: int, q_N_A_D: torch.Tensor, k_N_K_D: torch.Tensor, v_N_K_D: torch.Tensor
@@ -34,14 +43,19 @@ def varlen_attend(spans: Spans, *, compiled: bool = False) -> Attend:
         if spans.key_U is not None:
             k_N_K_D, v_N_K_D = (x.index_select(0, spans.key_U) for x in (k_N_K_D, v_N_K_D))
         has_kernel = q_N_A_D.is_cuda and q_N_A_D.dtype in HALF
-        attended = kernel if has_kernel else partial(_by_segment, spans)
+        window = windows[layer] if windows else None
+        attended = kernels[window] if has_kernel else partial(_by_segment, spans, window)
         return attended(q_N_A_D, k_N_K_D, v_N_K_D).flatten(1)
 
     return attend
 
 
 def _flash(
-    spans: Spans, q_N_A_D: torch.Tensor, k_U_K_D: torch.Tensor, v_U_K_D: torch.Tensor
+    spans: Spans,
+    window: int | None,
+    q_N_A_D: torch.Tensor,
+    k_U_K_D: torch.Tensor,
+    v_U_K_D: torch.Tensor,
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
@@ -53,7 +67,7 @@ def _flash(
         spans.key_ends_S,
         spans.longest_query,
         spans.longest_keys,
-        window_size=(-1, 0),
+        window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=q_N_A_D.shape[1] != k_U_K_D.shape[1],
     )
     assert isinstance(out, torch.Tensor)  # noqa: S101 - a pair only where its log-sums are asked for
@@ -61,26 +75,34 @@ def _flash(
 
 
 def _by_segment(
-    spans: Spans, q_N_A_D: torch.Tensor, k_U_K_D: torch.Tensor, v_U_K_D: torch.Tensor
+    spans: Spans,
+    window: int | None,
+    q_N_A_D: torch.Tensor,
+    k_U_K_D: torch.Tensor,
+    v_U_K_D: torch.Tensor,
 ) -> torch.Tensor:
     outputs, first = [], 0
     for segment in spans.segments:
         keys = slice(first, first + segment.num_keys)
         first = keys.stop
         queries = slice(segment.start, segment.end)
-        outputs.append(_causal(q_N_A_D[queries], k_U_K_D[keys], v_U_K_D[keys]))
+        outputs.append(_causal(window, q_N_A_D[queries], k_U_K_D[keys], v_U_K_D[keys]))
     return torch.cat(outputs)
 
 
-def _causal(q_T_A_D: torch.Tensor, k_U_K_D: torch.Tensor, v_U_K_D: torch.Tensor) -> torch.Tensor:
+def _causal(
+    window: int | None, q_T_A_D: torch.Tensor, k_U_K_D: torch.Tensor, v_U_K_D: torch.Tensor
+) -> torch.Tensor:
     """Causal attention with at least as many keys as queries. The last query sees all keys, the query
-    before it sees all but one, and so on."""
+    before it sees all but one, and so on. With a window each sees the last of these."""
     num_queries, num_keys = len(q_T_A_D), len(k_U_K_D)
-    plain = num_queries == num_keys
+    plain = num_queries == num_keys and window is None
     mask = None
     if not plain:
         seen = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q_T_A_D.device)
         mask = seen.tril(num_keys - num_queries)
+        if window is not None:
+            mask = mask.triu(num_keys - num_queries + 1 - window)
     q, k, v = (x.transpose(0, 1)[None] for x in (q_T_A_D, k_U_K_D, v_U_K_D))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(

@@ -5,12 +5,13 @@ memory for gradients. The sampler has its own copy, in which adapters are added 
 (`trainer/sampler/decode_model.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 
+from schemas.models.architectures import LLAMA
 from trainer.forward.lora_linear import AdaptedLinear, project
 from trainer.model.lora_names import (
     PEFT_PREFIX,
@@ -21,13 +22,16 @@ from trainer.model.lora_names import (
     output_factor,
 )
 
+OUT, DOWN = ("self_attn.o_proj",), ("mlp.down_proj",)
+"""The modules of the projections that every architecture has."""
 FUSED: dict[str, tuple[str, ...]] = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
+    "qkv": LLAMA.qkv,
+    "out": OUT,
+    "gate_up": LLAMA.gate_up,
+    "down": DOWN,
 }
-"""The name of a projection -> the modules of one layer that it consists of. They share an input."""
+"""The name of a projection -> the modules of one layer that it consists of, where layers are those of
+Llama. They share an input."""
 
 
 def layer_module(layer: int, module: str) -> str:
@@ -62,9 +66,11 @@ class Trainable:
         pairs = {m: (a.to(self.dtype), b.to(self.dtype)) for m, (a, b) in self.pairs.items()}
         return replace(self, base=base, pairs=pairs)
 
-    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
-        """The outputs of the modules of the projection `what`, in their order."""
-        modules = [layer_module(layer, name) for name in FUSED[what]]
+    def project(
+        self, x_N_H: torch.Tensor, layer: int, names: Sequence[str]
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs of the modules of a layer with these names, in their order."""
+        modules = [layer_module(layer, name) for name in names]
         if all(module in self.pairs for module in modules) and not self.factors:
             return project(
                 x_N_H, [self._adapted_linear(module) for module in modules], scale=self.scale

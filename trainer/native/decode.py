@@ -228,10 +228,10 @@ class NativeDecoder:
         """Make the table of the rotary embedding at least that many positions long."""
         if self._rotations.shape[1] < positions:
             upto = -(-positions // MORE_POSITIONS) * MORE_POSITIONS
-            angles = torch.arange(upto)[:, None].float() * self._decoder.inverse_frequencies
+            angles = torch.arange(upto)[:, None].float() * self._decoder.rope.inverse_frequencies
             sin = torch.stack([-angles.sin(), angles.sin()], dim=-1).flatten(-2)
             cos = angles.cos().repeat_interleave(2, dim=-1)
-            self._rotations = torch.stack([cos, sin]) * self._decoder.rope_scale
+            self._rotations = torch.stack([cos, sin]) * self._decoder.rope.scale
             self._model.cos, self._model.sin = (part.data_ptr() for part in self._rotations)
 
 

@@ -139,7 +139,7 @@ class _Work:
         self._kept_alive: list[torch.Tensor] = []
         self._modules: list[tuple[_Module, torch.Tensor, torch.Tensor]] = []
         embedding = view.base["model.embed_tokens.weight"]
-        angles = positions_N[:, None].float() * decoder.inverse_frequencies
+        angles = positions_N[:, None].float() * decoder.rope.inverse_frequencies
         table = torch.tensor([(s.start, s.end, s.context_start, s.num_context) for s in segments])
         starts = [n for n, s in enumerate(segments) if not s.num_context]
         layers = (_Layer * decoder.num_layers)(
@@ -161,8 +161,8 @@ class _Work:
             keeps=int(keeps),
             eps=decoder.eps,
             scale=view.scale,
-            cos=self._hold((angles.cos() * decoder.rope_scale).to(view.dtype)),
-            sin=self._hold((angles.sin() * decoder.rope_scale).to(view.dtype)),
+            cos=self._hold((angles.cos() * decoder.rope.scale).to(view.dtype)),
+            sin=self._hold((angles.sin() * decoder.rope.scale).to(view.dtype)),
             segment=self._hold(table),
             tree=self._hold(torch.tensor([*starts, len(segments)])),
             layer=layers,

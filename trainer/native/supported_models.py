@@ -20,7 +20,8 @@ def can_learn(decoder: Decoder, view: Trainable) -> bool:
     """Whether `learn.c` takes the learner's pass over this version: its base is frozen and narrow, of
     sizes that are whole vectors, all of its tensors are of one type, and its adapter is not a DoRA."""
     return (
-        view.has_frozen_base
+        decoder.is_plain
+        and view.has_frozen_base
         and not view.factors
         and view.dtype in (torch.float32, torch.float64)
         and all(part.dtype == view.dtype for pair in view.pairs.values() for part in pair)
@@ -32,7 +33,8 @@ def can_decode(decoder: Decoder, view: Trainable) -> bool:
     """Whether `decode.c` samples from this version: a narrow one in float32, of sizes that are whole
     vectors."""
     dtype = view.base["model.embed_tokens.weight"].dtype
-    return dtype == torch.float32 and _has_sizes(decoder, view, dtype=dtype)
+    is_known = decoder.is_plain and dtype == torch.float32
+    return is_known and _has_sizes(decoder, view, dtype=dtype)
 
 
 def _has_sizes(decoder: Decoder, view: Trainable, *, dtype: torch.dtype) -> bool:

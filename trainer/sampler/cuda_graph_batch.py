@@ -22,7 +22,7 @@ import torch
 
 from trainer.forward.decoder import Attend
 from trainer.forward.weights import Trainable
-from trainer.sampler.decode_batch import DecodeBatch
+from trainer.sampler.decode_batch import DecodeBatch, hidden_places
 from trainer.sampler.decode_model import DecodeModel, UnfusedModel
 from trainer.sampler.draw_token_gpu import draw_on_gpu
 
@@ -159,7 +159,11 @@ class CudaGraphBatch(DecodeBatch):
     def _static_attend(self, num: int, position_R: torch.Tensor) -> Attend:
         """Attention over the whole capacity, because the shape of a recorded step is fixed."""
         slot_R = self._slot_R[:num]
-        unseen_R_C = (self._places > position_R[:, None])[:, None, None, :]
+        windows = self.decoder.windows
+        unseen = {
+            window: hidden_places(self._places, position_R, window)[:, None, None, :]
+            for window in dict.fromkeys(windows)
+        }
 
         def attend(
             layer: int, q_R_A_D: torch.Tensor, k_R_K_D: torch.Tensor, v_R_K_D: torch.Tensor
@@ -169,7 +173,8 @@ class CudaGraphBatch(DecodeBatch):
             values[slot_R, :, position_R] = v_R_K_D
             size = q_R_A_D.shape[-1]
             q = (q_R_A_D * size**-0.5).reshape(num, keys.shape[1], -1, size)
-            scores = (q @ keys.transpose(-1, -2)).masked_fill(unseen_R_C, float("-inf"))
+            scores = q @ keys.transpose(-1, -2)
+            scores = scores.masked_fill(unseen[windows[layer]], float("-inf"))
             weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
             return (weights @ values).reshape(num, -1)
 

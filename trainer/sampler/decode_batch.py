@@ -34,6 +34,17 @@ def capacity_for(length: int) -> int:
     return -(-length // 512) * 512
 
 
+def hidden_places(
+    places_C: torch.Tensor, positions_R: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """[r, c]: whether the token that row r reads now does not see the place. With a window it sees as
+    many places as that has, the last of them its own."""
+    hidden_R_C = places_C > positions_R[:, None]
+    return (
+        hidden_R_C if window is None else hidden_R_C | (places_C <= positions_R[:, None] - window)
+    )
+
+
 def row_bytes(decoder: Decoder, capacity: int, dtype: torch.dtype) -> int:
     """The bytes of one row's cache: keys and values, in the type of the computation."""
     places = decoder.num_layers * decoder.kv_heads * capacity
@@ -159,9 +170,13 @@ class DecodeBatch:
     def _attend(self, positions_R: torch.Tensor, seen: int) -> Attend:
         num, size, kv_heads = len(positions_R), self.decoder.head_dim, self.decoder.kv_heads
         at = (self._starts_R_K[:num] + positions_R[:, None]).flatten()
-        unseen_R_C = self.keys.new_zeros(num, seen)
-        unseen_R_C.masked_fill_(self._places[:seen] > positions_R[:, None], float("-inf"))
-        unseen = unseen_R_C.repeat_interleave(kv_heads, dim=0)[:, None]
+        windows = self.decoder.windows
+        unseen = {
+            window: self._unseen(positions_R, seen, window).repeat_interleave(kv_heads, dim=0)[
+                :, None
+            ]
+            for window in dict.fromkeys(windows)
+        }
 
         def attend(
             layer: int, q_R_A_D: torch.Tensor, k_R_K_D: torch.Tensor, v_R_K_D: torch.Tensor
@@ -172,10 +187,16 @@ class DecodeBatch:
             )
             q = q_R_A_D.reshape(num * kv_heads, -1, size)
             keys = seen_keys.transpose(1, 2)
-            scores = torch.baddbmm(unseen, q, keys, alpha=size**-0.5)
+            scores = torch.baddbmm(unseen[windows[layer]], q, keys, alpha=size**-0.5)
             return torch.bmm(scores.softmax(dim=-1), seen_values).view(num, -1)
 
         return attend
+
+    def _unseen(self, positions_R: torch.Tensor, seen: int, window: int | None) -> torch.Tensor:
+        """What is added to the scores of the places (R, C): -inf where a row does not see them."""
+        is_hidden_R_C = hidden_places(self._places[:seen], positions_R, window)
+        unseen_R_C = self.keys.new_zeros(len(positions_R), seen)
+        return unseen_R_C.masked_fill_(is_hidden_R_C, float("-inf"))
 
     def _write_entries(
         self, cache: torch.Tensor, at: torch.Tensor, new_R_K_D: torch.Tensor

@@ -67,7 +67,8 @@ def decode_model_of(
     """The version `view` over a base of this size. `copies`: whether it may be copied for decoding.
     `bases`: the packed bases of other versions."""
     apart = UnfusedModel(decoder, view.round_weights())
-    if not copies or num_bytes > COPY_BYTES or apart.embedding.dtype not in EXACT:
+    is_small = num_bytes <= COPY_BYTES and apart.embedding.dtype in EXACT
+    if not (copies and is_small and decoder.is_plain):
         return apart
     return FusedModel(decoder, apart.view, bases or PackedBases())
 

@@ -82,7 +82,11 @@ def read_prompts(
     tokens_N = torch.tensor(padded, device=device).flatten()
     positions_N = torch.arange(length, device=device).repeat(rows)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-    future_T_T = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+    all_T_T = torch.ones(length, length, dtype=torch.bool, device=device)
+    unseen = {
+        window: all_T_T.triu(1) if window is None else all_T_T.triu(1) | all_T_T.tril(-window)
+        for window in dict.fromkeys(decoder.windows)
+    }
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         k, v = (x.view(rows, length, *x.shape[1:]).transpose(1, 2).contiguous() for x in (k, v))
@@ -90,7 +94,8 @@ def read_prompts(
         size = q.shape[-1]
         q = (q * size**-0.5).view(rows, length, decoder.kv_heads, decoder.groups, size)
         q = q.permute(0, 2, 3, 1, 4)
-        scores = (q @ k.transpose(-1, -2)[:, :, None]).masked_fill(future_T_T, float("-inf"))
+        scores = q @ k.transpose(-1, -2)[:, :, None]
+        scores = scores.masked_fill(unseen[decoder.windows[layer]], float("-inf"))
         out = scores.softmax(dim=-1) @ v[:, :, None]
         return out.permute(0, 3, 1, 2, 4).reshape(rows * length, -1)
 

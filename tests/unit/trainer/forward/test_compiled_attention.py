@@ -47,11 +47,13 @@ def states(
     return [x.to(device, dtype).requires_grad_() for x in made]
 
 
-def attended(spans: Spans, inputs: list[torch.Tensor], **how: bool) -> list[torch.Tensor]:
+def attended(
+    spans: Spans, inputs: list[torch.Tensor], *, compiled: bool = False
+) -> list[torch.Tensor]:
     """The output and the gradients of its inputs."""
     for x in inputs:
         x.grad = None
-    out = varlen_attend(spans, **how)(0, *inputs)
+    out = varlen_attend(spans, compiled=compiled)(0, *inputs)
     generator = torch.Generator().manual_seed(1)
     out.backward(torch.randn(out.shape, generator=generator).to(out))
     return [out.detach(), *(x.grad.clone() for x in inputs if x.grad is not None)]
@@ -60,15 +62,18 @@ def attended(spans: Spans, inputs: list[torch.Tensor], **how: bool) -> list[torc
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize("case", CASES)
-def test_it_computes_what_one_segment_after_the_other_does(case: str, heads: int) -> None:
+@pytest.mark.parametrize("window", [None, 1, 40, 128])
+def test_it_computes_what_one_segment_after_the_other_does(
+    case: str, heads: int, window: int | None
+) -> None:
     """A CPU has no gradients of it."""
     spans = spans_of(CASES[case], device=CPU)
     with torch.no_grad():
         q, k, v = states(spans, device=CPU, heads=heads, dtype=torch.float64)
-        expected = varlen_attend(spans)(0, q, k, v)
+        expected = varlen_attend(spans, windows=(window,))(0, q, k, v)
         if spans.key_U is not None:
             k, v = k[spans.key_U], v[spans.key_U]
-        out = CompiledAttention(spans, backend=None)(q, k, v).flatten(1)
+        out = CompiledAttention(spans, backend=None, window=window)(q, k, v).flatten(1)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -64,11 +64,12 @@ def test_full_large_or_coarse_training_takes_the_plain_pass(
 ) -> None:
     base = base_of(QWEN3)
     found = views(base)
-    assert all(can_fuse(found[n], num_bytes=1) for n in ("nothing", "all-linear", "some"))
-    assert not can_fuse(found["full"], num_bytes=1), "its weights need gradients"
-    assert not can_fuse(replace(found["some"], dtype=torch.bfloat16), num_bytes=1)
+    shape = decoder(base)
+    assert all(can_fuse(shape, found[n], num_bytes=1) for n in ("nothing", "all-linear", "some"))
+    assert not can_fuse(shape, found["full"], num_bytes=1), "its weights need gradients"
+    assert not can_fuse(shape, replace(found["some"], dtype=torch.bfloat16), num_bytes=1)
     monkeypatch.setattr(fused_pass, "COPY_BYTES", 1)
-    assert not can_fuse(found["some"], num_bytes=2)
+    assert not can_fuse(shape, found["some"], num_bytes=2)
 
 
 def test_the_tensors_of_a_version_are_left_as_they_are() -> None:
