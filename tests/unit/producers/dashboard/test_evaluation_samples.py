@@ -1,13 +1,9 @@
 """The answers to a row of an evaluation, and the ways that lead to them."""
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
-from tests.kit.application import Application
-from tests.kit.showcase import EVALUATION, FIRST, QUESTIONS, fill
-from tests.kit.signed_in import signed_in
+from tests.kit.showcase import EVALUATION, FIRST, QUESTIONS
 
 pytestmark = pytest.mark.postgres
 
@@ -15,10 +11,8 @@ HERE_PAGE = f"/evals/{EVALUATION}/samples"
 
 
 @pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    await fill(app, steps=2)
-    async with signed_in(app) as client:
-        yield client
+def showcase_steps() -> int:
+    return 2
 
 
 async def test_each_row_of_an_evaluation_leads_to_its_answers(browser: httpx.AsyncClient) -> None:

@@ -1,12 +1,10 @@
 """The forms that begin with a checkpoint: a run that starts from it, and an evaluation of it."""
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
 from tests.kit.application import Application
-from tests.kit.showcase import fill
+from tests.kit.showcase import STEPS
 from tests.kit.signed_in import form_key_in, signed_in
 from tests.kit.specs import ref
 from tests.kit.story import checkpoint
@@ -17,10 +15,8 @@ BEST = "gsm8k-grpo-3e-6@best"
 
 
 @pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    await fill(app)
-    async with signed_in(app) as client:
-        yield client
+def showcase_steps() -> int:
+    return STEPS
 
 
 async def test_a_fork_has_the_config_of_the_run_and_starts_from_the_checkpoint(

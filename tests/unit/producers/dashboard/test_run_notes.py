@@ -1,7 +1,6 @@
 """Tags and notes on runs."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -11,8 +10,8 @@ from producers.core.history.notes import LONGEST_NOTE, MOST_TAGS, check_note, ch
 from schemas.errors import InvalidConfig
 from schemas.events import RunDeleted
 from tests.kit.application import Application
-from tests.kit.showcase import FIRST, SECOND, fill
-from tests.kit.signed_in import form_key_in, signed_in
+from tests.kit.showcase import FIRST, SECOND
+from tests.kit.signed_in import form_key_in
 from tests.kit.tenants import create_api_key, tenant
 
 
@@ -36,10 +35,8 @@ def test_a_note_is_a_text_of_bounded_length() -> None:
 
 
 @pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    await fill(app, steps=2)
-    async with signed_in(app) as client:
-        yield client
+def showcase_steps() -> int:
+    return 2
 
 
 @pytest.mark.postgres

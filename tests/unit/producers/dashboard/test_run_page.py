@@ -4,7 +4,6 @@ import html
 import json
 import math
 import re
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -16,9 +15,8 @@ from producers.dashboard.pages.runs import REWARD
 from schemas.events import EvaluationSettled
 from schemas.ids import GroupKey, Purpose
 from tests.kit.application import Application
-from tests.kit.showcase import FIRST, PAUSED, PENDING, SECOND, SECONDS, fill
+from tests.kit.showcase import FIRST, PAUSED, PENDING, SECOND, SECONDS
 from tests.kit.showcase_answers import NUM_SAMPLES
-from tests.kit.signed_in import signed_in
 
 pytestmark = pytest.mark.postgres
 FIGURES = [
@@ -29,10 +27,8 @@ FIGURES = [
 
 
 @pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    await fill(app, steps=3)
-    async with signed_in(app) as client:
-        yield client
+def showcase_steps() -> int:
+    return 3
 
 
 async def test_the_time_of_a_step_is_split(browser: httpx.AsyncClient) -> None:

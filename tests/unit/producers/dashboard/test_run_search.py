@@ -1,14 +1,9 @@
 """The search box of the list of runs."""
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
 from producers.dashboard.run_search import parse_search
-from tests.kit.application import Application
-from tests.kit.showcase import fill
-from tests.kit.signed_in import signed_in
 
 
 @pytest.mark.parametrize(
@@ -36,10 +31,8 @@ def test_a_search_has_words_and_keys(text: str, words: str, values: dict[str, st
 
 
 @pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    await fill(app, steps=3)
-    async with signed_in(app) as client:
-        yield client
+def showcase_steps() -> int:
+    return 3
 
 
 @pytest.mark.postgres

@@ -127,6 +127,11 @@ def test_branches_are_found_and_downloaded() -> None:
     assert whole_text(BRANCHED).count("It is 30.") == 1
 
 
+@pytest.fixture
+def showcase_steps() -> int:
+    return 3
+
+
 def test_one_text_can_be_read_alone() -> None:
     assert text_part(RECORD, "message-0") == "How many?"
     assert text_part(RECORD, "message-1") == 'add {"a": 1}'
@@ -137,7 +142,6 @@ def test_one_text_can_be_read_alone() -> None:
 async def test_a_group_can_be_read_walked_and_downloaded(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
-    await fill(app, steps=3)
     here = f"/runs/{FIRST}/samples"
     page = (await browser.get(f"{here}?step=2")).text
     assert "Next group (n)" in page
@@ -161,7 +165,6 @@ async def test_a_group_can_be_read_walked_and_downloaded(
 async def test_the_agent_s_own_system_prompt_and_all_branches_can_be_read(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
-    await fill(app, steps=2)
     here = f"/runs/{FIRST}/samples"
     page = (await browser.get(f"{here}?step=2")).text
     assert "Answer as briefly as you can." in page
@@ -191,12 +194,12 @@ async def test_the_agent_s_own_system_prompt_and_all_branches_can_be_read(
 async def test_the_last_page_of_answers_may_be_empty(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
-    await fill(app, steps=3)
     page = await browser.get(f"/runs/{FIRST}/samples?step=2&first=1000")
     assert page.status_code == 200
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize("showcase_steps", [None])
 async def test_tokens_have_colours_by_class_and_an_answer_without_tokens_says_so(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
@@ -221,7 +224,6 @@ async def test_tokens_have_colours_by_class_and_an_answer_without_tokens_says_so
 
 @pytest.mark.postgres
 async def test_a_long_list_of_groups_goes_on(app: Application, browser: httpx.AsyncClient) -> None:
-    await fill(app, steps=2)
     groups, _ = await app.services.readmodel.runs.groups(FIRST, "train", EVERYTHING, step=1)
     many = [replace(groups[0], slot=slot) for slot in range(2 * GROUPS_IN_LIST + 1)]
     lists = [listed_groups(many, many[slot]) for slot in (0, GROUPS_IN_LIST, 2 * GROUPS_IN_LIST)]
@@ -238,7 +240,6 @@ async def test_a_long_list_of_groups_goes_on(app: Application, browser: httpx.As
 async def test_a_text_of_a_sample_is_downloaded_alone(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
-    await fill(app, steps=2)
     sample = f"/runs/{FIRST}/samples/{GroupKey(FIRST, Purpose.TRAIN, 2, 0)}.1/text"
     assert (await browser.get(f"{sample}?part=message-1")).text == "About 130."
     assert (await browser.get(f"{sample}?part=message-9")).status_code == 404
@@ -249,7 +250,6 @@ async def test_a_group_that_took_the_place_of_another_is_read_and_walked(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
     """Each link leads to another group, through all of them and back."""
-    await fill(app, steps=2)
     copy = """insert into graded_groups select owner, purpose, step, slot, replacement + 1,
     dataset_row + 4, num_samples, artifact, grades, at, judgements, attempts from graded_groups
     where owner = $1 and step = 1 and slot = 0"""
@@ -275,7 +275,6 @@ async def test_the_newest_graded_answers_are_shown_first(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
     """Also those of a step that has not ended: of a run that failed in it, they say why."""
-    await fill(app, steps=3)
     await app.database.durable.execute("update runs set current_step = 1 where run = $1", FIRST)
     here = f"/runs/{FIRST}/samples"
     assert (await browser.get(f"{here}.json")).json()["step"] == 2
@@ -285,6 +284,7 @@ async def test_the_newest_graded_answers_are_shown_first(
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize("showcase_steps", [None])
 async def test_answers_are_read_although_their_dataset_is_gone(
     app: Application, browser: httpx.AsyncClient
 ) -> None:
@@ -310,8 +310,6 @@ async def test_answers_are_read_although_their_dataset_is_gone(
 async def test_a_damaged_answer_is_a_page_that_says_so(
     app: Application, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fill(app, steps=2)
-
     async def damaged(ref: ArtifactRef) -> bytes:
         raise CorruptData(f"{ref.uri} has another SHA-256; restore it from a backup")
 

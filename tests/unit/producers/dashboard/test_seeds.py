@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from producers.dashboard.overlay import MeanPoint, band, mean_points
 from producers.dashboard.pages.compare import without_seed
 from tests.kit.application import Application
-from tests.kit.showcase import FIRST, PAUSED, SECOND, fill
-from tests.kit.signed_in import signed_in
+from tests.kit.showcase import FIRST, PAUSED, SECOND
 from tests.kit.tenants import tenant
 
 
@@ -38,10 +36,8 @@ def test_only_the_seed_is_left_out_of_a_config() -> None:
 
 
 @pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    await fill(app, steps=3)
-    async with signed_in(app) as client:
-        yield client
+def showcase_steps() -> int:
+    return 3
 
 
 async def make_seed(app: Application, run: str, seed: int) -> None:

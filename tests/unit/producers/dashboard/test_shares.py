@@ -12,7 +12,7 @@ from infra.identity.shares import MOST_SHARES
 from schemas.events import EvaluationSettled, RunDeleted
 from tests.kit.application import Application
 from tests.kit.markup import structure
-from tests.kit.showcase import FAILED, FIRST, SECOND, fill
+from tests.kit.showcase import FAILED, FIRST, SECOND
 from tests.kit.signed_in import form_key_in, signed_in
 from tests.kit.tenants import create_api_key, tenant
 
@@ -34,8 +34,12 @@ and config."""
 
 
 @pytest.fixture
+def showcase_steps() -> int:
+    return 3
+
+
+@pytest.fixture
 async def filled(app: Application) -> Application:
-    await fill(app, steps=3)
     return app
 
 

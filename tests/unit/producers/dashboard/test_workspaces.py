@@ -1,22 +1,17 @@
 """The page of a workspace: its triggers, and its deliveries with a filter."""
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
 from tests.kit.application import Application
-from tests.kit.showcase import FIRST, WORKSPACE, fill
-from tests.kit.signed_in import signed_in
+from tests.kit.showcase import FIRST, WORKSPACE
 
 pytestmark = pytest.mark.postgres
 
 
 @pytest.fixture
-async def browser(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    await fill(app, steps=2)
-    async with signed_in(app) as client:
-        yield client
+def showcase_steps() -> int:
+    return 2
 
 
 async def test_triggers_show_what_became_of_the_last_push(browser: httpx.AsyncClient) -> None:
