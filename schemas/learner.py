@@ -28,8 +28,8 @@ verification of its log.
    longest answer.
 4: a CUDA GPU computes 64 million logits at a time instead of 4 million.
 5: `compile` compiles the attention of a CUDA GPU too.
-6: the lean decoder computes more architectures, and layers with a window (`lean_since` in
-   `schemas.models.families`).
+6: the rows of a group share all that they begin with, and not only equal contexts; the lean decoder
+   computes more architectures, and layers with a window (`lean_since` in `schemas.models.families`).
 """
 
 

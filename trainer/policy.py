@@ -93,6 +93,11 @@ class Policy:
         Only our own decoder supports the attention mask that this needs."""
         return self.loaded.decoder is not None
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether such a tree shares all that rows begin with (`trainer/forward/prefix_tree.py`)."""
+        return self.shares_prompts and self.forward.shares_prefixes
+
     def outputs(
         self, micro: MicroBatch, *, reference: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -302,6 +307,7 @@ def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -
         allows_native=not advanced.deterministic,
         trains_padding=rules >= 2,
         has_large_chunks=rules >= 4,
+        shares_prefixes=rules >= 6,
         fuses_attention=advanced.compile and rules >= 5,
     )
 

@@ -66,8 +66,8 @@ KNOWN_BUGS = (
         bug="a reward is read one token before the end of the answer",
         seen="EleutherAI/gpt-neox#1285",
         code="trainer.forward.packing:_Packing.add",
-        old="self.lasts.append(len(self.tokens) - 1)",
-        new="self.lasts.append(len(self.tokens) - 2)",
+        old="self.lasts.append(place[-1])",
+        new="self.lasts.append(place[-2])",
         test=f"{UNIT}/test_step.py::"
         "test_a_reward_is_the_heads_value_at_the_token_that_ends_the_turn",
     ),

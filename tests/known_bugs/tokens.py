@@ -3,6 +3,7 @@
 from tests.known_bugs.known_bug import KnownBug
 
 ADD = "trainer.forward.packing:_Packing.add"
+SEGMENT = "trainer.forward.packing:_Packing._segment"
 UNIT = "tests/unit/trainer"
 HERE = "tests/known_bugs/test_by_hand.py"
 PACKING = f"{UNIT}/forward/test_packing.py"
@@ -44,7 +45,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="positions run on through a packed row",
         seen="hiyouga/LlamaFactory#7318",
-        code="trainer.forward.packing:_Packing._segment",
+        code=SEGMENT,
         old="range(position, position + len(tokens))",
         new="range(len(self.positions), len(self.positions) + len(tokens))",
         test=f"{UNIT}/forward/test_packing.py::test_a_shared_prompt_is_packed_once",
@@ -52,10 +53,19 @@ KNOWN_BUGS = (
     KnownBug(
         bug="a packed sequence sees its neighbours",
         seen="axolotl-ai-cloud/axolotl#1375",
-        code=ADD,
-        old="Segment(own, len(self.tokens), start, shared)",
-        new="Segment(own, len(self.tokens), 0, own)",
+        code=SEGMENT,
+        old="Segment(start, end, context)",
+        new="Segment(start, end, context and (range(start),))",
         test=f"{UNIT}/forward/test_packing.py::test_a_shared_prompt_is_packed_once",
+    ),
+    KnownBug(
+        bug="in a tree of several levels a token sees the root and its own segment alone",
+        seen="verl-project/verl#6689",
+        code=SEGMENT,
+        old="Segment(start, end, context)",
+        new="Segment(start, end, context[:1])",
+        test=f"{UNIT}/forward/test_prefix_tree.py::"
+        "test_the_tokens_behind_a_place_see_the_path_to_it",
     ),
     KnownBug(
         bug="the mask between packed sequences is made and not used",

@@ -117,12 +117,12 @@ class TablePolicy:
     """A policy whose log-probabilities are looked up in a table: the token of row b, position t is
     b T + t."""
 
-    shares_prompts = True
+    shares_prompts = shares_prefixes = True
     device = torch.device("cpu")
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.shares_prompts = case.share
+        self.shares_prompts = self.shares_prefixes = case.share
         self.leaf = case.now.clone().requires_grad_()
         self.value_leaf = (
             case.now * 0 if case.value is None else case.value.clone()

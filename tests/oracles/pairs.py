@@ -101,7 +101,7 @@ class TablePolicy:
     """A policy whose log-probabilities are looked up: the token of answer a, position t is a T + t, and
     those of the other answers come after them."""
 
-    shares_prompts = True
+    shares_prompts = shares_prefixes = True
     device = torch.device("cpu")
 
     def __init__(self, case: PairCase) -> None:

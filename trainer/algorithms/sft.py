@@ -187,6 +187,7 @@ def _micro_batches(
         batch.examples,
         micro_batch_tokens=micro_batch_tokens,
         share=policy.shares_prompts,
+        prefixes=policy.shares_prefixes,
         splits=rules >= 2,
         device=policy.device,
     )

@@ -199,6 +199,7 @@ def micro_batches(
         with_masks([row.student for row in rows], policy),
         micro_batch_tokens=run.hyperparameters.micro_batch_tokens,
         share=share,
+        prefixes=policy.shares_prefixes,
         device=device,
     ):
         own = rows[first : first + micro.num_rows]
@@ -210,6 +211,7 @@ def micro_batches(
                 [row.teacher for row in own],
                 micro_batch_tokens=NO_LIMIT,
                 share=share,
+                prefixes=policy.shares_prefixes,
                 device=device,
             )
             yield micro, read

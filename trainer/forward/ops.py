@@ -81,6 +81,8 @@ class Forward:
     for models that run through Transformers."""
     has_large_chunks: bool = True
     """Whether a CUDA GPU computes many logits at a time. Under rules 3 it computed as few as a CPU."""
+    shares_prefixes: bool = True
+    """Whether rows share all that they begin with. Under rules 5 they shared equal contexts only."""
     fuses_attention: bool = False
     """Whether attention is compiled on a CUDA GPU too. Under rules 4 it was not."""
     is_inference: bool = False

@@ -9,27 +9,32 @@ No micro-batch is larger than `micro_batch_tokens`, unless it is a single sequen
 split, because its likelihood ratio is one number in some objectives, so a longer one is a pass of its
 own.
 
-The samples of a group share their prompt, so they are packed as a tree: first the shared context, then
-each continuation, which sees the context and itself and counts its positions from the context's end.
-Shared tokens are computed and trained once. A group that is larger than a micro-batch is divided between
-samples, and each part repeats the context. A *segment* is a packed run of tokens: a context, a
-continuation, or a whole sequence. Padding exists inside attention only.
+The rows of a group begin alike, so they are packed as a tree: a row leaves an earlier one where their
+tokens begin to differ (`trainer/forward/prefix_tree.py`). The tokens behind that place see the path to
+it and themselves, and count their positions along the path. Shared tokens are computed once. A group
+that is larger than a micro-batch is divided between rows, and each part repeats what it shares. A
+*segment* is a packed run of tokens between two places where rows leave. Padding exists inside attention
+only.
 
 Legend: N packed tokens, B segments, T tokens of the longest segment, U keys that it sees (its
 context and itself), R sequences, M actions (tokens the policy chose). An action is predicted from
 the hidden state of the token before it, `predictor_M`: the last prompt token predicts the first
-action, the last action is a target, and nothing predicts from it.
+action, the last action is a target, and nothing predicts from it. Actions are in the order of rows,
+also where several rows predict from one hidden state.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import accumulate, chain, pairwise
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from schemas.sampling import Sequence as TokenSequence
 from trainer.forward.allowed_tokens import AllowedTokens, allowed_tokens
 from trainer.forward.decoder import Attend
+from trainer.forward.prefix_tree import Branch, PrefixTree
 from trainer.forward.spans import Segment
 
 
@@ -48,18 +53,34 @@ class Example:
         it."""
         return sum(self.sequence.loss_mask[1:])
 
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Its tokens before the first action."""
+        tokens, mask = self.sequence.tokens, self.sequence.loss_mask
+        return tokens[: mask.index(1)] if 1 in mask else tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One packed row: examples whose first `num_shared` tokens are the same."""
+    """Examples that share what they begin with. Each leaves an earlier one at its branch."""
 
-    num_shared: int
     examples: tuple[Example, ...]
+    branches: tuple[Branch, ...]
 
     @property
     def num_tokens(self) -> int:
-        own = sum(len(e.sequence.tokens) - self.num_shared for e in self.examples)
-        return self.num_shared + own
+        pairs = zip(self.examples, self.branches, strict=True)
+        return sum(len(e.sequence.tokens) - branch.depth for e, branch in pairs)
+
+    @property
+    def divisions(self) -> list[list[int]]:
+        """For each example, the depths at which its own tokens are divided, because others leave."""
+        found: list[set[int]] = [set() for _ in self.examples]
+        for branch in self.branches:
+            if branch.depth < len(self.examples[branch.row].sequence.tokens):
+                found[branch.row].add(branch.depth)
+        pairs = zip(found, self.branches, strict=True)
+        return [sorted(d for d in depths if d > branch.depth) for depths, branch in pairs]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,44 +127,102 @@ class MicroBatch:
         return len(self.tokens_N)
 
 
+def trees_of(
+    examples: Sequence[Example], *, most: int, share: bool, prefixes: bool
+) -> Iterator[Tree]:
+    """Group examples into trees of at most `most` tokens. An example that is longer is a tree of its
+    own. With `share`, successive examples with the same leading context form one tree. With `prefixes`
+    too, the examples of a group share all that they begin with (`trainer/forward/prefix_tree.py`).
+    Otherwise each example is a tree of its own."""
+    if share and prefixes:
+        for group in _groups(examples):
+            yield from _prefix_trees(group, most=most)
+        return
+    for tree in build_trees(examples, share=share):
+        yield from split_tree(tree, most=most)
+
+
 def build_trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
-    """Group examples into trees. With `share`, successive examples with the same leading context form
-    one tree. Otherwise each example is a tree of its own."""
+    """Group examples into trees that share contexts only. With `share`, successive examples with the
+    same leading context form one tree. Otherwise each example is a tree of its own."""
     members: list[Example] = []
-    context: tuple[int, ...] = ()
     for example in examples:
-        num_context = sum(1 for _ in takewhile(lambda m: m == 0, example.sequence.loss_mask))
-        own = example.sequence.tokens[:num_context]
-        if members and not (share and own and own == context):
-            yield Tree(len(context) if len(members) > 1 else 0, tuple(members))
+        own = example.context
+        if members and not (share and own and own == members[0].context):
+            yield _fan(members)
             members = []
         members.append(example)
-        context = own
     if members:
-        yield Tree(len(context) if len(members) > 1 else 0, tuple(members))
+        yield _fan(members)
+
+
+def _fan(members: Sequence[Example]) -> Tree:
+    """The tree of examples with the same leading context. A single example shares nothing."""
+    shared = len(members[0].context)
+    return Tree(tuple(members), tuple(Branch(0, shared if n else 0) for n in range(len(members))))
 
 
 def split_tree(tree: Tree, *, most: int) -> Iterator[Tree]:
-    """Divide a tree between examples into trees of at most `most` tokens, each as large as possible.
-    Each repeats the shared tokens. An example that is longer than `most` is a tree of its own."""
+    """Divide a tree that shares its context between examples into trees of at most `most` tokens, each
+    as large as possible. Each repeats the shared tokens."""
     if tree.num_tokens <= most:
         yield tree
         return
     members: list[Example] = []
-    total = tree.num_shared
+    total, shared = 0, len(tree.examples[0].context) if len(tree.examples) > 1 else 0
     for example in tree.examples:
-        own = len(example.sequence.tokens) - tree.num_shared
+        own = len(example.sequence.tokens) - (shared if members else 0)
         if members and total + own > most:
-            yield _subtree(tree, members)
-            members, total = [], tree.num_shared
+            yield _fan(members)
+            members, total, own = [], 0, own + shared
         members.append(example)
         total += own
-    yield _subtree(tree, members)
+    yield _fan(members)
 
 
-def _subtree(tree: Tree, members: Sequence[Example]) -> Tree:
-    """A tree of some of a tree's examples. A single example shares nothing, as in `build_trees`."""
-    return Tree(tree.num_shared if len(members) > 1 else 0, tuple(members))
+def _groups(examples: Sequence[Example]) -> Iterator[list[Example]]:
+    """Successive rows of one sample, and of samples whose first row has the same leading context."""
+    members: list[Example] = []
+    for example in examples:
+        own = example.context
+        is_first = not members or example.sample != members[-1].sample
+        if members and is_first and not (own and own == members[0].context):
+            yield members
+            members = []
+        members.append(example)
+    if members:
+        yield members
+
+
+def _prefix_trees(group: Sequence[Example], *, most: int) -> Iterator[Tree]:
+    """The trees of a group, in order. Rows that share nothing with rows around them are trees of their
+    own. A tree of more than `most` tokens is divided between rows, each part as large as possible."""
+    (whole,) = _grow(group, most=sys.maxsize)
+    # A tree ends where no later row leaves a row before.
+    leaves = [b.row if b.depth else n for n, b in enumerate(whole.branches)]
+    earliest = [*accumulate(reversed(leaves), min)][::-1]
+    starts = [n for n, first in enumerate(earliest) if n == first]
+    for start, end in pairwise([*starts, len(group)]):
+        moved = (Branch(b.row - start, b.depth) for b in whole.branches[start:end])
+        branches = tuple(b if b.depth else Branch(0, 0) for b in moved)
+        tree = Tree(tuple(group[start:end]), branches)
+        yield from (tree,) if tree.num_tokens <= most else _grow(tree.examples, most=most)
+
+
+def _grow(examples: Sequence[Example], *, most: int) -> Iterator[Tree]:
+    """Examples in order as trees of at most `most` tokens. A longer example is one by itself."""
+    found: list[tuple[Example, Branch]] = []
+    tree, total = PrefixTree(), 0
+    for example in examples:
+        tokens, num_context = example.sequence.tokens, len(example.context)
+        branch = tree.find(tokens, num_context=num_context)
+        if found and total + len(tokens) - branch.depth > most:
+            yield Tree(*zip(*found, strict=True))
+            found, tree, total, branch = [], PrefixTree(), 0, Branch(0, 0)
+        tree.add(tokens, branch, num_context=num_context)
+        found.append((example, branch))
+        total += len(tokens) - branch.depth
+    yield Tree(*zip(*found, strict=True))
 
 
 def pack(
@@ -151,13 +230,15 @@ def pack(
     *,
     micro_batch_tokens: int,
     share: bool,
+    prefixes: bool = True,
     splits: bool = True,
     device: torch.device | None = None,
     pads: bool | None = None,
 ) -> Iterator[MicroBatch]:
     """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens; a single
     longer example is one of its own. Examples without an action have nothing to train and are left out.
-    `splits` False: a tree is never divided, and padding is not counted (rules 1, `schemas.learner`).
+    `share` and `prefixes` say what examples share (`trees_of`). `splits` False: a tree is never divided,
+    and padding is not counted (rules 1, `schemas.learner`).
     `pads`: whether segments are padded into blocks for attention. None: on a CPU, where that is
     fastest, and where rows are not shared, since Transformers' modules need it. Those modules compute
     the padding too, so there it counts as tokens."""
@@ -165,12 +246,13 @@ def pack(
         pads = device is None or device.type == "cpu" or not share
     most = micro_batch_tokens
     packing = _Packing(pads)
-    for tree in build_trees([e for e in examples if e.num_actions], share=share):
-        for part in split_tree(tree, most=most) if splits else (tree,):
-            if packing.tokens and packing.size_with(part, padded=splits and not share) > most:
-                yield packing.tensors(device)
-                packing = _Packing(pads)
-            packing.add(part)
+    trained = [e for e in examples if e.num_actions]
+    limit = most if splits else sys.maxsize
+    for tree in trees_of(trained, most=limit, share=share, prefixes=prefixes):
+        if packing.tokens and packing.size_with(tree, padded=splits and not share) > most:
+            yield packing.tensors(device)
+            packing = _Packing(pads)
+        packing.add(tree)
     if packing.tokens:
         yield packing.tensors(device)
 
@@ -201,23 +283,24 @@ class _Packing:
         return (self.num_rows + len(tree.examples)) * max(tree.num_tokens, self.longest)
 
     def add(self, tree: Tree) -> None:
-        start, shared = len(self.tokens), tree.num_shared
         if any(e.sequence.constrained and not e.masks for e in tree.examples):
             raise ValueError("a constrained answer needs its token masks: call `with_masks` first")
         self.longest = max(self.longest, tree.num_tokens)
-        if shared:
-            self._segment(tree.examples[0].sequence.tokens[:shared], 0)
-            self.segments.append(Segment(start, start + shared))
-        for example in tree.examples:
-            tokens, own = example.sequence.tokens, len(self.tokens)
-            self._segment(tokens[shared:], shared)
-            self.lasts.append(len(self.tokens) - 1)
-            self.segments.append(Segment(own, len(self.tokens), start, shared))
+        paths: list[tuple[range, ...]] = []
+        for example, branch, divisions in zip(
+            tree.examples, tree.branches, tree.divisions, strict=True
+        ):
+            tokens = example.sequence.tokens
+            path = _begin(paths[branch.row], branch.depth) if branch.depth else ()
+            for start, end in pairwise((branch.depth, *divisions, len(tokens))):
+                path = self._segment(tokens[start:end], start, path)
+            paths.append(path)
+            place = [*chain.from_iterable(path)]
+            self.lasts.append(place[-1])
             for t in range(1, len(tokens)):
                 if example.sequence.loss_mask[t]:
                     before = t - 1
-                    at = start + before if before < shared else own + before - shared
-                    self.predictors.append(at)
+                    self.predictors.append(place[before])
                     self.targets.append(tokens[t])
                     self.behaviour.append(example.sequence.logprobs[t])
                     self.samples.append(example.sample)
@@ -225,16 +308,26 @@ class _Packing:
                     self.masks.append(example.masks.get(t))
             self.num_rows += 1
 
-    def _segment(self, tokens: Sequence[int], position: int) -> None:
+    def _segment(
+        self, tokens: Sequence[int], position: int, context: tuple[range, ...]
+    ) -> tuple[range, ...]:
+        """Append tokens that continue this path. Returns the path through them."""
+        if not tokens:
+            return context
+        start, end = len(self.tokens), len(self.tokens) + len(tokens)
         self.tokens += tokens
         self.positions += range(position, position + len(tokens))
+        self.segments.append(Segment(start, end, context))
+        if context and context[-1].stop == start:
+            return (*context[:-1], range(context[-1].start, end))
+        return (*context, range(start, end))
 
     def tensors(self, device: torch.device | None) -> MicroBatch:
         """The micro-batch. Contexts have the length of prompts and continuations that of answers, so
         each kind is padded separately."""
         kinds = (
-            [s for s in self.segments if not s.num_context],
-            [s for s in self.segments if s.num_context],
+            [s for s in self.segments if not s.context],
+            [s for s in self.segments if s.context],
         )
         blocks = tuple(_block(kind) for kind in kinds if kind and self.pads)
         place_N = torch.zeros(len(self.tokens), dtype=torch.long)
@@ -264,21 +357,30 @@ class _Packing:
         )
 
 
+def _begin(path: tuple[range, ...], depth: int) -> tuple[range, ...]:
+    """The first `depth` tokens of a path."""
+    found: list[range] = []
+    for part in path:
+        if depth > 0:
+            found.append(part[:depth])
+        depth -= len(part)
+    return tuple(found)
+
+
 def _block(segments: Sequence[Segment]) -> Block:
-    table_B_4 = torch.tensor([[s.start, s.end, s.context_start, s.num_context] for s in segments])
-    start_B_1, end_B_1, context_B_1, num_context_B_1 = table_B_4.split(1, dim=1)
+    table_B_3 = torch.tensor([[s.start, s.end, s.num_context] for s in segments])
+    start_B_1, end_B_1, num_context_B_1 = table_B_3.split(1, dim=1)
     length_B_1 = end_B_1 - start_B_1
     times_T = torch.arange(int(length_B_1.max()))
     keys_U = torch.arange(int((length_B_1 + num_context_B_1).max()))
     zero = torch.tensor(0)
     valid_B_T = times_T < length_B_1
-    in_context_B_U = keys_U < num_context_B_1
-    own_B_U = start_B_1 + keys_U - num_context_B_1
     known_B_U = keys_U < num_context_B_1 + length_B_1
     visible_B_T_U = keys_U <= (num_context_B_1 + times_T)[:, :, None]
+    keys = [torch.cat([torch.arange(r.start, r.stop) for r in s.keys]) for s in segments]
     return Block(
         query_B_T=(start_B_1 + times_T).where(valid_B_T, zero),
-        key_B_U=(context_B_1 + keys_U).where(in_context_B_U, own_B_U).where(known_B_U, zero),
+        key_B_U=pad_sequence(keys, batch_first=True),
         visible_B_T_U=visible_B_T_U & (known_B_U[:, None, :] | ~valid_B_T[:, :, None]),
         valid_B_T=valid_B_T,
     )

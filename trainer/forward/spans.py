@@ -6,23 +6,32 @@ Legend: N packed tokens, S segments, U keys of all segments one after the other.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The tokens from start to end (exclusive) of N. They see the `num_context` tokens from
-    context_start on, and the segment's own tokens up to themselves."""
+    """The tokens from start to end (exclusive) of N. They see the tokens of `context`, which are ranges
+    of N before them, and the segment's own tokens up to themselves."""
 
     start: int
     end: int
-    context_start: int = 0
-    num_context: int = 0
+    context: tuple[range, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return self.end - self.start
+
+    @property
+    def num_context(self) -> int:
+        return sum(map(len, self.context))
+
+    @property
+    def keys(self) -> tuple[range, ...]:
+        """The tokens that its last token sees, in order."""
+        return (*self.context, range(self.start, self.end))
 
     @property
     def num_keys(self) -> int:
@@ -52,10 +61,9 @@ def spans_of(segments: Sequence[Segment], *, device: torch.device | None) -> Spa
     keys: list[int] = []
     ends = [0]
     for segment in segments:
-        keys += range(segment.context_start, segment.context_start + segment.num_context)
-        keys += range(segment.start, segment.end)
+        keys += chain.from_iterable(segment.keys)
         ends.append(len(keys))
-    shared = any(segment.num_context for segment in segments)
+    shared = any(segment.context for segment in segments)
     return Spans(
         segments=tuple(segments),
         query_ends_S=torch.tensor(starts, dtype=torch.int32, device=device),

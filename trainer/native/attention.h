@@ -5,8 +5,8 @@
 
 #include "pass.h"
 
-static int64_t key_row(const Segment *s, int64_t u) {
-    return u < s->num_context ? s->context + u : s->start + u - s->num_context;
+static int64_t key_row(const Pass *p, const Segment *s, int64_t u) {
+    return u < s->num_context ? p->context[s->context + u] : s->start + u - s->num_context;
 }
 
 /* Writes the rows of head `at` as panels of keys, with which queries are multiplied. A block of queries sees
@@ -17,7 +17,7 @@ static void by_key(const Pass *p, const Segment *s, const real *qkv, int64_t at,
     for (int64_t u = 0; u < up(num_keys, lanes); u += WIDE) {
         const real *from[WIDE];
         for (int i = 0; i < WIDE; i++)
-            from[i] = u + i < num_keys ? qkv + key_row(s, u + i) * O + at * D : 0;
+            from[i] = u + i < num_keys ? qkv + key_row(p, s, u + i) * O + at * D : 0;
         for (int64_t d = 0; d < D; d += WIDE) {
             vec block[WIDE];
             for (int i = 0; i < WIDE; i++) block[i] = from[i] ? *(const vec *)(from[i] + d) : splat(0);
@@ -33,7 +33,7 @@ static void by_column(const Pass *p, const Segment *s, const real *qkv, int64_t 
                       real *to) {
     const int64_t D = p->head_dim, O = (p->heads + 2 * p->kv_heads) * D, lanes = lanes_of(D);
     for (int64_t u = 0; u < num_keys; u++) {
-        const real *from = qkv + key_row(s, u) * O + at * D;
+        const real *from = qkv + key_row(p, s, u) * O + at * D;
         for (int64_t d = 0; d < D; d += WIDE)
             *(vec *)(to + d / lanes * lanes * num_keys + u * lanes + d % lanes) = *(const vec *)(from + d);
     }
@@ -94,8 +94,8 @@ static void attend(const Pass *p, const Kept *k, const Segment *s, int64_t head,
 }
 
 /* The backward pass for the queries of one tree, in the query heads of one key head. It turns the gradient of
-   `seen` (N, A D) into that of the heads (N, O). A context comes before its continuations. Its gradients are
-   assigned, and its continuations add to them. */
+   `seen` (N, A D) into that of the heads (N, O). A segment comes after its context. The gradients of its own
+   keys are assigned, and the segments that see them add to them. */
 static void unattend(const Pass *p, const Kept *k, int64_t tree, int64_t head, const real *grad_seen,
                      real *grad_qkv, real *work) {
     const int64_t D = p->head_dim, A = p->heads, K = p->kv_heads, O = (A + 2 * K) * D, groups = A / K;
@@ -134,7 +134,7 @@ static void unattend(const Pass *p, const Kept *k, int64_t tree, int64_t head, c
             }
         }
         for (int64_t u = 0; u < num_keys; u++) {
-            real *key = grad_qkv + key_row(s, u) * O + (A + head) * D, *value = key + K * D;
+            real *key = grad_qkv + key_row(p, s, u) * O + (A + head) * D, *value = key + K * D;
             const int adds = u < s->num_context;
             for (int64_t d = 0; d < D; d++) {
                 key[d] = (adds ? key[d] : 0) + grad_keys[u * D + d];

@@ -11,6 +11,7 @@ Legend: N tokens, H hidden, D head size, O outputs, r rank.
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class _Pass(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in SIZES),
         *((name, ctypes.c_double) for name in ("eps", "scale")),
-        *((name, ctypes.c_void_p) for name in ("cos", "sin", "segment", "tree")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin", "segment", "context", "tree")),
         ("layer", ctypes.POINTER(_Layer)),
         *((name, ctypes.c_void_p) for name in ("x", "kept", "work", *PLACES)),
         ("share", ctypes.c_int64),
@@ -89,7 +90,7 @@ class LearnerPass:
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, segments: Sequence[Segment]
     ) -> torch.Tensor:
         """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden_states`. A
-        segment must come after its context, and segments of one context must follow one another."""
+        segment must come after its context."""
         base = self.view.base
         x_N_H = F.embedding(tokens_N, base["model.embed_tokens.weight"])
         work = _Work(self.library, self.decoder, self.view, positions_N, segments)
@@ -140,8 +141,7 @@ class _Work:
         self._modules: list[tuple[_Module, torch.Tensor, torch.Tensor]] = []
         embedding = view.base["model.embed_tokens.weight"]
         angles = positions_N[:, None].float() * decoder.rope.inverse_frequencies
-        table = torch.tensor([(s.start, s.end, s.context_start, s.num_context) for s in segments])
-        starts = [n for n, s in enumerate(segments) if not s.num_context]
+        table, context, trees = _segment_tables(segments)
         layers = (_Layer * decoder.num_layers)(
             *(self._layer(decoder, view, layer) for layer in range(decoder.num_layers))
         )
@@ -156,7 +156,7 @@ class _Work:
             inner=layers[0].fused[len(FUSED) - 1].inputs,
             tokens=len(positions_N),
             segments=len(segments),
-            trees=len(starts),
+            trees=len(trees) - 1,
             threads=torch.get_num_threads(),
             keeps=int(keeps),
             eps=decoder.eps,
@@ -164,7 +164,8 @@ class _Work:
             cos=self._hold((angles.cos() * decoder.rope.scale).to(view.dtype)),
             sin=self._hold((angles.sin() * decoder.rope.scale).to(view.dtype)),
             segment=self._hold(table),
-            tree=self._hold(torch.tensor([*starts, len(segments)])),
+            context=self._hold(context),
+            tree=self._hold(trees),
             layer=layers,
         )
         self._pointer = ctypes.byref(self._pass)
@@ -239,6 +240,25 @@ class _Work:
     def _hold(self, tensor: torch.Tensor) -> int:
         self._kept_alive.append(tensor.contiguous())
         return self._kept_alive[-1].data_ptr()
+
+
+def _segment_tables(
+    segments: Sequence[Segment],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The segments with where their contexts begin in the second table, which has the tokens of all
+    contexts, and the first segment of each tree, then their number. A tree ends where no later segment
+    sees a token before."""
+    ends = [*accumulate((s.num_context for s in segments), initial=0)]
+    rows = [
+        (s.start, s.end, first, s.num_context) for s, first in zip(segments, ends, strict=False)
+    ]
+    context = [token for s in segments for part in s.context for token in part]
+    first_seen = [s.keys[0].start for s in segments]
+    earliest = [*accumulate(reversed(first_seen), min)][::-1]
+    trees = [n for n, s in enumerate(segments) if s.start == earliest[n]]
+    tables = (rows, context, [*trees, len(segments)])
+    table, seen, firsts = (torch.tensor(one, dtype=torch.int64) for one in tables)
+    return table, seen, firsts
 
 
 def release_memory() -> None:

@@ -37,8 +37,9 @@ typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, inner, tokens, segments, trees, threads, keeps;
     double eps, scale; /* of the norms; of the adapters */
     const real *cos, *sin;  /* (N, D / 2) */
-    const Segment *segment; /* in the order of N */
-    const int64_t *tree;    /* (trees + 1): first segment of each tree; its segments share a context */
+    const Segment *segment; /* in the order of N; `context` is a place in the next table */
+    const int64_t *context; /* the tokens of all contexts */
+    const int64_t *tree;    /* (trees + 1): first segment of each tree, which sees nothing before it */
     Layer *layer;
     real *x;    /* (N, H): embeddings, then hidden states; later their gradient, changed in place */
     real *kept; /* what the backward pass needs */

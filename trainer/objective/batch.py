@@ -196,5 +196,6 @@ def _micro_batches(
             micro_batch_tokens=hyperparameters.micro_batch_tokens,
             splits=hyperparameters.splits_groups,
             share=policy.shares_prompts,
+            prefixes=policy.shares_prefixes,
             device=policy.device,
         )

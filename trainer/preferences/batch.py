@@ -20,7 +20,7 @@ import torch
 from schemas.errors import Refused
 from schemas.learner import Conversation, Preference
 from trainer.algorithms import sft
-from trainer.forward.packing import Example, MicroBatch, build_trees, pack
+from trainer.forward.packing import Example, MicroBatch, pack, trees_of
 from trainer.model.chat_template import Chat
 from trainer.objective.batch import with_masks
 from trainer.objective.sequences import Rows
@@ -179,7 +179,7 @@ def micro_batches(
     for unit in units:
         rows = num_rows + len(unit.examples)
         long = max(longest, *(len(example.sequence.tokens) for example in unit.examples))
-        own = sum(tree.num_tokens for tree in build_trees(unit.examples, share=True))
+        own = _num_packed(policy, unit)
         size = total + own if policy.shares_prompts else rows * long
         if chunk and size > micro_batch_tokens:
             yield _pack(policy, chunk)
@@ -191,6 +191,12 @@ def micro_batches(
         yield _pack(policy, chunk)
 
 
+def _num_packed(policy: Policy, unit: PreferenceUnit) -> int:
+    """The tokens of a unit that shares what its answers begin with."""
+    trees = trees_of(unit.examples, most=sys.maxsize, share=True, prefixes=policy.shares_prefixes)
+    return sum(tree.num_tokens for tree in trees)
+
+
 def _pack(policy: Policy, units: Sequence[PreferenceUnit]) -> PreferenceMicroBatch:
     examples = [example for unit in units for example in unit.examples]
     named = [(n, example.sample) for n, unit in enumerate(units) for example in unit.examples]
@@ -199,6 +205,7 @@ def _pack(policy: Policy, units: Sequence[PreferenceUnit]) -> PreferenceMicroBat
         examples,
         micro_batch_tokens=sys.maxsize,
         share=policy.shares_prompts,
+        prefixes=policy.shares_prefixes,
         device=policy.device,
     )
     firsts, place = [], 0

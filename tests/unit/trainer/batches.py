@@ -91,6 +91,49 @@ def rewritten(slot: int, rewards: tuple[float | None, ...]) -> GradedGroup:
     return GradedGroup(slot, tuple(samples), rewards, parts_of(rewards))
 
 
+def reasoned(slot: int, rewards: tuple[float | None, ...]) -> GradedGroup:
+    """A group of two turns whose template drops the reasoning of the first, so every sample has two
+    rows. All answer the first question with the same 17 tokens. Every third sample does not reason, so
+    it learns them in its only row, at logprobs of its own, where others only read them."""
+    prompt = (30 + slot, *range(10, 28))
+    answer, question = (*range(40, 56), 6), (3, 61, 62, 4)
+    samples = []
+    for i in range(len(rewards)):
+        thought = (90 - i, 80 + i, 70)
+        first = (*thought, *answer) if i % 3 else answer
+        context = (*prompt, *answer, *question)
+        second = (99 - i, 33, 60 + i % 2, 6)
+        actions = [(prompt, first, -3.0), (context, second, -4.0)]
+        made = [
+            Row(
+                tokens=before + chosen,
+                loss_mask=loss_mask(len(before), len(chosen)),
+                logprobs=(0.0,) * len(before)
+                + tuple(at - 0.1 * i - 0.01 * j for j in range(len(chosen))),
+            )
+            for before, chosen, at in actions
+        ]
+        if not i % 3:
+            mask = loss_mask(len(prompt), len(answer)) + loss_mask(len(question), len(second))
+            logprobs = made[0].logprobs + (0.0,) * len(question) + made[1].logprobs[-len(second) :]
+            made = [Row(tokens=made[1].tokens, loss_mask=mask, logprobs=logprobs)]
+        turns = tuple(
+            RewardedTurn(
+                row=min(n, len(made) - 1),
+                num_actions=len(chosen),
+                reward=(0.2 * i, None, -0.3)[(i + n) % 3],
+                agent=("solver", "critic")[n],
+            )
+            for n, (_, chosen, _) in enumerate(actions)
+        )
+        samples.append(
+            SampleRecord(
+                index=i, sequences=tuple(made), turns=turns, agent_rewards={"critic": 0.25 * i}
+            )
+        )
+    return GradedGroup(slot, tuple(samples), rewards, parts_of(rewards))
+
+
 def accumulate_grpo(
     policy: Policy, groups: Sequence[GradedGroup], hyperparameters: Hyperparameters
 ) -> tuple[dict[str, float], tuple[int, ...]]:
@@ -103,3 +146,4 @@ def accumulate_grpo(
 
 GROUPS = (group(0, (1.0, 0.0, 0.5, None)), group(1, (0.0, 1.0, 1.0), empty=2), group(2, (1.0, 1.0)))
 MIXED = (*GROUPS, rewritten(3, (0.2, 0.9, -0.4)))
+REASONED = (reasoned(0, (0.2, 0.9, -0.4, 0.6)), group(1, (1.0, 0.0)), reasoned(2, (1.0, None, 0.5)))

@@ -26,7 +26,18 @@ def rows(*lengths: int) -> tuple[Segment, ...]:
     return tuple(Segment(start, end) for start, end in pairwise(ends))
 
 
-SHARED = (Segment(0, 150), Segment(150, 170, 0, 150), Segment(170, 460, 0, 150), Segment(460, 461))
+SHARED = (
+    Segment(0, 150),
+    Segment(150, 170, (range(150),)),
+    Segment(170, 460, (range(150),)),
+    Segment(460, 461),
+)
+TREE = (
+    *SHARED[:3],
+    Segment(460, 600, (range(170, 300),)),
+    Segment(600, 750, (range(150), range(170, 300), range(460, 600))),
+    Segment(750, 751, (range(150), range(600, 750))),
+)
 CASES = {
     "one token": rows(1),
     "a part of a block": rows(50),
@@ -34,6 +45,7 @@ CASES = {
     "several in one block": rows(3, 60, 1, 20),
     "across blocks": rows(100, 200, 7, 300),
     "a shared prompt": SHARED,
+    "a tree": TREE,
 }
 
 

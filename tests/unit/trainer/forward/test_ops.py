@@ -164,7 +164,7 @@ def test_a_gpu_gets_rows_without_padding_unless_transformers_reads_them() -> Non
 
 
 def test_spans_follow_one_another() -> None:
-    spans = spans_of((Segment(0, 4), Segment(4, 6, 0, 4), Segment(6, 9)), device=CPU)
+    spans = spans_of((Segment(0, 4), Segment(4, 6, (range(4),)), Segment(6, 9)), device=CPU)
     assert spans.query_ends_S.tolist() == [0, 4, 6, 9]
     assert spans.key_ends_S.tolist() == [0, 4, 10, 13]
     assert spans.key_U is not None

@@ -50,7 +50,7 @@ def test_the_last_response_token_trains_and_the_last_prompt_token_does_not() -> 
 
 
 def test_every_part_of_a_divided_tree_counts_the_context_that_it_repeats() -> None:
-    samples = [example(n, (1, 2, 3, 4), (5, 6, 7)) for n in range(5)]
+    samples = [example(n, (1, 2, 3, 4), (5 + n, 6, 7)) for n in range(5)]
     assert [micro.num_tokens for micro in packed(samples, tokens=10)] == [10, 10, 7]
 
 
@@ -85,14 +85,15 @@ def test_a_row_longer_than_the_micro_batch_stands_alone() -> None:
 
 def test_only_neighbours_with_the_same_context_share() -> None:
     rows = [example(0, (1, 2), (3,)), example(1, (1, 2), (4,)), example(2, (1,), (2, 5))]
-    grown = [(t.num_shared, len(t.examples)) for t in build_trees(rows, share=True)]
+    trees = build_trees(rows, share=True)
+    grown = [(t.branches[-1].depth, len(t.examples)) for t in trees]
     assert grown == [(2, 2), (0, 1)]
     assert [len(t.examples) for t in build_trees(rows, share=False)] == [1, 1, 1]
 
 
 def test_a_group_larger_than_the_micro_batch_is_divided_between_samples() -> None:
     prompt = tuple(range(10))
-    rows = [example(i, prompt, tuple(range(1000))) for i in range(16)]
+    rows = [example(i, prompt, tuple(range(i, 1000 + i))) for i in range(16)]
     assert [m.num_tokens for m in packed(rows, tokens=2048)] == [2010] * 8
     assert [m.num_tokens for m in packed(rows, tokens=1015)] == [1010] * 16
     (whole,) = packed(rows, tokens=2048, splits=False)

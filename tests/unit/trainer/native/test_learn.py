@@ -33,8 +33,8 @@ def compiler() -> None:
 
 
 def micro() -> MicroBatch:
-    """Groups that share contexts shorter and longer than a tile, rows that share nothing, and
-    lengths around those of vectors, blocks and tiles."""
+    """Groups that share contexts shorter and longer than a tile, rows that share nothing, lengths
+    around those of vectors, blocks and tiles, and a sample of three rows that leave one another."""
 
     def tokens(start: int, size: int) -> tuple[int, ...]:
         return tuple((7 * start + 5 * n) % 103 for n in range(size))
@@ -46,7 +46,12 @@ def micro() -> MicroBatch:
             for number, (context, sizes) in enumerate(groups)
             for sample, size in enumerate(sizes)
         ]
+        + [
+            example(99, tokens(90, 20) + tokens(91, 18 * turn), tokens(turn, 30))
+            for turn in range(3)
+        ]
     )
+    assert max(len(segment.context) for segment in made.segments) == 2
     return made
 
 
@@ -92,7 +97,7 @@ def test_a_group_in_parts_has_the_gradients_of_the_whole() -> None:
     base = base_of(QWEN3)
     view, shape = views(base)["all-linear"], decoder(base)
     trained = leaves(view)
-    rows = [example(i, tuple(range(9)), tuple(range(20, 40 + 3 * i))) for i in range(4)]
+    rows = [example(i, tuple(range(9)), tuple(range(20 + i, 40 + 4 * i))) for i in range(4)]
 
     def loss_of(batches: list[MicroBatch]) -> torch.Tensor:
         hidden = [found(shape, view, b).index_select(0, b.predictor_M) for b in batches]
