@@ -127,7 +127,7 @@ class MicroBatch:
         return len(self.tokens_N)
 
 
-def trees_of(
+def group_into_trees(
     examples: Sequence[Example], *, most: int, share: bool, prefixes: bool
 ) -> Iterator[Tree]:
     """Group examples into trees of at most `most` tokens. An example that is longer is a tree of its
@@ -237,7 +237,7 @@ def pack(
 ) -> Iterator[MicroBatch]:
     """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens; a single
     longer example is one of its own. Examples without an action have nothing to train and are left out.
-    `share` and `prefixes` say what examples share (`trees_of`). `splits` False: a tree is never divided,
+    `share` and `prefixes` say what examples share (`group_into_trees`). `splits` False: a tree is never divided,
     and padding is not counted (rules 1, `schemas.learner`).
     `pads`: whether segments are padded into blocks for attention. None: on a CPU, where that is
     fastest, and where rows are not shared, since Transformers' modules need it. Those modules compute
@@ -248,7 +248,7 @@ def pack(
     packing = _Packing(pads)
     trained = [e for e in examples if e.num_actions]
     limit = most if splits else sys.maxsize
-    for tree in trees_of(trained, most=limit, share=share, prefixes=prefixes):
+    for tree in group_into_trees(trained, most=limit, share=share, prefixes=prefixes):
         if packing.tokens and packing.size_with(tree, padded=splits and not share) > most:
             yield packing.tensors(device)
             packing = _Packing(pads)

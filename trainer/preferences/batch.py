@@ -20,7 +20,7 @@ import torch
 from schemas.errors import Refused
 from schemas.learner import Conversation, Preference
 from trainer.algorithms import sft
-from trainer.forward.packing import Example, MicroBatch, pack, trees_of
+from trainer.forward.packing import Example, MicroBatch, pack, group_into_trees
 from trainer.model.chat_template import Chat
 from trainer.objective.batch import with_masks
 from trainer.objective.sequences import Rows
@@ -193,7 +193,9 @@ def micro_batches(
 
 def _num_packed(policy: Policy, unit: PreferenceUnit) -> int:
     """The tokens of a unit that shares what its answers begin with."""
-    trees = trees_of(unit.examples, most=sys.maxsize, share=True, prefixes=policy.shares_prefixes)
+    trees = group_into_trees(
+        unit.examples, most=sys.maxsize, share=True, prefixes=policy.shares_prefixes
+    )
     return sum(tree.num_tokens for tree in trees)
 
 

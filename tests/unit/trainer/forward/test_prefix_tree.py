@@ -18,7 +18,7 @@ from tests.unit.trainer.forward.test_packing import example, packed
 from tests.unit.trainer.model.family_tokenizers import family_chat, family_tokenizer
 from tests.unit.trainer.support import request
 from trainer.forward.ops import Forward
-from trainer.forward.packing import Example, MicroBatch, pack, trees_of
+from trainer.forward.packing import Example, MicroBatch, pack, group_into_trees
 from trainer.forward.prefix_tree import LEAST_SHARED, Branch, PrefixTree
 from trainer.policy import Policy
 
@@ -90,7 +90,7 @@ def test_a_group_ends_where_a_sample_begins_with_another_context() -> None:
     """Groups of one prompt each are trees of their own, although their prompts begin alike."""
     system = tuple(range(20, 60))
     rows = [example(n, (*system, n // 2), (5, n)) for n in range(6)]
-    trees = list(trees_of(rows, most=10_000, share=True, prefixes=True))
+    trees = list(group_into_trees(rows, most=10_000, share=True, prefixes=True))
     assert [[e.sample for e in tree.examples] for tree in trees] == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -98,10 +98,10 @@ def test_agents_of_all_samples_share_their_prompts() -> None:
     """Each sample has a row of a solver and one of a critic, whose prompts have nothing in common."""
     prompts = tuple(tuple(range(start, start + 20)) for start in (10, 60))
     rows = [example(n, prompt, (5, n)) for n in range(3) for prompt in prompts]
-    (tree,) = trees_of(rows, most=10_000, share=True, prefixes=True)
+    (tree,) = group_into_trees(rows, most=10_000, share=True, prefixes=True)
     assert tree.num_tokens == 2 * 20 + 6 * 2
     apart = [replace(row, sample=0) for row in rows[:2]]
-    assert len(list(trees_of(apart, most=10_000, share=True, prefixes=True))) == 2
+    assert len(list(group_into_trees(apart, most=10_000, share=True, prefixes=True))) == 2
 
 
 def test_a_tree_larger_than_the_limit_is_cut_and_each_part_repeats_what_it_shares() -> None:
