@@ -237,8 +237,8 @@ def pack(
 ) -> Iterator[MicroBatch]:
     """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens; a single
     longer example is one of its own. Examples without an action have nothing to train and are left out.
-    `share` and `prefixes` say what examples share (`group_into_trees`). `splits` False: a tree is never divided,
-    and padding is not counted (rules 1, `schemas.learner`).
+    `share` and `prefixes` say what examples share (`group_into_trees`). `splits` False: a tree is never
+    divided, and padding is not counted (rules 1, `schemas.learner`).
     `pads`: whether segments are padded into blocks for attention. None: on a CPU, where that is
     fastest, and where rows are not shared, since Transformers' modules need it. Those modules compute
     the padding too, so there it counts as tokens."""

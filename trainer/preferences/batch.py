@@ -20,7 +20,7 @@ import torch
 from schemas.errors import Refused
 from schemas.learner import Conversation, Preference
 from trainer.algorithms import sft
-from trainer.forward.packing import Example, MicroBatch, pack, group_into_trees
+from trainer.forward.packing import Example, MicroBatch, group_into_trees, pack
 from trainer.model.chat_template import Chat
 from trainer.objective.batch import with_masks
 from trainer.objective.sequences import Rows

@@ -18,7 +18,7 @@ from tests.unit.trainer.forward.test_packing import example, packed
 from tests.unit.trainer.model.family_tokenizers import family_chat, family_tokenizer
 from tests.unit.trainer.support import request
 from trainer.forward.ops import Forward
-from trainer.forward.packing import Example, MicroBatch, pack, group_into_trees
+from trainer.forward.packing import Example, MicroBatch, group_into_trees, pack
 from trainer.forward.prefix_tree import LEAST_SHARED, Branch, PrefixTree
 from trainer.policy import Policy
 
