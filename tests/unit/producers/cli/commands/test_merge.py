@@ -69,8 +69,6 @@ async def test_an_adapter_becomes_a_plain_model_directory(
     assert "float32" not in str({t.dtype for t in load_file(target / "model.safetensors").values()})
     again = headrace(*arguments, "--json")
     assert again.error["code"] == "CONFLICT"
-    printed = headrace("checkpoint", "merge", "r@last", str(tmp_path / "wide")).out
-    assert printed.startswith("downloading r@3 ...\nmerging it in float32 ...\n")
 
 
 def test_a_merge_that_fails_says_why_and_leaves_nothing(
@@ -85,6 +83,8 @@ def test_a_merge_that_fails_says_why_and_leaves_nothing(
     assert ran.error["code"] == "MERGE_FAILED"
     assert "base is of another shape; name its base model with --base" in ran.error["message"]
     assert list((tmp_path / "deep").iterdir()) == []
+    printed = headrace("checkpoint", "merge", "r@last", str(tmp_path / "wide")).out
+    assert printed.startswith("downloading r@3 ...\nmerging it in float32 ...\n")
 
 
 def test_a_checkpoint_of_whole_weights_has_nothing_to_merge(
