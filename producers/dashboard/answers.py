@@ -7,6 +7,7 @@ from producers.core.history.sample_search import message_texts
 from producers.dashboard.branches import BranchChoice, shown_branch, tabs
 from producers.dashboard.charts import Curve, curve, thin
 from producers.dashboard.token_spans import TokenStretch, stretches
+from producers.http.routes.samples import rewarded_turns
 from schemas.ids import GroupId, sample_id
 from schemas.sampling import Grade, Judgement, Message, SampleRecord
 
@@ -47,6 +48,8 @@ def answer(
         "reward": reward,
         "advantage": None if reward is None or mean is None else reward - mean,
         "parts": grade.parts if grade else {},
+        "rewarded_turns": rewarded_turns(record),
+        "agent_rewards": record.agent_rewards,
         "failure": record.failure or (grade.failure if grade else None),
         "judgements": [one for one in judged if one.index == record.index],
         "output": record.output,

@@ -10,6 +10,7 @@ from schemas.sampling import (
     Grade,
     Judgement,
     Message,
+    RewardedTurn,
     SampleFailure,
     SampleOutput,
     SampleRecord,
@@ -107,6 +108,8 @@ def _short(text: Texts) -> SampleRecord:
         num_turns=1,
         prompt_tokens=41,
         completion_tokens=5,
+        turns=(RewardedTurn(row=0, num_actions=5, reward=0.5, agent=text("solver")),),
+        agent_rewards={text("solver"): -1.5},
     )
 
 

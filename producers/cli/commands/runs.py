@@ -23,6 +23,7 @@ from producers.cli.display.units import (
     failure_text,
     run_status,
     run_step,
+    teaching_facts,
 )
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -99,6 +100,7 @@ def info(client: Client, run: str) -> Output:
     }
     left_out = ("config", "name", "workspace_name")
     pairs = [(key, value) for key, value in shown.items() if key not in left_out]
+    pairs += teaching_facts(found.get("config") or {})
     waits = [
         ("now" if wait.get("what") == "effect" else "waits for", wait["message"])
         for wait in answer.get("waiting_for") or ()
@@ -268,10 +270,24 @@ def samples(
         for s in answer["samples"]
         for j in s.get("judgements", ())
     ]
+    credited = [
+        (s.get("id"), t.get("turn"), t.get("agent"), t.get("reward"))
+        for s in answer["samples"]
+        for t in (*s.get("rewarded_turns", ()), *_own_rewards(s))
+    ]
+    credit = table("Turns and agents", ("sample", "turn", "agent", "reward"), credited)
     judgements = table("Judgements", ("sample", "rubric", "score", "judge", "explanation"), judged)
     empty = None if rows or as_json else _no_samples(client, run, step)
     samples_table = table(f"Samples of {run}", columns, rows, empty=empty)
-    return Output(answer, samples_table, judgements if judged else None)
+    return Output(
+        answer, samples_table, credit if credited else None, judgements if judged else None
+    )
+
+
+def _own_rewards(sample: Document) -> list[Document]:
+    """The own rewards of the agents of a sample, which belong to no turn."""
+    own: Document = sample.get("agent_rewards") or {}
+    return [{"agent": agent, "reward": reward} for agent, reward in own.items()]
 
 
 def _no_samples(client: Client, run: str, step: int | None) -> str | None:

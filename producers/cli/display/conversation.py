@@ -33,6 +33,10 @@ def show_reward(sample: Document) -> None:
         f"  reward: {'none' if reward is None else format(reward, 'g')}"
         + (f" ({shown})" if shown else "")
     )
+    for turn in sample.get("rewarded_turns") or ():
+        say(f"  turn {turn.get('turn')}: {credit_text(turn)}")
+    for agent, reward in (sample.get("agent_rewards") or {}).items():
+        say(f"  agent {agent}: reward {reward:g}")
     if sample.get("error"):
         say(f"  error: {sample['error']}")
     for judgement in sample.get("judgements") or ():
@@ -40,6 +44,13 @@ def show_reward(sample: Document) -> None:
         shown = "no score" if score is None else format(score, "g")
         said = one_line(str(problem or judgement.get("explanation") or ""), limit=400)
         say(f"  {judgement.get('rubric')}: {shown} by {judgement.get('model')} ({said})")
+
+
+def credit_text(turn: Document) -> str:
+    """The agent that answered a turn, and the reward of the turn, as far as the workflow said them."""
+    agent, reward = turn.get("agent"), turn.get("reward")
+    shown = [str(agent)] if agent else []
+    return ", ".join([*shown, f"reward {reward:g}"] if reward is not None else shown)
 
 
 def show_output(output: Document, *, of: str = "") -> None:

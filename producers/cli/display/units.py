@@ -108,3 +108,24 @@ def run_step(run: Mapping[str, Any]) -> str:
 def count_of(number: int, noun: str) -> str:
     """A number with its noun: `1 step`, `2 steps`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def teaching_facts(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The teacher, the reward models and the curriculum in the config of a run, if it has them."""
+    advanced: Mapping[str, Any] = config.get("advanced") or {}
+    facts = []
+    if teacher := advanced.get("teacher"):
+        hint = ", with a hint" if advanced.get("teacher_hint") else ""
+        facts.append(("teacher", f"{teacher}{hint}"))
+    models = [
+        f"{one['name']}: {one['model']} (weight {one.get('weight', 1.0):g})"
+        if one.get("name")
+        else f"{one['model']} (weight {one.get('weight', 1.0):g})"
+        for one in advanced.get("reward_models") or ()
+    ]
+    if models:
+        facts.append(("reward models", ", ".join(models)))
+    curriculum = {k: v for k, v in (advanced.get("curriculum") or {}).items() if v is not None}
+    if curriculum:
+        facts.append(("curriculum", ", ".join(f"{k} {v:g}" for k, v in curriculum.items())))
+    return facts

@@ -1,4 +1,4 @@
-"""The provenance of a run: the code, the packages, the model and the data that its events name."""
+"""The provenance of a run: the code, the packages, the models and the data that its events name."""
 
 from collections.abc import Mapping
 
@@ -24,6 +24,8 @@ async def provenance_of(past: StateAtEvent, log: EventStore, run: str) -> Proven
             case RunStarted():
                 found |= _rollout(event.template.rollout if event.template else None)
                 found["model"] = event.spec.model.name
+                if event.spec.teacher is not None:
+                    found["teacher"] = event.spec.teacher.name
                 data = event.spec.dataset
                 found["dataset"] = f"{data.name}, {data.num_rows} rows, {data.content.sha256}"
             case PolicyInitialized():
@@ -37,6 +39,7 @@ def _rollout(rollout: RolloutRef | None) -> Provenance:
     if rollout is None:
         return {}
     found = {"commit": rollout.commit, "snapshot": rollout.snapshot.sha256}
+    found |= {f"reward model: {one.name}": one.checkpoint for one in rollout.reward_models}
     packages = rollout.environment
     if packages is None:
         return found | {"packages": "the standard library only"}

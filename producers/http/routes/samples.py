@@ -180,11 +180,22 @@ def sample_json(
         "label": row.label,
         "reward": grade.reward if grade else None,
         "parts": grade.parts if grade else {},
+        "rewarded_turns": rewarded_turns(record),
+        "agent_rewards": record.agent_rewards,
         "failure": failure.model_dump(mode="json") if failure else None,
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
         "truncated": record.truncated,
     }
+
+
+def rewarded_turns(record: SampleRecord) -> list[Mapping[str, object]]:
+    """The turns of a sample that its workflow gave a reward or an agent, with their numbers."""
+    return [
+        {"turn": number, "agent": turn.agent, "reward": turn.reward}
+        for number, turn in enumerate(record.turns)
+        if turn.agent is not None or turn.reward is not None
+    ]
 
 
 async def show(request: Request) -> Response:

@@ -596,6 +596,40 @@ def test_info_and_status_say_what_is_waited_for(headrace: Run, server: FakeServe
     assert "the log is held back by pid 42" in headrace("status").out
 
 
+def test_info_shows_what_teaches_a_run(headrace: Run, server: FakeServer) -> None:
+    advanced = {
+        "teacher": "big@3",
+        "teacher_hint": "h",
+        "reward_models": [{"model": "judge@2", "weight": 0.5, "name": "nice"}, {"model": "m@1"}],
+        "curriculum": {"min_pass_rate": 0.125, "hard_fraction": None},
+    }
+    found = {"run": {"name": "n", "config": {"advanced": advanced}}}
+    server.answer("GET", "/runs/n", {**found, "metrics": {}, "checkpoints": []})
+    out = headrace("train", "info", "n").out
+    for text in (
+        "big@3, with a hint",
+        "nice: judge@2 (weight 0.5), m@1 (weight 1)",
+        "min_pass_rate 0.125",
+    ):
+        assert text in out
+    assert "hard_fraction" not in out
+
+
+def test_samples_show_the_agents_of_turns_and_their_own_rewards(
+    headrace: Run, server: FakeServer
+) -> None:
+    turns = [{"turn": 1, "agent": "solver", "reward": None}, {"turn": 2, "reward": 0.25}]
+    listed = {"id": "s", "prompt": "p", "text": "t"}
+    for run, more, is_shown in (
+        ("n", {"rewarded_turns": turns, "agent_rewards": {"critic": -2.0}}, True),
+        ("m", {"rewarded_turns": [], "agent_rewards": {}}, False),
+    ):
+        server.answer("GET", f"/runs/{run}/samples", {"samples": [{**listed, **more}]})
+        out = headrace("train", "samples", run).out
+        assert ("Turns and agents" in out) is is_shown
+        assert [word in out for word in ("solver", "0.25", "critic", "-2")] == [is_shown] * 4
+
+
 def test_a_workspace_shows_why_its_forge_refused_a_status(
     server: FakeServer, headrace: Run
 ) -> None:

@@ -8,15 +8,21 @@ import re
 import httpx
 import pytest
 
+from producers.core.history.provenance import provenance_of
 from producers.dashboard import formats
 from producers.dashboard.formats import number
 from producers.dashboard.pages.run import LOG_LINES, SHOWN_CHECKPOINTS, VALIDATION
 from producers.dashboard.pages.runs import REWARD
-from schemas.events import EvaluationSettled
+from schemas.events import EvaluationSettled, RunStarted
 from schemas.ids import GroupKey, Purpose
+from schemas.models.reward_model import RewardModelSpec
+from schemas.models.teacher import TeacherRef
+from schemas.sampling import ModelRef
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, PAUSED, PENDING, SECOND, SECONDS
 from tests.kit.showcase_answers import NUM_SAMPLES
+from tests.kit.specs import ref
+from tests.kit.story import beginning
 
 pytestmark = pytest.mark.postgres
 FIGURES = [
@@ -47,6 +53,26 @@ async def test_the_provenance_is_what_the_events_recorded(browser: httpx.AsyncCl
     assert "learner: torch" in (await browser.get(f"/runs/{FIRST}")).text
     pending = await browser.get(f"/runs/{PENDING}")
     assert 'id="provenance"' not in pending.text
+
+
+async def test_the_provenance_names_the_teacher_and_the_reward_models(app: Application) -> None:
+    teacher = TeacherRef(name="big@3", model=ModelRef(kind="scratch", name="qwen3-tiny"))
+    judge = RewardModelSpec(
+        name="nice", checkpoint="judge@2", base=teacher.model, weights=ref("w"), lora_alpha=1.0
+    )
+    for event in beginning("r1", "taught", steps=1):
+        if isinstance(event, RunStarted):
+            spec = event.spec.model_copy(update={"teacher": teacher})
+            assert event.template is not None
+            assert event.template.rollout is not None
+            rollout = event.template.rollout.model_copy(update={"reward_models": (judge,)})
+            template = event.template.model_copy(update={"rollout": rollout})
+            event = event.model_copy(update={"spec": spec, "template": template})
+        await app.append([event])
+    past, log = app.services.readmodel.state_at_event, app.services.log
+    found = await provenance_of(past, log, "r1")
+    assert found["teacher"] == "big@3"
+    assert found["reward model: nice"] == "judge@2"
 
 
 async def test_the_log_is_json_with_a_severity(browser: httpx.AsyncClient) -> None:

@@ -148,6 +148,8 @@ async def test_a_group_can_be_read_walked_and_downloaded(
     assert 'id="sample-0"' in page
     assert " 1 turn " in page
     assert "1 turns" not in page
+    assert "turn 0 <bdi>solver</bdi> 0.5" in page
+    assert "agent <bdi>solver</bdi> " in page
     found = (await browser.get(f"{here}.json?step=2&order=length")).json()
     lengths = [one["completion_tokens"] for one in found["samples"]]
     assert lengths == sorted(lengths, reverse=True)

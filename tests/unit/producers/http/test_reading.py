@@ -156,7 +156,9 @@ async def test_a_sample_is_shown_with_what_its_code_left_behind(told: Applicatio
         assert answer.status_code == 404
 
 
-async def test_samples_have_all_branches_in_lists_and_alone(app: Application) -> None:
+async def test_samples_have_all_branches_in_lists_and_alone_and_rewards_of_parts(
+    app: Application,
+) -> None:
     await fill(app, steps=2)
     page = await app.get(f"/runs/{FIRST}/samples", step=2, limit=50)
     listed = next(sample for sample in page["samples"] if sample["branches"])
@@ -168,6 +170,9 @@ async def test_samples_have_all_branches_in_lists_and_alone(app: Application) ->
             "Is 137 the result of 12 * 11 + 5?",
             "Yes, it is.",
         ]
+    paid = [sample for sample in page["samples"] if sample["rewarded_turns"]]
+    assert paid[0]["rewarded_turns"] == [{"turn": 0, "agent": "solver", "reward": 0.5}]
+    assert paid[0]["agent_rewards"] == {"solver": -1.5}
     call = alone["branches"][0][2]["tool_calls"][0]
     assert call["function"]["name"] == "calculator", "as OpenAI writes it"
     other = next(sample for sample in page["samples"] if not sample["branches"])

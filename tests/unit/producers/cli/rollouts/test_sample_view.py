@@ -31,6 +31,11 @@ SAMPLE = {
     "tools": [{"name": "multiply"}],
     "reward": 0.75,
     "parts": {"exact": 1.0, "short": 0.5},
+    "rewarded_turns": [
+        {"turn": 0, "agent": f"solver{RED}", "reward": None},
+        {"turn": 2, "agent": "critic", "reward": 0.25},
+    ],
+    "agent_rewards": {"critic": -1.0},
     "failure": {"category": "agent_error", "message": f"it failed{RED}"},
     "output": {
         "stdout": f"hello{RED}\n",
@@ -66,6 +71,9 @@ def test_a_sample_is_shown_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> N
         "(reasoning) I multiply",
         "[tool] answers c1",
         "reward: 0.75 (exact 1, short 0.5)",
+        "turn 0: solver",
+        "turn 2: critic, reward 0.25",
+        "agent critic: reward -1",
         "error: agent_error: it failed",
         "ValueError: no",
         "printed by the grader:",
