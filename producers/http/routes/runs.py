@@ -13,7 +13,7 @@ from infra.readmodel.runs import RunJson
 from infra.readmodel.wait_reasons import WaitJson, What, wait_for_approval, waits_of
 from infra.settings.quotas import SAMPLES
 from infra.spine.ports.event_log import Cursor
-from producers.core.estimates import estimate, has_gpu
+from producers.core.estimates import estimate, has_gpu, readers_of
 from producers.core.lookup import archived_error
 from producers.core.submit import SubmitRequest
 from producers.http.auth import actor_of
@@ -78,10 +78,12 @@ async def _dry_run(request: Request, wanted: SubmitRequest) -> Mapping[str, obje
     resolved = await services(request).submitter.try_run(wanted)
     valid = resolved.valid
     steps = total_steps(resolved.config, valid.dataset.dataset.num_rows)
+    readers = await readers_of(resolved.config, valid, services(request).lookup)
     figures = estimate(
         resolved.config,
         valid.facts.parameters,
         steps=steps,
+        readers=readers,
         gpu=await asyncio.to_thread(has_gpu),
     )
     return {

@@ -477,6 +477,23 @@ async def test_a_dry_run_shows_and_appends_nothing(ready: Application) -> None:
     assert (await ready.get("/runs"))["total_count"] == 0
 
 
+async def test_a_dry_run_counts_a_teacher_that_is_loaded_beside_the_model(
+    ready: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    seconds, memory = [], []
+    with hub(Qwen__Qwen3=QWEN3_06B) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        for teacher in ("self", "Qwen/Qwen3"):
+            wanted = distilled(teacher, teacher_hint="h")
+            answer = await ready.post("/runs", {"config": wanted, "dry_run": True})
+            assert answer.status_code == 200, answer.text
+            seconds.append(answer.json()["estimates"]["step_s"])
+            memory.append(answer.json()["estimates"]["memory_bytes"])
+    assert memory[1] - memory[0] > 4 * 500_000_000
+    assert seconds[1] > 100 * seconds[0]
+
+
 async def test_a_dry_run_estimates_a_model_of_the_hub_and_a_misspelt_one_is_refused(
     ready: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
