@@ -84,7 +84,7 @@ def upload(
 
     Use --map to upload a public dataset unchanged: --map question=user_prompt --map answer=ground_truth
     """
-    with as_text(_require_file(file)) as text:
+    with as_text(_require_file(file), mapped=mapping) as text:
         created = upload_file(
             client, text, name or default_name(file), quiet=as_json, mapping=mapping
         )
@@ -141,7 +141,7 @@ def validate(client: Client, file: Path, *, mapping: Mapping[str, str]) -> Outpu
     The exit code is 1 when it is not valid.
     """
     named = {"mapping": json.dumps(mapping)} if mapping else {}
-    with as_text(_require_file(file)) as text:
+    with as_text(_require_file(file), mapped=mapping) as text:
         answer = client.post_file("/datasets/validate", text, file_name=text.name, **named)
     if not answer.get("valid"):
         from schemas.errors import Issue

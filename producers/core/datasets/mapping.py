@@ -75,10 +75,11 @@ def rename_columns(values: Mapping[str, object], mapping: Columns) -> Mapping[st
 
 def mapping_problems(columns: Sequence[str], mapping: Columns) -> Iterator[str]:
     """The mistakes of a mapping for a file with these columns."""
+    missing = [f"{s} to map to {target}" for s, target in mapping.items() if s not in columns]
+    if missing:
+        yield f"has no column {' and no '.join(missing)}; it has: {', '.join(columns) or 'none'}"
     for source, target in mapping.items():
-        if source not in columns:
-            yield f"has no column {source} to map to {target}; it has: {', '.join(columns) or 'none'}"
-        elif target in columns and target not in mapping:
+        if source in columns and target in columns and target not in mapping:
             yield f"already has a column {target}; map that column to another name, or rename it"
 
 

@@ -1,6 +1,7 @@
 """Parquet files are converted to JSON Lines by the CLI; the server never reads Parquet."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pyarrow
@@ -53,6 +54,19 @@ def test_it_is_validated_the_same_way(server: FakeServer, headrace: Run, tmp_pat
     [request] = server.requests
     assert request.query == "file_name=rows.jsonl"
     assert request.body == b'{"user_prompt": "1?", "ground_truth": "1"}\n'
+
+
+def test_mapped_columns_are_sent_beside_those_that_need_no_mapping(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    columns: dict[str, list[object]] = {"question": ["1?"], "system_prompt": ["s"], "level": [1]}
+    file = write_parquet(tmp_path / "rows.parquet", **columns, answer=["1"])
+    valid = {"valid": True, "num_rows": 1, "columns": ["user_prompt"]}
+    server.answer("POST", "/datasets/validate", valid)
+    maps = ("--map", "question=user_prompt", "--map", "answer=ground_truth")
+    assert headrace("dataset", "validate", str(file), *maps).code == 0
+    [request] = server.requests
+    assert json.loads(request.body) == {"question": "1?", "system_prompt": "s", "answer": "1"}
 
 
 def test_a_file_that_is_none_ends_before_anything_is_sent(

@@ -386,6 +386,10 @@ def test_a_mapping_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "has no column queston to map to user_prompt; it has: question, answer" in (
         missing.issues[0].message
     )
+    neither, _ = check(tmp_path, gsm8k(), q="user_prompt", a="ground_truth")
+    assert [issue.message for issue in neither.issues] == [
+        "has no column q to map to user_prompt and no a to map to ground_truth; it has: question, answer"
+    ]
     both = lines(*({"question": "q", "user_prompt": "p", "ground_truth": "a"} for _ in range(4)))
     twice, _ = check(tmp_path, both, question="user_prompt")
     assert "already has a column user_prompt" in twice.issues[0].message
