@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.families import family, save_random_model
 from tests.kit.platform import (
     TINY,
     Platform,
@@ -179,6 +180,23 @@ def test_a_run_learns_from_a_checkpoint_and_is_rebuilt_from_its_log(running: Pla
     (started,) = [e["data"] for e in running.events(run) if e["type"] == "rl.run.started"]
     assert started["spec"]["teacher"]["name"] == "teacher@12"
     assert started["spec"]["teacher"]["weights"] is not None
+    assert verify(running, run)["status"] == "verified"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "phi3-window"])
+def test_a_run_of_another_architecture_is_rebuilt_from_its_log(
+    running: Platform, name: str, tmp_path: Path
+) -> None:
+    """It is sampled in company and trained on shared prompts: by the lean decoder."""
+    save_random_model(family(name).config(), tmp_path)
+    config = run_config(
+        experiment={"model_path": str(tmp_path)},
+        advanced={"max_steps": 2, "deterministic": True},
+    )
+    run = running.submit(config, workspace="w", name=name)
+    info = running.wait(run, "finished")
+    values = {key: [p["value"] for p in points] for key, points in info["metrics"].items()}
+    assert max(values["train/sampler_mismatch"]) < 1e-5
     assert verify(running, run)["status"] == "verified"
 
 

@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from tests.known_bugs import distillation, engines, losses, preferences, rewards, tokens
+from tests.known_bugs import (
+    architectures,
+    distillation,
+    engines,
+    losses,
+    preferences,
+    rewards,
+    tokens,
+)
 from tests.known_bugs.known_bug import KnownBug
 
 GROUPS = {
@@ -11,6 +19,7 @@ GROUPS = {
     "Preferences": preferences,
     "Distillation": distillation,
     "Tokens, masks, packing": tokens,
+    "Architectures": architectures,
     "Sampler and optimizer": engines,
 }
 KNOWN_BUGS: tuple[KnownBug, ...] = tuple(e for group in GROUPS.values() for e in group.KNOWN_BUGS)

@@ -189,14 +189,12 @@ class Decoder:
     def _halves(self, x_N_A_D: torch.Tensor) -> torch.Tensor:
         """The heads in an order in which the two numbers of each pair that is turned are D / 2 apart, as
         `rotate` needs it. Queries and keys have the same order, so their products do not change."""
-        neighbours, size = self.architecture.rotates_neighbours, self.rotary_dim
-        if not neighbours and size == self.head_dim:
+        if self.architecture.rotates_neighbours:
+            return x_N_A_D.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        if self.rotary_dim == self.head_dim:
             return x_N_A_D
-        turned, rest = x_N_A_D[..., :size], x_N_A_D[..., size:].unflatten(-1, (2, -1))
-        if neighbours:
-            turned = turned.unflatten(-1, (-1, 2)).transpose(-1, -2)
-        else:
-            turned = turned.unflatten(-1, (2, -1))
+        sizes = [self.rotary_dim, self.head_dim - self.rotary_dim]
+        turned, rest = (x.unflatten(-1, (2, -1)) for x in x_N_A_D.split(sizes, dim=-1))
         return torch.cat((turned, rest), dim=-1).flatten(-2)
 
     def logits(self, weights: Weights, hidden_M_H: torch.Tensor) -> torch.Tensor:

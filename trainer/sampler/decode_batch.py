@@ -193,7 +193,7 @@ class DecodeBatch:
         return attend
 
     def _unseen(self, positions_R: torch.Tensor, seen: int, window: int | None) -> torch.Tensor:
-        """What is added to the scores of the places (R, C): -inf where a row does not see them."""
+        """The summand (R, C) of the scores: -inf where a row does not see a place."""
         is_hidden_R_C = hidden_places(self._places[:seen], positions_R, window)
         unseen_R_C = self.keys.new_zeros(len(positions_R), seen)
         return unseen_R_C.masked_fill_(is_hidden_R_C, float("-inf"))

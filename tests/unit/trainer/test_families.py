@@ -6,7 +6,7 @@ What was seen on a CPU: logprobs within 5e-7 of Transformers', packed rows withi
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from transformers import (
 
 from schemas.errors import Refused
 from schemas.learner import GradedGroup, StepBatch
-from schemas.models.families import LEAN, forward_pass
+from schemas.models.families import LEAN, NEW_LEAN_RULES, forward_pass
 from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
 from tests.kit.families import FAMILIES, Family, family, save_random_model
@@ -82,6 +82,9 @@ def forked(whole: Row, at: int) -> Row:
     return Row(tokens=tokens, loss_mask=whole.loss_mask, logprobs=whole.logprobs)
 
 
+LEAN_BEFORE = ("llama3", "mistral", "qwen2.5", "qwen3", "smollm2")
+"""The families that the lean decoder computed from the beginning."""
+
 FIRST = row(31, 12, 3)
 ROWS = (FIRST, forked(FIRST, 12), forked(forked(FIRST, 12), 15), row(9, 2, 40), row(20, 4, 11))
 EXAMPLES = tuple(Example(i, r) for i, r in enumerate(ROWS))
@@ -117,6 +120,17 @@ def test_the_config_file_alone_says_which_pass_runs(known: Known) -> None:
     said = forward_pass(config)
     assert said.runs == ("lean" if known.family.lean else "general")
     assert bool(said.why) != known.family.lean
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_a_run_keeps_the_pass_that_it_started_with(known: Known, tuning: str) -> None:
+    """Its steps are computed again when it is verified or resumed, and must have the same bits."""
+    base = build_base(known.ref, {}, device=CPU)
+    loaded = LoadedModel(base, decoder_of(base), Fallback(base))
+    asked = job(known.ref, tuning=tuning)
+    before = fresh_policy(loaded, replace(asked, rules=NEW_LEAN_RULES - 1))
+    assert before.shares_prompts == (known.family.name in LEAN_BEFORE)
+    assert fresh_policy(loaded, asked).shares_prompts == known.family.lean
 
 
 @pytest.mark.parametrize("named", ["LlamaModel", "LlamaForSequenceClassification"])

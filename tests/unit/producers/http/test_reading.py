@@ -415,7 +415,7 @@ async def test_cached_models_say_which_forward_pass_runs_them(
     told: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    configs = {"acme/olmo": '{"model_type": "olmo2"}', "acme/bert": BERT, "acme/part": "{"}
+    configs = {"acme/olmo": '{"model_type": "olmo"}', "acme/bert": BERT, "acme/part": "{"}
     for name, config in configs.items():
         folder = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "abc"
         folder.mkdir(parents=True)
@@ -428,7 +428,7 @@ async def test_cached_models_say_which_forward_pass_runs_them(
         "acme/part": None,
         "acme/none": None,
     }
-    assert "'olmo2'" in found["acme/olmo"]["why"]
+    assert "'olmo'" in found["acme/olmo"]["why"]
     assert found["acme/none"]["why"] == "its config.json is not in the cache"
 
 

@@ -14,7 +14,7 @@ import torch
 
 from schemas.models.architectures import ARCHITECTURES
 from schemas.sampling import Sequence as Row
-from tests.kit.families import FAMILIES, Family, family, random_model
+from tests.kit.families import FAMILIES, family, random_model
 from tests.unit.trainer.support import TINY, job, loss_mask
 from tests.unit.trainer.test_families import EXAMPLES
 from trainer.forward.decoder import causal_attend, decoder_of
@@ -32,10 +32,13 @@ from trainer.sampler.decode_model import DecodeModel, UnfusedModel, decode_model
 from trainer.sampler.prefill import has_independent_prompts, read_prompts
 
 CPU = torch.device("cpu")
-LEAN = tuple(family for family in FAMILIES if family.lean)
+LEAN = tuple(family.name for family in FAMILIES if family.lean)
 WINDOWED = ("gemma3", "mistral-window", "olmo3", "phi3-window", "qwen3-window")
 TOKENS = 7 + torch.arange(33) * 5 % 90
-EXACT = {"atol": 1e-9, "rtol": 1e-9}
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor, msg: str | None = None) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9, msg=msg)
 
 
 @pytest.fixture
@@ -50,14 +53,9 @@ def tokenizer() -> Any:
     return build_base(TINY, {}, device=CPU).tokenizer
 
 
-@pytest.fixture(params=LEAN, ids=lambda family: family.name)
-def known(request: pytest.FixtureRequest, tokenizer: Any, wide: None) -> Policy:
-    return policy(request.param, tokenizer)
-
-
-def policy(family: Family, tokenizer: Any) -> Policy:
+def policy(name: str, tokenizer: Any) -> Policy:
     """A policy of this family in float64, with an adapter that matters."""
-    model = random_model(family.config()).double().requires_grad_(requires_grad=False)
+    model = random_model(family(name).config()).double().requires_grad_(requires_grad=False)
     base = Base(model, tokenizer, dict(model.state_dict()), frozenset(), None)
     loaded = LoadedModel(base, decoder_of(base), Fallback(base))
     assert loaded.decoder is not None
@@ -76,11 +74,14 @@ def parts(known: Policy) -> tuple[Any, Any, Base]:
 
 
 def test_each_architecture_of_the_table_is_tried() -> None:
-    assert {family.config().model_type for family in LEAN} == ARCHITECTURES.keys()
+    assert {family(name).config().model_type for name in LEAN} == ARCHITECTURES.keys()
 
 
-def test_logits_and_gradients_of_all_weights_are_those_of_transformers(known: Policy) -> None:
-    decoder, model, base = parts(known)
+@pytest.mark.parametrize("name", LEAN)
+def test_logits_and_gradients_of_all_weights_are_those_of_transformers(
+    name: str, tokenizer: Any, wide: None
+) -> None:
+    decoder, model, base = parts(policy(name, tokenizer))
     model.requires_grad_()
     model.get_input_embeddings().padding_idx = None
     names = dict(model.named_parameters())
@@ -94,14 +95,18 @@ def test_logits_and_gradients_of_all_weights_are_those_of_transformers(known: Po
         windows=decoder.windows,
     )
     ours = decoder.logits(view, decoder.hidden_states(view, TOKENS, torch.arange(33), attend))
-    torch.testing.assert_close(ours, theirs, **EXACT)
+    assert_equal(ours, theirs)
     found = torch.autograd.grad((ours * weights).sum(), list(names.values()))
-    for name, mine, right in zip(names, found, expected, strict=True):
-        torch.testing.assert_close(mine, right, **EXACT, msg=lambda said, n=name: f"{n}: {said}")
+    for weight, mine, right in zip(names, found, expected, strict=True):
+        assert_equal(mine, right, msg=weight)
 
 
-def test_packed_logprobs_and_adapter_gradients_are_those_of_peft(known: Policy) -> None:
+@pytest.mark.parametrize("name", LEAN)
+def test_packed_logprobs_and_adapter_gradients_are_those_of_peft(
+    name: str, tokenizer: Any, wide: None
+) -> None:
     """Our own pass over groups that share a prompt, against rows alone through Transformers and PEFT."""
+    known = policy(name, tokenizer)
     general = replace(known, loaded=replace(known.loaded, decoder=None))
     outcomes = []
     for way in (known, general):
@@ -111,17 +116,15 @@ def test_packed_logprobs_and_adapter_gradients_are_those_of_peft(known: Policy) 
         grads = torch.autograd.grad((logprobs * weights).sum(), list(way.tensors.values()))
         outcomes.append((logprobs, grads))
     (ours, mine), (theirs, right) = outcomes
-    torch.testing.assert_close(ours, theirs, **EXACT)
-    for name, found, expected in zip(known.tensors, mine, right, strict=True):
-        assert expected.abs().max() > 0, name
-        torch.testing.assert_close(
-            found, expected, **EXACT, msg=lambda said, n=name: f"{n}: {said}"
-        )
+    assert_equal(ours, theirs)
+    for weight, found, expected in zip(known.tensors, mine, right, strict=True):
+        assert expected.abs().max() > 0, weight
+        assert_equal(found, expected, msg=weight)
 
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_a_gpu_s_attention_keeps_the_windows(name: str, tokenizer: Any, wide: None) -> None:
-    known = policy(family(name), tokenizer)
+    known = policy(name, tokenizer)
     decoder, _, base = parts(known)
     assert decoder.windows.count(8) > 0
     view = trainable_view(base.tensors, known.tensors, scaling=known.scaling)
@@ -130,7 +133,7 @@ def test_a_gpu_s_attention_keeps_the_windows(name: str, tokenizer: Any, wide: No
     attend = varlen_attend(spans, windows=decoder.windows)
     with torch.no_grad():
         hidden = decoder.hidden_states(view, micro.tokens_N, micro.positions_N, attend)
-        torch.testing.assert_close(hidden[micro.predictor_M], known.outputs(micro)[0], **EXACT)
+        assert_equal(hidden[micro.predictor_M], known.outputs(micro)[0])
 
 
 def decode_model(known: Policy) -> DecodeModel:
@@ -140,13 +143,18 @@ def decode_model(known: Policy) -> DecodeModel:
 
 
 @pytest.mark.parametrize("kind", [DecodeBatch, CudaGraphBatch])
+@pytest.mark.parametrize("name", LEAN)
 @torch.no_grad()
-def test_a_cache_decodes_what_the_whole_text_says(known: Policy, kind: type[DecodeBatch]) -> None:
+def test_a_cache_decodes_what_the_whole_text_says(
+    name: str, kind: type[DecodeBatch], tokenizer: Any, wide: None
+) -> None:
+    known = policy(name, tokenizer)
     model = decode_model(known)
     prompt, rest = tuple(TOKENS[:20].tolist()), TOKENS[20:]
     (read,) = read_prompts(model, [prompt], shape=(1, 20))
     batch = kind(model, capacity=64, size=2, fixed=True)
-    batch._put(SimpleNamespace(length=21), read.keys, read.values)  # type: ignore[arg-type]
+    row: Any = SimpleNamespace(length=21)
+    batch._put(row, read.keys, read.values)
     found = [read.logits_V]
     for place, token in enumerate(rest, start=20):
         positions_R = torch.tensor([place, 0])
@@ -160,7 +168,7 @@ def test_a_cache_decodes_what_the_whole_text_says(known: Policy, kind: type[Deco
     ids = tuple(TOKENS.tolist())
     whole = Row(tokens=ids, loss_mask=loss_mask(20, 13), logprobs=(0.0,) * 33)
     (micro,) = pack([Example(0, whole)], micro_batch_tokens=64, share=False)
-    torch.testing.assert_close(torch.stack(found[:-1]), general.logits(micro), **EXACT)
+    assert_equal(torch.stack(found[:-1]), general.logits(micro))
 
 
 @pytest.mark.parametrize("name", ["gemma3", "glm4", "olmo2", "phi3-window", "smollm3"])
