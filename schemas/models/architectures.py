@@ -6,7 +6,7 @@ config. `trainer/forward/decoder.py` reads that when a model is loaded.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
@@ -54,8 +54,16 @@ class Architecture:
     """Whether embeddings are multiplied by the square root of the hidden size."""
     attention_scale_key: str | None = None
     """The key of the config whose inverse square root scales attention, instead of the head size."""
+    nests_text: bool = False
+    """Whether the language model is a part: `text_config` of the config, `language_model` of the
+    modules."""
     obstacles: Mapping[str, str] = field(default_factory=dict)
     """Keys of the config that ask for something that the decoder does not compute, and what that is."""
+
+    @property
+    def prefix(self) -> str:
+        """What the names of the language model's modules begin with."""
+        return "model.language_model." if self.nests_text else "model."
 
 
 LLAMA = Architecture()
@@ -70,26 +78,28 @@ _AFTER = LayerNorms(
     mlp=None,
     after_mlp="post_feedforward_layernorm",
 )
+_GEMMA3 = Architecture(
+    norms=LayerNorms(
+        after_attention="post_attention_layernorm",
+        mlp="pre_feedforward_layernorm",
+        after_mlp="post_feedforward_layernorm",
+    ),
+    norm_adds_one=True,
+    activation="gelu_pytorch_tanh",
+    activation_key="hidden_activation",
+    has_rope_of_type=True,
+    windows="by_type",
+    scales_embedding=True,
+    attention_scale_key="query_pre_attn_scalar",
+    obstacles={
+        "use_bidirectional_attention": "its tokens attend to later ones",
+        "final_logit_softcapping": BOUNDED,
+    },
+)
 
 ARCHITECTURES = {
-    "gemma3_text": Architecture(
-        norms=LayerNorms(
-            after_attention="post_attention_layernorm",
-            mlp="pre_feedforward_layernorm",
-            after_mlp="post_feedforward_layernorm",
-        ),
-        norm_adds_one=True,
-        activation="gelu_pytorch_tanh",
-        activation_key="hidden_activation",
-        has_rope_of_type=True,
-        windows="by_type",
-        scales_embedding=True,
-        attention_scale_key="query_pre_attn_scalar",
-        obstacles={
-            "use_bidirectional_attention": "its tokens attend to later ones",
-            "final_logit_softcapping": BOUNDED,
-        },
-    ),
+    "gemma3": replace(_GEMMA3, nests_text=True),
+    "gemma3_text": _GEMMA3,
     "glm": Architecture(gate_up=_GATE_UP_IN_ONE, ropes=_FIXED, rotates_neighbours=True),
     "glm4": Architecture(
         norms=LayerNorms(

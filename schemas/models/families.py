@@ -41,11 +41,7 @@ class Family:
 
 TESTED = (
     Family("Gemma 3", "gemma3_text"),
-    Family(
-        "Gemma 3 with its vision tower",
-        "gemma3",
-        ForwardPass("general", "only its language model is trained"),
-    ),
+    Family("Gemma 3 with its vision tower", "gemma3"),
     Family("Gemma 3 with bounded logits", "gemma3_text", ForwardPass("general", BOUNDED)),
     Family("GLM-4", "glm"),
     Family("GLM-4-0414", "glm4"),
@@ -98,6 +94,9 @@ def lean_since(config: Mapping[str, Any]) -> int:
 
 def _obstacle(config: Mapping[str, Any], architecture: Architecture) -> str | None:
     """Why the lean decoder does not compute a model of one of its architectures, if it does not."""
+    if architecture.nests_text:
+        text = config.get("text_config")
+        config = text if isinstance(text, Mapping) else {}
     types = config.get("layer_types")
     known = ("full_attention", "sliding_attention")
     if isinstance(types, list) and (other := next((t for t in types if t not in known), None)):

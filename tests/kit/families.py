@@ -160,7 +160,7 @@ FAMILIES = (
         lambda: Gemma3TextConfig(**GEMMA3_TEXT, final_logit_softcapping=5.0),
         lean=False,
     ),
-    Family("gemma3-vision", gemma3_with_vision, lean=False),
+    Family("gemma3-vision", gemma3_with_vision),
 )
 
 

@@ -22,7 +22,7 @@ from schemas.models.architectures import ARCHITECTURES, LLAMA, Architecture
 from schemas.models.families import LEAN, forward_pass, lean_since
 from trainer.forward.lm_head import WIDE, logits_of
 from trainer.forward.ops import DIRECT, Forward, Steps
-from trainer.forward.weights import DOWN, OUT, layer_module, trainable_view
+from trainer.forward.weights import DOWN, OUT, trainable_view
 from trainer.model.base import Base
 from trainer.model.lora_names import Scaling
 
@@ -31,9 +31,7 @@ class Weights(Protocol):
     """The weights that a forward pass reads."""
 
     def tensor(self, name: str) -> torch.Tensor | None: ...
-    def project(
-        self, x_N_H: torch.Tensor, layer: int, names: Sequence[str]
-    ) -> tuple[torch.Tensor, ...]: ...
+    def project(self, x_N_H: torch.Tensor, modules: Sequence[str]) -> tuple[torch.Tensor, ...]: ...
 
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -104,6 +102,11 @@ class Decoder:
         return tuple(layer.window for layer in self.layers)
 
     @property
+    def embedding(self) -> str:
+        """The name of the weight of the embedding."""
+        return f"{self.architecture.prefix}embed_tokens.weight"
+
+    @property
     def is_plain(self) -> bool:
         """Whether each layer is one of Llama, without a window. The fused passes compute only these."""
         rope = self.layers[0].rope
@@ -131,7 +134,7 @@ class Decoder:
     ) -> torch.Tensor:
         """The final hidden states (N, H), after the last norm, of tokens (N) at these positions (N)."""
         steps = forward.steps(tokens_N.device)
-        x_N_H = F.embedding(tokens_N, _need(weights, "model.embed_tokens.weight"))
+        x_N_H = F.embedding(tokens_N, _need(weights, self.embedding))
         if self.architecture.scales_embedding:
             # Transformers rounds this factor to the type of the weights.
             x_N_H = x_N_H * torch.tensor(self.hidden**0.5).to(x_N_H.dtype)
@@ -143,7 +146,7 @@ class Decoder:
         for number, layer in enumerate(self.layers):
             turn = None if layer.rope is None else turns[layer.rope]
             x_N_H = forward.layer(self._layer, weights, number, x_N_H, turn, attend, steps)
-        return self._norm(steps, weights, "model.norm", x_N_H)
+        return self._norm(steps, weights, f"{self.architecture.prefix}norm", x_N_H)
 
     def _layer(
         self,
@@ -157,28 +160,35 @@ class Decoder:
         facts = self.architecture
 
         def norm(name: str | None, x: torch.Tensor) -> torch.Tensor:
-            return x if name is None else self._norm(steps, weights, layer_module(layer, name), x)
+            return x if name is None else self._norm(steps, weights, modules(name)[0], x)
 
-        q, k, v = self._heads(weights, layer, norm(facts.norms.attention, x_N_H), steps)
+        def modules(*names: str) -> list[str]:
+            return [f"{facts.prefix}layers.{layer}.{name}" for name in names]
+
+        q, k, v = self._heads(weights, modules, norm(facts.norms.attention, x_N_H), steps)
         if turn is not None:
             q, k = (steps.rotate(self._halves(x), *turn) for x in (q, k))
-        (out,) = weights.project(attend(layer, q, k, v), layer, OUT)
+        (out,) = weights.project(attend(layer, q, k, v), modules(*OUT))
         x_N_H = x_N_H + norm(facts.norms.after_attention, out)
         h = norm(facts.norms.mlp, x_N_H)
-        gate, up = _parts(weights.project(h, layer, facts.gate_up), 2)
+        gate, up = _parts(weights.project(h, modules(*facts.gate_up)), 2)
         is_silu = facts.activation == "silu"
         inner = (steps.apply_gate if is_silu else steps.apply_gelu_gate)(gate, up)
-        (down,) = weights.project(inner, layer, DOWN)
+        (down,) = weights.project(inner, modules(*DOWN))
         return x_N_H + norm(facts.norms.after_mlp, down)
 
     def _heads(
-        self, weights: Weights, layer: int, h_N_H: torch.Tensor, steps: Steps
+        self,
+        weights: Weights,
+        modules: Callable[..., list[str]],
+        h_N_H: torch.Tensor,
+        steps: Steps,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries (N, A, D), keys and values (N, K, D), before the rotary embedding."""
-        outputs = weights.project(h_N_H, layer, self.architecture.qkv)
+        outputs = weights.project(h_N_H, modules(*self.architecture.qkv))
         sizes = [heads * self.head_dim for heads in (self.heads, self.kv_heads, self.kv_heads)]
         q, k, v = outputs if len(outputs) > 1 else outputs[0].split(sizes, dim=-1)
-        names = [layer_module(layer, f"self_attn.{name}") for name in ("q_norm", "k_norm")]
+        names = modules("self_attn.q_norm", "self_attn.k_norm")
         if self.architecture.norms_all_heads:
             q, k = (self._norm(steps, weights, n, x) for n, x in zip(names, (q, k), strict=True))
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
@@ -204,7 +214,7 @@ class Decoder:
     def head(self, weights: Weights) -> torch.Tensor:
         """The weight (vocabulary, H) of the output head. It is the embedding if the two are tied."""
         head = weights.tensor("lm_head.weight")
-        return head if head is not None else _need(weights, "model.embed_tokens.weight")
+        return head if head is not None else _need(weights, self.embedding)
 
     def _norm(self, steps: Steps, weights: Weights, module: str, x: torch.Tensor) -> torch.Tensor:
         """x after the norm of this module; x itself if the model has no such norm."""
@@ -254,11 +264,13 @@ def causal_attend(
 def decoder_of(base: Base) -> Decoder | None:
     """The lean decoder of a base model. None when the model is of another family, or when the decoder's
     logits do not agree with those of Transformers."""
-    config = base.model.config
-    rotary = getattr(getattr(base.model, "model", None), "rotary_emb", None)
-    if forward_pass(config.to_dict()) != LEAN or rotary is None:
+    whole = base.model.config
+    if forward_pass(whole.to_dict()) != LEAN:
         return None
-    architecture = ARCHITECTURES[config.model_type]
+    rotary = getattr(base.model.get_decoder(), "rotary_emb", None)
+    if rotary is None:
+        return None
+    architecture, config = ARCHITECTURES[whole.model_type], whole.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     ropes = _ropes(config, rotary, architecture)
     rotary_dim = 2 * len(next(iter(ropes.values())).inverse_frequencies)
@@ -273,7 +285,7 @@ def decoder_of(base: Base) -> Decoder | None:
         eps=config.rms_norm_eps,
         rotary_dim=rotary_dim,
         query_scale=None if key is None else (head_dim / getattr(config, key)) ** 0.5,
-        since_rules=lean_since(config.to_dict()),
+        since_rules=lean_since(whole.to_dict()),
     )
     return decoder if matches_transformers(base, decoder) else None
 
@@ -325,7 +337,7 @@ def matches_transformers(base: Base, decoder: Decoder) -> bool:
     """Whether the decoder's logits equal Transformers' on a probe, up to rounding. In half precision
     the tolerance is coarse, but it is enough to detect a wrong architecture."""
     device = base.model.device
-    tokens_T = torch.arange(8, device=device) % base.model.config.vocab_size
+    tokens_T = torch.arange(8, device=device) % base.model.config.get_text_config().vocab_size
     expected = base.model(tokens_T[None]).logits[0].float()
     weights = trainable_view(base.tensors, {}, scaling=Scaling(1.0))
     causal = torch.ones(8, 8, dtype=torch.bool, device=device).tril()

@@ -46,7 +46,7 @@ COPY_BYTES = 1 << 30
 
 def can_fuse(decoder: Decoder, view: Trainable, *, num_bytes: int) -> bool:
     """Whether a pass over this version, with a base of `num_bytes` bytes, runs fused."""
-    embedding = view.base["model.embed_tokens.weight"]
+    embedding = view.base[decoder.embedding]
     return (
         decoder.is_plain
         and view.has_frozen_base
@@ -151,7 +151,7 @@ class FusedLayer:
 @torch.no_grad()
 def fused_layers(decoder: Decoder, view: Trainable) -> Iterator[FusedLayer]:
     """The fused layers of a version, in order. Each is made when the iterator reaches it."""
-    order_O = interleaved_order(decoder, device=view.base["model.embed_tokens.weight"].device)
+    order_O = interleaved_order(decoder, device=view.base[decoder.embedding].device)
     rounded = view.round_weights()
     for layer in range(decoder.num_layers):
         found = {
@@ -175,7 +175,7 @@ def fused_hidden(
 ) -> torch.Tensor:
     """The final hidden states (N, H) of tokens (N) at these positions (N), as `Decoder.hidden_states`
     returns them."""
-    x_N_H = F.embedding(tokens_N, view.base["model.embed_tokens.weight"])
+    x_N_H = F.embedding(tokens_N, view.base[decoder.embedding])
     turn = rotations(decoder, positions_N, dtype=x_N_H.dtype)
     for number, layer in enumerate(fused_layers(decoder, view)):
         x_N_H = forward.layer(_layer, decoder, layer, number, x_N_H, turn, attend)

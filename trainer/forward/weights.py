@@ -66,11 +66,8 @@ class Trainable:
         pairs = {m: (a.to(self.dtype), b.to(self.dtype)) for m, (a, b) in self.pairs.items()}
         return replace(self, base=base, pairs=pairs)
 
-    def project(
-        self, x_N_H: torch.Tensor, layer: int, names: Sequence[str]
-    ) -> tuple[torch.Tensor, ...]:
-        """The outputs of the modules of a layer with these names, in their order."""
-        modules = [layer_module(layer, name) for name in names]
+    def project(self, x_N_H: torch.Tensor, modules: Sequence[str]) -> tuple[torch.Tensor, ...]:
+        """The outputs of these modules, in their order."""
         if all(module in self.pairs for module in modules) and not self.factors:
             return project(
                 x_N_H, [self._adapted_linear(module) for module in modules], scale=self.scale
@@ -121,6 +118,8 @@ def trainable_view(base: Tensors, trained: Tensors, *, scaling: Scaling) -> Trai
 
 def _with_tied_head(base: Tensors, full: Tensors) -> Tensors:
     """Full weights are stored without a tied output head. Add it again."""
-    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
-    is_tied = embedding in full and head in base and head not in full
-    return {**full, head: full[embedding]} if is_tied else full
+    head = "lm_head.weight"
+    if head in full or head not in base:
+        return full
+    embedding = next((name for name in full if name.endswith("embed_tokens.weight")), None)
+    return full if embedding is None else {**full, head: full[embedding]}

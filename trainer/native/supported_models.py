@@ -32,7 +32,7 @@ def can_learn(decoder: Decoder, view: Trainable) -> bool:
 def can_decode(decoder: Decoder, view: Trainable) -> bool:
     """Whether `decode.c` samples from this version: a narrow one in float32, of sizes that are whole
     vectors."""
-    dtype = view.base["model.embed_tokens.weight"].dtype
+    dtype = view.base[decoder.embedding].dtype
     is_known = decoder.is_plain and dtype == torch.float32
     return is_known and _has_sizes(decoder, view, dtype=dtype)
 
@@ -40,7 +40,7 @@ def can_decode(decoder: Decoder, view: Trainable) -> bool:
 def _has_sizes(decoder: Decoder, view: Trainable, *, dtype: torch.dtype) -> bool:
     """Whether it lies on a CPU, is narrow, and its sizes are whole vectors of this type, of LARGE bytes
     on every machine."""
-    embedding = view.base["model.embed_tokens.weight"]
+    embedding = view.base[decoder.embedding]
     hidden, inner = embedding.shape[1], len(view.base[layer_module(0, "mlp.gate_proj.weight")])
     lanes = LARGE // dtype.itemsize
     return (

@@ -86,7 +86,7 @@ class UnfusedModel:
 
     @property
     def embedding(self) -> torch.Tensor:
-        return self.view.base["model.embed_tokens.weight"]
+        return self.view.base[self.decoder.embedding]
 
     @property
     def is_narrow(self) -> bool:

@@ -34,6 +34,7 @@ QWEN2: dict[str, Any] = {"model_type": "qwen2", "num_hidden_layers": 24}
         {"model_type": "olmo3", "rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
         {"model_type": "phi3", "sliding_window": 2047, "rope_scaling": None},
         {"model_type": "glm4", "partial_rotary_factor": 0.5},
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
         {"model_type": "llama", "final_logit_softcapping": 30.0},  # Transformers does not read it
         QWEN2 | {"use_sliding_window": True, "max_window_layers": 21},
         QWEN2 | {"use_sliding_window": False, "sliding_window": 4096},
@@ -61,6 +62,7 @@ def test_a_known_decoder_is_lean(config: dict[str, Any]) -> None:
             "its tokens attend to later ones",
         ),
         ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, BOUNDED),
+        ({"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}}, BOUNDED),
         (
             {"model_type": "phi3", "rope_scaling": {"type": "longrope"}},
             "its rotary embedding is scaled by 'longrope'",
