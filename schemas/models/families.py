@@ -74,6 +74,14 @@ REFUSED = (
 """Families that the tests see refused, one for each of the checks when a model is loaded."""
 
 
+def describe_families() -> list[dict[str, str]]:
+    """Each family that the tests know, with what runs it and why, as JSON."""
+    return [
+        {"name": f.name, "model_type": f.model_type, "runs": f.runs.runs, "why": f.runs.why}
+        for f in (*TESTED, *REFUSED)
+    ]
+
+
 def forward_pass(config: Mapping[str, Any]) -> ForwardPass:
     """The forward pass of a model with this config.json, or with Transformers' form of it. A model of a
     family that is in no table is checked when it is loaded, and may be refused then."""

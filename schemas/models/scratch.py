@@ -127,3 +127,19 @@ def scratch_shape(name: str) -> ScratchShape:
     message = f"there is no shape {PREFIX}{bare}; use one of: {names}"
     issue = Issue(key="model", message=message, did_you_mean=meant)
     raise InvalidConfig(message, issues=(issue,))
+
+
+def describe_shapes() -> list[dict[str, object]]:
+    """The models that are made from a seed, as JSON."""
+    return [
+        {
+            "name": shape.model_path,
+            "kind": "scratch",
+            "parameters": shape.num_parameters,
+            "context": shape.context,
+            "vocabulary": shape.vocabulary_size,
+            "runs": "lean",
+            "why": "",
+        }
+        for shape in SHAPES
+    ]

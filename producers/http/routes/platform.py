@@ -22,8 +22,8 @@ from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services, waiting_for
 from producers.http.routing import ScopedRoute
 from schemas.events.pages import asyncapi_json
-from schemas.models.families import REFUSED, TESTED, forward_pass
-from schemas.models.scratch import SHAPES
+from schemas.models.families import describe_families, forward_pass
+from schemas.models.scratch import describe_shapes
 
 Samples = Mapping[str, float]
 
@@ -167,24 +167,9 @@ async def metrics(request: Request) -> Response:
 
 
 async def models(_: Request) -> Response:
-    shapes = [
-        {
-            "name": shape.model_path,
-            "kind": "scratch",
-            "parameters": shape.num_parameters,
-            "context": shape.context,
-            "vocabulary": shape.vocabulary_size,
-            "runs": "lean",
-            "why": "",
-        }
-        for shape in SHAPES
-    ]
-    families = [
-        {"name": f.name, "model_type": f.model_type, "runs": f.runs.runs, "why": f.runs.why}
-        for f in (*TESTED, *REFUSED)
-    ]
     cached = await asyncio.to_thread(lambda: list(_cached_models()))
-    return ApiResponse({"models": [*shapes, *cached], "families": families})
+    models = [*describe_shapes(), *cached]
+    return ApiResponse({"models": models, "families": describe_families()})
 
 
 def _cached_models() -> Iterator[Mapping[str, object]]:

@@ -12,7 +12,9 @@ from producers.cli.commands.models.fetch import fetch
 from producers.cli.display.output import (
     Document,
     Output,
+    Part,
     fields,
+    note,
     say,
     table,
     time_ago,
@@ -239,11 +241,29 @@ def models(client: Client) -> Output:
 
     experiment.model_path also accepts any hub id, a local directory or .gguf file, or a checkpoint:
     RUN@STEP, RUN@last or RUN@best. The second table says of each family whether the lean decoder runs
-    it, or Transformers' own module (general), and why.
+    it, or Transformers' own module (general), and why. Without a server, the models in its cache
+    are left out.
     """
-    answer = client.get("/models")
+    answer, missing = _known_models(client)
     kept = ("name", "kind", "parameters", "runs", "why")
     rows = [tuple(m.get(key) for key in kept) for m in answer["models"]]
     of_family = ("name", "model_type", "runs", "why")
     families = [tuple(f.get(key) for key in of_family) for f in answer.get("families", ())]
-    return Output(answer, table("Models", kept, rows), table("Families", of_family, families))
+    return Output(
+        answer, table("Models", kept, rows), table("Families", of_family, families), missing
+    )
+
+
+def _known_models(client: Client) -> tuple[Document, Part]:
+    """The models that the server lists. If none answers, those that are the same everywhere, and a note
+    that says so."""
+    try:
+        return client.get("/models"), None
+    except Failure as failure:
+        if failure.code != "UNREACHABLE":
+            raise
+        from schemas.models.families import describe_families
+        from schemas.models.scratch import describe_shapes
+
+        known: Document = {"models": describe_shapes(), "families": describe_families()}
+        return known, note(f"{failure.message}. The models in its cache are not listed")

@@ -185,3 +185,26 @@ def test_the_old_command_works_and_is_in_no_help(server: FakeServer, headrace: R
     server.answer("POST", "/checkpoints/my-run@3/uploads", {"upload": upload("requested")}, 201)
     assert headrace("model", "push", "my-run@3", "o/sums", "--no-wait").code == 0
     assert "push" not in headrace("model", "--help").out
+
+
+def test_models_lists_what_needs_no_server(headrace: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("producers.cli.client.BACKOFF_S", (0.0,))
+    listed = headrace("models", "--json")
+    assert listed.code == 0
+    assert "scratch:qwen3-tiny" in {model["name"] for model in listed.document["models"]}
+    families = {family["name"]: family["runs"] for family in listed.document["families"]}
+    bounded = families["Gemma 3 with bounded logits"]
+    assert (families["Qwen3"], bounded, families["T5"]) == ("lean", "general", "refused")
+    shown = headrace("models")
+    assert "scratch:qwen3-tiny" in shown.out
+    assert "no Headrace server answers at http://127.0.0.1:9" in shown.err
+    assert "The models in its cache are not listed" in shown.err
+
+
+def test_models_shows_what_the_server_lists_or_refuses(headrace: Run, server: FakeServer) -> None:
+    server.answer("GET", "/models", {"detail": "wrong key", "code": "UNAUTHORIZED"}, status=401)
+    assert headrace("models").code == 1
+    server.answer("GET", "/models", {"models": [{"name": "org/own", "runs": "lean"}]})
+    headrace("models")
+    assert "org/own" in headrace("models").out

@@ -105,7 +105,7 @@ def test_a_server_that_is_not_there_is_named_with_the_command_that_starts_one(
     monkeypatch.setenv("HEADRACE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
     monkeypatch.setattr("producers.cli.client.BACKOFF_S", (0.0,))
-    ran = headrace("models", "--json")
+    ran = headrace("train", "list", "--json")
     assert ran.code == 1
     assert ran.error["code"] == "UNREACHABLE"
     assert "no Headrace server answers at http://127.0.0.1:9" in ran.error["message"]
