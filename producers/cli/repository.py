@@ -70,11 +70,18 @@ def check_rollout(repository: Repository, config: Document) -> None:
         return
     key, given, what = "experiment.rollout", name, "its rollouts"
     known = _names(root, f"{commit}:rollouts", "-d")
-    if name in known:
-        known = _names(root, f"{commit}:rollouts/{name}", "-r")
+    folder, is_committed = root / "rollouts" / name, name in known
+    is_new = not is_committed and Path(name).name == name and folder.is_dir()
+    if is_committed or (is_new and not (root / place).is_file()):
+        known = _names(root, f"{commit}:rollouts/{name}", "-r") if is_committed else _files(folder)
         key, given, what = "experiment.entrypoint", path, f"the files of {name}"
     if (root / place).is_file():
         message = f"names {place}, which is not committed; commit it first"
+    elif is_new:
+        names = ", ".join(known[:MOST_NAMES]) or "none"
+        message = (
+            f"names {place}, which does not exist; {what}, which are not committed yet: {names}"
+        )
     else:
         names = ", ".join(known[:MOST_NAMES]) or "none"
         message = f"names {place}, which is not in commit {commit}; {what}: {names}"
@@ -86,6 +93,11 @@ def check_rollout(repository: Repository, config: Document) -> None:
 def _names(root: Path, tree: str, kind: str) -> list[str]:
     """The folders (-d) or all files (-r) of a tree."""
     return (_git(root, "ls-tree", "--name-only", kind, tree) or "").splitlines()
+
+
+def _files(folder: Path) -> list[str]:
+    """The files of a folder by their paths in it."""
+    return sorted(str(one.relative_to(folder)) for one in folder.rglob("*.py") if one.is_file())
 
 
 def is_local_server(client: Client) -> bool:

@@ -563,7 +563,19 @@ def test_a_rollout_that_is_not_committed_is_told_before_anything_is_submitted(
     (repository / "rollouts" / "rr").mkdir()
     (repository / "rollouts" / "rr" / "main.py").write_text("x = 1\n")
     ran = headrace("train", "submit", str(wrong), "--json")
+    assert ran.error["message"].startswith(
+        "experiment.rollout names rollouts/rr/main.py, which is not"
+    )
     assert "is not committed; commit it first" in ran.error["message"]
+    mistyped = wrong.with_name("mistyped.toml")
+    mistyped.write_text(wrong.read_text().replace("main.py", "man.py"))
+    (issue,) = headrace("train", "submit", str(mistyped), "--json").error["issues"]
+    assert issue == {
+        "key": "experiment.entrypoint",
+        "message": "names rollouts/rr/man.py, which does not exist; the files of rr, which are not "
+        "committed yet: main.py",
+        "did_you_mean": "main.py",
+    }
     assert not [one for one in server.requests if one.path.endswith(("/runs", "/evals"))]
     server.answer("GET", "/workspaces", {"workspaces": [{"id": "w", "url": str(repository)}]})
     server.answer("POST", "/runs", {"run": {"id": "r", "name": "n"}}, 201)
