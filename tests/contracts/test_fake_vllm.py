@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from consumers.deploy.loading import DeployPorts, load_model
+from infra.settings.settings import Settings
+from schemas.deployments import ServedModel
+from schemas.effects import LoadModel
 from schemas.errors import Refused, TransientError
 from schemas.sampling import PolicyRef
 from tests.contracts.vllm_suite import VllmSuite, World, sampling_on
+from tests.kit.fakes import bench
 from tests.kit.vllm import FakeVllm, fake_vllms, num_sampled
 from tests.unit.trainer.support import TINY, job, request
 from trainer.forward.transformers_pass import Fallback
@@ -268,6 +273,28 @@ async def test_a_dora_is_refused_before_a_server_gets_it(
     asked = world.ask(policy=world.shelf.policy(made.state))
     with pytest.raises(Refused, match=r"DoRA.*HEADRACE_SAMPLER=torch.*checkpoint merge"):
         await world.sampler.sample(asked)
+    assert not any(fake.loads for fake in fakes)
+
+
+async def test_a_dora_is_not_deployed_on_vllm(
+    world: World, fakes: tuple[FakeVllm, FakeVllm], tmp_path: Path
+) -> None:
+    made = await world.engine.learner.initialize(job(lora_variant="dora"))
+    served = ServedModel(
+        name="sums",
+        base_name="tiny",
+        model=world.model,
+        policy=world.shelf.policy(made.state),
+        lora_alpha=32.0,
+        run="r1",
+        run_name="first",
+        step=1,
+    )
+    ports = DeployPorts(
+        world.sampler, Settings.load({"HEADRACE_HOME": str(tmp_path)}), bench(tmp_path).ports.log
+    )
+    with pytest.raises(Refused, match=r"DoRA.*HEADRACE_SAMPLER=torch.*checkpoint merge"):
+        await load_model(LoadModel(request="d1", served=served, others=0), ports)
     assert not any(fake.loads for fake in fakes)
 
 
