@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 LIMITS = ConnectionLimits(head_s=10, body_s=60, body_rate=16 << 10, dropped=16 << 20)
 """Limits of connections to the API. Request bodies may be large files over slow connections."""
+STOPPING_S = 5.0
+"""How long the API may take to stop."""
 
 
 async def serve(settings: Settings) -> int:
@@ -140,14 +142,21 @@ async def _serve(
         jobs.append(alert_alone(alerts, backend.database.url))
         if settings.kafka is not None:
             jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
-        tasks = [asyncio.ensure_future(job) for job in jobs]
+        tasks = [asyncio.create_task(job) for job in jobs]
         done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        server.stop()
         runtime.stop()
-        await end(rest)
+        await finish_requests(server, tasks[0])
+        await end([task for task in rest if not task.done()])
         await services.serving.aclose()
         for task in done:
             task.result()
+
+
+async def finish_requests(server: HttpServer, serving: "asyncio.Task[None]") -> None:
+    """Let the API answer the requests that it has, which need the database, when another part has
+    ended."""
+    server.stop()
+    await asyncio.wait([serving], timeout=STOPPING_S)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """The HTTP application: routes by resource, errors as problem documents, and authentication before
 everything else."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
@@ -11,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from infra.spine.postgres.errors import UNAVAILABLE_ERRORS, DiskFull
 from producers.http.auth import Guard
@@ -77,11 +79,39 @@ def create_app(services: Services, *, pages: Sequence[ScopedRoute] = ()) -> Star
     table = [*roots, Mount("/api/v1", routes=routes), *pages]
     app = Starlette(
         routes=[*scoped_table(table)],
-        middleware=[Middleware(Guard, services=services), Middleware(Traced)],
+        middleware=[
+            Middleware(AnswersAtTheEnd),
+            Middleware(Guard, services=services),
+            Middleware(Traced),
+        ],
         exception_handlers={kind: _in_form(handler) for kind, handler in HANDLERS.items()},
     )
     app.state.services = services
     return app
+
+
+class AnswersAtTheEnd:
+    """Answers a request with 503 that the server cancels, because it stops and does not wait longer. The
+    server itself would answer 500, which clients take for a failure of their request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def note(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = has_begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        except asyncio.CancelledError:
+            if has_begun or scope["type"] != "http":
+                raise
+            stopping = unavailable_response("the server stops now; try again")
+            await in_form_of(scope["path"], stopping)(scope, receive, send)
 
 
 def _in_form(handler: ErrorHandler) -> ErrorHandler:
