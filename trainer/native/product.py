@@ -10,6 +10,9 @@ Whether that holds, and for which `block`, depends on the processor and on the l
 time. The second time both compute it, and only if all bits are equal is it computed in C from then on.
 So a compiler changes no bit, and runs with `advanced.deterministic` use these products too.
 
+A pass of fixed shape is filled up with rows that nobody needs. Because C computes each row by itself, it
+leaves them out, and the other rows have the bits of the whole pass (`rows` of `product`).
+
 Legend: R rows, I inputs, O outputs.
 """
 
@@ -59,35 +62,47 @@ class Products:
     are_equal: dict[Shape, bool] = field(default_factory=dict)
 
     def compute(
-        self, x_R_I: torch.Tensor, weight_I_O: torch.Tensor, add: torch.Tensor | None
+        self,
+        x_R_I: torch.Tensor,
+        weight_I_O: torch.Tensor,
+        add: torch.Tensor | None,
+        *,
+        rows: int | None = None,
     ) -> torch.Tensor:
-        """The product, by torch or in C."""
-        if not _may_run_in_c(x_R_I, weight_I_O, add):
-            return through_torch(x_R_I, weight_I_O, add)
+        """The product, by torch or in C. C computes each row by itself, so it computes only the rows
+        that there are. Torch computes `rows` rows, and the trial compares all of them."""
+        rows = rows or len(x_R_I)
+        if not _may_run_in_c(x_R_I, weight_I_O, add, rows):
+            return _through_torch_in_parts(x_R_I, weight_I_O, add, rows)[: len(x_R_I)]
         added = None if add is None else add.dim()
         across = weight_I_O.stride(1) == 1
-        shape = (len(x_R_I), *weight_I_O.shape, across, added, torch.get_num_threads())
+        shape = (rows, *weight_I_O.shape, across, added, torch.get_num_threads())
         if shape not in self.seen:
             self.seen.add(shape)
-            return through_torch(x_R_I, weight_I_O, add)
+            return _through_torch_in_parts(x_R_I, weight_I_O, add, rows)[: len(x_R_I)]
         if self.are_equal.get(shape) is False or (found := known_order()) is None:
-            return through_torch(x_R_I, weight_I_O, add)
+            return _through_torch_in_parts(x_R_I, weight_I_O, add, rows)[: len(x_R_I)]
         computed = in_c(found, x_R_I, weight_I_O, add)
         if shape in self.are_equal:
             return computed
-        expected = through_torch(x_R_I, weight_I_O, add)
-        self.are_equal[shape] = torch.equal(computed, expected)
-        return expected
+        expected = _through_torch_in_parts(x_R_I, weight_I_O, add, rows)
+        self.are_equal[shape] = torch.equal(_fill_up(computed, len(expected)), expected)
+        return expected[: len(x_R_I)]
 
 
 _products = Products()
 
 
 def product(
-    x_R_I: torch.Tensor, weight_I_O: torch.Tensor, add: torch.Tensor | None = None
+    x_R_I: torch.Tensor,
+    weight_I_O: torch.Tensor,
+    add: torch.Tensor | None = None,
+    *,
+    rows: int | None = None,
 ) -> torch.Tensor:
-    """x times the weight (R, O), plus `add` (R, O) or (O) if it is given, with the bits of torch."""
-    return _products.compute(x_R_I, weight_I_O, add)
+    """x times the weight (R, O), plus `add` (R, O) or (O) if it is given, with the bits of torch. With
+    `rows`, the bits are those of a product of that many rows, wherever in it each row is."""
+    return _products.compute(x_R_I, weight_I_O, add, rows=rows)
 
 
 def through_torch(
@@ -95,6 +110,27 @@ def through_torch(
 ) -> torch.Tensor:
     """The same product by torch."""
     return x_R_I @ weight_I_O if add is None else torch.addmm(add, x_R_I, weight_I_O)
+
+
+def _through_torch_in_parts(
+    x_R_I: torch.Tensor, weight_I_O: torch.Tensor, add: torch.Tensor | None, rows: int
+) -> torch.Tensor:
+    """The same product by torch, in products of `rows` rows. The last one is filled up with rows of x,
+    and so is the result."""
+    num = -(-len(x_R_I) // rows) * rows
+    if num == rows == len(x_R_I):
+        return through_torch(x_R_I, weight_I_O, add)
+    parts = _fill_up(x_R_I, num).split(rows)
+    adds = (add,) * len(parts)
+    if add is not None and add.dim() == 2:
+        adds = _fill_up(add, num).split(rows)
+    found = [through_torch(x, weight_I_O, plus) for x, plus in zip(parts, adds, strict=True)]
+    return torch.cat(found)
+
+
+def _fill_up(x_R: torch.Tensor, num: int) -> torch.Tensor:
+    """The rows of x, again and again, until there are `num` of them."""
+    return x_R[torch.arange(num) % len(x_R)] if num > len(x_R) else x_R
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +198,16 @@ def in_c(
     return out_R_O
 
 
-def _may_run_in_c(x_R_I: torch.Tensor, weight_I_O: torch.Tensor, add: torch.Tensor | None) -> bool:
+def _may_run_in_c(
+    x_R_I: torch.Tensor, weight_I_O: torch.Tensor, add: torch.Tensor | None, rows: int
+) -> bool:
     """Whether these are a few rows and a large weight in float32 on a CPU with few threads, without
-    gradients, in a layout that C reads."""
+    gradients, in a layout that C reads. The weight may be small where torch would compute more rows."""
     tensors = (x_R_I, weight_I_O, *(() if add is None else (add,)))
     return (
         all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
-        and FEWEST_ROWS <= len(x_R_I) <= MOST_ROWS
-        and weight_I_O.numel() >= LARGE_WEIGHT
+        and FEWEST_ROWS <= rows <= MOST_ROWS
+        and (weight_I_O.numel() >= LARGE_WEIGHT or len(x_R_I) % rows > 0)
         and torch.get_num_threads() <= MOST_THREADS
         and x_R_I.stride(1) == 1
         and 1 in weight_I_O.stride()

@@ -23,7 +23,8 @@ from trainer.sampler.decode_model import DecodeModel, decode_model_of
 from trainer.sampler.draw_token import draw_tokens
 from trainer.sampler.memory_limits import CPU, memory_limits_of
 from trainer.sampler.native_batch import NativeBatch
-from trainer.sampler.prefill import Prompt, PromptCache
+from trainer.sampler.prefill import Prompt
+from trainer.sampler.prompt_cache import PromptCache
 
 FIXED_ROWS = 32
 STEPS_PER_TURN = 16

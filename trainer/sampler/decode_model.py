@@ -147,8 +147,14 @@ class FusedModel:
         return is_narrow(self.embedding.shape[1])
 
     def hidden_states(
-        self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+        self,
+        tokens_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        attend: Attend,
+        *,
+        rows: int | None = None,
     ) -> torch.Tensor:
+        """`rows`: the bits are those of a pass with that many tokens. N must be a multiple of 8."""
         decoder = self.decoder
         heads = decoder.heads + decoder.kv_heads
         x_N_H = F.embedding(tokens_N, self.embedding)
@@ -157,7 +163,7 @@ class FusedModel:
             pad(x_N_H, size, decoder.eps) for size in (x_N_H.shape[1], decoder.head_dim)
         )
         for number, layer in enumerate(self.layers):
-            qkv = product(unit(x_N_H, wide), layer.qkv, layer.qkv_bias)
+            qkv = product(unit(x_N_H, wide), layer.qkv, layer.qkv_bias, rows=rows)
             qkv = qkv.view(len(qkv), -1, decoder.head_dim)
             qk, v = qkv[:, :heads], qkv[:, heads:]
             if layer.qk_norm is not None:
@@ -165,10 +171,11 @@ class FusedModel:
             pairs = torch.view_as_complex(qk.unflatten(-1, (-1, 2)))
             qk = torch.view_as_real(pairs * turn).flatten(-2)
             attended = attend(number, qk[:, : decoder.heads], qk[:, decoder.heads :], v)
-            x_N_H = _add_projection(x_N_H, attended, layer.out, layer.out_bias)
-            gate_up = product(unit(x_N_H, wide), layer.gate_up, layer.gate_up_bias)
+            x_N_H = _add_projection(x_N_H, attended, layer.out, layer.out_bias, rows=rows)
+            gate_up = product(unit(x_N_H, wide), layer.gate_up, layer.gate_up_bias, rows=rows)
             gate, up = gate_up.chunk(2, dim=-1)
-            x_N_H = _add_projection(x_N_H, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            inner = F.silu(gate).mul_(up)
+            x_N_H = _add_projection(x_N_H, inner, layer.down, layer.down_bias, rows=rows)
         return unit(x_N_H, wide).mul_(self.norm)
 
     def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor:
@@ -176,8 +183,13 @@ class FusedModel:
 
 
 def _add_projection(
-    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    rows: int | None,
 ) -> torch.Tensor:
     """The residual x plus a projection of y."""
-    x = product(y, weight, x)
+    x = product(y, weight, x, rows=rows)
     return x if bias is None else x.add_(bias)

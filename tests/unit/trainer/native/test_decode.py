@@ -37,7 +37,7 @@ from trainer.sampler.decode_batch import DecodeBatch
 from trainer.sampler.decode_model import FusedModel, decode_model_of
 from trainer.sampler.draw_token import draw_tokens
 from trainer.sampler.native_batch import BURST, NativeBatch
-from trainer.sampler.prefill import PromptCache
+from trainer.sampler.prompt_cache import PromptCache
 
 ROWS, CAPACITY = 13, 48
 

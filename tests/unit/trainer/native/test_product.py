@@ -146,3 +146,34 @@ def test_a_product_keeps_its_gradient() -> None:
         products.product(x, weight).sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, 3 * weight.sum(1).expand_as(x), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize("added", [None, 1, 2])
+def test_some_rows_have_the_bits_of_the_whole_product(*, across: bool, added: int | None) -> None:
+    """Wherever they are in it, for a large weight and a small one. Of more rows than a product has,
+    each is in one of several."""
+    for inputs, outputs in ((576, 960), (576, 576)):
+        whole, weight, add = drawn(256, inputs, outputs, across=across, added=added)
+        expected = through_torch(whole, weight, add)
+        kept = Products()
+        for here in (slice(0, 40), slice(200, 248), slice(7, 8), slice(0, 256), slice(96, 256)):
+            plus = add[here] if add is not None and add.dim() == 2 else add
+            found = kept.compute(whole[here], weight, plus, rows=256)
+            assert torch.equal(found, expected[here])
+        twice = None if add is None else add if add.dim() == 1 else torch.cat([add, add[:9]])
+        found = kept.compute(torch.cat([whole, whole[:9]]), weight, twice, rows=256)
+        assert torch.equal(found, torch.cat([expected, expected[:9]]))
+        if known_order() is not None:
+            assert list(kept.are_equal.values()) == [True]
+
+
+def test_some_rows_in_another_order_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = order(64)
+    whole, weight, _ = drawn(256, 576, 960, across=True, added=None)
+    expected = through_torch(whole, weight, None)
+    monkeypatch.setattr(products, "known_order", lambda: other)
+    kept = Products()
+    for _ in range(4):
+        assert torch.equal(kept.compute(whole[30:70], weight, None, rows=256), expected[30:70])
+    assert list(kept.are_equal.values()) == [False]

@@ -16,7 +16,7 @@ from schemas.sampling import Message, PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
 from trainer.model.base import build_base
-from trainer.sampler import prefill
+from trainer.sampler import prefill, prompt_cache
 from trainer.sampler.batcher import FIXED_ROWS, Batcher
 from trainer.sampler.completion import Completion, Version
 from trainer.sampler.decode_model import DecodeModel
@@ -432,7 +432,7 @@ async def test_prompts_of_rows_that_come_together_are_read_together(
         return read(model, prompts, **shape)
 
     await engine.sampler.sample(request("hi", deterministic=True))  # tries the shape of the pass
-    monkeypatch.setattr(prefill, "read_prompts", counted)
+    monkeypatch.setattr(prompt_cache, "read_prompts", counted)
     rows = [
         request(f"{slot}?", slot=slot, sample=i, deterministic=True, max_new_tokens=2)
         for slot in range(3)
