@@ -318,18 +318,11 @@ class _Packing:
         self.tokens += tokens
         self.positions += range(position, position + len(tokens))
         self.segments.append(Segment(start, end, context))
-        if context and context[-1].stop == start:
-            return (*context[:-1], range(context[-1].start, end))
         return (*context, range(start, end))
 
     def tensors(self, device: torch.device | None) -> MicroBatch:
-        """The micro-batch. Contexts have the length of prompts and continuations that of answers, so
-        each kind is padded separately."""
-        kinds = (
-            [s for s in self.segments if not s.context],
-            [s for s in self.segments if s.context],
-        )
-        blocks = tuple(_block(kind) for kind in kinds if kind and self.pads)
+        """The micro-batch."""
+        blocks = tuple(_block(kind) for kind in _alike(self.segments)) if self.pads else ()
         place_N = torch.zeros(len(self.tokens), dtype=torch.long)
         first = 0
         for block in blocks:
@@ -365,6 +358,18 @@ def _begin(path: tuple[range, ...], depth: int) -> tuple[range, ...]:
             found.append(part[:depth])
         depth -= len(part)
     return tuple(found)
+
+
+def _alike(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """The segments that are padded together. Contexts have the length of prompts and continuations that
+    of answers, so each kind is a block. In a tree of more levels segments differ more, so a block has
+    those of about the same size."""
+    is_deep = any(len(s.context) > 1 for s in segments)
+    kinds: dict[tuple[int, ...], list[Segment]] = {}
+    for s in segments:
+        sizes = (s.num_tokens.bit_length(), s.num_keys.bit_length()) if is_deep else ()
+        kinds.setdefault((len(s.context) > 0, *sizes), []).append(s)
+    return [kinds[key] for key in sorted(kinds)]
 
 
 def _block(segments: Sequence[Segment]) -> Block:

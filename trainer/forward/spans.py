@@ -13,8 +13,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The tokens from start to end (exclusive) of N. They see the tokens of `context`, which are ranges
-    of N before them, and the segment's own tokens up to themselves."""
+    """The tokens from start to end (exclusive) of N. They see the tokens of `context`, which are parts
+    of the segments on the path to them, and the segment's own tokens up to themselves."""
 
     start: int
     end: int
