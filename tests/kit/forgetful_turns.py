@@ -3,7 +3,7 @@ that reason do. So each turn has a training row of its own, which begins like th
 
 from typing import Any
 
-from tests.kit.platform import run_config
+from tests.kit.platform import Platform, run_config
 
 TURNS = 5
 MAIN = f"""
@@ -42,3 +42,12 @@ def forgetful_run(**advanced: object) -> dict[str, dict[str, Any]]:
         training={"max_prompt_length": 512, "max_response_length": 24 * TURNS},
         advanced=advanced,
     )
+
+
+def tokens_of(started: Platform, run: str) -> tuple[float, float]:
+    """The tokens of all rows of a run, and those that its learner computed."""
+    samples = started.get(f"/runs/{run}/samples", limit=100)["samples"]
+    assert {one["failure"] for one in samples} == {None}
+    metrics = started.info(run)["metrics"]["train/tokens"]
+    of_rows = sum(one["prompt_tokens"] + one["completion_tokens"] for one in samples)
+    return of_rows, sum(point["value"] for point in metrics)

@@ -2,7 +2,7 @@
 undisturbed run, and verify rebuilds them from its log."""
 
 from tests.chaos.trials import verified
-from tests.kit.forgetful_turns import FILES, TURNS, forgetful_run
+from tests.kit.forgetful_turns import FILES, TURNS, forgetful_run, tokens_of
 from tests.kit.kills import Points, Stage
 from tests.kit.ledger import check
 from tests.kit.platform import final_adapter
@@ -22,10 +22,7 @@ def act(stage: Stage) -> str:
         run = running.submit(config, workspace="w")
         info = running.wait(run, "finished", within_s=300)
         check(running.events(run), steps=STEPS, groups=2, samples=4)
-        samples = running.get(f"/runs/{run}/samples", limit=100)["samples"]
-        trained = [one for one in samples if one["step"] and not one["group"].startswith("eval")]
-        computed = sum(point["value"] for point in info["metrics"]["train/tokens"])
-        of_rows = sum(one["prompt_tokens"] + one["completion_tokens"] for one in trained)
+        of_rows, computed = tokens_of(running, run)
         assert of_rows > 3 * computed, f"{TURNS} rows of a sample share what they begin with"
         assert max(point["value"] for point in info["metrics"]["train/sampler_mismatch"]) < 1e-5
         verified(running, run)
