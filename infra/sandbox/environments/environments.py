@@ -166,15 +166,10 @@ class PackageEnvironments:
         within_s: float,
     ) -> AsyncIterator[tuple[Path, str | None]]:
         """Run a Python that has these packages, without a network. Gives the directory in which it
-        could write, until the block ends, and what it said if it failed. Raises Refused when the
-        packages cannot be installed, and when a limit is exceeded."""
-        resolved = await self.resolve(declared)
-        pins = resolved.pins.encode()
-        lock = ArtifactRef(uri="-", sha256=hashlib.sha256(pins).hexdigest(), size=len(pins))
-        ref = PackageEnvironment(
-            key=resolved.key, lock=lock, python=resolved.python, platform=resolved.platform
-        )
-        python = await self.get(ref, pins)
+        could write, until the block ends, and what it said if it failed. Versions that were installed
+        before are used again, so the index is not needed for them. Raises Refused when the packages
+        cannot be installed, and when a limit is exceeded."""
+        python, ref = await self._get_for_tool(declared)
         folder = prepared_folder(self._directory, "run")
         try:
             task = UvTask(declared.path, folder, python, most_bytes, None, within_s, LESS)
@@ -188,6 +183,37 @@ class PackageEnvironments:
         finally:
             await asyncio.to_thread(remove_tree, folder)
             self.release(ref.key)
+
+    async def _get_for_tool(
+        self, declared: DeclaredPackages
+    ) -> tuple[Interpreter, PackageEnvironment]:
+        """An environment with these packages, in the versions of its first installation here, unless
+        they cannot be installed any more. It stays until `release`. Raises Refused."""
+        self._prepare()
+        named = self._settings.pythons
+        found = await asyncio.to_thread(
+            choose_python, declared.requires_python, declared.path, named
+        )
+        asked = declared.model_copy(update={"path": "-"}).model_dump_json()
+        place = f"{asked}\n{self._settings.index}\n{found.minor}\n{platform()}"
+        kept = self._directory / f"{hashlib.sha256(place.encode()).hexdigest()}.versions"
+        if (before := await asyncio.to_thread(_read_versions, kept)) is not None:
+            with contextlib.suppress(Refused):  # the index may have other files for them now
+                return await self._get_resolved(before)
+        resolved = await self.resolve(declared)
+        ready = await self._get_resolved(resolved)
+        await asyncio.to_thread(_write_versions, kept, resolved)
+        return ready
+
+    async def _get_resolved(
+        self, resolved: ResolvedPackages
+    ) -> tuple[Interpreter, PackageEnvironment]:
+        pins = resolved.pins.encode()
+        lock = ArtifactRef(uri="-", sha256=hashlib.sha256(pins).hexdigest(), size=len(pins))
+        ref = PackageEnvironment(
+            key=resolved.key, lock=lock, python=resolved.python, platform=resolved.platform
+        )
+        return await self.get(ref, pins), ref
 
     def release(self, key: str) -> None:
         """End one use of an environment. It may be removed when it has none."""
@@ -306,6 +332,20 @@ class PackageEnvironments:
             f"{path}: the packages cannot be installed; {advise(failed, is_locked=is_locked)}. uv "
             f"says: {shorten(failed)}"
         )
+
+
+def _read_versions(kept: Path) -> ResolvedPackages | None:
+    """The versions of an earlier installation. None if there was none, or if its file is damaged."""
+    try:
+        return ResolvedPackages.model_validate_json(kept.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _write_versions(kept: Path, resolved: ResolvedPackages) -> None:
+    written = kept.with_name(f"{kept.name}-{os.getpid()}.partial")
+    written.write_text(resolved.model_dump_json())
+    written.replace(kept)
 
 
 def _settle(folder: Path, place: Path, what: str) -> int:

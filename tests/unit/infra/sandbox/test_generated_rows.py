@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.sandbox import generated_rows
-from infra.sandbox.environments.environments import PackageEnvironments
+from infra.sandbox.environments.environments import PackageEnvironments, _read_versions
 from infra.sandbox.generated_rows import generate_rows
 from infra.sandbox.levels.probe import choose_level
 from infra.settings.packages import PackageSettings
@@ -59,6 +59,24 @@ async def test_rows_are_generated_with_packages_that_have_no_wheel_left_out(
     assert len({row["user_prompt"] for row in rows}) == 6
     assert all(row["metadata"]["package"] == PACKAGE for row in rows)
     assert content == await generate("sums?size=6&word=Sum", environments)
+
+
+async def test_rows_are_generated_again_without_the_index(
+    environments: PackageEnvironments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their packages are installed. If the file with their versions is damaged, the index is asked."""
+    content = await generate("sums?size=6", environments)
+
+    async def unreachable(declared: object) -> None:
+        raise AssertionError("the index is asked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(environments, "resolve", unreachable)
+        assert await generate("sums?size=6", environments) == content
+    for kept in environments._directory.glob("*.versions"):
+        kept.write_text(kept.read_text()[:50])
+    assert await generate("sums?size=6", environments) == content
+    assert all(_read_versions(kept) for kept in environments._directory.glob("*.versions"))
 
 
 @pytest.mark.parametrize(
