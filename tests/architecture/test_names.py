@@ -3,6 +3,10 @@
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
 
 from tests.kit.source import ROOT, ROOTS, modules, nodes, parse, relative
 
@@ -36,6 +40,25 @@ QUESTION = re.compile(
 """The name of a test that begins with a question word, where its subject should be."""
 
 
+FUNCTION = re.compile(r"^[ \t]*(?:async )?def (\w+)", re.M)
+CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.M)
+
+
+def bad_functions(path: Path, is_bad: Callable[[str], object]) -> Iterator[str]:
+    """The functions of a module whose names are bad, each with its place. The tree of a module is looked
+    at only if a line looks like one: to parse all tests takes seconds."""
+    if not any(is_bad(found[1]) for found in FUNCTION.finditer(path.read_text())):
+        return
+    for node in nodes(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_bad(node.name):
+            yield f"{relative(path)}:{node.lineno} {node.name}"
+
+
+def has_public_class(path: Path, name: str) -> bool:
+    """Whether a module itself defines the class, and not only a text in it."""
+    return any(isinstance(n, ast.ClassDef) and n.name == name for n in parse(path).body)
+
+
 def is_bare_participle(name: str) -> bool:
     """Whether a function's name is one participle: `sent`, `_listed`."""
     word = name.strip("_")
@@ -46,23 +69,21 @@ def is_bare_participle(name: str) -> bool:
 
 
 def test_no_public_class_name_occurs_twice() -> None:
-    places: dict[str, list[str]] = defaultdict(list)
+    places: dict[str, list[Path]] = defaultdict(list)
     for path in modules():
-        for node in parse(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(relative(path))
-    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+        for name in {found[1] for found in CLASS.finditer(path.read_text())}:
+            places[name].append(path)
+    assert len(places) > 1000
+    twice = {
+        name: [relative(path) for path in paths if has_public_class(path, name)]
+        for name, paths in places.items()
+        if len(paths) > 1
+    }
+    assert {name: paths for name, paths in twice.items() if len(paths) > 1} == {}
 
 
 def test_no_function_is_named_by_a_bare_participle() -> None:
-    found = [
-        f"{relative(path)}:{node.lineno} {node.name}"
-        for path in modules()
-        for node in nodes(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and is_bare_participle(node.name)
-    ]
-    assert not found
+    assert not [one for path in modules() for one in bad_functions(path, is_bare_participle)]
 
 
 def test_twin_a_participle_is_recognised() -> None:
@@ -71,13 +92,22 @@ def test_twin_a_participle_is_recognised() -> None:
 
 
 def test_the_name_of_a_test_begins_with_its_subject() -> None:
-    found = [
-        f"{relative(path)}:{node.lineno} {node.name}"
-        for path in modules("tests")
-        for node in nodes(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and QUESTION.match(node.name)
-    ]
+    found = [one for path in modules("tests") for one in bad_functions(path, QUESTION.match)]
     assert not found, "name a test with subject, verb and expected result"
+
+
+def test_twin_a_bad_name_is_found_in_code_and_not_in_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.architecture.test_names.relative", str)
+    text = 'TEXT = """\ndef sent(): ...\nclass Same: ...\n"""\n'
+    code = "class Same:\n    async def _listed(self) -> None: ...\n"
+    for name, content, is_found in (("text", text, False), ("code", code, True)):
+        path = tmp_path / f"{name}.py"
+        path.write_text(content)
+        assert (list(bad_functions(path, is_bare_participle)) != []) is is_found
+        assert CLASS.findall(content) == ["Same"]
+        assert has_public_class(path, "Same") is is_found
 
 
 def test_twin_a_question_word_in_place_of_a_subject_is_seen() -> None:
