@@ -23,12 +23,15 @@ from infra.spine.runtime import claims, performer
 from schemas.effects import Lane
 from schemas.ids import WorkerId
 from tests.contracts.effects_suite import SYNC, effect
+from tests.kit.at_once import AtOnce
 from tests.kit.hosting import Script, consumer
 from tests.kit.on_postgres import WORKER, working
 from tests.kit.partition_proxy import PartitionProxy, partition_proxy
 from tests.kit.postgres import open_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+
+at_once = AtOnce()
 
 STATEMENT_S = 0.5
 
@@ -122,12 +125,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
 
 
+@at_once
 async def test_a_claim_that_comes_late_takes_nothing(database_url: str, tmp_path: Path) -> None:
     script = Script()
     async with stalled(database_url, tmp_path, script, fenced=True):
         await performed(script, within_s=25)
 
 
+@at_once
 async def test_twin_without_the_generation_it_is_held_for_good(
     database_url: str, tmp_path: Path
 ) -> None:
