@@ -1,4 +1,5 @@
-"""A server that speaks the part of vLLM's HTTP that Headrace uses, over Transformers and peft.
+"""A server that speaks the part of vLLM's HTTP that Headrace uses, over Transformers and peft. They are
+imported once something is sampled or loaded, so a process that only says what it serves starts soon.
 
 `make test-vllm` runs the same tests against real vLLM, so that this one does not lie. It can do what a
 test cannot make a real one do: break off, come back, sample from something else than it was given.
@@ -12,21 +13,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 import uvicorn
-from safetensors.torch import load_file
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from schemas.sampling import LoraScaling
-from trainer.forward.transformers_pass import Fallback
-from trainer.model.base import Base
-from trainer.model.lora_names import Scaling
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.forward.transformers_pass import Fallback
+    from trainer.model.base import Base
+    from trainer.model.lora_names import Scaling
 
 BASE = "base"
 SAMPLING = threading.Lock()
@@ -40,7 +42,7 @@ class FakeVllm:
     says that it loaded an adapter, and goes on with the base; `hold`: completions wait for this;
     `breaks_after`: the next stream breaks off after so many tokens."""
 
-    fallback: Fallback
+    fallback: "Fallback"
     max_model_len: int = 128
     max_lora_rank: int = 16
     raw: bool = False
@@ -53,11 +55,11 @@ class FakeVllm:
     url: str = ""
     server: uvicorn.Server | None = None
     task: "asyncio.Task[None] | None" = None
-    tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
-    scalings: dict[str, Scaling] = field(default_factory=dict)
+    tensors: "dict[str, dict[str, torch.Tensor]]" = field(default_factory=dict)
+    scalings: "dict[str, Scaling]" = field(default_factory=dict)
 
     @property
-    def base(self) -> Base:
+    def base(self) -> "Base":
         return self.fallback.base
 
     def app(self) -> Starlette:
@@ -114,6 +116,10 @@ class FakeVllm:
         if config["r"] > self.max_lora_rank:
             text = f"LoRA rank {config['r']} is greater than max_lora_rank {self.max_lora_rank}."
             return _error(500, text)
+        from safetensors.torch import load_file
+
+        from trainer.model.lora_names import Scaling
+
         self.tensors[name] = load_file(Path(path) / "adapter_model.safetensors")
         kind: LoraScaling = "rank_stabilized" if config["use_rslora"] else "standard"
         self.scalings[name] = Scaling(config["lora_alpha"], kind)
@@ -172,12 +178,19 @@ class FakeVllm:
 
     def sample(self, body: dict[str, Any]) -> tuple[list[int], list[float], str, str]:
         """A completion: its ids, logprobs, finish reason and text."""
+        import torch
+
         with SAMPLING, torch.no_grad():
             ids, logprobs, finish = self.draw(body)
             return ids, logprobs, finish, self.text(ids)
 
     def draw(self, body: dict[str, Any]) -> tuple[list[int], list[float], str]:
         """Token by token through Transformers and peft; the draws are of the seed alone."""
+        import numpy as np
+        import torch
+
+        from trainer.model.lora_names import Scaling
+
         trained = {} if self.deaf else self.tensors.get(body["model"], {})
         scaling = self.scalings.get(body["model"], Scaling(1.0))
         draws = np.random.default_rng(body["seed"])

@@ -10,19 +10,38 @@ import asyncio
 import json
 import os
 import signal
+from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
-import torch
-
+from schemas.models.scratch import scratch_shape
 from schemas.sampling import ModelRef
 from tests.kit.vllm import FakeVllm
-from trainer.forward.transformers_pass import Fallback
-from trainer.model.base import build_base
+
+
+class LazyFallback:
+    """The model of a scratch shape, which is built when it is first used. That imports torch."""
+
+    def __init__(self, name: str) -> None:
+        self._name = scratch_shape(name).name
+
+    @cached_property
+    def _built(self) -> Any:
+        import torch
+
+        from trainer.forward.transformers_pass import Fallback
+        from trainer.model.base import build_base
+
+        model = ModelRef(kind="scratch", name=self._name)
+        return Fallback(build_base(model, {}, device=torch.device("cpu")))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._built, name)
 
 
 async def serve(asked: argparse.Namespace) -> None:
-    base = build_base(ModelRef(kind="scratch", name=asked.model), {}, device=torch.device("cpu"))
-    server = FakeVllm(Fallback(base), max_lora_rank=asked.max_lora_rank)
+    fallback = cast("Any", LazyFallback(asked.model))
+    server = FakeVllm(fallback, max_lora_rank=asked.max_lora_rank)
     server.url = f"http://{asked.host}:{asked.port}"
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
