@@ -22,6 +22,7 @@ not depend on whether a machine has a compiler. `advanced.recompute` turns it of
 | `PackedBases` | the sampler's batcher keeps one, so that a base is packed only once | `adapt.c` |
 | `is_narrow` | the sampler: narrow models decode with one thread through torch, too | |
 | `product` | the sampler's and the learner's products of a few rows with a large weight | `product.c` |
+| `pick` | `trainer/sampler/draw_token.py`: tokens drawn from a large vocabulary | `pick.c` |
 | `release_memory` | benchmarks: gives back the memory that passes left behind | |
 
 The other exports are the types that these take and return.
@@ -36,6 +37,7 @@ from trainer.native.decode import (
 )
 from trainer.native.learn import LearnerPass, learner_pass, release_memory
 from trainer.native.packed_weights import PackedBases
+from trainer.native.pick import pick
 from trainer.native.product import product
 from trainer.native.supported_models import is_narrow
 
@@ -49,6 +51,7 @@ __all__ = [
     "is_narrow",
     "learner_pass",
     "native_decoder",
+    "pick",
     "product",
     "release_memory",
 ]

@@ -20,6 +20,9 @@ TOP_P = (
     "sampling.rollout_top_p must be 1 in training, because the tokens that top-p cuts off bias the "
     "ratio of every token. Use rollout_temperature instead"
 )
+SPARE_UNIFORM = 2**0.5 - 1
+"""The random number of dummy rows. It is not next to the border of two tokens if all are equally
+likely, because such a number would cost an exact sum (`trainer/native/pick.py`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +167,7 @@ def draw_parameters(rows: Sequence[Completion], size: int) -> DrawParameters:
     return {
         "temperatures": [r.params.temperature for r in rows] + [1.0] * spare,
         "top_ps": [r.params.top_p for r in rows] + [1.0] * spare,
-        "uniforms": [r.uniform() for r in rows] + [0.0] * spare,
+        "uniforms": [r.uniform() for r in rows] + [SPARE_UNIFORM] * spare,
         "masks": masks + [None] * spare,
     }
 

@@ -1,10 +1,11 @@
 """Draws one token per row from its logits, with the logprob that it was drawn at.
 
 All numbers are float64. The logits are divided by the temperature, then come softmax and cumulative sum.
-The row's uniform number selects the first token whose cumulative mass exceeds it. Temperature 0 is the
-argmax, and its logprob is that of temperature 1. With top_p < 1 the mass outside the nucleus is removed
-first, and the logprob is that of the renormalised rest. This is for evaluation only: in training the
-renormalisation would bias the ratio.
+The row's uniform number selects the first token whose cumulative mass exceeds it. On a CPU it is found
+without the exact sum where a less exact one decides the same (`trainer/native/pick.py`). Temperature 0
+is the argmax, and its logprob is that of temperature 1. With top_p < 1 the mass outside the nucleus is
+removed first, and the logprob is that of the renormalised rest. This is for evaluation only: in training
+the renormalisation would bias the ratio.
 
 A row with a mask is drawn from its allowed tokens only, at a logprob over these tokens. The learner
 applies the same mask (`trainer/forward/allowed_tokens.py`), so its ratios are exact. Other rows keep
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from trainer.forward.allowed_tokens import allowed_tokens
+from trainer.native.interface import pick
 from trainer.sampler.draw_token_gpu import draw_on_gpu
 
 
@@ -79,14 +81,22 @@ def draw_exactly(
     logprobs_R_V = scaled_R_V.log_softmax(dim=-1)
     if min(top_ps) < 1:
         logprobs_R_V = _nucleus(logprobs_R_V, scaled_R_V.new_tensor(top_ps))
-    mass_R_V = logprobs_R_V.exp()
-    mass_R_V = torch.cumsum(mass_R_V, dim=-1, out=mass_R_V)
-    drawn_R = scaled_R_V.new_tensor(uniforms) * mass_R_V[:, -1]
-    picked_R = _count_up_to(mass_R_V, drawn_R).clamp(max=logits_R_V.shape[-1] - 1)
+    uniform_R = scaled_R_V.new_tensor(uniforms)
+    picked_R = pick(logprobs_R_V, uniform_R)
+    if picked_R is None:
+        picked_R = pick_exactly(logprobs_R_V, uniform_R)
     if 0 in temperatures:
         picked_R = logprobs_R_V.argmax(dim=-1).where(greedy_R, picked_R)
     chosen_R = logprobs_R_V.gather(-1, picked_R[:, None])[:, 0]
     return picked_R.tolist(), chosen_R.tolist()
+
+
+def pick_exactly(logprobs_R_V: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
+    """The first token of each row whose cumulative mass exceeds that share of all mass, (R)."""
+    mass_R_V = logprobs_R_V.exp()
+    mass_R_V = torch.cumsum(mass_R_V, dim=-1, out=mass_R_V)
+    drawn_R = uniform_R * mass_R_V[:, -1]
+    return _count_up_to(mass_R_V, drawn_R).clamp(max=logprobs_R_V.shape[-1] - 1)
 
 
 def _count_up_to(mass_R_V: torch.Tensor, drawn_R: torch.Tensor) -> torch.Tensor:
