@@ -29,7 +29,9 @@ verification of its log.
 4: a CUDA GPU computes 64 million logits at a time instead of 4 million.
 5: `compile` compiles the attention of a CUDA GPU too.
 6: the rows of a group share all that they begin with, and not only equal contexts; the lean decoder
-   computes more architectures, and layers with a window (`lean_since` in `schemas.models.families`).
+   computes more architectures, and layers with a window (`lean_since` in `schemas.models.families`);
+   groups without a gradient have no backward pass; tokens that no action is predicted from, such as
+   the last one of an answer, are left out of the pass.
 """
 
 

@@ -39,6 +39,7 @@ from trainer.objective.aggregate import masked_samples, token_weights
 from trainer.objective.batch import (
     PreparedBatch,
     examples_of,
+    idle_samples,
     measure_before_update,
     minibatches_of,
     parts_of,
@@ -162,7 +163,10 @@ def prepare_batch(
 
     # Some objectives treat a few actions differently, chosen among all actions of the step.
     values |= select_actions(objective, hyperparameters, values, examples, before.known_E)
-    return PreparedBatch(objective, hyperparameters, minibatches, values)
+
+    # A group whose rewards are all equal teaches nothing. Its actions are measured, and not trained.
+    idle = idle_samples(groups, minibatches, objective, hyperparameters, values)
+    return PreparedBatch(objective, hyperparameters, minibatches, values, idle)
 
 
 def accumulate_gradients(
@@ -173,9 +177,10 @@ def accumulate_gradients(
     losses of the micro-batches add up to its loss, however the batch is packed."""
     means, plan = Means(), []
     for micro, values in batch.micro_batches(policy):
-        loss = micro_batch_loss(
-            policy, micro, values, batch.objective, batch.hyperparameters, means
-        )
+        with torch.set_grad_enabled(micro.has_gradient):
+            loss = micro_batch_loss(
+                policy, micro, values, batch.objective, batch.hyperparameters, means
+            )
         if loss.requires_grad:
             loss.backward()
         plan.append(micro.num_tokens)

@@ -110,6 +110,8 @@ def hyperparameters_of(
         micro_batch_tokens=micro_batch_tokens,
         splits_groups=rules >= 2,
         limits_samples=rules >= 3,
+        skips_idle_groups=rules >= 6,
+        drops_unread=rules >= 6,
         updates=advanced.updates_per_step,
         part_weights=tuple(part_weights(advanced).items()),
         seed=advanced.seed,

@@ -117,10 +117,12 @@ class MicroBatch:
     row_M: torch.Tensor
     """which of the `num_rows` sequences of this micro-batch"""
     last_R: torch.Tensor
-    """indexes into N: the last token of each sequence"""
+    """indexes into N: the last token of each sequence; empty if tokens were dropped as unread"""
     num_rows: int
     allowed: AllowedTokens | None = None
     """the tokens that each action was drawn from; None where each was drawn from all"""
+    has_gradient: bool = True
+    """whether the loss of its actions is trained, and not only measured"""
 
     @property
     def num_tokens(self) -> int:
@@ -232,26 +234,29 @@ def pack(
     share: bool,
     prefixes: bool = True,
     splits: bool = True,
+    drops_unread: bool = False,
     device: torch.device | None = None,
     pads: bool | None = None,
 ) -> Iterator[MicroBatch]:
     """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens; a single
     longer example is one of its own. Examples without an action have nothing to train and are left out.
     `share` and `prefixes` say what examples share (`group_into_trees`). `splits` False: a tree is never
-    divided, and padding is not counted (rules 1, `schemas.learner`).
+    divided, and padding is not counted (rules 1, `schemas.learner`). `drops_unread`: tokens that no
+    action is predicted from, such as the last one of an answer, are left out where rows are shared.
+    They are counted when trees are put into micro-batches.
     `pads`: whether segments are padded into blocks for attention. None: on a CPU, where that is
     fastest, and where rows are not shared, since Transformers' modules need it. Those modules compute
     the padding too, so there it counts as tokens."""
     if pads is None:
         pads = device is None or device.type == "cpu" or not share
     most = micro_batch_tokens
-    packing = _Packing(pads)
+    packing = _Packing(pads, drops_unread and share)
     trained = [e for e in examples if e.num_actions]
     limit = most if splits else sys.maxsize
     for tree in group_into_trees(trained, most=limit, share=share, prefixes=prefixes):
         if packing.tokens and packing.size_with(tree, padded=splits and not share) > most:
             yield packing.tensors(device)
-            packing = _Packing(pads)
+            packing = _Packing(pads, drops_unread and share)
         packing.add(tree)
     if packing.tokens:
         yield packing.tensors(device)
@@ -262,6 +267,7 @@ class _Packing:
     """A micro-batch while it is filled."""
 
     pads: bool
+    drops_unread: bool
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
@@ -320,8 +326,36 @@ class _Packing:
         self.segments.append(Segment(start, end, context))
         return (*context, range(start, end))
 
+    def _drop_unread(self) -> None:
+        """Drop the tokens of each segment behind the last one that an action is predicted from, or that
+        another segment sees."""
+        read = [False] * len(self.tokens)
+        for n in (*self.predictors, *(part[-1] for s in self.segments for part in s.context)):
+            read[n] = True
+        segments = [
+            replace(s, end=max((n + 1 for n in range(s.start, s.end) if read[n]), default=s.start))
+            for s in self.segments
+        ]
+        kept = [n for s in segments for n in range(s.start, s.end)]
+        moved = {n: place for place, n in enumerate(kept)}
+
+        def move(part: range) -> range:
+            return range(moved[part[0]], moved[part[-1]] + 1)
+
+        self.segments = [
+            Segment(moved[s.start], moved[s.end - 1] + 1, tuple(map(move, s.context)))
+            for s in segments
+            if s.num_tokens
+        ]
+        self.tokens = [self.tokens[n] for n in kept]
+        self.positions = [self.positions[n] for n in kept]
+        self.predictors = [moved[n] for n in self.predictors]
+        self.lasts = []
+
     def tensors(self, device: torch.device | None) -> MicroBatch:
         """The micro-batch."""
+        if self.drops_unread:
+            self._drop_unread()
         blocks = tuple(_block(kind) for kind in _alike(self.segments)) if self.pads else ()
         place_N = torch.zeros(len(self.tokens), dtype=torch.long)
         first = 0

@@ -16,7 +16,7 @@ The shape suffixes E, M and S are explained in `trainer/objective/objective.py`.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -33,12 +33,14 @@ from trainer.policy import Policy
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedBatch:
     """A batch with its advantages and weights. It can be trained any number of times. `minibatches` are
-    its training rows. `values_E` holds a tensor of shape (E) for each constant."""
+    its training rows. `values_E` holds a tensor of shape (E) for each constant. The gradient of the loss
+    is 0 at every action of the `idle` samples, so their passes have no backward pass."""
 
     objective: Objective
     hyperparameters: Hyperparameters
     minibatches: tuple[tuple[Example, ...], ...]
     values_E: ActionValues
+    idle: frozenset[int] = frozenset()
 
     def split(self) -> tuple["PreparedBatch", ...]:
         """The mini-batches as batches of their own, in order."""
@@ -50,12 +52,21 @@ class PreparedBatch:
         )
 
     def micro_batches(self, policy: Policy) -> Iterator[tuple[MicroBatch, ActionValues]]:
-        """The micro-batches in order, each with its slice (M) of the values."""
+        """The micro-batches, each with its part (M) of the values: first those with a gradient, then
+        those of idle samples, both in canonical order."""
         first = 0
-        for micro in _micro_batches(policy, self.minibatches, self.hyperparameters):
-            here = slice(first, first + len(micro.sample_M))
-            yield micro, {name: value_E[here] for name, value_E in self.values_E.items()}
-            first = here.stop
+        for rows in self.minibatches:
+            ends = accumulate((row.num_actions for row in rows), initial=first)
+            actions = [torch.arange(*pair) for pair in pairwise(ends)]
+            for is_idle in (False, True):
+                chosen = [n for n, row in enumerate(rows) if (row.sample in self.idle) == is_idle]
+                place_E = torch.cat([torch.arange(0), *(actions[n] for n in chosen)])
+                of_part = [tuple(rows[n] for n in chosen)]
+                for micro in _micro_batches(policy, of_part, self.hyperparameters):
+                    place_M, place_E = place_E.tensor_split([len(micro.sample_M)])
+                    values = {name: value_E[place_M] for name, value_E in self.values_E.items()}
+                    yield replace(micro, has_gradient=not is_idle), values
+            first += sum(row.num_actions for row in rows)
 
 
 def examples_of(groups: Sequence[GradedGroup]) -> tuple[Example, ...]:
@@ -187,6 +198,42 @@ def select_actions(
     return {"selected": objective.select(actions, hyperparameters).double()}
 
 
+def idle_samples(
+    groups: Sequence[GradedGroup],
+    minibatches: Sequence[Sequence[Example]],
+    objective: Objective,
+    hyperparameters: Hyperparameters,
+    values: ActionValues,
+) -> frozenset[int]:
+    """The samples of the groups in which no action has a gradient, for example because all rewards are
+    equal. In each mini-batch one group is never idle, so that its update has gradients of 0 where it
+    would have none, and momentum and weight decay act."""
+    if not hyperparameters.skips_idle_groups:
+        return frozenset()
+    active_E = values["weight"] != 0
+    if not _trains_without_advantage(objective, hyperparameters):
+        active_E &= (values["advantage"] != 0) | (values.get("selected", torch.zeros(())) != 0)
+    group_S = [n for n, group in enumerate(groups) for _ in group.samples]
+    idle: set[int] = set()
+    first = 0
+    for rows in minibatches:
+        found: dict[int, bool] = {}
+        for row in rows:
+            group, end = group_S[row.sample], first + row.num_actions
+            if row.num_actions:
+                found[group] = found.get(group, False) or bool(active_E[first:end].any())
+            first = end
+        kept = {group for group, is_active in found.items() if is_active} or {*list(found)[:1]}
+        idle |= {row.sample for row in rows if group_S[row.sample] not in kept}
+    return frozenset(idle)
+
+
+def _trains_without_advantage(objective: Objective, hyperparameters: Hyperparameters) -> bool:
+    """Whether an action has a gradient besides the one that is multiplied by its advantage."""
+    has_kl = hyperparameters.kl_coef != 0.0 and hyperparameters.kl_in == "loss"
+    return objective.has_critic or has_kl or hyperparameters.entropy_coef != 0.0
+
+
 def _micro_batches(
     policy: Policy, minibatches: Sequence[Sequence[Example]], hyperparameters: Hyperparameters
 ) -> Iterator[MicroBatch]:
@@ -197,5 +244,6 @@ def _micro_batches(
             splits=hyperparameters.splits_groups,
             share=policy.shares_prompts,
             prefixes=policy.shares_prefixes,
+            drops_unread=hyperparameters.drops_unread,
             device=policy.device,
         )

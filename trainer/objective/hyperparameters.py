@@ -54,6 +54,10 @@ class Hyperparameters:
     micro_batch_tokens: int = 4096
     splits_groups: bool = True
     """whether a group that shares a prompt is split when it does not fit into one micro-batch"""
+    skips_idle_groups: bool = True
+    """whether groups without a gradient have no backward pass (`trainer/objective/batch.py`)"""
+    drops_unread: bool = True
+    """whether tokens that no action is predicted from are left out (`trainer/forward/packing.py`)"""
     updates: int = 1
     """passes over the batch, each with one optimizer update for every mini-batch"""
     minibatch_groups: int | None = None

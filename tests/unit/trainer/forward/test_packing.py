@@ -143,3 +143,67 @@ def test_every_action_trains_once_in_order_whatever_the_plan(
             assert block.visible_B_T_U.any(-1).all()
         computed = len(micro.tokens_N) if share else micro.blocks[0].query_B_T.numel()
         assert computed <= tokens or micro.num_rows == 1, "a pass is bounded, or one sample"
+
+
+def unread(
+    examples: list[Example], *, tokens: int = 10_000, share: bool = True
+) -> list[MicroBatch]:
+    return list(pack(examples, micro_batch_tokens=tokens, share=share, drops_unread=True))
+
+
+def test_the_last_token_of_an_answer_is_a_target_only() -> None:
+    (micro,) = unread([example(0, (1, 2, 3), (4, 5)), example(1, (1, 2, 3), (6,))])
+    assert micro.tokens_N.tolist() == [1, 2, 3, 4]
+    assert micro.positions_N.tolist() == [0, 1, 2, 3]
+    assert micro.predictor_M.tolist() == [2, 3, 2]
+    assert micro.target_M.tolist() == [4, 5, 6]
+    assert [(s.start, s.end) for s in micro.segments] == [(0, 3), (3, 4)]
+    assert micro.num_rows == 2
+    assert micro.last_R.tolist() == []
+
+
+def test_what_follows_the_last_action_is_left_out() -> None:
+    mask = (0, 0, 1, 0, 0, 1, 0, 0)
+    row = Row(tokens=tuple(range(8)), loss_mask=mask, logprobs=tuple(-1.0 * m for m in mask))
+    (micro,) = unread([Example(0, row), Example(1, row)])
+    assert micro.tokens_N.tolist() == [0, 1, 2, 3, 4, 2, 3, 4]
+    assert micro.predictor_M.tolist() == [1, 4, 1, 7]
+
+
+def test_rows_that_share_nothing_with_others_are_shortened_too() -> None:
+    (micro,) = unread([example(0, (1, 2), (3, 4)), example(1, (5, 6), (7, 8, 9))])
+    assert micro.tokens_N.tolist() == [1, 2, 3, 5, 6, 7, 8]
+
+
+def test_unshared_rows_and_a_pack_that_keeps_all_are_not_shortened() -> None:
+    rows = [example(0, (1, 2), (3, 4)), example(1, (1, 2), (5,))]
+    for micro in (*unread(rows, share=False), *packed(rows, share=False)):
+        assert micro.num_tokens == 7
+    (whole,) = packed(rows)
+    assert (whole.num_tokens, whole.last_R.tolist()) == (5, [3, 4])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(1, 5)), max_size=9))
+def test_a_shortened_pack_predicts_the_same(rows: list[tuple[int, int, int]]) -> None:
+    """Each action is predicted from the same tokens at the same positions."""
+    examples = [
+        example(n, tuple(range(10 * c, 10 * c + size)), tuple(range(50, 50 + reply)))
+        for n, (c, size, reply) in enumerate(sorted(rows))
+    ]
+
+    def seen(micro: MicroBatch) -> list[tuple[object, ...]]:
+        def path(at: int) -> list[tuple[int, int]]:
+            (own,) = (s for s in micro.segments if s.start <= at < s.end)
+            context = range(own.context_start, own.context_start + own.num_context)
+            places = [*context, *range(own.start, at + 1)]
+            return [(int(micro.tokens_N[n]), int(micro.positions_N[n])) for n in places]
+
+        pairs = zip(micro.predictor_M.tolist(), micro.target_M.tolist(), strict=True)
+        return [(path(at), target) for at, target in pairs]
+
+    short, whole = unread(examples, tokens=40), packed(examples, tokens=40)
+    assert [seen(micro) for micro in short] == [seen(micro) for micro in whole]
+    for less, more in zip(short, whole, strict=True):
+        assert less.num_tokens < more.num_tokens
+        assert [s.start for s in less.segments] == [0, *(s.end for s in less.segments)][:-1]
+        assert torch.equal(less.row_M, more.row_M)
