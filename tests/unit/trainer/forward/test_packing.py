@@ -1,5 +1,7 @@
 """Packing: order, masks, positions, and which token predicts which."""
 
+from itertools import chain
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -194,8 +196,7 @@ def test_a_shortened_pack_predicts_the_same(rows: list[tuple[int, int, int]]) ->
     def seen(micro: MicroBatch) -> list[tuple[object, ...]]:
         def path(at: int) -> list[tuple[int, int]]:
             (own,) = (s for s in micro.segments if s.start <= at < s.end)
-            context = range(own.context_start, own.context_start + own.num_context)
-            places = [*context, *range(own.start, at + 1)]
+            places = [*chain.from_iterable(own.context), *range(own.start, at + 1)]
             return [(int(micro.tokens_N[n]), int(micro.positions_N[n])) for n in places]
 
         pairs = zip(micro.predictor_M.tolist(), micro.target_M.tolist(), strict=True)
