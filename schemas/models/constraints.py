@@ -6,7 +6,13 @@ an answer has the grammar as text and the hash of all of its token masks. The le
 again from the grammar and the answer's tokens, and compares the hash.
 """
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
+
+VocabularyKind = Literal["ours", "vllm"]
+"""How llguidance reads the vocabulary of a model: from the tokens that we give it, or by itself from the
+tokenizer's file, as it does in a vLLM server."""
 
 
 class Constraint(BaseModel):
@@ -20,11 +26,13 @@ class Constraint(BaseModel):
 
 class AppliedGrammar(BaseModel):
     """The grammar that an answer was sampled under, in the form of llguidance. `masks_sha256` is the
-    hash of its token masks, one for each token of the answer, in their order."""
+    hash of its token masks, one for each token of the answer, in their order. The masks are over the
+    tokens of `vocabulary`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     text: str
     masks_sha256: str
+    vocabulary: VocabularyKind = Field(default="ours", exclude_if=lambda value: value == "ours")
 
 
 class ConstrainedSpan(BaseModel):

@@ -2,6 +2,7 @@
 faults that only a fake can be made to show."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,18 @@ from consumers.deploy.loading import DeployPorts, load_model
 from infra.settings.settings import Settings
 from schemas.deployments import ServedModel
 from schemas.effects import LoadModel
-from schemas.errors import Refused, TransientError
-from schemas.sampling import PolicyRef
-from tests.contracts.vllm_suite import VllmSuite, World, sampling_on
+from schemas.errors import Refused, TransientError, UserCodeError
+from schemas.models.constraints import Constraint
+from schemas.sampling import ModelRef, PolicyRef
+from tests.contracts.vllm_suite import ForcedSuite, VllmSuite, World, sampling_on
 from tests.kit.fakes import bench
+from tests.kit.tokenizers import readable_model
 from tests.kit.vllm import FakeVllm, fake_vllms, num_sampled
 from tests.unit.trainer.support import TINY, job, request
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 from trainer.sampler.vllm import fleet
-from trainer.sampler.vllm.client import ServerCard, ServerGone, VllmServer
+from trainer.sampler.vllm.client import CompletionRequest, ServerCard, ServerGone, VllmServer
 from trainer.sampler.vllm.engine import affinity_of
 
 pytestmark = [
@@ -50,6 +53,70 @@ class TestFake(VllmSuite):
     async def urls(self, base: Fallback) -> AsyncIterator[tuple[str, ...]]:
         async with fake_vllms(FakeVllm(base)) as urls:
             yield urls
+
+
+@pytest.fixture(scope="module")
+def readable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fallback, ModelRef]:
+    """A model that llguidance reads, and where it is."""
+    base = build_base(TINY, {}, device=torch.device("cpu"))
+    model = readable_model(base, tmp_path_factory.mktemp("readable"))
+    return Fallback(base), model
+
+
+class TestForced(ForcedSuite):
+    @pytest.fixture
+    async def fake(self, readable: tuple[Fallback, ModelRef]) -> AsyncIterator[FakeVllm]:
+        fake = FakeVllm(readable[0], max_model_len=512)
+        async with fake_vllms(fake):
+            yield fake
+
+    @pytest.fixture
+    async def world(
+        self, fake: FakeVllm, readable: tuple[Fallback, ModelRef], tmp_path: Path
+    ) -> AsyncIterator[World]:
+        async with sampling_on((fake.url,), tmp_path, model=readable[1]) as world:
+            yield world
+
+    async def test_a_server_that_ignores_the_grammar_is_found_out(
+        self, world: World, fake: FakeVllm
+    ) -> None:
+        """As one that has a reasoning parser, or is too old. The next answer of a good one is used."""
+        asked, fake.masks = self.force(world, policy=await world.policy(1)), "none"
+        with pytest.raises(UserCodeError, match=r"other token masks .* it allows token \d+, which"):
+            await world.sampler.sample(asked)
+        fake.masks = "vllm"
+        assert (await world.sampler.sample(asked)).finish_reason == "stop"
+
+    @pytest.mark.parametrize(
+        ("schema", "text", "how"),
+        [
+            ({"enum": ["red", "green"]}, "g", "it allows 1 tokens where at least 2 are allowed"),
+            ({"type": "string", "maxLength": 30}, "e", "logprobs differ from the learner's"),
+        ],
+    )
+    async def test_a_server_that_forbids_more_is_found_out(
+        self, world: World, fake: FakeVllm, schema: dict[str, Any], text: str, how: str
+    ) -> None:
+        """Where few tokens are allowed by counting them, and else by the logprobs of the first answer.
+        Twin: a server that forbids nothing more is used."""
+        policy = await world.policy(1)
+        asked = self.force(world, Constraint(json_schema=json.dumps(schema)), policy=policy)
+        tokenizer = fake.base.tokenizer
+        fake.forbids, fake.masks = tokenizer.encode(text)[0], "narrow"
+        with pytest.raises(UserCodeError, match=how):
+            await world.sampler.sample(asked)
+        fake.masks = "vllm"
+        await world.sampler.sample(asked)
+
+    async def test_a_grammar_that_the_server_refuses_fails_the_answer(
+        self, world: World, fake: FakeVllm
+    ) -> None:
+        asked, fake.masks = self.force(world, policy=await world.policy(1)), "refused"
+        told: list[str] = []
+        for sampling in (world.sampler.sample(asked), world.sampler.stream(asked, told.append)):
+            with pytest.raises(UserCodeError, match="cannot force this answer: Invalid grammar"):
+                await sampling
+        assert told == []
 
 
 @pytest.fixture
@@ -151,11 +218,12 @@ async def test_a_stream_has_the_tokens_of_the_whole_answer(
 @pytest.mark.parametrize("line", ['data: {"error": {"message": "x"}}', "data: no", "data: {}"])
 async def test_a_stream_that_is_not_one_of_vllm_is_refused(line: str) -> None:
     server = VllmServer("http://nowhere")
+    asked = CompletionRequest(prompt_ids=(1,), max_new_tokens=1, temperature=1.0, seed=0)
     with pytest.raises((Refused, ServerGone), match=r"failed|does not stream like vLLM"):
-        server._parse_line(line)
-    assert server._parse_line(": comment") == server._parse_line("data: [DONE]")
+        server._parse_line(line, asked)
+    assert server._parse_line(": comment", asked) == server._parse_line("data: [DONE]", asked)
     with pytest.raises(Refused, match="without token ids"):
-        server._parse_line('data: {"choices": [{"token_ids": [1]}]}')
+        server._parse_line('data: {"choices": [{"token_ids": [1]}]}', asked)
     await server.aclose()
 
 

@@ -3,6 +3,7 @@ vLLM."""
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,13 @@ import torch
 from schemas.errors import CorruptData, FailureCategory, Refused, UserCodeError
 from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ModelRef, PolicyRef, SampleRequest, Turn, sequences_of
+from tests.unit.trainer.sampler.test_constraints import ADD, FORMAT, WEIGH
 from tests.unit.trainer.support import TINY, Shelf, request
 from trainer.engine import Engine
 from trainer.forward.packing import Example, pack
 from trainer.model.lora import fresh_adapter, target_modules
 from trainer.model.lora_names import B_SUFFIX, Scaling
+from trainer.objective.batch import with_masks
 from trainer.policy import Policy, export
 from trainer.sampler.vllm import fleet
 from trainer.sampler.vllm.engine import VllmSampler
@@ -62,14 +65,19 @@ class World:
         self.trained[ref.sha256] = tensors
         return PolicyRef(version=version, weights=ref)
 
-    async def learner(self, asked: SampleRequest, turn: Turn) -> list[float]:
-        """The learner's logprobs of the tokens of a turn."""
+    async def learner(
+        self, asked: SampleRequest, turn: Turn, *, has_masks: bool = True
+    ) -> list[float]:
+        """The learner's logprobs of the tokens of a turn, under the masks of a forced one."""
         loaded = await self.sampler._cache.load_model(asked.model)
         weights = asked.policy.weights
         scaling = Scaling(asked.lora_alpha, asked.lora_scaling)
         policy = Policy(loaded, self.trained[weights.sha256] if weights else {}, scaling)
+        if not has_masks:
+            turn = turn.model_copy(update={"grammar": None})
         (sequence,) = sequences_of((turn,))
-        (micro,) = pack([Example(0, sequence)], micro_batch_tokens=512, share=False)
+        examples = with_masks([Example(0, sequence)], policy)
+        (micro,) = pack(examples, micro_batch_tokens=512, share=False)
         with torch.no_grad():
             found, _ = policy.logprobs(micro, temperature=asked.params.temperature)
         return [float(x) for x in found]
@@ -278,8 +286,104 @@ class VllmSuite:
         full = world.ask(policy=policy).model_copy(update={"tuning": "full"})
         with pytest.raises(Refused, match="trains all weights"):
             await world.sampler.sample(full)
-        forced = {"constraint": Constraint(calls=("add",))}
-        with pytest.raises(Refused, match="needs the torch sampler"):
+        forced = {"constraint": Constraint(json_schema="{}")}
+        with pytest.raises(UserCodeError, match="llguidance does not read its tokenizer"):
             await world.sampler.sample(world.ask(policy=policy).model_copy(update=forced))
         with pytest.raises(Refused, match="rank 1 to 512"):
             await world.sampler.sample(world.ask(policy=await world.policy(2, rank=520)))
+
+
+PROPERTIES = ["color", "number"]
+ONE_OF_TWO = Constraint(json_schema='{"enum": ["red", "green"]}')
+
+
+class ForcedSuite:
+    """Bind with a fixture `world`: a server with 512 positions, of a model that `readable_model`
+    made."""
+
+    def force(
+        self, world: World, constraint: Constraint = FORMAT, *, tools: Any = (), **given: Any
+    ) -> SampleRequest:
+        asked = world.ask(**{"max_new_tokens": 80, **given})
+        return asked.model_copy(update={"constraint": constraint, "tools": tools})
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.6])
+    async def test_a_forced_answer_has_the_learners_logprobs_under_its_masks(
+        self, world: World, temperature: float
+    ) -> None:
+        """Twin: over the whole vocabulary the learner's are others."""
+        policy = await world.policy(1)
+        requests = [
+            self.force(world, policy=policy, sample=n, temperature=temperature) for n in range(4)
+        ]
+        turns = await asyncio.gather(*(world.sampler.sample(one) for one in requests))
+        for asked, turn in zip(requests, turns, strict=True):
+            assert sorted(json.loads(turn.text)) == PROPERTIES
+            assert turn.finish_reason == "stop"
+            assert turn.grammar is not None
+            assert turn.grammar.vocabulary == "vllm"
+            learner = await world.learner(asked, turn)
+            assert turn.logprobs == pytest.approx(learner, abs=CLOSE)
+            assert sum(logprob == 0 for logprob in turn.logprobs) > 10
+            free = await world.learner(asked, turn, has_masks=False)
+            pairs = zip(turn.logprobs, free, strict=True)
+            assert sum(abs(a - b) for a, b in pairs) / len(free) > 1
+        assert len({turn.text for turn in turns}) > 1
+
+    async def test_a_greedy_forced_answer_is_the_same_each_time(self, world: World) -> None:
+        asked = self.force(world, ONE_OF_TWO, policy=await world.policy(1), temperature=0)
+        turns = [await world.sampler.sample(asked) for _ in range(2)]
+        assert turns[0].completion_ids == turns[1].completion_ids
+        assert json.loads(turns[0].text) in ("red", "green")
+
+    async def test_top_p_may_cut_allowed_tokens_off_where_nothing_is_trained(
+        self, world: World
+    ) -> None:
+        asked = self.force(world, ONE_OF_TWO, policy=await world.policy(1), top_p=0.3)
+        key = asked.key.model_copy(update={"purpose": "eval"})
+        turn = await world.sampler.sample(asked.model_copy(update={"key": key}))
+        assert json.loads(turn.text) in ("red", "green")
+
+    async def test_a_forced_call_is_read_as_a_call(self, world: World) -> None:
+        policy, either = await world.policy(1), Constraint(calls=("add", "weigh"))
+        asked = [
+            self.force(world, either, tools=(ADD, WEIGH), policy=policy, sample=n) for n in range(6)
+        ]
+        turns = await asyncio.gather(*(world.sampler.sample(one) for one in asked))
+        calls = [turn.message.tool_calls for turn in turns]
+        assert {one.name for (one,) in calls} <= {"add", "weigh"}
+        for (call,) in calls:
+            found = json.loads(call.arguments)
+            assert sorted(found) == (PROPERTIES if call.name == "add" else [])
+
+    async def test_a_stream_tells_a_forced_answer(self, world: World) -> None:
+        asked = self.force(world, policy=await world.policy(1))
+        pieces: list[str] = []
+        turn = await world.sampler.stream(asked, pieces.append)
+        assert len(pieces) > 3
+        assert "".join(pieces) == turn.text
+        whole = await world.sampler.sample(asked)
+        assert whole.completion_ids == turn.completion_ids
+        assert whole.grammar == turn.grammar
+
+    async def test_a_forced_answer_that_was_cut_off_keeps_its_masks(self, world: World) -> None:
+        asked = self.force(world, policy=await world.policy(1), max_new_tokens=7)
+        turn = await world.sampler.sample(asked)
+        assert (turn.finish_reason, turn.text) == ("length", '{"color')
+        assert await world.learner(asked, turn) == [0.0] * 7 == list(turn.logprobs)
+
+    async def test_the_likeliest_tokens_are_those_that_are_allowed(self, world: World) -> None:
+        asked = self.force(world, policy=await world.policy(1))
+        turn = await world.sampler.sample(asked.model_copy(update={"likeliest": 5, "pieces": True}))
+        assert turn.likeliest is not None
+        assert [len(one) for one in turn.likeliest[:3]] == [1, 1, 1]
+
+    async def test_a_schema_that_allows_nothing_is_refused_and_the_next_one_works(
+        self, world: World
+    ) -> None:
+        policy = await world.policy(1)
+        with pytest.raises(UserCodeError, match="anyOf is empty; simplify"):
+            await world.sampler.sample(
+                self.force(world, Constraint(json_schema='{"enum": []}'), policy=policy)
+            )
+        await world.sampler.sample(self.force(world, policy=policy))

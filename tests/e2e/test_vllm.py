@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.events import RunWarned
+from schemas.events import RunWarned, StepSettled
 from schemas.sampling import ModelRef
+from tests.kit.tokenizers import readable_model
 from tests.kit.vllm import FakeVllm, fake_vllms
-from tests.kit.vllm_run import SEED, check, train_run
+from tests.kit.vllm_run import SEED, Trained, check, check_forced, train_forced_run, train_run
+from trainer.forward.allowed_tokens import AllowedTokens
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
+from trainer.sampler.vllm import engine
 
 pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch]
 
@@ -44,3 +47,31 @@ def test_a_run_goes_on_without_a_fenced_server_and_warns(tmp_path: Path) -> None
         assert f"{deaf.url} is fenced" in warning.message
 
     asyncio.run(run())
+
+
+def train_forced(folder: Path) -> Trained:
+    tiny = ModelRef(kind="scratch", name="qwen3-tiny", seed=SEED)
+    base = build_base(tiny, {}, device=torch.device("cpu"))
+    readable_model(base, folder / "model")
+    fake = FakeVllm(Fallback(base), max_model_len=512)
+
+    async def run() -> Trained:
+        async with fake_vllms(fake) as urls:
+            return await train_forced_run(folder, model=folder / "model", vllm=urls)
+
+    return asyncio.run(run())
+
+
+def test_a_run_trains_on_forced_answers_and_is_rebuilt_from_its_log(tmp_path: Path) -> None:
+    found = train_forced(tmp_path)
+    check_forced(found, mismatch=1e-6)
+
+
+def test_twin_without_the_masks_in_the_learner_its_logprobs_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AllowedTokens, "restrict", lambda self, logits_C_V: logits_C_V)
+    monkeypatch.setattr(engine, "refuse_other_logprobs", lambda *given, **more: None)
+    found = train_forced(tmp_path)
+    steps = [e for e in found.events if isinstance(e, StepSettled) and e.step]
+    assert all(step.metrics["train/sampler_mismatch"] > 0.5 for step in steps)

@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import (
@@ -14,6 +15,9 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerFast
+
+from schemas.sampling import ModelRef
+from trainer.model.base import Base
 
 Kind = Literal["legacy", "always", "first", "unigram", "bytes"]
 PREFIXED: tuple[Kind, ...] = ("legacy", "always", "first", "unigram")
@@ -46,6 +50,16 @@ TEMPLATES = {
     "lines": LINES,
     "plain": LINES.replace("</s>", ""),
 }
+
+
+def readable_model(base: Base, folder: Path) -> ModelRef:
+    """The model in a directory, with a decoder that llguidance can read by itself. It decodes alike."""
+    base.tokenizer.backend_tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse()]
+    )
+    base.model.save_pretrained(folder)
+    base.tokenizer.save_pretrained(folder)
+    return ModelRef(kind="directory", name=str(folder))
 
 
 @cache

@@ -1,3 +1,4 @@
+# ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
 """A server that speaks the part of vLLM's HTTP that Headrace uses, over Transformers and peft. They are
 imported once something is sampled or loaded, so a process that only says what it serves starts soon.
 
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import uvicorn
 from starlette.applications import Starlette
@@ -40,7 +41,8 @@ one Transformers module."""
 class FakeVllm:
     """`fallback` holds what it serves. The switches: `raw`: logprobs without the temperature; `deaf`: it
     says that it loaded an adapter, and goes on with the base; `hold`: completions wait for this;
-    `breaks_after`: the next stream breaks off after so many tokens."""
+    `breaks_after`: the next stream breaks off after so many tokens; `masks`: how it follows a grammar:
+    as vLLM does, not at all, without the tokens `forbids`, or as a server of another backend."""
 
     fallback: "Fallback"
     max_model_len: int = 128
@@ -49,6 +51,8 @@ class FakeVllm:
     deaf: bool = False
     hold: asyncio.Event | None = None
     breaks_after: int | None = None
+    masks: Literal["vllm", "none", "narrow", "refused"] = "vllm"
+    forbids: int | None = None
     adapters: dict[str, str] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
@@ -143,12 +147,16 @@ class FakeVllm:
             )
         if not all(0 <= token < self.base.model.config.vocab_size for token in body["prompt"]):
             return _error(400, "Token id is out of vocabulary")
+        if "structured_outputs" in body and self.masks == "refused":
+            return _error(400, "Invalid grammar specification.")
         self.asked.append(body)
         if self.hold is not None:
             await self.hold.wait()
-        ids, logprobs, finish, text = await asyncio.to_thread(self.sample, body)
+        sampled, finish, text = await asyncio.to_thread(self.sample, body)
+        ids = [one.token for one in sampled]
+        logprobs = _logprobs(sampled, body)
         if body["stream"]:
-            lines = self.lines(ids, logprobs, finish)
+            lines = self.lines(sampled, finish, body)
             return StreamingResponse(lines, media_type="text/event-stream")
         choice = {
             "index": 0,
@@ -156,66 +164,118 @@ class FakeVllm:
             "finish_reason": finish,
             "token_ids": ids,
             "prompt_token_ids": body["prompt"],
-            "logprobs": {"token_logprobs": logprobs},
+            "logprobs": logprobs,
         }
         return JSONResponse({"object": "text_completion", "choices": [choice]})
 
-    async def lines(self, ids: list[int], logprobs: list[float], finish: str) -> AsyncIterator[str]:
+    async def lines(
+        self, sampled: "list[Drawn]", finish: str, body: dict[str, Any]
+    ) -> AsyncIterator[str]:
         """The events of a stream: one token each, as far as `breaks_after` lets it come."""
-        for number, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+        for number, one in enumerate(sampled):
             if number == self.breaks_after:
                 self.breaks_after = None
                 await self.die()
             choice = {
                 "index": 0,
-                "text": self.text([token]),
-                "finish_reason": finish if number == len(ids) - 1 else None,
-                "token_ids": [token],
-                "logprobs": {"token_logprobs": [logprob]},
+                "text": self.text([one.token]),
+                "finish_reason": finish if number == len(sampled) - 1 else None,
+                "token_ids": [one.token],
+                "logprobs": _logprobs([one], body),
             }
             yield f"data: {json.dumps({'choices': [choice]})}\n\n"
         yield "data: [DONE]\n\n"
 
-    def sample(self, body: dict[str, Any]) -> tuple[list[int], list[float], str, str]:
-        """A completion: its ids, logprobs, finish reason and text."""
+    def sample(self, body: dict[str, Any]) -> "tuple[list[Drawn], str, str]":
+        """A completion: its tokens, finish reason and text."""
         import torch
 
         with SAMPLING, torch.no_grad():
-            ids, logprobs, finish = self.draw(body)
-            return ids, logprobs, finish, self.text(ids)
+            sampled, finish = self.draw(body)
+            return sampled, finish, self.text([one.token for one in sampled])
 
-    def draw(self, body: dict[str, Any]) -> tuple[list[int], list[float], str]:
+    def draw(self, body: dict[str, Any]) -> "tuple[list[Drawn], str]":
         """Token by token through Transformers and peft; the draws are of the seed alone."""
         import numpy as np
         import torch
 
+        from trainer.grammar.token_masks import vocabulary_of
         from trainer.model.lora_names import Scaling
 
         trained = {} if self.deaf else self.tensors.get(body["model"], {})
         scaling = self.scalings.get(body["model"], Scaling(1.0))
         draws = np.random.default_rng(body["seed"])
-        ids: list[int] = []
-        logprobs: list[float] = []
+        sampled: list[Drawn] = []
+        forced = body.get("structured_outputs") if self.masks != "none" else None
+        state = vocabulary_of(self.base, "vllm").start(forced["grammar"]) if forced else None
         cache, read = None, list(body["prompt"])
-        while len(ids) < body["max_tokens"]:
+        while len(sampled) < body["max_tokens"]:
             ids_T = torch.tensor(read)
             logits_V, cache = self.fallback.extend(trained, ids_T, cache, scaling=scaling)
+            if state is not None:
+                logits_V = self.restrict(logits_V, state.allowed)
             temperature = body["temperature"] or 1.0
-            processed_V = (logits_V.double() / temperature).log_softmax(-1)
+            processed_V = _nucleus((logits_V.double() / temperature).log_softmax(-1), body["top_p"])
             draw = draws.random()
             token = int((processed_V.exp().cumsum(-1) <= draw).sum().clamp(max=len(logits_V) - 1))
             if body["temperature"] == 0:
                 token = int(logits_V.argmax())
             said_V = logits_V.double().log_softmax(-1) if self.raw else processed_V
-            ids.append(token)
-            logprobs.append(float(said_V[token]))
+            sampled.append(Drawn(token, said_V))
             read = [token]
-            if token in body["stop_token_ids"] or any(s in self.text(ids) for s in body["stop"]):
-                return ids, logprobs, "stop"
-        return ids, logprobs, "length"
+            text = self.text([one.token for one in sampled])
+            if token in body["stop_token_ids"] or any(s in text for s in body["stop"]):
+                return sampled, "stop"
+            if state is not None:
+                state.advance(token)
+        return sampled, "length"
+
+    def restrict(self, logits_V: "torch.Tensor", mask: bytes) -> "torch.Tensor":
+        """The logits of the allowed tokens, without `forbids` where there are others."""
+        import torch
+
+        from trainer.grammar.token_masks import is_allowed
+
+        allowed_V = torch.tensor([is_allowed(mask, token) for token in range(len(logits_V))])
+        if self.masks == "narrow" and allowed_V.sum() > 1:
+            allowed_V[self.forbids] = False
+        return logits_V.masked_fill(~allowed_V, -torch.inf)
 
     def text(self, ids: list[int]) -> str:
         return str(self.base.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A token that was drawn, and the logprobs of the vocabulary that the server reports there."""
+
+    token: int
+    logprobs_V: "torch.Tensor"
+
+
+def _nucleus(logprobs_V: "torch.Tensor", top_p: float) -> "torch.Tensor":
+    """The logprobs over the likeliest tokens whose mass is at least `top_p`."""
+    import torch
+
+    if top_p == 1:
+        return logprobs_V
+    sorted_V, order_V = logprobs_V.sort(descending=True)
+    is_cut_V = sorted_V.exp().cumsum(-1) - sorted_V.exp() >= top_p
+    return logprobs_V.index_fill(0, order_V[is_cut_V], -torch.inf).log_softmax(-1)
+
+
+def _logprobs(sampled: list[Drawn], body: dict[str, Any]) -> dict[str, Any]:
+    """The logprobs of tokens in the form of vLLM, where none is less than -9999."""
+    own = [max(float(one.logprobs_V[one.token]), -9999.0) for one in sampled]
+    if not body["logprobs"]:
+        return {"token_logprobs": own}
+    top = []
+    for one in sampled:
+        likeliest = one.logprobs_V.topk(min(body["logprobs"], len(one.logprobs_V)))
+        names = [f"token_id:{token}" for token in (one.token, *likeliest.indices.tolist())]
+        values = [float(one.logprobs_V[one.token]), *likeliest.values.tolist()]
+        top.append({n: max(value, -9999.0) for n, value in zip(names, values, strict=True)})
+    return {"token_logprobs": own, "top_logprobs": top}
 
 
 def num_sampled(fake: FakeVllm) -> int:

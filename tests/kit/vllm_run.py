@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from producers.core.lookup import Lookup
 from producers.core.verification import Verification, Verifications
 from schemas.events import Event, GroupGenerated, GroupsRequested, StepSettled
 from schemas.sampling import SampleBatch
+from tests.kit.forced_answers import FILES, forced_run
 from tests.kit.in_memory import in_memory
 from tests.kit.platform import ROWS, make_workspace, run_config
 
@@ -43,14 +45,32 @@ class Trained:
 
 async def train_run(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Trained:
     """Two turns per sample through the gateway, on `scratch:<model>` initialised from SEED."""
-    workspace = make_workspace(folder / "workspace", {"rollouts/say/main.py": TALK})
-    rows = folder / "rows.jsonl"
-    rows.write_text(ROWS)
     config = run_config(
         experiment={"model_path": f"scratch:{model}"},
         training={"max_response_length": 16, "max_answer_length": 8},
         advanced={"max_steps": STEPS, "seed": SEED, "deterministic": False},
     )
+    return await _train(folder, {"rollouts/say/main.py": TALK}, config, vllm=vllm)
+
+
+async def train_forced_run(folder: Path, *, model: Path, vllm: tuple[str, ...]) -> Trained:
+    """A forced format and a forced call per sample, on the model of a directory."""
+    config = forced_run(max_steps=STEPS, seed=SEED, deterministic=False)
+    config["experiment"]["model_path"] = str(model)
+    config["training"] |= {"n_samples_per_prompt": 8, "lr": 1e-3}
+    return await _train(folder, FILES, config, vllm=vllm)
+
+
+async def _train(
+    folder: Path,
+    files: dict[str, str],
+    config: dict[str, dict[str, Any]],
+    *,
+    vllm: tuple[str, ...],
+) -> Trained:
+    workspace = make_workspace(folder / "workspace", files)
+    rows = folder / "rows.jsonl"
+    rows.write_text(ROWS)
     async with in_memory(folder / "home", vllm=vllm) as started, asyncio.timeout(720):
         await started.workspaces.add(str(workspace), "w")
         await started.upload("numbers", rows)
@@ -67,8 +87,9 @@ async def train_run(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Train
         return Trained(events, samples, found)
 
 
-def check(found: Trained, *, mismatch: float) -> None:
-    """The run learned from what was sampled, and is rebuilt from its log."""
+def check(found: Trained, *, mismatch: float, num_rows: int = 1) -> None:
+    """The run learned from what was sampled, in so many training rows per sample, and is rebuilt from
+    its log."""
     steps = [e for e in found.events if isinstance(e, StepSettled) and e.step]
     assert len(steps) == STEPS
     for step in steps:
@@ -77,6 +98,15 @@ def check(found: Trained, *, mismatch: float) -> None:
     versions = [e.template.policy for e in found.events if isinstance(e, GroupsRequested)]
     assert len({policy.weights.sha256 for policy in versions if policy.weights}) == STEPS
     samples = [sample for batch in found.samples for sample in batch.samples]
-    assert all(sample.num_turns == 2 and len(sample.sequences) == 1 for sample in samples)
+    assert all(sample.num_turns == 2 and len(sample.sequences) == num_rows for sample in samples)
     assert found.verification.status == "verified", found.verification
     assert found.verification.steps == STEPS
+
+
+def check_forced(found: Trained, *, mismatch: float) -> None:
+    """Both answers of each sample were drawn under masks over vLLM's vocabulary. The second offers tools
+    in its prompt, so it is a row of its own."""
+    check(found, mismatch=mismatch, num_rows=2)
+    for sample in [sample for batch in found.samples for sample in batch.samples]:
+        spans = [span for row in sample.sequences for span in row.constrained]
+        assert [span.grammar.vocabulary for span in spans] == ["vllm", "vllm"]

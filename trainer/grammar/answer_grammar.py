@@ -12,7 +12,7 @@ of OpenAI, for the same reason.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from math import lcm
 from typing import Any
@@ -38,27 +38,41 @@ llguidance makes a state for each remainder, and none of its limits ends that: 9
 minute and 350 MB."""
 SPECIAL = re.compile("\ue000([0-9]+)\ue001")
 """A special token in a text, by its id."""
+FOR_LLGUIDANCE = "%llguidance {}"
+"""The first line of a grammar for vLLM. xgrammar takes a grammar without it, and reads another one."""
 REASONING_BLOCK = re.compile(r"\s*<think>\s*</think>\s*")
 
 
 def answer_grammar(
-    constraint: Constraint, tools: Sequence[ToolSpec], chat: Chat, prompt_ids: Sequence[int]
+    constraint: Constraint,
+    tools: Sequence[ToolSpec],
+    chat: Chat,
+    prompt_ids: Sequence[int],
+    *,
+    names: Mapping[str, int] | None = None,
+    ends: Sequence[int] = (),
 ) -> str:
-    """The grammar of the answer to a prompt, as llguidance reads it. Raises UserCodeError where the
-    model's chat template has no syntax that can be forced."""
+    """The grammar of the answer to a prompt, as llguidance reads it. `names` and `ends` are those of the
+    vocabulary (`token_masks.py`). Raises UserCodeError where the model's chat template has no syntax
+    that can be forced."""
+    names = names or {}
     forms: list[str] = []
     if constraint.json_schema is not None:
-        before, after = _around_content(chat)
+        before, after = (_lark(text, names) for text in _around_content(chat))
         forms.append(f"{before} {_json_rule(constraint.json_schema)} {after}")
     called = [tool for tool in tools if tool.name in constraint.calls]
     if called:
-        before, between, after = _around_call(called[0], tools, chat)
+        before, between, after = (
+            _lark(text, names) for text in _around_call(called[0], tools, chat)
+        )
         calls = " | ".join(
             f"{_literal(tool.name)} {between} {_json_rule(tool.parameters)}" for tool in called
         )
         forms.append(f"{before} ({calls}) {after}")
-    thinking, rules = _reasoning(chat, prompt_ids)
-    return "\n".join((f"start: {thinking} ({' | '.join(forms)})", *rules))
+    thinking, rules = _reasoning(chat, prompt_ids, names)
+    head = (FOR_LLGUIDANCE,) if ends else ()
+    end = f" ({' | '.join(f'<[{number}]>' for number in ends)})" if ends else ""
+    return "\n".join((*head, f"start: {thinking} ({' | '.join(forms)}){end}", *rules))
 
 
 def _json_rule(schema: str) -> str:
@@ -121,7 +135,7 @@ def _around_content(chat: Chat) -> tuple[str, str]:
     before, found, after = text.partition(PROBE)
     if not found:
         raise _not_forced("an answer's content")
-    return _lark(REASONING_BLOCK.sub("", before)), _lark(after)
+    return REASONING_BLOCK.sub("", before), after
 
 
 def _around_call(tool: ToolSpec, tools: Sequence[ToolSpec], chat: Chat) -> tuple[str, str, str]:
@@ -136,7 +150,7 @@ def _around_call(tool: ToolSpec, tools: Sequence[ToolSpec], chat: Chat) -> tuple
         raise _not_forced("calls of tools")
     before = REASONING_BLOCK.sub("", text[:start])
     between = text[start + len(tool.name) : found.start()]
-    return _lark(before), _lark(between), _lark(text[found.end() :])
+    return before, between, text[found.end() :]
 
 
 def _is_parsed(chat: Chat, reply: Message, tools: Sequence[ToolSpec]) -> bool:
@@ -162,8 +176,10 @@ def _write_reply(chat: Chat, reply: Message, tools: Sequence[ToolSpec]) -> str:
     return "".join((*parts, chat.decode(text)))
 
 
-def _lark(text: str) -> str:
+def _lark(text: str, names: Mapping[str, int]) -> str:
     """A text with special tokens, as a sequence of Lark."""
+    for name, number in names.items():
+        text = text.replace(name, f"\ue000{number}\ue001")
     texts, ids = SPECIAL.split(text)[::2], SPECIAL.findall(text)
     parts = [_literal(texts[0])]
     for number, rest in zip(ids, texts[1:], strict=True):
@@ -175,16 +191,18 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def _reasoning(chat: Chat, prompt_ids: Sequence[int]) -> tuple[str, tuple[str, ...]]:
+def _reasoning(
+    chat: Chat, prompt_ids: Sequence[int], names: Mapping[str, int]
+) -> tuple[str, tuple[str, ...]]:
     """The part of a grammar that comes before the answer, and the rules that it needs. Reasoning that
     the prompt has begun must come to its end."""
     if not chat.has_reasoning:
         return "", ()
-    end = chat.mark("</think>")
+    end = names.get("</think>") or chat.mark("</think>")
     closed = f"thought: /(?s:.*)/ <[{end}]>" if end else 'thought[suffix="</think>"]: /(?s:.*)/'
     if chat.has_open_reasoning(prompt_ids):
         return r"thought /\s*/", (closed,)
-    begin = chat.mark("<think>")
+    begin = names.get("<think>") or chat.mark("<think>")
     begun = f"<[{begin}]>" if begin else '"<think>"'
     return "reasoning?", (rf"reasoning: {begun} thought /\s*/", closed)
 

@@ -11,14 +11,14 @@ A mask is bytes, and bit `token % 8` of byte `token // 8` says whether the token
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
-from schemas.models.constraints import AppliedGrammar
+from schemas.models.constraints import AppliedGrammar, VocabularyKind
 from schemas.sampling import Sequence as TokenSequence
 from trainer.model.base import Base
 from trainer.model.text_parts import ids_behind, prepends
@@ -46,9 +46,10 @@ PLACE = re.compile(r"at \d+\(\d+\): ")
 class GrammarState:
     """A grammar, advanced by the tokens of an answer. `allowed` is the mask of its next token."""
 
-    def __init__(self, matcher: Any, text: str) -> None:
+    def __init__(self, matcher: Any, text: str, vocabulary: VocabularyKind) -> None:
         self._matcher = matcher
-        self._text = text
+        self.text = text
+        self._vocabulary = vocabulary
         self._digest = hashlib.sha256()
         self.allowed = self._next_mask()
 
@@ -67,7 +68,9 @@ class GrammarState:
 
     def to_record(self) -> AppliedGrammar:
         """The grammar with the hash of the masks that tokens were drawn under."""
-        return AppliedGrammar(text=self._text, masks_sha256=self._digest.hexdigest())
+        return AppliedGrammar(
+            text=self.text, masks_sha256=self._digest.hexdigest(), vocabulary=self._vocabulary
+        )
 
     def _next_mask(self) -> bytes:
         """Raises UserCodeError when no token is allowed, or the grammar takes too much work."""
@@ -92,6 +95,12 @@ class GrammarVocabulary:
     """A model's vocabulary as llguidance reads it. Special tokens are allowed only where a grammar
     names them. The ids that end a turn are allowed where a grammar is complete."""
 
+    kind: VocabularyKind = "ours"
+    names: Mapping[str, int] = {}
+    """Tokens that a grammar must name by their ids, although they are text to us."""
+    ends: Sequence[int] = ()
+    """Tokens that a grammar must name as its end."""
+
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], *, size: int
     ) -> None:
@@ -99,13 +108,7 @@ class GrammarVocabulary:
         Raises UserCodeError for a model without a token that ends a turn."""
         import llguidance
 
-        if not stop_ids:
-            raise UserCodeError(
-                FailureCategory.VALIDATION,
-                "the model has no token that ends an answer, so none can be forced: set eos_token_id in "
-                "its generation_config.json, or leave out tool_choice and response_format",
-            )
-
+        _require_an_end(stop_ids)
         pieces = TokenBytes(tokenizer)
         num = min(size, len(tokenizer))
         self.eos_token_id = min(stop_ids)
@@ -115,11 +118,9 @@ class GrammarVocabulary:
         self._tokenizer = tokenizer
         self._special = pieces.special
         self._encode = ids_behind if prepends(tokenizer) else _ids_of
-        self._library = llguidance
         self._vocabulary = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(self), n_vocab=size, eos_token=sorted(stop_ids)
         )
-        self._limits = llguidance.LLParserLimits(**LIMITS)
 
     def __call__(self, text: bytes | str) -> list[int]:
         """The ids of a text behind another one. Where a grammar allows one text only, its masks allow
@@ -143,42 +144,95 @@ class GrammarVocabulary:
                 f"the answer's grammar has {len(grammar)} characters; at most {LARGEST_GRAMMAR} are "
                 "allowed. Use a smaller schema, or offer fewer tools",
             )
-        matcher = self._library.LLMatcher(
-            self._vocabulary, grammar, log_level=0, limits=self._limits
+        import llguidance
+
+        limits = llguidance.LLParserLimits(**LIMITS)
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        return GrammarState(matcher, grammar, self.kind)
+
+
+class VllmVocabulary(GrammarVocabulary):
+    """A model's vocabulary as the llguidance of a vLLM server reads it: from the tokenizer's file. More
+    of its added tokens are special there, such as `<tool_call>` of Qwen3. Only one id ends a turn there,
+    so a grammar names all of them."""
+
+    kind = "vllm"
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], *, size: int
+    ) -> None:
+        """Raises UserCodeError for a model without a token that ends a turn, and for a tokenizer that
+        llguidance cannot read."""
+        import llguidance.hf
+
+        _require_an_end(stop_ids)
+        fast: Any = tokenizer
+        try:
+            self._vocabulary = llguidance.hf.from_tokenizer(fast, max(size, len(tokenizer)))
+        except ValueError as error:
+            raise UserCodeError(
+                FailureCategory.VALIDATION,
+                "vLLM cannot force an answer of this model, because llguidance does not read its "
+                f"tokenizer ({error}): set HEADRACE_SAMPLER=torch, or leave out tool_choice and "
+                "response_format",
+            ) from error
+        ours = TokenBytes(tokenizer).special
+        self.names = {
+            token.content: number
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if number not in ours and self._vocabulary.is_special_token(number)
+        }
+        self.ends = sorted(stop_ids)
+
+
+def _require_an_end(stop_ids: frozenset[int]) -> None:
+    if not stop_ids:
+        raise UserCodeError(
+            FailureCategory.VALIDATION,
+            "the model has no token that ends an answer, so none can be forced: set eos_token_id in "
+            "its generation_config.json, or leave out tool_choice and response_format",
         )
-        return GrammarState(matcher, grammar)
 
 
 def _ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
+KINDS: dict[VocabularyKind, type[GrammarVocabulary]] = {
+    "ours": GrammarVocabulary,
+    "vllm": VllmVocabulary,
+}
+
+
 @lru_cache(4)
 def _vocabulary(
-    tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], size: int
+    tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], size: int, kind: VocabularyKind
 ) -> GrammarVocabulary:
-    return GrammarVocabulary(tokenizer, stop_ids, size=size)
+    return KINDS[kind](tokenizer, stop_ids, size=size)
 
 
-def vocabulary_of(base: Base) -> GrammarVocabulary:
+def vocabulary_of(base: Base, kind: VocabularyKind = "ours") -> GrammarVocabulary:
     """The vocabulary of a base model. It is made once, because that takes a second for a large one."""
     size = int(base.model.config.get_text_config().vocab_size)
-    return _vocabulary(base.tokenizer, base.stop_ids, size)
+    return _vocabulary(base.tokenizer, base.stop_ids, size, kind)
 
 
 def is_allowed(mask: bytes, token: int) -> bool:
     return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
 
-def masks_of(
-    sequence: TokenSequence, vocabulary: GrammarVocabulary, seen: dict[bytes, bytes]
-) -> dict[int, bytes]:
+def num_allowed(mask: bytes) -> int:
+    return int.from_bytes(mask).bit_count()
+
+
+def masks_of(sequence: TokenSequence, base: Base, seen: dict[bytes, bytes]) -> dict[int, bytes]:
     """Place in a training row -> the mask that its token was drawn under, for the tokens that were drawn
     under one. Equal masks are one object, that in `seen`, because a mask of a large vocabulary has 19 kB
     and few masks differ. Raises CorruptData unless these are the masks of its record."""
     masks: dict[int, bytes] = {}
     for span in sequence.constrained:
         answer = sequence.tokens[span.start : span.end]
+        vocabulary = vocabulary_of(base, span.grammar.vocabulary)
         try:
             found = _masks_of_answer(answer, vocabulary.start(span.grammar.text), seen)
         except UserCodeError as error:

@@ -22,7 +22,7 @@ import torch
 
 from schemas.learner import GradedGroup
 from trainer.forward.packing import Example, MicroBatch, pack
-from trainer.grammar.token_masks import masks_of, vocabulary_of
+from trainer.grammar.token_masks import masks_of
 from trainer.objective.covariance import MeasuredActions
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import kl_to_reference
@@ -80,7 +80,7 @@ def with_masks(examples: Sequence[Example], policy: Policy) -> tuple[Example, ..
     CorruptData unless these are the masks that they were sampled under."""
     seen: dict[bytes, bytes] = {}
     return tuple(
-        replace(e, masks=masks_of(e.sequence, vocabulary_of(policy.loaded.base), seen))
+        replace(e, masks=masks_of(e.sequence, policy.loaded.base, seen))
         if e.sequence.constrained
         else e
         for e in examples

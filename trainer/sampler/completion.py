@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from schemas.errors import FailureCategory, UserCodeError
+from schemas.models.constraints import VocabularyKind
 from schemas.sampling import SampleRequest, SamplingParams, ToolSpec, Turn
 from trainer.grammar.answer_grammar import answer_grammar
 from trainer.grammar.token_masks import GrammarState, vocabulary_of
@@ -173,10 +174,16 @@ def draw_parameters(rows: Sequence[Completion], size: int) -> DrawParameters:
 
 
 def new_completion(
-    request: SampleRequest, version: Version, chat: Chat, *, context: int
+    request: SampleRequest,
+    version: Version,
+    chat: Chat,
+    *,
+    context: int,
+    masks_over: VocabularyKind = "ours",
 ) -> Completion:
-    """The completion that a request asks for, for a model that has `context` positions. Raises
-    UserCodeError when the prompt does not fit, or the constraint cannot be followed."""
+    """The completion that a request asks for, for a model that has `context` positions. `masks_over` is
+    the vocabulary of the masks of a constrained answer. Raises UserCodeError when the prompt does not
+    fit, or the constraint cannot be followed."""
     params = request.params
     refuse_too_long(request, chat, context=context)
     prompt_ids = tuple(chat.prompt_ids(request))
@@ -184,8 +191,13 @@ def new_completion(
         raise too_long(request, str(len(prompt_ids)), context=context)
     grammar = None
     if request.constraint is not None:
-        text = answer_grammar(request.constraint, request.tools, chat, prompt_ids)
-        grammar = vocabulary_of(version.loaded.base).start(text)
+        vocabulary = vocabulary_of(version.loaded.base, masks_over)
+        text = answer_grammar(
+            *(request.constraint, request.tools, chat, prompt_ids),
+            names=vocabulary.names,
+            ends=vocabulary.ends,
+        )
+        grammar = vocabulary.start(text)
     return Completion(
         version=version,
         chat=chat,

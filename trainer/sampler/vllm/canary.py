@@ -20,6 +20,7 @@ from schemas.sampling import Message, Turn, sequences_of
 from trainer.forward.packing import Example, pack
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Scaling, Tensors
+from trainer.objective.batch import with_masks
 from trainer.policy import LoadedModel, Policy
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens
 
@@ -58,28 +59,28 @@ def probe_request(chat: Chat) -> CompletionRequest:
     )
 
 
-@torch.no_grad()
-def compute_learner_logprobs(
-    loaded: LoadedModel,
-    trained: Tensors,
-    scaling: Scaling,
-    request: CompletionRequest,
-    answer: SampledTokens,
-) -> list[float]:
-    """The learner's logprobs for the tokens that the server sampled, one per token. Must run on the
-    device's thread."""
-    turn = Turn(
+def as_turn(request: CompletionRequest, answer: SampledTokens) -> Turn:
+    """The completion of the canary, as the learner reads it."""
+    return Turn(
         prompt_ids=tuple(request.prompt_ids),
         completion_ids=answer.ids,
         logprobs=answer.logprobs,
         text="",
         finish_reason="length",
     )
+
+
+@torch.no_grad()
+def compute_learner_logprobs(
+    loaded: LoadedModel, trained: Tensors, scaling: Scaling, turn: Turn, temperature: float
+) -> list[float]:
+    """The learner's logprobs for the tokens that the server sampled, one per token, under the masks of a
+    forced answer. Must run on the device's thread."""
     policy = Policy(loaded, dict(trained), scaling)
     device = loaded.base.model.device
-    examples = [Example(0, sequence) for sequence in sequences_of((turn,))]
+    examples = with_masks([Example(0, sequence) for sequence in sequences_of((turn,))], policy)
     (micro,) = pack(examples, micro_batch_tokens=1, share=False, device=device)
-    return [float(x) for x in policy.logprobs(micro, temperature=request.temperature)[0]]
+    return [float(x) for x in policy.logprobs(micro, temperature=temperature)[0]]
 
 
 def judge_base(reported: Sequence[float], learner: Sequence[float]) -> CanaryResult:

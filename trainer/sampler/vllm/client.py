@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from schemas.errors import Refused, TransientError
+from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -53,7 +53,9 @@ class ServerCard:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A request for one completion. With `stop_ids` None, only its length ends the completion."""
+    """A request for one completion. With `stop_ids` None, only its length ends the completion. With a
+    `grammar` the completion follows it, and the `num_likeliest` likeliest tokens are reported with each
+    token."""
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
@@ -62,9 +64,19 @@ class CompletionRequest:
     top_p: float = 1.0
     stop: Sequence[str] = ()
     stop_ids: Sequence[int] | None = ()
+    grammar: str | None = None
+    num_likeliest: int = 0
 
     def body(self, model: str, *, stream: bool = False) -> dict[str, object]:
-        return {
+        forced: dict[str, object] = (
+            {}
+            if self.grammar is None
+            else {
+                "structured_outputs": {"grammar": self.grammar},
+                "return_tokens_as_token_ids": True,
+            }
+        )
+        return forced | {
             "model": model,
             "prompt": list(self.prompt_ids),
             "max_tokens": self.max_new_tokens,
@@ -83,7 +95,7 @@ class CompletionRequest:
             "n": 1,
             "echo": False,
             "stream": stream,
-            "logprobs": 0,
+            "logprobs": self.num_likeliest,
             "return_token_ids": True,
             "skip_special_tokens": True,
             "add_special_tokens": False,
@@ -92,10 +104,12 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The sampled token ids, and the logprob with which each was sampled."""
+    """The sampled token ids, the logprob with which each was sampled, and the likeliest tokens in its
+    place, if they were asked for, each with its logprob."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    likeliest: tuple[Mapping[int, float], ...] = ()
 
 
 NO_TOKENS = SampledTokens((), ())
@@ -141,7 +155,8 @@ class VllmServer:
         )
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise UnknownAdapter(f"{self.url} has no model {model}: {_error_message(answer)}")
-        found = _tokens_of(self._parse_choice(self._check_status(answer)))
+        self._check_grammar(answer, ask)
+        found = _tokens_of(self._parse_choice(self._check_status(answer)), ask)
         if found is None or not found.ids:
             raise self._no_ids_error()
         return found
@@ -153,8 +168,7 @@ class VllmServer:
         what `complete` raises."""
         timeout = httpx.Timeout(COMPLETION_S, connect=CONNECT_S, pool=None)
         body = ask.body(model, stream=True)
-        ids: list[int] = []
-        logprobs: list[float] = []
+        parts: list[SampledTokens] = []
         try:
             async with self._http.stream(
                 "POST", "/v1/completions", json=body, timeout=timeout
@@ -164,19 +178,33 @@ class VllmServer:
                 if answer.status_code == httpx.codes.NOT_FOUND:
                     said = _error_message(answer)
                     raise UnknownAdapter(f"{self.url} has no model {model}: {said}")
+                self._check_grammar(answer, ask)
                 async for line in self._check_status(answer).aiter_lines():
-                    tokens = self._parse_line(line)
-                    ids += tokens.ids
-                    logprobs += tokens.logprobs
+                    tokens = self._parse_line(line, ask)
                     if tokens.ids:
+                        parts.append(tokens)
                         arrived(tokens)
         except httpx.TransportError as error:
             raise ServerGone(f"the sampler {self.url} does not answer: {error!r}") from error
-        if not ids:
+        if not parts:
             raise self._no_ids_error()
-        return SampledTokens(tuple(ids), tuple(logprobs))
+        return SampledTokens(
+            tuple(token for part in parts for token in part.ids),
+            tuple(logprob for part in parts for logprob in part.logprobs),
+            tuple(likeliest for part in parts for likeliest in part.likeliest),
+        )
 
-    def _parse_line(self, line: str) -> SampledTokens:
+    def _check_grammar(self, answer: httpx.Response, ask: CompletionRequest) -> None:
+        """Raises UserCodeError when the server refuses the grammar of a request."""
+        if ask.grammar is not None and answer.status_code == httpx.codes.BAD_REQUEST:
+            raise UserCodeError(
+                FailureCategory.VALIDATION,
+                f"the sampler {self.url} cannot force this answer: {_error_message(answer)[:300]}. "
+                "Simplify the schema, start vLLM with the structured outputs backend guidance, or set "
+                "HEADRACE_SAMPLER=torch",
+            )
+
+    def _parse_line(self, line: str, ask: CompletionRequest) -> SampledTokens:
         """The tokens of one line of a stream, which may have none."""
         data = line.removeprefix("data:").strip()
         if not line.startswith("data:") or data == "[DONE]":
@@ -185,7 +213,7 @@ class VllmServer:
             event = json.loads(data)
             if "error" in event:
                 raise ServerGone(f"the sampler {self.url} failed: {str(event['error'])[:300]}")
-            choices = [_tokens_of(choice) for choice in event["choices"]]
+            choices = [_tokens_of(choice, ask) for choice in event["choices"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refused(
                 f"{self.url} does not stream like vLLM's OpenAI server: {data[:200]!r}. Check "
@@ -265,13 +293,19 @@ class VllmServer:
         )
 
 
-def _tokens_of(choice: Mapping[str, Any]) -> SampledTokens | None:
+def _tokens_of(choice: Mapping[str, Any], ask: CompletionRequest) -> SampledTokens | None:
     """The tokens of a choice, or of a part of it; None if it has ids without logprobs or the reverse."""
     ids = choice.get("token_ids") or ()
-    logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-    if len(ids) != len(logprobs):
+    found = choice.get("logprobs") or {}
+    logprobs = found.get("token_logprobs") or ()
+    shown = (found.get("top_logprobs") or ()) if ask.num_likeliest else ()
+    if len(ids) != len(logprobs) or (ask.num_likeliest and len(shown) != len(ids)):
         return None
-    return SampledTokens(tuple(map(int, ids)), tuple(map(float, logprobs)))
+    likeliest = tuple(
+        {int(name.removeprefix("token_id:")): float(logprob) for name, logprob in place.items()}
+        for place in shown
+    )
+    return SampledTokens(tuple(map(int, ids)), tuple(map(float, logprobs)), likeliest)
 
 
 def _error_message(answer: httpx.Response) -> str:

@@ -2,11 +2,13 @@
 
 The templates and their date, tokenising, the continuation of sampled ids, and the end of a completion
 are the same as in the torch engine (`trainer/sampler/completion.py`). A server receives token ids and a
-seed, and returns token ids and logprobs. The seed is derived from the same key as the torch engine's
+seed, and returns token ids and logprobs. Of a forced answer it receives the grammar, and the masks that
+it applied are checked (`server_masks.py`). The seed is derived from the same key as the torch engine's
 draws. So when a server dies and another server samples again, the sample is the same up to the rounding
 of the servers' kernels.
 """
 
+import hashlib
 from dataclasses import replace
 from functools import partial
 
@@ -19,8 +21,14 @@ from trainer.sampler.completion import TOP_P, Completion, Version, new_completio
 from trainer.sampler.partial_text import PartialText
 from trainer.sampler.prompt_length import count_tokens, prepare_apart
 from trainer.sampler.top_logprobs import with_top_logprobs
+from trainer.sampler.vllm.canary import compute_learner_logprobs
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone, UnknownAdapter
 from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServers
+from trainer.sampler.vllm.server_masks import (
+    NUM_LIKELIEST,
+    refuse_other_logprobs,
+    refuse_other_mask,
+)
 from trainer.weight_cache import WeightCache
 
 TRIES = 6
@@ -35,6 +43,7 @@ class VllmSampler:
         self._cache = cache
         self.fleet = Fleet(servers, device=cache.device)
         self._chats: LruCache[Chat] = LruCache(4)
+        self._checked_grammars: LruCache[bool] = LruCache(1024)
         self._closed = False
 
     @property
@@ -124,7 +133,12 @@ class VllmSampler:
         context = min(target.version.loaded.base.context, replica.card.max_model_len)
         row = await prepare_apart(
             request,
-            partial(new_completion, request, target.version, target.chat, context=context),
+            partial(
+                new_completion,
+                *(request, target.version, target.chat),
+                context=context,
+                masks_over="vllm",
+            ),
         )
         completion_request = CompletionRequest(
             prompt_ids=row.prompt_ids,
@@ -134,18 +148,48 @@ class VllmSampler:
             top_p=request.params.top_p,
             stop=request.params.stop,
             stop_ids=sorted(row.stop_ids),
+            grammar=row.grammar.text if row.grammar else None,
+            num_likeliest=NUM_LIKELIEST if row.grammar else 0,
         )
         model = replica.model(target)
         if told is None:
             answer = await replica.server.complete(model, completion_request)
         else:
-            shown = replace(row, completion_ids=[], logprobs=[])
+            shown = replace(row, completion_ids=[], logprobs=[], grammar=None)
             arrived = partial(_tell_tokens, shown, told)
             answer = await replica.server.stream(model, completion_request, arrived)
         turn = _to_turn(row, answer, replica.server.url)
+        if turn.grammar is not None:
+            await self._check_first_answer(turn, row, target, replica)
         turn = await with_top_logprobs(turn, row, request, self._cache.device)
         alarm = "; ".join(self.fleet.warnings)
         return turn.model_copy(update={"alarm": alarm}) if alarm else turn
+
+    async def _check_first_answer(
+        self, turn: Turn, row: Completion, target: TargetVersion, replica: Replica
+    ) -> None:
+        """Compare the first answer of a server under a grammar with the learner. With top-p, which the
+        learner does not know, nothing is compared. Raises UserCodeError when the server applied other
+        masks."""
+        assert turn.grammar is not None  # noqa: S101 - it is forced
+        about = f"{replica.server.url}|{target.base_key}|{turn.grammar.text}"
+        key = hashlib.sha256(about.encode()).hexdigest()
+        noise = replica.noise.get(target.base_key)
+        if noise is None or row.params.top_p < 1 or self._checked_grammars.get(key):
+            return
+        version = target.version
+        learner = await self._cache.device.run(
+            compute_learner_logprobs,
+            *(
+                version.loaded,
+                version.trained,
+                version.scaling,
+                turn,
+                row.params.temperature or 1.0,
+            ),
+        )
+        refuse_other_logprobs(replica.server.url, turn.logprobs, learner, noise=noise)
+        self._checked_grammars.put(key, value=True)
 
     async def aclose(self) -> None:
         """Refuse new requests, and unload our adapters from the servers."""
@@ -168,10 +212,17 @@ def _tell_tokens(row: Completion, told: PartialText, tokens: SampledTokens) -> N
 
 def _to_turn(row: Completion, answer: SampledTokens, url: str) -> Turn:
     """Convert the sampled tokens to a turn. Raises ServerGone unless they end where a completion must
-    end."""
-    for token, logprob in zip(answer.ids, answer.logprobs, strict=True):
+    end, and UserCodeError when they were drawn under other masks than ours."""
+    for number, (token, logprob) in enumerate(zip(answer.ids, answer.logprobs, strict=True)):
+        if row.grammar_error is not None:
+            break
         if row.is_over:
             raise ServerGone(f"the sampler {url} went on after the end of a completion")
+        if row.grammar is not None:
+            refuse_other_mask(
+                *(url, row.grammar.allowed, token, answer.likeliest[number]),
+                top_p=row.params.top_p,
+            )
         row.append(token, logprob)
     if not row.is_over:
         raise ServerGone(f"the sampler {url} broke off in the middle of a completion")
@@ -185,12 +236,6 @@ def _refuse_unsupported(request: SampleRequest) -> None:
         raise Refused(
             "advanced.tuning = 'full' trains all weights, and vLLM can only load adapters: set "
             "advanced.tuning to lora, or sample with HEADRACE_SAMPLER=torch"
-        )
-    if request.constraint is not None:
-        raise Refused(
-            "a forced call or format (tool_choice, response_format) needs the torch sampler, because "
-            "vLLM does not report the token masks that it applies: set HEADRACE_SAMPLER=torch, or leave "
-            "tool_choice and response_format out"
         )
     if request.params.deterministic:
         raise Refused(

@@ -294,8 +294,8 @@ class Fleet:
             version.loaded,
             trained,
             version.scaling,
-            request,
-            answer,
+            canary.as_turn(request, answer),
+            request.temperature,
         )
 
     def _write_adapter(self, target: TargetVersion) -> None:

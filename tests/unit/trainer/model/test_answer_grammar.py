@@ -1,6 +1,7 @@
 """Grammars of forced answers in the syntax of a model's own chat template."""
 
 import json
+from collections.abc import Mapping
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from schemas.sampling import Message, ToolSpec
 from tests.unit.trainer.model.family_tokenizers import SPECIAL, family_chat
 from tests.unit.trainer.model.test_tool_calls import TAGGED, chat_of
 from trainer.grammar.answer_grammar import answer_grammar
-from trainer.grammar.token_masks import GrammarVocabulary, is_allowed
+from trainer.grammar.token_masks import GrammarVocabulary, VllmVocabulary, is_allowed
 from trainer.model.chat_template import Chat
 
 SCHEMA = json.dumps(
@@ -178,3 +179,49 @@ def test_an_answer_has_the_form_of_its_family(name: str, constraint: Constraint)
     assert [call.name for call in answer.tool_calls] == list(constraint.calls)
     text = answer.tool_calls[0].arguments if answer.tool_calls else answer.content
     assert list(json.loads(text)) == ["a"]
+
+
+def is_followed_by_vllm(chat: Chat, text: str, names: Mapping[str, int]) -> bool:
+    """Whether the grammar of a call allows this text as the whole answer, as vLLM reads both."""
+    vocabulary = VllmVocabulary(chat._tokenizer, chat._stop_ids, size=len(chat._tokenizer))
+    grammar = answer_grammar(CALL, TOOLS, chat, (), names=names, ends=vocabulary.ends)
+    assert grammar.startswith("%llguidance {}\n")
+    state = vocabulary.start(grammar)
+    try:
+        for token in chat.encode(text):
+            state.advance(token, is_last=token in vocabulary.ends)
+    except UserCodeError:
+        return False
+    return state.to_record().vocabulary == "vllm"
+
+
+def test_a_grammar_for_vllm_names_the_tokens_that_are_no_text_there() -> None:
+    """Twin: without their ids, nothing may follow the token that begins a call."""
+    name = "Qwen/Qwen3-4B"
+    chat = family_chat(name)
+    vocabulary = VllmVocabulary(chat._tokenizer, chat._stop_ids, size=len(chat._tokenizer))
+    framing = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    assert vocabulary.names == {token: chat.encode(token)[0] for token in framing}
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 12}}\n</tool_call><|im_end|>'
+    assert is_followed_by_vllm(chat, text, vocabulary.names)
+    assert not is_followed_by_vllm(chat, text, {})
+
+
+def test_a_grammar_for_vllm_ends_with_any_token_that_ends_a_turn() -> None:
+    chat = family_chat("meta-llama/Llama-3.2-1B-Instruct")
+    ends = [chat.encode(name)[0] for name in ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")]
+    vocabulary = VllmVocabulary(chat._tokenizer, frozenset(ends), size=len(chat._tokenizer))
+    state = vocabulary.start(
+        answer_grammar(FORMAT, (), chat, (), names=vocabulary.names, ends=vocabulary.ends)
+    )
+    for token in chat.encode('{"a": 1}'):
+        assert not any(is_allowed(state.allowed, end) for end in ends)
+        state.advance(token)
+    assert all(is_allowed(state.allowed, end) for end in ends)
+
+
+def test_the_record_of_our_own_masks_does_not_name_their_vocabulary() -> None:
+    chat = chat_of(TAGGED)
+    state = GrammarVocabulary(chat._tokenizer, chat._stop_ids, size=103).start('start: "a"')
+    state.advance(chat.encode("a")[0])
+    assert set(state.to_record().model_dump()) == {"text", "masks_sha256"}
