@@ -3,6 +3,7 @@
 from tests.known_bugs.known_bug import KnownBug
 
 UNIT = "tests/unit/trainer"
+GRAMMAR = f"{UNIT}/model/test_answer_grammar.py"
 HERE = "tests/known_bugs/test_by_hand.py"
 VERSIONS = f"{HERE}::test_the_sampler_answers_with_the_version_it_was_asked_for"
 RESUME = f"{UNIT}/test_resume.py::test_a_run_resumed_at_any_step_ends_in_the_same_bits"
@@ -42,6 +43,22 @@ KNOWN_BUGS = (
         test=f"{UNIT}/sampler/test_constraints.py"
         "::test_an_answer_follows_its_schema_at_the_learners_logprobs",
         given={"deterministic": True, "temperature": 1.0},
+    ),
+    KnownBug(
+        bug="a grammar knows one of several end tokens of the model",
+        seen="vllm-project/vllm#52146",
+        code="trainer.grammar.token_masks:VllmVocabulary.__init__",
+        old="self.ends = sorted(stop_ids)",
+        new="self.ends = sorted(stop_ids)[:1]",
+        test=f"{GRAMMAR}::test_a_grammar_for_vllm_ends_with_any_token_that_ends_a_turn",
+    ),
+    KnownBug(
+        bug="a grammar writes a special token as text, so that nothing may follow it",
+        seen="dottxt-ai/outlines#1771",
+        code="trainer.grammar.answer_grammar:_lark",
+        old="in names.items():",
+        new="in ():",
+        test=f"{GRAMMAR}::test_a_grammar_for_vllm_names_the_tokens_that_are_no_text_there",
     ),
     KnownBug(
         bug="the sampler drops the end token from what is trained",
