@@ -106,8 +106,7 @@ class Training(Section):
     max_answer_length: int | None = Field(default=None, ge=1, le=262_144)
     """the most tokens of one answer; default: `max_response_length`"""
     agent_workflow_timeout_s: float = Field(default=450, ge=1, le=86_400)
-    """the most seconds that the workflow may take for a sample, with the time in which it waits for
-    answers of the policy"""
+    """the most seconds that the workflow may take for a sample, its waits for the policy included"""
     grader_timeout_s: float = Field(default=150, ge=1, le=86_400)
     """the most seconds that the grader may take for a group"""
 
@@ -438,8 +437,7 @@ class Evaluation(Section):
     pass_threshold: float = Field(default=1.0)
     """a sample passes when its reward is at least this"""
     agent_workflow_timeout_s: float = Field(default=450, ge=1, le=86_400)
-    """the most seconds that the workflow may take for a sample, with the time in which it waits for
-    answers of the policy"""
+    """the most seconds that the workflow may take for a sample, its waits for the policy included"""
     grader_timeout_s: float = Field(default=150, ge=1, le=86_400)
     """the most seconds that the grader may take for a row"""
 
