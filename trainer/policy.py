@@ -144,7 +144,9 @@ class Policy:
         """The pass in C, or None where this version must run through torch."""
         if not self.forward.allows_native or self.forward.recompute:
             return None
-        return learner_pass(decoder, weights)
+        is_small = can_fuse(weights, num_bytes=self.loaded.base.num_bytes)
+        takes_wide = self.forward.allows_wide_native and is_small
+        return learner_pass(decoder, weights, takes_wide=takes_wide)
 
     def predictions(self, micro: MicroBatch) -> Predictions:
         """The predictions in the place of each action, with a gradient."""
@@ -305,6 +307,7 @@ def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -
         recompute=advanced.recompute,
         fuse=advanced.compile,
         allows_native=not advanced.deterministic,
+        allows_wide_native=rules >= 6,
         trains_padding=rules >= 2,
         has_large_chunks=rules >= 4,
         shares_prefixes=rules >= 6,

@@ -1,7 +1,8 @@
-/* The learner's pass over a narrow model with adapters (trainer/native/learn.py): the hidden states of packed
+/* The learner's pass over a model with adapters (trainer/native/learn.py): the hidden states of packed
    tokens, and the gradients of all adapters.
 
-   Weight and adapter are added up first, so the forward pass has no adapters in it. The work is done in
+   Weight and adapter are added up first, so the forward pass has no adapters in it. That is done for the matrices
+   between two attentions when they are used, and again in the backward pass. The work is done in
    phases that all threads share. A phase is a list of jobs: a free thread takes the next job, and no thread
    begins the next phase before all jobs of this one have ended. The result of a job does not depend on the
    thread, so the number of threads changes no bit. Gradients are always summed over the same number of
@@ -34,7 +35,7 @@ static void into_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows
     const Fused *f = w->fused + QKV;
     for (int64_t n = first; n < first + rows; n++)
         k.length[n] = unit_of(p->x + n * H, H, p->eps, k.u + n * H);
-    multiply(k.u + first * H, H, rows, H, f->forward, H, f->bias, O, work, O, 0);
+    multiply(k.u + first * H, H, rows, H, f->panels, H, f->bias, O, work, O, 0);
     for (int64_t n = first; n < first + rows; n++) {
         memcpy(k.qkv + n * O, work + (n - first) * O, O * sizeof(real));
         for (int64_t h = 0; h < turned; h++) {
@@ -55,10 +56,10 @@ static void out_of_heads(const Pass *p, int64_t layer, int64_t first, int64_t ro
     const Kept k = kept_of(p, layer, 0);
     const int64_t H = p->hidden, AD = p->heads * p->head_dim, I = p->inner;
     real *x = p->x + first * H, *gate_up = work, *inner = gate_up + TILE * 2 * I;
-    multiply(k.seen + first * AD, AD, rows, AD, f[OUT].forward, AD, f[OUT].bias, H, x, H, 1);
+    multiply(k.seen + first * AD, AD, rows, AD, f[OUT].panels, AD, f[OUT].bias, H, x, H, 1);
     for (int64_t n = 0; n < rows; n++)
         k.v_length[first + n] = unit_of(x + n * H, H, p->eps, k.v + (first + n) * H);
-    multiply(k.v + first * H, H, rows, H, f[GATE_UP].forward, H, f[GATE_UP].bias, 2 * I, gate_up, 2 * I, 0);
+    multiply(k.v + first * H, H, rows, H, f[GATE_UP].panels, H, f[GATE_UP].bias, 2 * I, gate_up, 2 * I, 0);
     for (int64_t n = 0; n < rows; n++)
         for (int64_t i = 0; i < I; i += WIDE) {
             const vec gate = *(vec *)(gate_up + n * 2 * I + i), up_ = *(vec *)(gate_up + n * 2 * I + I + i);
@@ -67,7 +68,7 @@ static void out_of_heads(const Pass *p, int64_t layer, int64_t first, int64_t ro
             *(vec *)keep = gate;
             *(vec *)(keep + I) = up_;
         }
-    multiply(inner, I, rows, I, f[DOWN].forward, I, f[DOWN].bias, H, x, H, 1);
+    multiply(inner, I, rows, I, f[DOWN].panels, I, f[DOWN].bias, H, x, H, 1);
 }
 
 /* Adds what these rows contribute to the gradients of the adapters of y = x W, given the gradient of y. */
@@ -114,7 +115,7 @@ static void back_to_seen(const Pass *p, int64_t layer, int64_t first, int64_t ro
             *(vec *)(grad_gate_up + n * 2 * I + i) = sigmoid;
         }
     adapt(f + DOWN, inner, grad, rows, share, low);
-    multiply(grad, H, rows, H, f[DOWN].backward, H, 0, I, grad_inner, I, 0);
+    multiply(grad, H, rows, H, f[DOWN].panels, H, 0, I, grad_inner, I, 0);
     for (int64_t n = 0; n < rows; n++)
         for (int64_t i = 0; i < I; i += WIDE) {
             const real *from = k.gate_up + (first + n) * 2 * I + i;
@@ -125,13 +126,13 @@ static void back_to_seen(const Pass *p, int64_t layer, int64_t first, int64_t ro
             *(vec *)(to + I) = g * gate * sigmoid;
         }
     adapt(f + GATE_UP, k.v + first * H, grad_gate_up, rows, share, low);
-    multiply(grad_gate_up, 2 * I, rows, 2 * I, f[GATE_UP].backward, 2 * I, 0, H, grad_v, H, 0);
+    multiply(grad_gate_up, 2 * I, rows, 2 * I, f[GATE_UP].panels, 2 * I, 0, H, grad_v, H, 0);
     for (int64_t n = 0; n < rows; n++) {
         through_unit(grad_v + n * H, k.v + (first + n) * H, k.v_length[first + n], H);
         for (int64_t i = 0; i < H; i++) grad[n * H + i] += grad_v[n * H + i];
     }
     adapt(f + OUT, k.seen + first * AD, grad, rows, share, low);
-    multiply(grad, H, rows, H, f[OUT].backward, H, 0, AD, grad_seen + first * AD, AD, 0);
+    multiply(grad, H, rows, H, f[OUT].panels, H, 0, AD, grad_seen + first * AD, AD, 0);
 }
 
 /* Replaces the gradient of x after the attention by that of x before the layer, in place, given also the
@@ -155,7 +156,7 @@ static void back_to_input(const Pass *p, int64_t layer, int64_t first, int64_t r
         }
     adapt(f, k.u + first * H, grad, rows, share, low);
     if (!layer) return; /* embeddings are not trained */
-    multiply(grad, O, rows, O, f->backward, O, 0, H, grad_u, H, 0);
+    multiply(grad, O, rows, O, f->panels, O, 0, H, grad_u, H, 0);
     for (int64_t n = 0; n < rows; n++) {
         through_unit(grad_u + n * H, k.u + (first + n) * H, k.length[first + n], H);
         for (int64_t i = 0; i < H; i++) p->x[(first + n) * H + i] += grad_u[n * H + i];
@@ -185,39 +186,49 @@ static void pack_adapters(const Fused *f, real scale) {
     }
 }
 
-static int64_t panels_of(const Fused *f) { return up(f->outputs, lanes_of(f->outputs)) / lanes_of(f->outputs); }
+/* The row of output o in the fused matrix, from input i on: weight and adapter, times the factor of the norm
+   before. The rows after the last output are 0. */
+typedef struct {
+    const real *weight, *a, *b;
+    int64_t rank;
+} Row;
 
-/* Packs one panel of outputs of the matrix, with the adapters added, and the same outputs as rows of the
-   transpose. */
-static void pack(const Fused *f, int64_t number, real scale, real *work) {
+static Row row_of(const Fused *f, int64_t o) {
+    for (const Module *m = f->module; m < f->module + f->count; o -= m++->outputs)
+        if (o < m->outputs) return (Row){m->weight + o * f->inputs, m->a, m->b + o * m->rank, m->rank};
+    return (Row){0};
+}
+
+static inline vec sum_of(const Fused *f, const Row *row, real scale, int64_t i) {
+    if (!row->weight) return splat(0);
+    vec total = *(const vec *)(row->weight + i);
+    for (int64_t r = 0; r < row->rank; r++)
+        total += row->b[r] * scale * *(const vec *)(row->a + r * f->inputs + i);
+    if (f->fold) total *= *(const vec *)(f->fold + i);
+    return total;
+}
+
+/* Packs one panel of outputs of the matrix, with the adapters added, for the forward pass. With `is_transposed`
+   it packs the same outputs as rows of the transpose, for the backward pass. */
+static void pack(const Fused *f, int64_t number, real scale, int is_transposed) {
     const int64_t lanes = lanes_of(f->outputs), back = lanes_of(f->inputs), inputs = f->inputs;
-    const int64_t first = number * lanes;
-    real *panel_ = f->forward + first * inputs;
-    for (int64_t row = 0; row < lanes; row++) {
-        int64_t start = 0, o = first + row;
-        const Module *m = f->module;
-        while (m < f->module + f->count && o >= start + m->outputs) start += m++->outputs;
-        if (m == f->module + f->count) {
-            memset(work + row * inputs, 0, inputs * sizeof(real));
+    const int64_t first = number * lanes, count = least(lanes, f->outputs - first);
+    Row row[LANES];
+    for (int64_t o = 0; o < lanes; o++) row[o] = row_of(f, first + o);
+    for (int64_t i = 0; i < inputs; i += WIDE) {
+        if (is_transposed) {
+            real *to = f->panels + i / back * back * f->outputs + first * back + i % back;
+            for (int64_t o = 0; o < count; o++) *(vec *)(to + o * back) = sum_of(f, row + o, scale, i);
             continue;
         }
-        const real *weight_ = m->weight + (o - start) * inputs, *b = m->b + (o - start) * m->rank;
-        for (int64_t i = 0; i < inputs; i += WIDE) {
-            vec total = *(const vec *)(weight_ + i);
-            for (int64_t r = 0; r < m->rank; r++)
-                total += b[r] * scale * *(const vec *)(m->a + r * inputs + i);
-            if (f->fold) total *= *(const vec *)(f->fold + i);
-            *(vec *)(work + row * inputs + i) = total;
-            *(vec *)(f->backward + i / back * back * f->outputs + o * back + i % back) = total;
+        for (int64_t o = 0; o < lanes; o += WIDE) {
+            vec block[WIDE];
+            for (int r = 0; r < WIDE; r++) block[r] = sum_of(f, row + o + r, scale, i);
+            transpose(block);
+            for (int r = 0; r < WIDE; r++)
+                *(vec *)(f->panels + first * inputs + (i + r) * lanes + o) = block[r];
         }
     }
-    for (int64_t row = 0; row < lanes; row += WIDE)
-        for (int64_t i = 0; i < inputs; i += WIDE) {
-            vec block[WIDE];
-            for (int r = 0; r < WIDE; r++) block[r] = *(vec *)(work + (row + r) * inputs + i);
-            transpose(block);
-            for (int r = 0; r < WIDE; r++) *(vec *)(panel_ + (i + r) * lanes + row) = block[r];
-        }
 }
 
 static real summed(const real *first, int64_t size) {
@@ -257,29 +268,39 @@ static int64_t scratch_size(const Pass *p) {
     return up(most(most(rows, LANES * inputs), 5 * U * D + 2 * QUERIES * U), WIDE) + 4 * WIDE;
 }
 
-/* Assigns every buffer its place in `work`. Returns how many numbers they take together. */
+/* Assigns every buffer its place in `work`. Returns how many numbers they take together. The panels and the
+   shares of all layers have the same place, because no two layers use them at the same time. */
 static int64_t place(Pass *p) {
     real *at = p->work;
     p->share = 0;
-    for (int64_t l = 0; l < p->layers; l++)
-        for (int i = 0; i < FUSED; i++) {
+    for (int i = 0; i < FUSED; i++) {
+        int64_t low = 0, high = 0, held = 0;
+        const Fused *any = p->layer[0].fused + i;
+        const int64_t room = most(up(any->outputs, lanes_of(any->outputs)) * any->inputs,
+                                  up(any->inputs, lanes_of(any->inputs)) * any->outputs);
+        for (int64_t l = 0; l < p->layers; l++) {
             Fused *f = p->layer[l].fused + i;
-            int64_t high = 0, held = 0;
+            int64_t own = 0, own_held = 0;
             f->ranks = 0;
             for (const Module *m = f->module; m < f->module + f->count; m++) {
                 for (int64_t r = 0; r < m->rank; r += LANES)
-                    high += m->outputs * lanes_of(least(m->rank - r, LANES));
+                    own += m->outputs * lanes_of(least(m->rank - r, LANES));
                 f->ranks += m->rank;
-                held += m->rank * (f->inputs + m->outputs);
+                own_held += m->rank * (f->inputs + m->outputs);
             }
             f->width = up(f->ranks, lanes_of(f->ranks));
-            f->share = p->share;
-            p->share += held;
-            f->forward = at, at += up(f->outputs, lanes_of(f->outputs)) * f->inputs;
-            f->backward = at, at += up(f->inputs, lanes_of(f->inputs)) * f->outputs;
-            f->low = at, at += f->width * f->inputs;
-            f->high = at, at += high;
+            low = most(low, f->width * f->inputs);
+            high = most(high, own);
+            held = most(held, own_held);
         }
+        for (int64_t l = 0; l < p->layers; l++) {
+            Fused *f = p->layer[l].fused + i;
+            f->panels = at, f->low = at + room, f->high = f->low + low;
+            f->share = p->share;
+        }
+        at += room + low + high;
+        p->share += held;
+    }
     at += AHEAD;
     p->shares = at, at += p->keeps ? STRETCHES * p->share : 0;
     p->grad_seen = at, at += p->keeps ? p->tokens * p->heads * p->head_dim : 0;
@@ -307,17 +328,39 @@ void learn_prepare(Pass *p) { place(p); }
         }                                                  \
     phase++
 
-static const Fused *fused_of(const Pass *p, int64_t i) { return p->layer[i / FUSED].fused + i % FUSED; }
+static int64_t panels_of(const Fused *f) { return up(f->outputs, lanes_of(f->outputs)) / lanes_of(f->outputs); }
 
-static void pack_any(const Pass *p, int64_t job, real *scratch) {
-    const int64_t all = p->layers * FUSED;
-    if (job < all) {
-        pack_adapters(fused_of(p, job), p->scale);
+/* The matrices that are used between two attentions: before that of `layer`, the last three of the layer before,
+   and then its own first one. */
+typedef struct {
+    const Fused *fused[FUSED];
+    int64_t count, panels;
+} Between;
+
+static Between between(const Pass *p, int64_t layer) {
+    Between found = {0};
+    for (int i = OUT; layer && i < FUSED; i++) found.fused[found.count++] = p->layer[layer - 1].fused + i;
+    if (layer < p->layers) found.fused[found.count++] = p->layer[layer].fused + QKV;
+    for (int64_t i = 0; i < found.count; i++) found.panels += panels_of(found.fused[i]);
+    return found;
+}
+
+static void pack_any(const Between *b, int64_t job, real scale, int is_transposed) {
+    int64_t i = 0;
+    for (; job >= panels_of(b->fused[i]); i++) job -= panels_of(b->fused[i]);
+    pack(b->fused[i], job, scale, is_transposed);
+}
+
+/* What comes before the backward pass between two attentions: gradients of the adapters between the two after it
+   are finished, and its own adapters and panels are packed. */
+static void prepare_any(const Pass *p, const Between *after, const Between *own, int64_t job) {
+    if (job < after->count) {
+        finish(after->fused[job], p->shares, p->share, p->scale);
         return;
     }
-    int64_t i = 0;
-    for (job -= all; job >= panels_of(fused_of(p, i)); i++) job -= panels_of(fused_of(p, i));
-    pack(fused_of(p, i), job, p->scale, scratch);
+    job -= after->count;
+    if (job < own->count) pack_adapters(own->fused[job], p->scale);
+    else pack_any(own, job - own->count, p->scale, 1);
 }
 
 static void forward_tile(const Pass *p, int64_t layer, int64_t tile, real *scratch) {
@@ -330,7 +373,7 @@ static void backward_stretch(const Pass *p, int64_t layer, int64_t number, real 
     const int64_t stretch = up((p->tokens + STRETCHES - 1) / STRETCHES, ROWS);
     const int64_t end = least((number + 1) * stretch, p->tokens);
     real *share = p->shares + number * p->share;
-    if (layer == p->layers) memset(share, 0, p->share * sizeof(real));
+    memset(share, 0, p->share * sizeof(real));
     for (int64_t first = number * stretch; first < end; first += TILE) {
         const int64_t rows = least(end - first, TILE);
         if (layer < p->layers) back_to_input(p, layer, first, rows, share, p->grad_qkv, scratch);
@@ -338,31 +381,35 @@ static void backward_stretch(const Pass *p, int64_t layer, int64_t number, real 
     }
 }
 
-/* The forward pass of one thread. Any number of threads may call it. `phase`: (2 layers + 2), zero at first. */
+/* The forward pass of one thread. Any number of threads may call it. `phase`: (3 layers + 2), zero at first. */
 void learn_forward(const Pass *p, Phase *phase, int64_t thread) {
     const int64_t tiles = (p->tokens + TILE - 1) / TILE, heads = p->kv_heads;
     real *scratch = p->scratch + thread * scratch_size(p);
-    int64_t panels = 0;
-    for (int64_t i = 0; i < p->layers * FUSED; i++) panels += panels_of(fused_of(p, i));
-    EACH(p->layers * FUSED + panels, job, pack_any(p, job, scratch));
-    for (int64_t l = 0; l < p->layers; l++) {
-        const Kept k = kept_of(p, l, 0);
+    for (int64_t l = 0; l <= p->layers; l++) {
+        const Between b = between(p, l);
+        EACH(b.panels, job, pack_any(&b, job, p->scale, 0));
         EACH(tiles, tile, forward_tile(p, l, tile, scratch));
+        if (l == p->layers) break;
+        const Kept k = kept_of(p, l, 0);
         EACH(p->segments * heads, job, attend(p, &k, p->segment + job / heads, job % heads, scratch));
     }
-    EACH(tiles, tile, forward_tile(p, p->layers, tile, scratch));
 }
 
-/* The backward pass of one thread. `phase`: as many phases as for the forward pass, but other ones. */
+/* The backward pass of one thread. `phase`: (3 layers + 3), but other ones. */
 void learn_backward(const Pass *p, Phase *phase, int64_t thread) {
     const int64_t heads = p->kv_heads;
     real *scratch = p->scratch + thread * scratch_size(p);
-    for (int64_t l = p->layers; l > 0; l--) {
-        const Kept k = kept_of(p, l - 1, 0);
+    Between after = {0};
+    for (int64_t l = p->layers; l >= 0; l--) {
+        const Between own = between(p, l);
+        const int64_t panels = l ? own.panels : 0; /* embeddings are not trained */
+        EACH(after.count + own.count + panels, job, prepare_any(p, &after, &own, job));
         EACH(STRETCHES, number, backward_stretch(p, l, number, scratch));
+        after = own;
+        if (!l) break;
+        const Kept k = kept_of(p, l - 1, 0);
         EACH(p->trees * heads, job,
              unattend(p, &k, job / heads, job % heads, p->grad_seen, p->grad_qkv, scratch));
     }
-    EACH(STRETCHES, number, backward_stretch(p, 0, number, scratch));
-    EACH(p->layers * FUSED, job, finish(fused_of(p, job), p->shares, p->share, p->scale));
+    EACH(after.count, job, finish(after.fused[job], p->shares, p->share, p->scale));
 }

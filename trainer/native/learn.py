@@ -1,9 +1,10 @@
-"""The learner's pass over a narrow model with adapters, in C (`trainer/native/learn.c`).
+"""The learner's pass over a model with adapters, in C (`trainer/native/learn.c`).
 
 `trainer/forward/fused_pass.py` computes the same pass in hundreds of torch operations. Here it is two
 calls, one forward and one backward: there is nothing to start, little passes through memory between two
-operations on the same rows, and attention needs no padding. In float64, values and gradients equal those
-of the plain pass up to rounding. The number of threads changes no bit.
+operations on the same rows, and attention needs no padding. The fused weights of a layer are made when
+they are used, so those of a whole model are never in memory. In float64, values and gradients equal
+those of the plain pass up to rounding. The number of threads changes no bit.
 
 Legend: N tokens, H hidden, D head size, O outputs, r rank.
 """
@@ -29,7 +30,7 @@ from trainer.native.supported_models import can_learn
 from trainer.native.threads import run_on_threads
 
 PHASE_BYTES = 64
-KEPT_BYTES = 256 << 20
+KEPT_BYTES = 1 << 30
 """The most memory that a pass leaves to the next one. Fresh pages from the kernel would take
 a noticeable part of a pass."""
 
@@ -47,7 +48,7 @@ class _Fused(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("bias", "fold")),
         ("module", ctypes.POINTER(_Module)),
         *((name, ctypes.c_int64) for name in ("ranks", "width", "share")),
-        *((name, ctypes.c_void_p) for name in ("forward", "backward", "low", "high")),
+        *((name, ctypes.c_void_p) for name in ("panels", "low", "high")),
     ]
 
 
@@ -98,10 +99,12 @@ class LearnerPass:
         return rms_norm(x_N_H, base["model.norm.weight"], self.decoder.eps)
 
 
-def learner_pass(decoder: Decoder, view: Trainable) -> LearnerPass | None:
+def learner_pass(
+    decoder: Decoder, view: Trainable, *, takes_wide: bool = False
+) -> LearnerPass | None:
     """The learner's pass over this version; None where it runs through torch, because the model is not
-    supported or there is no compiler."""
-    if not can_learn(decoder, view):
+    supported, or wide without `takes_wide`, or there is no compiler."""
+    if not can_learn(decoder, view, takes_wide=takes_wide):
         return None
     library = load_library("learn", *(("DOUBLE",) if view.dtype == torch.float64 else ()))
     return None if library is None else LearnerPass(library, decoder, view)
@@ -199,7 +202,7 @@ class _Work:
 
     def _run(self, phases: Callable[[object, ctypes.c_void_p, ctypes.c_int64], object]) -> None:
         """Run all phases on this thread, and on the helpers that come in time."""
-        table = torch.zeros((2 * self._pass.layers + 2) * PHASE_BYTES, dtype=torch.uint8)
+        table = torch.zeros((3 * self._pass.layers + 3) * PHASE_BYTES, dtype=torch.uint8)
         first = ctypes.c_void_p(table.data_ptr())
 
         def run(thread: int) -> None:

@@ -14,14 +14,14 @@ typedef struct {
 } Module;
 
 /* Modules that share an input, as one matrix. Python fills in the fields up to `module`. C fills in the others:
-   the panels of the matrix (`forward`), of its transpose (`backward`) and of the adapters (`low`, `high`), and
-   where the gradients of this matrix begin in a stretch's share of the gradients. */
+   the panels of the matrix or of its transpose (`panels`) and of the adapters (`low`, `high`), and where the
+   gradients of this matrix begin in a stretch's share of the gradients. */
 typedef struct {
     int64_t inputs, outputs, count;
     const real *bias, *fold; /* (outputs); (inputs): the factor of the norm before */
     const Module *module;
     int64_t ranks, width, share;
-    real *forward, *backward, *low, *high;
+    real *panels, *low, *high;
 } Fused;
 
 typedef struct {
@@ -46,7 +46,7 @@ typedef struct {
     real *work; /* panels, then the four below */
     real *shares, *grad_seen, *grad_qkv, *scratch; /* per stretch, gradients of the adapters; gradient of the
                                                       attention's output; of the heads; one per thread */
-    int64_t share; /* numbers in the share of one stretch */
+    int64_t share; /* numbers in the share of one stretch, for the matrices between two attentions */
 } Pass;
 
 /* The numbers that one layer keeps for the backward pass. */

@@ -16,11 +16,13 @@ def is_narrow(hidden_size: int) -> bool:
     return hidden_size <= MOST_HIDDEN
 
 
-def can_learn(decoder: Decoder, view: Trainable) -> bool:
-    """Whether `learn.c` takes the learner's pass over this version: its base is frozen and narrow, of
-    sizes that are whole vectors, all of its tensors are of one type, and its adapter is not a DoRA."""
+def can_learn(decoder: Decoder, view: Trainable, *, takes_wide: bool) -> bool:
+    """Whether `learn.c` takes the learner's pass over this version: its base is frozen, of sizes that
+    are whole vectors, and narrow unless `takes_wide`. All of its tensors are of one type, and its
+    adapter is not a DoRA."""
     return (
         decoder.is_plain
+        and (takes_wide or _has_narrow_base(decoder, view))
         and view.has_frozen_base
         and not view.factors
         and view.dtype in (torch.float32, torch.float64)
@@ -33,18 +35,20 @@ def can_decode(decoder: Decoder, view: Trainable) -> bool:
     """Whether `decode.c` samples from this version: a narrow one in float32, of sizes that are whole
     vectors."""
     dtype = view.base[decoder.embedding].dtype
-    is_known = decoder.is_plain and dtype == torch.float32
+    is_known = decoder.is_plain and dtype == torch.float32 and _has_narrow_base(decoder, view)
     return is_known and _has_sizes(decoder, view, dtype=dtype)
 
 
+def _has_narrow_base(decoder: Decoder, view: Trainable) -> bool:
+    return is_narrow(view.base[decoder.embedding].shape[1])
+
+
 def _has_sizes(decoder: Decoder, view: Trainable, *, dtype: torch.dtype) -> bool:
-    """Whether it lies on a CPU, is narrow, and its sizes are whole vectors of this type, of LARGE bytes
-    on every machine."""
+    """Whether it lies on a CPU, and its sizes are whole vectors of this type, of LARGE bytes on every
+    machine."""
     embedding = view.base[decoder.embedding]
     hidden, inner = embedding.shape[1], len(view.base[layer_module(0, "mlp.gate_proj.weight")])
     lanes = LARGE // dtype.itemsize
-    return (
-        embedding.device.type == "cpu"
-        and is_narrow(hidden)
-        and all(size % lanes == 0 for size in (hidden, decoder.head_dim, inner))
+    return embedding.device.type == "cpu" and all(
+        size % lanes == 0 for size in (hidden, decoder.head_dim, inner)
     )

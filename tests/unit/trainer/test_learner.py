@@ -152,8 +152,23 @@ async def test_a_result_says_what_its_kernels_were_for_bits_depend_on_them(
         assert await kernels("a") == Path(made._name).stem
     assert await kernels("b", deterministic=True) == "torch"
     assert await kernels("c", tuning="full") == "torch"
-    monkeypatch.setattr("trainer.policy.learner_pass", lambda *_: None)
+    monkeypatch.setattr("trainer.policy.learner_pass", lambda *_, **__: None)
     assert await kernels("d") == "torch"
+
+
+async def test_a_wide_model_is_trained_in_c_under_the_rules_of_today(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.native.supported_models.MOST_HIDDEN", 16)  # the tiny model is wide
+    made = load_library("learn")
+    for rules, in_c in ((5, False), (6, True), (RULES, True)):
+        asked = replace(job(run=f"wide{rules}"), rules=rules)
+        kernels = (await engine.learner.initialize(asked)).versions["kernels"]
+        has_pass = in_c and made is not None and not torch.cuda.is_available()
+        assert kernels.startswith("learn-") == has_pass
+    monkeypatch.setattr("trainer.forward.fused_pass.COPY_BYTES", 1000)
+    large = await engine.learner.initialize(job(run="large"))
+    assert large.versions["kernels"] == "torch", "a base that is too large stays in torch"
 
 
 async def test_a_run_keeps_the_rules_that_it_began_with(engine: Engine) -> None:

@@ -164,7 +164,7 @@ def test_the_last_token_of_an_answer_is_a_target_only() -> None:
     assert micro.last_R.tolist() == []
 
 
-def test_what_follows_the_last_action_is_left_out() -> None:
+def test_tokens_behind_the_last_action_are_left_out() -> None:
     mask = (0, 0, 1, 0, 0, 1, 0, 0)
     row = Row(tokens=tuple(range(8)), loss_mask=mask, logprobs=tuple(-1.0 * m for m in mask))
     (micro,) = unread([Example(0, row), Example(1, row)])

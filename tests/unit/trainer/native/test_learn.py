@@ -20,10 +20,11 @@ from tests.unit.trainer.sampler.test_decode_model import (
 )
 from trainer.forward.decoder import Decoder
 from trainer.forward.packing import MicroBatch, packed_attend
-from trainer.forward.weights import Trainable
+from trainer.forward.weights import Trainable, layer_module
 from trainer.model.base import Base
 from trainer.native.compile import load_library
 from trainer.native.learn import learner_pass
+from trainer.native.supported_models import MOST_HIDDEN
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def micro() -> MicroBatch:
 
 
 def found(shape: Decoder, view: Trainable, batch: MicroBatch) -> torch.Tensor:
-    native = learner_pass(shape, view)
+    native = learner_pass(shape, view, takes_wide=True)
     assert native is not None
     return native.hidden_states(batch.tokens_N, batch.positions_N, batch.segments)
 
@@ -88,6 +89,39 @@ def test_values_and_gradients_are_those_of_the_plain_pass(
     assert mine.requires_grad == bool(trained)
     if not trained:
         return
+    for own, other in zip(gradients(mine, trained), gradients(theirs, trained), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-9, rtol=1e-9)
+
+
+def large() -> PreTrainedConfig:
+    made = QWEN3()
+    made.hidden_size = MOST_HIDDEN + 16
+    return made
+
+
+def test_a_wide_base_has_the_gradients_of_the_plain_pass_too() -> None:
+    base = base_of(large)
+    view, shape, batch = views(base)["all-linear"], decoder(base), micro()
+    trained = leaves(view)
+    mine, theirs = found(shape, view, batch), expected(shape, view, batch)
+    torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-11)
+    for own, other in zip(gradients(mine, trained), gradients(theirs, trained), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-9, rtol=1e-9)
+    assert learner_pass(shape, view) is None, "under the rules before it ran through torch"
+
+
+@pytest.mark.parametrize("bare", [0, 1])
+def test_layers_with_other_adapters_do_not_share_their_place(bare: int) -> None:
+    """Layers use the same memory one after the other, and one of these has no adapters."""
+    base = base_of(QWEN3)
+    whole, shape, batch = views(base)["all-linear"], decoder(base), micro()
+    name = layer_module(bare, "")
+    pairs = {module: pair for module, pair in whole.pairs.items() if not module.startswith(name)}
+    assert 0 < len(pairs) < len(whole.pairs)
+    view = replace(whole, pairs=pairs)
+    trained = leaves(view)
+    mine, theirs = found(shape, view, batch), expected(shape, view, batch)
+    torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-11)
     for own, other in zip(gradients(mine, trained), gradients(theirs, trained), strict=True):
         torch.testing.assert_close(own, other, atol=1e-9, rtol=1e-9)
 
@@ -199,3 +233,4 @@ def test_full_wide_odd_or_coarse_training_is_left_to_torch() -> None:
     assert learner_pass(shape, replace(view, pairs=single_masters)) is None
     embedding = {"model.embed_tokens.weight": torch.zeros(2, 1024).double()}
     assert learner_pass(shape, replace(view, base={**view.base, **embedding})) is None
+    assert learner_pass(shape, replace(view, base={**view.base, **embedding}), takes_wide=True)

@@ -95,7 +95,7 @@ def test_masked_samples_are_idle_whatever_pulls() -> None:
     assert seen.count(False) == 4
 
 
-def test_what_an_objective_selects_is_trained() -> None:
+def test_actions_that_an_objective_selects_are_trained() -> None:
     """KL-Cov's penalty does not depend on the advantage."""
     policy, (objective, hyperparameters) = policy64(), chosen("kl_cov")
     batch = prepare(policy, EQUAL, objective, hyperparameters)
