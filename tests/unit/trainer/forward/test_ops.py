@@ -101,7 +101,7 @@ def peak_bytes(policy: Policy, micro: MicroBatch) -> int:
 
 def test_recomputing_takes_less_memory() -> None:
     """Eight layers keep either the activations of eight layers, or eight inputs and the activations
-    of one layer."""
+    of one layer. Both passes are torch's, because the one in C keeps less."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -120,7 +120,7 @@ def test_recomputing_takes_less_memory() -> None:
     (micro,) = pack(EXAMPLES * 4, micro_batch_tokens=1 << 20, share=True)
     peaks = []
     for recompute in (False, True):
-        policy = fresh_policy(loaded, job(recompute=recompute))
+        policy = fresh_policy(loaded, job(recompute=recompute, deterministic=True))
         for tensor in policy.tensors.values():
             tensor.requires_grad_()
         peaks.append(peak_bytes(policy, micro))
