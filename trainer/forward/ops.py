@@ -77,7 +77,7 @@ class Forward:
     allows_native: bool = True
     """Whether models may run their passes in C."""
     allows_wide_native: bool = True
-    """Whether models that are not narrow may too. Under rules 6 they ran through torch."""
+    """Whether models that are not narrow may too. Under rules 5 they ran through torch."""
     trains_padding: bool = True
     """Whether the embedding of the padding token is trained like any other. Under rules 1 it was not,
     for models that run through Transformers."""
