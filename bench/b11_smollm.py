@@ -104,8 +104,7 @@ class Bench:
     def student(self, seed: int) -> Curve:
         """A run that learns from the last checkpoint of the newest run of `headrace` with this seed."""
         config = self._config(seed, self._model)
-        for key in ("kl_coef", "rewards"):
-            del config["advanced"][key]
+        del config["advanced"]["kl_coef"]
         with self._platform() as up:
             ended = up.get("/runs", status="finished", limit=100)["runs"]
             teacher = next(r["name"] for r in ended if r["name"].startswith(f"smollm-{seed}-"))
@@ -129,6 +128,7 @@ class Bench:
         load, before = os.getloadavg()[0], cpu_seconds(up)
         run = up.submit(config, workspace="matrix", name=f"{name}-{seed}-{uuid4().hex[:6]}")
         info = up.wait(run, within_s=3600, every_s=5.0)
+        assert info["run"]["status"] == "finished", info["run"]
         used = cpu_seconds(up) - before
         times = [datetime.fromisoformat(event["time"]) for event in up.events(run)]
         points = info["metrics"]["eval/validation/reward"]
