@@ -144,7 +144,7 @@ class Policy:
         """The pass in C, or None where this version must run through torch."""
         if not self.forward.allows_native or self.forward.recompute:
             return None
-        is_small = can_fuse(weights, num_bytes=self.loaded.base.num_bytes)
+        is_small = can_fuse(decoder, weights, num_bytes=self.loaded.base.num_bytes)
         takes_wide = self.forward.allows_wide_native and is_small
         return learner_pass(decoder, weights, takes_wide=takes_wide)
 

@@ -165,7 +165,7 @@ def test_the_last_token_of_an_answer_is_a_target_only() -> None:
 
 
 def test_tokens_behind_the_last_action_are_left_out() -> None:
-    mask = (0, 0, 1, 0, 0, 1, 0, 0)
+    mask = loss_mask(2, 1) + loss_mask(2, 1) + loss_mask(2, 0)
     row = Row(tokens=tuple(range(8)), loss_mask=mask, logprobs=tuple(-1.0 * m for m in mask))
     (micro,) = unread([Example(0, row), Example(1, row)])
     assert micro.tokens_N.tolist() == [0, 1, 2, 3, 4, 2, 3, 4]
