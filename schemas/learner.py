@@ -30,9 +30,10 @@ verification of its log.
 5: `compile` compiles the attention of a CUDA GPU too.
 6: the rows of a group share all that they begin with, and not only equal contexts; the lean decoder
    computes more architectures, and layers with a window (`lean_since` in `schemas.models.families`);
-   groups without a gradient have no backward pass; tokens that no action is predicted from, such as
-   the last one of an answer, are left out of the pass; on a CPU, adapters of a base of up to 1 GiB are
-   trained in C, and not only those of a narrow base.
+   models that run through Transformers compute few logits at a time; groups without a gradient have no
+   backward pass; tokens that no action is predicted from, such as the last one of an answer, are left
+   out of the pass; on a CPU, adapters of a base of up to 1 GiB are trained in C, and not only those of
+   a narrow base.
 """
 
 

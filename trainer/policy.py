@@ -109,14 +109,27 @@ class Policy:
             padding = self.forward.trains_padding
             fallback = self.loaded.fallback
             return fallback.outputs(trained, micro, scaling=self.scaling, trains_padding=padding)
-        hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=reference)
+        hidden_M_H, head_V_H = self._lean_states(decoder, micro, reference=reference)
         return hidden_M_H, logits_of(hidden_M_H, head_V_H)
 
     def _hidden_states(
+        self, micro: MicroBatch, *, reference: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The hidden states (M, H) that predict each action, and the weight (V, H) of the output head.
+        None where logits are more than their product (`outputs` has them), and under rules 5 for all
+        models that run through Transformers."""
+        decoder, fallback = self.loaded.decoder, self.loaded.fallback
+        if decoder is not None:
+            return self._lean_states(decoder, micro, reference=reference)
+        if not (self.forward.chunks_general_logits and fallback.has_plain_head):
+            return None
+        return fallback.hidden_states(
+            {} if reference else self.tensors, micro, scaling=self.scaling
+        )
+
+    def _lean_states(
         self, decoder: Decoder, micro: MicroBatch, *, reference: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states (M, H) that predict each action, and the weight (V, H) of the output
-        head."""
         trained: Tensors = {} if reference else self.tensors
         weights = trainable_view(self.loaded.base.tensors, trained, scaling=self.scaling)
         hidden_N_H = self._all_hidden_states(decoder, weights, micro)
@@ -150,10 +163,8 @@ class Policy:
 
     def predictions(self, micro: MicroBatch) -> Predictions:
         """The predictions in the place of each action, with a gradient."""
-        decoder = self.loaded.decoder
-        if decoder is None:
-            return Predictions(self.outputs(micro)[1])
-        return Predictions(*self._hidden_states(decoder, micro, reference=False))
+        states = self._hidden_states(micro, reference=False)
+        return Predictions(self.outputs(micro)[1]) if states is None else Predictions(*states)
 
     def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
         """The logits (M, V) that predict each action."""
@@ -180,16 +191,13 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The ids (M, K) of the `most` likeliest tokens in the place of each action, the likeliest
         first, and their log-probabilities (M, K) at `temperature` (`likeliest_tokens`)."""
-        decoder = self.loaded.decoder
-        if decoder is None:
+        states = self._hidden_states(micro, reference=False)
+        if states is None:
             logits_M_V = _restrict(self.outputs(micro)[1] / temperature, micro)
             logprobs_M_V = F.log_softmax(logits_M_V, dim=-1)
             found = logprobs_M_V.topk(min(most, logits_M_V.shape[-1]), dim=-1)
             return found.indices, found.values
-        hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=False)
-        return likeliest_tokens(
-            hidden_M_H, head_V_H, temperature=temperature, most=most, allowed=micro.allowed
-        )
+        return likeliest_tokens(*states, temperature=temperature, most=most, allowed=micro.allowed)
 
     def logprobs_and_values(
         self, micro: MicroBatch, *, temperature: float, trains_entropy: bool = False
@@ -212,24 +220,23 @@ class Policy:
     def _last_hidden_states(self, micro: MicroBatch) -> torch.Tensor:
         """The hidden state (R, H) of the last token of each row."""
         at_last = replace(micro, predictor_M=micro.last_R)
-        if self.loaded.decoder is None:
-            return self.outputs(at_last)[0]
-        return self._hidden_states(self.loaded.decoder, at_last, reference=False)[0]
+        states = self._hidden_states(at_last, reference=False)
+        return self.outputs(at_last)[0] if states is None else states[0]
 
     def _score_actions(
         self, micro: MicroBatch, *, temperature: float, reference: bool, trains_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probabilities (M), entropies (M) and hidden states (M, H). A pass through Transformers
-        computes the logits of all actions at once; our own decoder computes them in chunks."""
-        decoder = self.loaded.decoder
-        if decoder is None:
+        """Log-probabilities (M), entropies (M) and hidden states (M, H). Logits are computed in chunks,
+        unless Transformers' module does more than the product with its head."""
+        states = self._hidden_states(micro, reference=reference)
+        if states is None:
             hidden_M_H, logits_M_V = self.outputs(micro, reference=reference)
             return *_target_logprobs(
                 _restrict(logits_M_V / temperature, micro),
                 micro.target_M,
                 trains_entropy=trains_entropy,
             ), hidden_M_H
-        hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=reference)
+        hidden_M_H, head_V_H = states
         chosen = chosen_logprobs(
             hidden_M_H,
             head_V_H,
@@ -312,6 +319,7 @@ def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -
         has_large_chunks=rules >= 4,
         shares_prefixes=rules >= 6,
         fuses_attention=advanced.compile and rules >= 5,
+        chunks_general_logits=rules >= 6,
     )
 
 

@@ -62,7 +62,7 @@ class Architecture:
 
     @property
     def prefix(self) -> str:
-        """What the names of the language model's modules begin with."""
+        """The beginning of the names of the language model's modules."""
         return "model.language_model." if self.nests_text else "model."
 
 

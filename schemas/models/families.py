@@ -1,7 +1,8 @@
 """Which forward pass runs a model, as far as its config.json says.
 
 `lean` is the decoder of `trainer/forward/decoder.py`, which packs the rows of a step and samples many
-rows at once. `general` is the model's own module of Transformers: padded rows, one sampled at a time.
+rows at once. `general` is the model's own module of Transformers: padded rows, in training and where a
+few are sampled together.
 The trainer decides with the same rules, and compares the logits of both before it uses the lean decoder.
 """
 
@@ -98,6 +99,11 @@ def lean_since(config: Mapping[str, Any]) -> int:
     rules take the general pass."""
     is_first = config.get("model_type") in FIRST_LEAN and not _has_window(config)
     return 1 if is_first else NEW_LEAN_RULES
+
+
+def has_rope_of_length(config: Mapping[str, Any]) -> bool:
+    """Whether a rotary embedding of the model depends on how long the text is."""
+    return any(rope in ("dynamic", "longrope") for rope in _rope_types(config))
 
 
 def _obstacle(config: Mapping[str, Any], architecture: Architecture) -> str | None:

@@ -183,15 +183,18 @@ def test_a_run_learns_from_a_checkpoint_and_is_rebuilt_from_its_log(running: Pla
     assert verify(running, run)["status"] == "verified"
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3-window"])
+@pytest.mark.parametrize(
+    ("name", "deterministic"),
+    [("gemma3", True), ("phi3-window", True), ("gemma3-bounded", False)],
+)
 def test_a_run_of_another_architecture_is_rebuilt_from_its_log(
-    running: Platform, name: str, tmp_path: Path
+    running: Platform, name: str, deterministic: bool, tmp_path: Path
 ) -> None:
-    """It is sampled in company and trained on shared prompts: by the lean decoder."""
+    """By the lean decoder, and through Transformers with several rows at once."""
     save_random_model(family(name).config(), tmp_path)
     config = run_config(
         experiment={"model_path": str(tmp_path)},
-        advanced={"max_steps": 2, "deterministic": True},
+        advanced={"max_steps": 2, "deterministic": deterministic},
     )
     run = running.submit(config, workspace="w", name=name)
     info = running.wait(run, "finished")

@@ -1,9 +1,11 @@
 """Known bugs of the facts by which architectures differ."""
 
 from tests.known_bugs.known_bug import KnownBug
+from tests.unit.trainer.sampler.test_general_batch import gpt2
 from trainer.sampler.decode_batch import DecodeBatch
 
 HERE = "tests/unit/trainer/forward/test_architectures.py"
+GENERAL = "tests/unit/trainer/sampler/test_general_batch.py"
 LOGITS = f"{HERE}::test_logits_and_gradients_of_all_weights_are_those_of_transformers"
 CACHE = f"{HERE}::test_a_cache_decodes_what_the_whole_text_says"
 DECODER = "trainer.forward.decoder"
@@ -80,5 +82,23 @@ KNOWN_BUGS = (
         new="key_at_B_U[:, None, :] >= at",
         test=f"{HERE}::test_packed_logprobs_and_adapter_gradients_are_those_of_peft",
         given={"name": "phi3-window"},
+    ),
+    KnownBug(
+        bug="rows with padding on the left have the positions of rows without",
+        seen="unslothai/unsloth#3699",
+        code="trainer.forward.transformers_pass:Fallback.extend_rows",
+        old="(valid_R_U.cumsum(-1) - 1).clamp_(min=0)",
+        new="torch.ones_like(valid_R_U).cumsum(-1) - 1",
+        test=f"{GENERAL}::test_a_model_whose_rows_depend_on_others_samples_them_alone",
+        given={"config": gpt2, "expected": True},
+    ),
+    KnownBug(
+        bug="logits in chunks are those of the head, without the bound or scale after it",
+        seen="huggingface/trl#5691",
+        code="trainer.forward.transformers_pass:Fallback._returns_head_output",
+        old="return torch.equal(logits.float(), put.float())",
+        new="return True",
+        test=f"{GENERAL}::test_scaled_logits_are_not_taken_from_the_head",
+        given={"name": "granite", "is_plain": False},
     ),
 )

@@ -165,7 +165,7 @@ KNOWN_BUGS = (
         bug="full tuning of a tied embedding leaves the output head behind",
         seen="NVIDIA-NeMo/Automodel#2511",
         code="trainer.forward.weights:_with_tied_head",
-        old="{**full, head: full[embedding]} if is_tied else full",
+        old="full if embedding is None else {**full, head: full[embedding]}",
         new="full",
         test=f"{UNIT}/test_traps.py::test_a_tied_embedding_is_trained_from_both_its_ends",
     ),

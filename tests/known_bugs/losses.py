@@ -53,7 +53,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the reference is computed with the adapter on",
         seen="unslothai/unsloth#2736",
-        code="trainer.policy:Policy._hidden_states",
+        code="trainer.policy:Policy._lean_states",
         old="{} if reference else self.tensors",
         new="self.tensors",
         test=f"{UNIT}/test_grpo.py::test_the_reference_is_the_base_without_what_was_trained",

@@ -46,7 +46,9 @@ class Steps:
 
 
 def one_kernel_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`rms_norm` by PyTorch, which runs it as one kernel on a GPU."""
+    """`rms_norm` by PyTorch, which runs it as one kernel on a GPU if both types are the same."""
+    if weight.dtype != x.dtype:
+        return rms_norm(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -87,6 +89,9 @@ class Forward:
     """Whether rows share all that they begin with. Under rules 5 they shared equal contexts only."""
     fuses_attention: bool = False
     """Whether attention is compiled on a CUDA GPU too. Under rules 4 it was not."""
+    chunks_general_logits: bool = True
+    """Whether models that run through Transformers compute few logits at a time, too. Under rules 5 they
+    computed those of all tokens at once."""
     is_inference: bool = False
     """Whether nothing needs a gradient. Norms then take fewer kernels on a CUDA GPU."""
 

@@ -3,7 +3,7 @@ ended. A row is one completion.
 
 All of this runs on the device thread. Rows of one version and capacity share batches. Different
 versions are served at the same time, each in batches of its own. Models that the lean decoder does not
-support are sampled one row at a time through Transformers.
+support are sampled through Transformers (`trainer/sampler/general_batch.py`).
 """
 
 from collections import deque
@@ -21,6 +21,7 @@ from trainer.sampler.cuda_graph_batch import CudaGraphBatch
 from trainer.sampler.decode_batch import DecodeBatch, capacity_for, has_independent_rows, row_bytes
 from trainer.sampler.decode_model import DecodeModel, decode_model_of
 from trainer.sampler.draw_token import draw_tokens
+from trainer.sampler.general_batch import batches_of, sample_through_transformers
 from trainer.sampler.memory_limits import CPU, memory_limits_of
 from trainer.sampler.native_batch import NativeBatch
 from trainer.sampler.prefill import Prompt
@@ -90,15 +91,14 @@ class Batcher:
         that enter a batch now. These are as many as there is memory for, in order of arrival."""
         over = [row for row in self._waiting if row.is_cancelled]
         self._waiting = deque(row for row in self._waiting if not row.is_cancelled)
-        lean: list[Completion] = []
+        lean, general = list[Completion](), list[Completion]()
         active = [batch for batches in self._batches.values() for batch in batches]
         room = self._limits.rows_bytes - sum(batch.used_bytes for batch in active)
         while self._waiting:
             row = self._waiting[0]
             decoder = row.version.loaded.decoder
             if decoder is None:
-                over.append(row)
-                sample_through_transformers(row)
+                general.append(row)
             else:
                 dtype = row.version.loaded.base.model.dtype
                 room -= row_bytes(decoder, capacity_for(row.length + 1), dtype)
@@ -106,7 +106,9 @@ class Batcher:
                     break
                 lean.append(row)
             self._waiting.popleft()
-        return over, lean
+        for rows in batches_of(general, limits=self._limits):
+            sample_through_transformers(rows)
+        return over + general, lean
 
     def _begin(
         self, rows: Sequence[Completion], prompts: Sequence[Prompt], *, fixed: bool
@@ -207,17 +209,3 @@ class Batcher:
         while sum(batch.size * batch.row_bytes for batch in self._spare) > self._limits.spare_bytes:
             del self._spare[0]
         return over
-
-
-@torch.no_grad()
-def sample_through_transformers(row: Completion) -> None:
-    """Sample the whole completion of one row through Transformers' module and cache."""
-    version = row.version
-    fallback, device = version.loaded.fallback, version.loaded.base.model.device
-    ids, cache = list(row.prompt_ids), None
-    while not row.is_over:
-        ids_T = torch.tensor(ids, device=device)
-        logits_V, cache = fallback.extend(version.trained, ids_T, cache, scaling=version.scaling)
-        tokens, logprobs = draw_tokens(logits_V[None], **draw_parameters([row], 1))
-        row.append(tokens[0], logprobs[0])
-        ids = row.completion_ids[-1:]

@@ -18,7 +18,9 @@ from tests.kit.families import FAMILIES, family, random_model
 from tests.unit.trainer.support import TINY, job, loss_mask
 from tests.unit.trainer.test_families import EXAMPLES
 from trainer.forward.decoder import causal_attend, decoder_of
+from trainer.forward.ops import Forward, one_kernel_rms_norm
 from trainer.forward.packing import Example, pack
+from trainer.forward.rms_norm import rms_norm
 from trainer.forward.spans import spans_of
 from trainer.forward.transformers_pass import Fallback
 from trainer.forward.varlen_attention import varlen_attend
@@ -185,3 +187,56 @@ def test_rows_in_company_have_their_own_bits(name: str, tokenizer: Any) -> None:
     assert decodes.native_decoder is None
     assert has_independent_rows(DecodeBatch(decodes, capacity=64, size=32, fixed=True))
     assert has_independent_prompts(decodes, (8, 32))
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+@pytest.mark.parametrize("name", LEAN)
+def test_logits_in_chunks_through_transformers_are_the_same(
+    name: str, tuning: str, tokenizer: Any, wide: None
+) -> None:
+    """Few logits at a time, against those of all tokens at once as under rules 5."""
+    known = policy(name, tokenizer)
+    tensors = known.tensors
+    if tuning == "full":
+        names = known.loaded.base.model.named_parameters()
+        tensors = {n: p.detach().clone().requires_grad_() for n, p in names}
+    outcomes = []
+    for chunked in (True, False):
+        way = replace(
+            known,
+            loaded=replace(known.loaded, decoder=None),
+            tensors=tensors,
+            forward=Forward(chunks_general_logits=chunked),
+        )
+        assert way.loaded.fallback.has_plain_head
+        (micro,) = pack(EXAMPLES, micro_batch_tokens=4096, share=False)
+        assert (way._hidden_states(micro, reference=False) is not None) == chunked
+        logprobs, entropies = way.logprobs(micro, temperature=0.7, trains_entropy=True)
+        total = (logprobs * torch.linspace(-1, 1, len(logprobs)).double()).sum() + entropies.sum()
+        grads = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
+        outcomes.append([logprobs, entropies, *(g for g in grads if g is not None)])
+    for found, expected in zip(*outcomes, strict=True):
+        assert_equal(found, expected)
+
+
+def test_bounded_logits_are_not_computed_in_chunks(tokenizer: Any) -> None:
+    model = random_model(family("gemma3-bounded").config())
+    base = Base(model, tokenizer, dict(model.state_dict()), frozenset(), None)
+    assert not Fallback(base).has_plain_head
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_each_architecture_is_lean_in_half_precision(name: str, tokenizer: Any) -> None:
+    """With the frequencies of the rotary embedding in float32, as when a model is loaded."""
+    model = random_model(family(name).config())
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    model.config.dtype = torch.bfloat16
+    base = Base(model, tokenizer, dict(model.state_dict()), frozenset(), None)
+    assert decoder_of(base) is not None
+
+
+def test_a_norm_of_another_type_than_the_states_is_the_plain_one() -> None:
+    """Gemma's 1 + weight is float32. PyTorch has no kernel for such a pair, and would warn."""
+    x, weight = torch.randn(3, 8).bfloat16(), torch.randn(8)
+    assert torch.equal(one_kernel_rms_norm(x, weight, 1e-6), rms_norm(x, weight, 1e-6))

@@ -73,8 +73,17 @@ def attended(
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("heads", [2, 6])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("window", [None, 1, 40, 128])
+@pytest.mark.parametrize(
+    ("case", "window"),
+    [
+        *((case, None) for case in CASES),
+        *(
+            (case, window)
+            for case in ("across blocks", "a shared prompt")
+            for window in (1, 40, 128)
+        ),
+    ],
+)
 def test_it_computes_what_one_segment_after_the_other_does(
     case: str, heads: int, window: int | None
 ) -> None:
