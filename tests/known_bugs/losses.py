@@ -140,9 +140,9 @@ KNOWN_BUGS = (
         new="""value_E in self.values_E.items()} | {
                 "selected": self.objective.select(
                     MeasuredActions(
-                        self.values_E["proximal"][here],
-                        self.values_E["proximal"][here] - micro.behaviour_M,
-                        self.values_E["advantage"][here],
+                        self.values_E["proximal"][place_M],
+                        self.values_E["proximal"][place_M] - micro.behaviour_M,
+                        self.values_E["advantage"][place_M],
                         micro.behaviour_M < 1,
                     ),
                     self.hyperparameters,
