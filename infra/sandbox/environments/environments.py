@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import sysconfig
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -343,9 +344,10 @@ def _read_versions(kept: Path) -> ResolvedPackages | None:
 
 
 def _write_versions(kept: Path, resolved: ResolvedPackages) -> None:
-    written = kept.with_name(f"{kept.name}-{os.getpid()}.partial")
-    written.write_text(resolved.model_dump_json())
-    written.replace(kept)
+    descriptor, scratch = tempfile.mkstemp(dir=kept.parent, suffix=".partial")
+    os.close(descriptor)
+    Path(scratch).write_text(resolved.model_dump_json())
+    Path(scratch).replace(kept)
 
 
 def _settle(folder: Path, place: Path, what: str) -> int:

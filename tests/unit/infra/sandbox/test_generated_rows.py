@@ -4,13 +4,20 @@ why."""
 import json
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from infra.ports.packages import ResolvedPackages
 from infra.sandbox import generated_rows
-from infra.sandbox.environments.environments import PackageEnvironments, _read_versions
+from infra.sandbox.environments.environments import (
+    PackageEnvironments,
+    _read_versions,
+    _write_versions,
+)
 from infra.sandbox.generated_rows import generate_rows
 from infra.sandbox.levels.probe import choose_level
 from infra.settings.packages import PackageSettings
@@ -77,6 +84,28 @@ async def test_rows_are_generated_again_without_the_index(
         kept.write_text(kept.read_text()[:50])
     assert await generate("sums?size=6", environments) == content
     assert all(_read_versions(kept) for kept in environments._directory.glob("*.versions"))
+
+
+def test_two_submits_that_keep_the_same_versions_at_once_both_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have written before one of them moves its file to its place."""
+    both = threading.Barrier(2)
+    write_text = Path.write_text
+
+    def write_beside_another(path: Path, text: str) -> int:
+        size = write_text(path, text)
+        both.wait(10)
+        return size
+
+    monkeypatch.setattr(Path, "write_text", write_beside_another)
+    resolved = ResolvedPackages(pins="", python="3.11", platform="linux-x86_64", count=0)
+    kept = tmp_path / "some.versions"
+    with ThreadPoolExecutor(2) as submits:
+        for written in [submits.submit(_write_versions, kept, resolved) for _ in range(2)]:
+            written.result()
+    assert _read_versions(kept) == resolved
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 @pytest.mark.parametrize(
