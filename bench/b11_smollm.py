@@ -107,8 +107,13 @@ class Bench:
         del config["advanced"]["kl_coef"]
         with self._platform() as up:
             ended = up.get("/runs", status="finished", limit=100)["runs"]
-            teacher = next(r["name"] for r in ended if r["name"].startswith(f"smollm-{seed}-"))
-            config["advanced"] |= {"algorithm": "distill", "teacher": f"{teacher}@last"}
+            names = [run["name"] for run in ended if run["name"].startswith(f"smollm-{seed}-")]
+            if not names:
+                raise SystemExit(
+                    f"{self._root}/home has no finished run of seed {seed}: remove its line from "
+                    "b11.jsonl, which trains it again"
+                )
+            config["advanced"] |= {"algorithm": "distill", "teacher": f"{names[0]}@last"}
             return self._measure(up, config, "student", seed)
 
     @contextmanager
@@ -178,22 +183,27 @@ def has_risen(curves: Sequence[Curve]) -> bool:
     return apart and last.mean - first.mean >= RISE
 
 
+def print_curve(name: str, curves: Sequence[Curve]) -> None:
+    """Print the mean of some seeds at each step, and what each of them took."""
+    print(f"{name}, {len(curves)} seeds, held-out reward at temperature 1:")
+    for step, estimate in means(curves):
+        ends = estimate.interval
+        shown = f"  95 % {ends[0]:6.3f} to {ends[1]:6.3f}" if ends else "  one seed"
+        print(f"  step {step:3}  {estimate.mean:6.3f}{shown}")
+    walls = ", ".join(f"{c.wall_s:.0f}" for c in curves)
+    cpus = ", ".join(f"{c.cpu_s:.0f}" for c in curves)
+    loads = ", ".join(f"{c.load:.1f}" for c in curves)
+    print(f"  wall s {walls}; CPU s {cpus}; load before {loads}")
+
+
 def report(found: Sequence[Curve]) -> bool:
     """Print the tables. Returns whether our held-out reward has risen."""
     sides = {name: [c for c in found if c.side == side] for side, name in SIDES.items()}
     for name, curves in sides.items():
-        if not curves:
+        if curves:
+            print_curve(name, curves)
+        else:
             print(f"{name}: not measured")
-            continue
-        print(f"{name}, {len(curves)} seeds, held-out reward at temperature 1:")
-        for step, estimate in means(curves):
-            ends = estimate.interval
-            shown = f"  95 % {ends[0]:6.3f} to {ends[1]:6.3f}" if ends else "  one seed"
-            print(f"  step {step:3}  {estimate.mean:6.3f}{shown}")
-        walls = ", ".join(f"{c.wall_s:.0f}" for c in curves)
-        cpus = ", ".join(f"{c.cpu_s:.0f}" for c in curves)
-        loads = ", ".join(f"{c.load:.1f}" for c in curves)
-        print(f"  wall s {walls}; CPU s {cpus}; load before {loads}")
     ours, theirs = sides[SIDES["headrace"]], sides[SIDES["trl"]]
     if ours and theirs:
         for what, of in (("wall time", lambda c: c.wall_s), ("CPU time", lambda c: c.cpu_s)):

@@ -14,8 +14,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench.b11_learning import Curve, Ledger, means, same, threads
-from bench.b11_smollm import Bench, prepare, settings
+from bench.b11_learning import Curve, Ledger, same, threads
+from bench.b11_smollm import Bench, prepare, print_curve, settings
 
 
 def measure(root: Path, given: argparse.Namespace) -> dict[str, list[Curve]]:
@@ -50,12 +50,7 @@ def _of_seed(ledger: Ledger, seed: int, steps: int) -> Curve | None:
 def report(found: dict[str, list[Curve]]) -> bool:
     """Print both curves. Returns whether the students' last held-out rewards are their teachers'."""
     for side, curves in found.items():
-        print(f"{side}s, {len(curves)} seeds, held-out reward at temperature 1:")
-        for step, estimate in means(curves):
-            ends = estimate.interval
-            shown = f"  95 % {ends[0]:6.3f} to {ends[1]:6.3f}" if ends else "  one seed"
-            print(f"  step {step:3}  {estimate.mean:6.3f}{shown}")
-        print(f"  CPU s {', '.join(f'{c.cpu_s:.0f}' for c in curves)}")
+        print_curve(f"{side}s", curves)
     if len(found["student"]) == 1:
         print("one seed has no noise to compare with")
         return True
