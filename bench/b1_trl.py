@@ -1,13 +1,14 @@
 """B1, a GRPO step of the whole platform compared with TRL's GRPOTrainer.
 
-4 prompts x 8 samples, 3.7M parameters (a Qwen3 shape), LoRA r16 on all linear layers, fp32, and the same
-weights, prompts, lengths, reward, loss and optimizer. Our side is `headrace up` with everything that it
-starts: Postgres, control process, device worker, confined user code. A step is the time from one
-StepSettled to the next in the log. TRL's side (from `make oracles`) is one process without logging,
-saving or checkpointing. The two sides alternate.
+4 prompts x 8 samples, 3.7M parameters (a Qwen3 shape; with --wide, B1w, 130M), LoRA r16 on all linear
+layers, fp32, and the same weights, prompts, lengths, reward, loss and optimizer. Our side is `headrace
+up` with everything that it starts: Postgres, control process, device worker, confined user code. A step
+is the time from one StepSettled to the next in the log. TRL's side (from `make oracles`) is one process
+without logging, saving or checkpointing. The two sides alternate.
 """
 
 import argparse
+import copy
 import importlib.util
 import json
 import os
@@ -24,6 +25,7 @@ from typing import Any
 
 import psutil
 import torch
+from transformers import Qwen3ForCausalLM
 
 from schemas.sampling import ModelRef
 from tests.kit.platform import GRADER_ONLY, Platform, make_workspace, platform
@@ -39,6 +41,15 @@ NAMES = {
     "trl": "TRL GRPOTrainer",
     "graded": "Headrace, built-in turn, user's grader",
     "say": "Headrace, user's workflow and grader",
+}
+WIDE = {
+    "hidden_size": 896,
+    "intermediate_size": 2432,
+    "num_hidden_layers": 12,
+    "layer_types": ["full_attention"] * 12,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 32_000,
 }
 PARTS = ("generate", "grade", "wait", "learn", "publish")
 
@@ -152,11 +163,18 @@ def _pss(process: psutil.Process) -> float:
         return 0.0
 
 
-def save_model(directory: Path) -> Path:
-    """The weights that both sides start from."""
+def save_model(directory: Path, *, wide: bool) -> Path:
+    """The weights that both sides start from. A wide model has the tokenizer of the small one, so most
+    of its 32,000 tokens have no text."""
     ref = ModelRef(kind="scratch", name="qwen3-4m", seed=1)
     base = build_base(ref, {}, device=torch.device("cpu"))
-    base.model.save_pretrained(directory)
+    model = base.model
+    if wide:
+        torch.manual_seed(1)
+        config = copy.deepcopy(base.model.config)
+        config.update(WIDE)
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(directory)
     base.tokenizer.save_pretrained(directory)
     return directory
 
@@ -192,16 +210,18 @@ def show(sides: Mapping[str, Side], *, tokens: int, steps: int) -> None:
             print(f"    {part:36}{statistics.mean(values) * 1e3:8.1f} ms")
 
 
-def main(*, tokens: list[int], steps: int) -> None:
+def main(*, tokens: list[int], steps: int, wide: bool) -> None:
     if importlib.util.find_spec("trl") is None:
         print("B1 needs TRL to compare with; install it with: make oracles")
         return
-    print("B1 a GRPO step, everything charged, against TRL 1.16's GRPOTrainer")
+    print(
+        f"B1{'w' if wide else ''} a GRPO step, everything charged, against TRL 1.16's GRPOTrainer"
+    )
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         root.chmod(0o755)
-        model = save_model(root / "model")
+        model = save_model(root / "model", wide=wide)
         workspace = make_workspace(root / "workspace", FILES)
         threads = {"OMP_NUM_THREADS": str(os.cpu_count())}
         with platform(root / "home", environment=threads) as up:
@@ -219,4 +239,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--tokens", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--wide", action="store_true", help="130M parameters")
     main(**vars(parser.parse_args()))
