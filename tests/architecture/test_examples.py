@@ -47,6 +47,15 @@ def test_every_trigger_file_loads_and_names_configs_that_exist(path: Path) -> No
         parse_run(apply_overrides(config, trigger.set))
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*/headrace.toml")), ids=lambda path: path.parent.name
+)
+def test_a_page_makes_its_repository_on_the_branch_of_its_trigger(path: Path) -> None:
+    made = re.findall(r"git init\b(?: -b (\w+))?", (path.parent / "README.md").read_text())
+    branches = {name for trigger in parse_triggers(path.read_bytes()) for name in trigger.branches}
+    assert set(made) <= branches
+
+
 def blocks(language: str) -> list[str]:
     """The code blocks of the README in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
