@@ -36,6 +36,10 @@ LARGEST_MULTIPLE = 4096
 """The largest least common multiple of all `multipleOf` of a schema, in units of the last decimal place.
 llguidance makes a state for each remainder, and none of its limits ends that: 999,983 takes half a
 minute and 350 MB."""
+MOST_LEVELS = 1024
+"""The most levels of a schema with all that its `$ref` lead through. llguidance goes down them on the
+stack, and none of its limits ends that: 2,400 levels took the 8 MiB of a thread and killed the
+process."""
 SPECIAL = re.compile("\ue000([0-9]+)\ue001")
 """A special token in a text, by its id."""
 FOR_LLGUIDANCE = "%llguidance {}"
@@ -78,6 +82,7 @@ def answer_grammar(
 def _json_rule(schema: str) -> str:
     read = json.loads(schema)
     _refuse_large_multiples(read)
+    _refuse_long_ways(read)
     return f"%json {json.dumps(_close_objects(read) | GUIDANCE)}"
 
 
@@ -97,17 +102,37 @@ def _refuse_large_multiples(schema: Any) -> None:
 
 def _multiples(value: Any) -> Iterator[tuple[int, int]]:
     """Each `multipleOf` in a value, as a whole number and how many of its digits are decimal places."""
-    children = value if isinstance(value, list) else []
     if isinstance(value, dict):
-        children = list(value.values())
         number = value.get("multipleOf")
         if type(number) in (int, float) and (exact := Decimal(repr(number))).is_finite():
             whole, _, decimals = f"{abs(exact):f}".partition(".")
             decimals = decimals.rstrip("0")
             if found := int(whole + decimals):
                 yield found, len(decimals)
-    for child in children:
+    for child in _children(value):
         yield from _multiples(child)
+
+
+def _refuse_long_ways(schema: Any) -> None:
+    """A way through a schema passes each `$ref` once, and between two of them at most all levels."""
+    level, depth, references = [schema], 0, set[str]()
+    while level:
+        depth += 1
+        found = [one["$ref"] for one in level if isinstance(one, dict) and "$ref" in one]
+        references |= {one for one in found if isinstance(one, str)}
+        level = [child for one in level for child in _children(one)]
+    if depth * (1 + len(references)) > MOST_LEVELS:
+        raise UserCodeError(
+            FailureCategory.VALIDATION,
+            f"the answer's JSON schema cannot be followed: with {len(references)} different $ref and "
+            f"{depth} levels it may lead through more than {MOST_LEVELS} levels; use fewer definitions",
+        )
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 def _close_objects(schema: Any) -> Any:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,22 @@ def test_a_number_is_a_multiple() -> None:
         schema = {"type": "number", "multipleOf": multiple}
         constraint = Constraint(json_schema=json.dumps(schema))
         assert is_followed(chat_of(TAGGED), constraint, text) is follows
+
+
+def chain(length: int) -> Constraint:
+    """Definitions that each hold the next one, in the keywords that take the most of the stack."""
+    parts: dict[str, Any] = {"last": {"const": 1}}
+    for number in range(length):
+        after = {"$ref": f"#/$defs/{number + 1 if number + 1 < length else 'last'}"}
+        parts[str(number)] = {"allOf": [{"properties": {"a": after}}, {"properties": {"b": {}}}]}
+    return Constraint(json_schema=json.dumps({"$ref": "#/$defs/0", "$defs": parts}))
+
+
+def test_a_schema_that_takes_the_whole_stack_is_refused() -> None:
+    """It would kill the process, and with it the answers of all others."""
+    with pytest.raises(UserCodeError, match=r"600 different \$ref and 8 levels .* than 1024"):
+        is_followed(chat_of(TAGGED), chain(599), "")
+    assert is_followed(chat_of(TAGGED), chain(126), "[]")
 
 
 def test_an_object_has_the_properties_that_it_lists() -> None:
