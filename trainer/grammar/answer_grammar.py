@@ -70,7 +70,7 @@ def answer_grammar(
             _lark(text, names) for text in _around_call(called[0], tools, chat)
         )
         calls = " | ".join(
-            f"{_literal(tool.name)} {between} {_json_rule(tool.parameters)}" for tool in called
+            f"{_literal(tool.name)} {between} {_json_rule(_of_objects(tool))}" for tool in called
         )
         forms.append(f"{before} ({calls}) {after}")
     thinking, rules = _reasoning(chat, prompt_ids, names)
@@ -84,6 +84,20 @@ def _json_rule(schema: str) -> str:
     _refuse_large_multiples(read)
     _refuse_long_ways(read)
     return f"%json {json.dumps(_close_objects(read) | GUIDANCE)}"
+
+
+def _of_objects(tool: ToolSpec) -> str:
+    """The schema of a tool's arguments, which are an object whether or not it says so. Without any
+    parameters, they are an empty one."""
+    schema = json.loads(tool.parameters) or {"properties": {}}
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise UserCodeError(
+            FailureCategory.VALIDATION,
+            f"a call of {tool.name} cannot be forced, because its parameters have the type "
+            f"{json.dumps(kind)[:80]}; arguments are an object, so write one",
+        )
+    return json.dumps(schema | {"type": "object"})
 
 
 def _refuse_large_multiples(schema: Any) -> None:

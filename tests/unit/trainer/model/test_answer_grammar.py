@@ -74,6 +74,37 @@ def test_our_own_template_marks_calls_with_its_token() -> None:
     assert not is_followed(chat_of(), FORMAT, '<|tool|>add{"a": 1}')
 
 
+ADDS = {"a": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "follows", "fails"),
+    [
+        ({}, "{}", '{"a": 1}'),
+        ({"description": "adds"}, "{}", "12"),
+        ({"properties": ADDS}, '{"a": 1}', '["a"]'),
+        ({"type": ["object", "null"], "properties": ADDS}, '{"a": 1}', "null"),
+        ({"anyOf": [{"type": "integer"}, {"properties": ADDS}]}, '{"a": 1}', "12"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"properties": ADDS}}}, '{"a": 1}', "12"),
+    ],
+)
+def test_arguments_are_an_object(parameters: dict[str, Any], follows: str, fails: str) -> None:
+    """Our own template has nothing between name and arguments, so `add12` would be a name."""
+    tools = (ToolSpec(name="add", parameters=json.dumps(parameters)),)
+    for chat, form in (
+        (chat_of(), "<|tool|>add%s"),
+        (chat_of(TAGGED), '<tool_call>{"name": "add", "arguments": %s}</tool_call>'),
+    ):
+        assert is_followed(chat, CALL, form % follows, tools=tools)
+        assert not is_followed(chat, CALL, form % fails, tools=tools)
+
+
+def test_a_call_whose_arguments_are_no_object_is_refused() -> None:
+    tools = (ToolSpec(name="add", parameters='{"type": "string"}'),)
+    with pytest.raises(UserCodeError, match=r'call of add .* the type "string"; arguments'):
+        is_followed(chat_of(), CALL, "", tools=tools)
+
+
 def test_json_has_one_form_of_white_space() -> None:
     assert is_followed(chat_of(TAGGED), FORMAT, '{"a": 1}')
     assert not is_followed(chat_of(TAGGED), FORMAT, '{"a":1}')
