@@ -91,7 +91,7 @@ def forward_pass(config: Mapping[str, Any]) -> ForwardPass:
         obstacle = _obstacle(config, architecture)
         return LEAN if obstacle is None else ForwardPass("general", obstacle)
     known = next((family.runs for family in REFUSED if family.model_type == kind), None)
-    return known or ForwardPass("general", f"the lean decoder does not compute {kind!r}")
+    return known or ForwardPass("general", f"the lean decoder does not compute {kind!r:.80}")
 
 
 def lean_since(config: Mapping[str, Any]) -> int:
@@ -114,13 +114,13 @@ def _obstacle(config: Mapping[str, Any], architecture: Architecture) -> str | No
     types = config.get("layer_types")
     known = ("full_attention", "sliding_attention")
     if isinstance(types, list) and (other := next((t for t in types if t not in known), None)):
-        return f"it has layers of the type {other!r}"
+        return f"it has layers of the type {other!r:.80}"
     activation = config.get(architecture.activation_key, architecture.activation)
     if activation != architecture.activation:
-        return f"its activation is {activation!r}, not {architecture.activation!r}"
+        return f"its activation is {activation!r:.80}, not {architecture.activation!r}"
     for rope in _rope_types(config):
         if rope not in architecture.ropes:
-            return f"its rotary embedding is scaled by {rope!r}"
+            return f"its rotary embedding is scaled by {rope!r:.80}"
     return next((why for key, why in architecture.obstacles.items() if config.get(key)), None)
 
 

@@ -20,6 +20,9 @@ from schemas.models.scratch import CHARACTERS, scratch_shape
 from schemas.sampling import ModelRef
 
 MAX_ANCESTORS = 64
+LARGEST_NUMBER = 1 << 40
+"""No model has a larger number in its config. What is computed from such a number may be too long for
+JSON, and too large for an estimate."""
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
@@ -80,11 +83,12 @@ def facts_of_config(config: Mapping[str, Any]) -> ModelFacts:
 
 
 def _positive_integer(config: Mapping[str, Any], *keys: str) -> int | None:
-    """The first of these keys that holds a whole number above 0."""
+    """The first of these keys that holds a whole number above 0 that a model may have."""
     for key in keys:
         value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if is_whole and 0 < value <= LARGEST_NUMBER:
+            return int(value)
     return None
 
 

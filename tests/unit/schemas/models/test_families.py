@@ -100,6 +100,19 @@ def test_other_language_models_are_general(config: dict[str, Any], why: str) -> 
     assert (said.runs, said.why) == ("general", why)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "x" * 10**6},
+        {"model_type": "llama", "hidden_act": ["x" * 10**6]},
+        {"model_type": "llama", "rope_scaling": {"rope_type": "x" * 10**6}},
+        {"model_type": "qwen3", "layer_types": ["x" * 10**6]},
+    ],
+)
+def test_a_reason_is_short(config: dict[str, Any]) -> None:
+    assert 20 < len(forward_pass(config).why) < 200
+
+
 @pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
 def test_a_family_that_is_refused_says_why(family: Family) -> None:
     assert forward_pass({"model_type": family.model_type}) == family.runs

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from producers.core.estimates import estimate
-from producers.core.models.model_facts import ModelFacts, facts_of_config, model_facts
+from producers.core.models.model_facts import (
+    LARGEST_NUMBER,
+    ModelFacts,
+    facts_of_config,
+    model_facts,
+)
 from schemas.config import RunConfig
 from schemas.models.scratch import SHAPES
 from schemas.sampling import ModelRef
@@ -53,6 +58,16 @@ async def test_a_shape_knows_itself(shape: Any) -> None:
     facts = await model_facts(ModelRef(kind="scratch", name=shape.name), no_lookup)
     assert (facts.parameters, facts.context) == (shape.num_parameters, shape.context)
     assert facts.characters
+
+
+def test_a_number_that_no_model_has_is_not_known() -> None:
+    """One such config in the cache would leave `headrace models` without an answer."""
+    sizes = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
+    for digits in (4000, 400, 20):
+        huge = dict.fromkeys((*sizes, "max_position_embeddings"), 10**digits)
+        assert facts_of_config(huge) == ModelFacts()
+    largest = facts_of_config(dict.fromkeys(sizes, LARGEST_NUMBER)).parameters
+    assert estimate(run(), largest, steps=1, gpu=False)["parameters"] == largest
 
 
 def test_an_estimate_needs_the_number_of_parameters_only() -> None:
