@@ -146,7 +146,8 @@ class PolicyRef(Value):
 class SamplingParams(Value):
     """How tokens are drawn. Temperature 0 is greedy. `seed` is the seed of the run. `date` is the
     current date for chat templates that ask for it, because a prompt must not depend on when it is
-    rendered."""
+    rendered. `allows_wide_native` says that models which are not narrow may be decoded in C, which
+    rounds in another way than torch. Runs that do not say it keep their bits."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -156,6 +157,7 @@ class SamplingParams(Value):
     seed: int = 0
     deterministic: bool = False
     date: Day | None = None
+    allows_wide_native: bool = Field(default=False, exclude_if=lambda allows: not allows)
 
 
 class DrawKey(Value):

@@ -285,6 +285,7 @@ def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -
             seed=advanced.seed,
             deterministic=advanced.deterministic,
             date=request.today,
+            allows_wide_native=not advanced.deterministic,
         ),
         num_samples=(
             advanced.validation_samples if validation else config.training.n_samples_per_prompt

@@ -358,6 +358,7 @@ def _template(config: EvalConfig, valid: Valid, *, today: Day) -> GroupTemplate:
             seed=advanced.seed,
             deterministic=advanced.deterministic,
             date=advanced.date or today,
+            allows_wide_native=not advanced.deterministic,
         ),
         num_samples=config.evaluation.n,
     )

@@ -24,7 +24,7 @@ static const ivec PLACE = {OF_LANES(LANE, 0)};
 /* The vector with each pair of neighbours swapped. */
 static inline vec swapped(vec x) { return PICKED(x, x, OF_LANES(OTHER, 1)); }
 
-enum { PORTIONS = 16 };
+enum { PORTIONS = 16, ENOUGH = 1 << 18 };
 
 typedef struct {
     const float *qkv, *qkv_bias, *qk_norm, *out, *out_bias, *gate_up, *gate_up_bias, *down, *down_bias;
@@ -83,10 +83,12 @@ typedef struct {
 } Work;
 
 /* Runs a phase. Its units are claimed in at most PORTIONS portions, because claiming one costs as much as
-   computing a small unit. */
-static void share(Work *k, int64_t units, void (*run)(const Work *, int64_t)) {
+   computing a small unit. `size` is about how many products a unit computes: of large units a portion has no
+   more than ENOUGH, so that no thread waits long for the last one. */
+static void share(Work *k, int64_t units, int64_t size, void (*run)(const Work *, int64_t)) {
     Phase *p = k->phase++;
-    for (Units u = {0}; claim(p, units, 1 + units / PORTIONS, &u);)
+    const int64_t few = 1 + units / PORTIONS, enough = 1 + ENOUGH / (size + 1);
+    for (Units u = {0}; claim(p, units, few < enough ? few : enough, &u);)
         for (; u.first < u.last; u.first++) run(k, u.first);
 }
 
@@ -356,32 +358,33 @@ static void go_on(const Work *k, int64_t unit) {
    `room_of_thread` is a number of doubles: V of them in whole vectors, and as many floats as two caches have
    places. `phase` holds (8 layers + 6) phases for each step, which are all zero at first. */
 void decode(const Model *m, Batch *b, int64_t thread) {
-    const int64_t H = m->hidden, D = m->head_dim, O = (m->heads + 2 * m->kv_heads) * D;
+    const int64_t H = m->hidden, D = m->head_dim, I = m->inner, V = m->vocabulary, A = m->heads;
+    const int64_t O = (A + 2 * m->kv_heads) * D;
     float *rest = b->rest;
     double *room = b->room + thread * b->room_of_thread;
     Work k = {.m = m, .b = b, .phase = b->phase, .masses = room, .scores = (float *)room};
     k.x = rest, k.u = k.x + b->rows * H, k.qkv = k.u + b->rows * H;
-    k.seen = k.qkv + b->rows * O, k.inner = k.seen + b->rows * m->heads * D;
+    k.seen = k.qkv + b->rows * O, k.inner = k.seen + b->rows * A * D;
     for (k.step = 0; k.step < b->steps && active(&k); k.step++) {
         k.ending = 0;
-        share(&k, active(&k), begin);
+        share(&k, active(&k), H, begin);
         for (k.layer = 0; k.layer < m->layers; k.layer++) {
             k.w = m->layer + k.layer;
-            if (k.layer) share(&k, active(&k), norm);
-            share(&k, panels(O), qkv);
-            share(&k, active(&k), turn);
+            if (k.layer) share(&k, active(&k), H, norm);
+            share(&k, panels(O), active(&k) * H * LANES, qkv);
+            share(&k, active(&k), O, turn);
             k.ending = k.layer + 1 == m->layers;
-            if (k.ending) share(&k, 1, gather);
-            share(&k, rows(&k) * m->kv_heads, attend);
-            share(&k, panels(H), out);
-            share(&k, rows(&k), norm);
-            share(&k, panels(2 * m->inner), gate_up);
-            share(&k, panels(H), down);
+            if (k.ending) share(&k, 1, 1, gather);
+            share(&k, rows(&k) * m->kv_heads, O, attend);
+            share(&k, panels(H), rows(&k) * A * D * LANES, out);
+            share(&k, rows(&k), H, norm);
+            share(&k, panels(2 * I), rows(&k) * H * LANES, gate_up);
+            share(&k, panels(H), rows(&k) * I * LANES, down);
         }
-        share(&k, ends(&k), last_norm);
-        share(&k, panels(m->vocabulary), head);
+        share(&k, ends(&k), H, last_norm);
+        share(&k, panels(V), ends(&k) * H * LANES, head);
         if (!b->uniform) return;
-        share(&k, active(&k), draw);
-        share(&k, 1, go_on);
+        share(&k, active(&k), V, draw);
+        share(&k, 1, 1, go_on);
     }
 }

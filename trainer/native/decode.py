@@ -1,4 +1,4 @@
-"""The sampler's reading and drawing over a narrow model, in C (`trainer/native/decode.c`).
+"""The sampler's reading and drawing, in C (`trainer/native/decode.c`).
 
 Rows are computed independently of one another. The work is split over the device's threads, and the
 number of threads changes no bit. Without a compiler, or for a model that C does not support, the sampler
@@ -8,6 +8,7 @@ works through torch (`trainer/sampler/decode_model.py`), which rounds differentl
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ PHASES, PHASE = (8, 6), 8
 """Phases of a step, per layer and for the rest, and the integers that each takes."""
 PASS_ROWS = 512
 """Tokens of prompts that are read together. More would not fit into the processor's caches."""
+FEWEST_SAVED = 16
+"""How many tokens must be left out for a pass of their own over what prompts begin with. A pass reads
+all weights, which takes as long as computing about so many tokens."""
 MORE_POSITIONS = 512
 MOST_THREADS = 16
 """A matrix of a narrow model has about sixteen panels, so more threads would find nothing to do."""
@@ -137,21 +141,38 @@ class NativeDecoder:
         return torch.empty((*rows, *shape))
 
     def read(self, prompts: Sequence[Sequence[int]]) -> list[tuple[KeyValueCache, torch.Tensor]]:
-        """The cache of each prompt, and the logits (V) after its last token. The tokens of all prompts
-        are read PASS_ROWS at a time, wherever a prompt ends. No bit depends on that."""
+        """The cache of each prompt, and the logits (V) after its last token. What all prompts begin with
+        is read once. The other tokens are read PASS_ROWS at a time, wherever a prompt ends. No bit
+        depends on that."""
         caches = [KeyValueCache(self.cache(len(ids)), len(ids)) for ids in prompts]
+        common = _common_length(prompts)
+        if common * (len(prompts) - 1) < FEWEST_SAVED:
+            common = 0
+        if common:
+            self._read_beginning(prompts[0][:common], caches)
         rows = [
             RowInput(token, position, cache.data)
             for ids, cache in zip(prompts, caches, strict=True)
-            for position, token in enumerate(ids)
+            for position, token in enumerate(ids[common:], start=common)
         ]
-        last = np.cumsum([len(ids) for ids in prompts]) - 1
+        last = np.cumsum([len(ids) - common for ids in prompts]) - 1
         found = []
         for start in range(0, len(rows), PASS_ROWS):
             part = rows[start : start + PASS_ROWS]
             ends = [int(end) - start for end in last if start <= end < start + len(part)]
             found += list(self.logits(part, ends=ends))
         return list(zip(caches, found, strict=True))
+
+    def _read_beginning(self, ids: Sequence[int], caches: Sequence[KeyValueCache]) -> None:
+        """Read these tokens into each cache. Whole vectors are copied; the next tokens overwrite what is
+        behind the last one."""
+        first, *others = caches
+        rows = [RowInput(token, position, first.data) for position, token in enumerate(ids)]
+        for start in range(0, len(rows), PASS_ROWS):
+            self.logits(rows[start : start + PASS_ROWS], ends=())
+        places = -(-len(ids) // WIDE) * WIDE
+        for cache in others:
+            cache.data[:, :, :, :places] = first.data[:, :, :, :places]
 
     def logits(
         self, rows: Sequence[RowInput], *, ends: Sequence[int] | None = None
@@ -235,16 +256,28 @@ class NativeDecoder:
             self._model.cos, self._model.sin = (part.data_ptr() for part in self._rotations)
 
 
-def native_decoder(decoder: Decoder, view: Trainable, bases: PackedBases) -> NativeDecoder | None:
+def native_decoder(
+    decoder: Decoder, view: Trainable, bases: PackedBases, *, takes_wide: bool = False
+) -> NativeDecoder | None:
     """The version `view` for `decode.c`; None where it is sampled through torch, because the model is
-    not supported or there is no compiler. `bases`: the packed bases of other versions."""
-    if not can_decode(decoder, view):
+    not supported, or wide without `takes_wide`, or there is no compiler. `bases`: the packed bases of
+    other versions."""
+    if not can_decode(decoder, view, takes_wide=takes_wide):
         return None
     library = load_library("decode")
     if library is None:
         return None
     with torch.no_grad():
         return NativeDecoder(library, decoder, bases.pack(decoder, view))
+
+
+def _common_length(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all of several prompts begin with. The last token of each is not counted, because
+    its logits are wanted."""
+    if len(prompts) < 2:
+        return 0
+    alike = zip(*(ids[:-1] for ids in prompts), strict=False)
+    return sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, alike))
 
 
 def _record(row: RowInput) -> tuple[int, ...]:

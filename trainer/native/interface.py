@@ -2,8 +2,8 @@
 
 **What it is.** A narrow model (up to 512 hidden) spends more time on starting torch operations than on
 computing them. So its forward and backward pass, and its decoding steps, are a few C functions here.
-The learner's pass over a wider one (a base of up to 1 GiB) is in C too, because it passes less through
-memory.
+Those of a wider one with adapters (a base of up to 1 GiB) are in C too, because they pass less through
+memory, and threads do not meet after each operation.
 Everything that knows about C is in this folder: the sources, how they are compiled, the ctypes
 structures, and how weights are packed for them. The rest of the trainer uses only what this module
 exports, and an import contract in pyproject.toml checks that.

@@ -31,12 +31,19 @@ def can_learn(decoder: Decoder, view: Trainable, *, takes_wide: bool) -> bool:
     )
 
 
-def can_decode(decoder: Decoder, view: Trainable) -> bool:
-    """Whether `decode.c` samples from this version: a narrow one in float32, of sizes that are whole
-    vectors."""
+def can_decode(decoder: Decoder, view: Trainable, *, takes_wide: bool) -> bool:
+    """Whether `decode.c` samples from this version: one in float32, of sizes that are whole vectors. It
+    is narrow, or with `takes_wide` a frozen base with adapters, because their weights are packed only
+    once. An adapter is not a DoRA then."""
     dtype = view.base[decoder.embedding].dtype
-    is_known = decoder.is_plain and dtype == torch.float32 and _has_narrow_base(decoder, view)
-    return is_known and _has_sizes(decoder, view, dtype=dtype)
+    is_frozen = view.has_frozen_base and not view.factors
+    is_known = _has_narrow_base(decoder, view) or (takes_wide and is_frozen)
+    return (
+        is_known
+        and decoder.is_plain
+        and dtype == torch.float32
+        and _has_sizes(decoder, view, dtype=dtype)
+    )
 
 
 def _has_narrow_base(decoder: Decoder, view: Trainable) -> bool:

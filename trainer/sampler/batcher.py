@@ -12,6 +12,7 @@ from itertools import groupby
 
 import torch
 
+from schemas.sampling import SamplingParams
 from trainer.forward.decoder import Decoder
 from trainer.forward.weights import trainable_view
 from trainer.lru_cache import LruCache
@@ -19,7 +20,7 @@ from trainer.native.interface import PackedBases
 from trainer.sampler.completion import Completion, Version, draw_parameters
 from trainer.sampler.cuda_graph_batch import CudaGraphBatch
 from trainer.sampler.decode_batch import DecodeBatch, capacity_for, has_independent_rows, row_bytes
-from trainer.sampler.decode_model import DecodeModel, decode_model_of
+from trainer.sampler.decode_model import DecodeModel, decode_model_of, native_for
 from trainer.sampler.draw_token import draw_tokens
 from trainer.sampler.general_batch import batches_of, sample_through_transformers
 from trainer.sampler.memory_limits import CPU, memory_limits_of
@@ -40,7 +41,7 @@ class Batcher:
         """`models` is how many versions stay prepared for decoding."""
         self._limits = CPU
         self._waiting: deque[Completion] = deque()
-        self._batches: dict[tuple[str, int, bool], list[DecodeBatch]] = {}
+        self._batches: dict[tuple[str, int, bool, type[DecodeBatch]], list[DecodeBatch]] = {}
         self._prompts = PromptCache()
         self._models: LruCache[DecodeModel] = LruCache(models)
         self._bases = PackedBases()
@@ -51,9 +52,11 @@ class Batcher:
     def is_busy(self) -> bool:
         return bool(self._waiting or self._batches)
 
-    def prepare(self, version: Version, *, fixed: bool) -> None:
-        """Prepare a version before the first request for it."""
-        self._model(version).prepare(fixed=fixed)
+    def prepare(self, version: Version, params: SamplingParams) -> None:
+        """Prepare a version before the first request for it, which will have such params."""
+        model = self._model(version)
+        if native_for(model, params) is None:
+            model.prepare()
 
     def advance(
         self, arrivals: Sequence[Completion], is_interrupted: Callable[[], bool]
@@ -77,10 +80,10 @@ class Batcher:
         """Read the prompts of the waiting rows, draw their first tokens, and put them into batches.
         Returns the rows that have already ended."""
         over, lean = self._next()
-        for fixed, batch in groupby(lean, key=lambda row: row.params.deterministic):
+        for (fixed, _), batch in groupby(lean, key=_kind):
             members = list(batch)
             size = FIXED_ROWS if fixed else self._limits.most_rows
-            prompts = self._read(members, fixed=fixed)
+            prompts = self._read(members)
             for start in range(0, len(members), size):
                 part = slice(start, start + size)
                 over += self._begin(members[part], prompts[part], fixed=fixed)
@@ -130,13 +133,15 @@ class Batcher:
                 self._batch_for(row).add(row, prompt)
         return [row for row in rows if row.is_over]
 
-    def _read(self, rows: Sequence[Completion], *, fixed: bool) -> list[Prompt]:
-        """The prompt of each row. Prompts of one version are read together."""
+    def _read(self, rows: Sequence[Completion]) -> list[Prompt]:
+        """The prompt of each row. Prompts of one version are read together. The rows are of one
+        kind."""
         found: dict[str, dict[tuple[int, ...], Prompt]] = {}
         for version in {row.version.key: row.version for row in rows}.values():
             prompts = [row.prompt_ids for row in rows if row.version.key == version.key]
             model = self._model(version)
-            found[version.key] = self._prompts.get(version.key, model, prompts, fixed=fixed)
+            native = native_for(model, rows[0].params)
+            found[version.key] = self._prompts.get(version.key, model, prompts, native=native)
         return [found[row.version.key][row.prompt_ids] for row in rows]
 
     def _model(self, version: Version) -> DecodeModel:
@@ -152,24 +157,26 @@ class Batcher:
 
     def _batch_for(self, row: Completion) -> DecodeBatch:
         """A batch with room for this row. It is made if there is none."""
-        fixed = row.params.deterministic
-        capacity = self._batch_class(self._model(row.version), fixed=fixed).capacity_of(row)
-        batches = self._batches.setdefault((row.version.key, capacity, fixed), [])
+        model, fixed = self._model(row.version), row.params.deterministic
+        kind = self._batch_class(model, row.params)
+        capacity = kind.capacity_of(row)
+        batches = self._batches.setdefault((row.version.key, capacity, fixed, kind), [])
         batch = next((batch for batch in batches if not batch.is_full), None)
         if batch is None:
-            batch = self._new_batch(row.version, capacity, fixed=fixed)
+            batch = self._new_batch(kind, model, capacity, fixed=fixed)
             batches.append(batch)
         return batch
 
-    def _batch_class(self, model: DecodeModel, *, fixed: bool) -> type[DecodeBatch]:
-        if fixed:
+    def _batch_class(self, model: DecodeModel, params: SamplingParams) -> type[DecodeBatch]:
+        if params.deterministic:
             return DecodeBatch
-        if model.native_decoder is not None:
+        if native_for(model, params) is not None:
             return NativeBatch
         return CudaGraphBatch if self._limits.uses_graphs else DecodeBatch
 
-    def _new_batch(self, version: Version, capacity: int, *, fixed: bool) -> DecodeBatch:
-        model = self._model(version)
+    def _new_batch(
+        self, kind: type[DecodeBatch], model: DecodeModel, capacity: int, *, fixed: bool
+    ) -> DecodeBatch:
         decoder = model.decoder
         num_bytes = row_bytes(decoder, capacity, model.embedding.dtype)
         room = max(1, self._limits.batch_bytes // num_bytes)
@@ -180,7 +187,6 @@ class Batcher:
             self._sizes[known] = size if has_independent_rows(trial) else 1
         if fixed:
             size = self._sizes[known]
-        kind = self._batch_class(model, fixed=fixed)
         for batch in self._spare:
             shape = (type(batch), batch.capacity, batch.size, batch.fixed)
             if shape == (kind, capacity, size, fixed) and batch.can_serve(model):
@@ -209,3 +215,8 @@ class Batcher:
         while sum(batch.size * batch.row_bytes for batch in self._spare) > self._limits.spare_bytes:
             del self._spare[0]
         return over
+
+
+def _kind(row: Completion) -> tuple[bool, bool]:
+    """Rows that are read and drawn together are equal in this."""
+    return row.params.deterministic, row.params.allows_wide_native

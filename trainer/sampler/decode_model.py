@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from schemas.sampling import SamplingParams
 from trainer.forward.decoder import Attend, Decoder
 from trainer.forward.fused_weights import EXACT, LayerWeights, fuse_layer, pad, rotations, unit
 from trainer.forward.ops import SAMPLING
@@ -33,6 +34,8 @@ from trainer.native.interface import (
 
 COPY_BYTES = 2 << 30
 """The size in bytes of the largest base that is copied."""
+PACKED_BYTES = 1 << 30
+"""The size of the largest base that is packed for C, which is one more copy."""
 
 
 class DecodeModel(Protocol):
@@ -46,8 +49,8 @@ class DecodeModel(Protocol):
     def is_narrow(self) -> bool: ...
     @property
     def native_decoder(self) -> NativeDecoder | None: ...
-    def prepare(self, *, fixed: bool) -> None:
-        """Compute now what would otherwise be computed for the first row."""
+    def prepare(self) -> None:
+        """Compute now what torch would otherwise compute for the first row."""
         ...
 
     def hidden_states(
@@ -70,7 +73,16 @@ def decode_model_of(
     is_small = num_bytes <= COPY_BYTES and apart.embedding.dtype in EXACT
     if not (copies and is_small and decoder.is_plain):
         return apart
-    return FusedModel(decoder, apart.view, bases or PackedBases())
+    is_packed = num_bytes <= PACKED_BYTES
+    return FusedModel(decoder, apart.view, bases or PackedBases(), takes_wide=is_packed)
+
+
+def native_for(model: DecodeModel, params: SamplingParams) -> NativeDecoder | None:
+    """The version in C, if such rows run in C: not those of a deterministic run, and those of a model
+    that is not narrow only where they allow it."""
+    if params.deterministic or not (model.is_narrow or params.allows_wide_native):
+        return None
+    return model.native_decoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +93,7 @@ class UnfusedModel:
     view: Trainable
     native_decoder: None = None
 
-    def prepare(self, *, fixed: bool) -> None:
+    def prepare(self) -> None:
         """Nothing needs to be made."""
 
     @property
@@ -110,6 +122,8 @@ class FusedModel:
     view: Trainable
     bases: PackedBases | None
     """The packed bases of other versions, for C. None: this version does not run in C."""
+    takes_wide: bool = False
+    """Whether the version may run in C though it is not narrow."""
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -120,11 +134,10 @@ class FusedModel:
         """The version for `decode.c`; None where prompts and steps run through torch."""
         if self.bases is None:
             return None
-        return native_decoder(self.decoder, self.view, self.bases)
+        return native_decoder(self.decoder, self.view, self.bases, takes_wide=self.takes_wide)
 
-    def prepare(self, *, fixed: bool) -> None:
-        if fixed or self.native_decoder is None:
-            _ = self.layers
+    def prepare(self) -> None:
+        _ = self.layers
 
     @cached_property
     def layers(self) -> tuple[LayerWeights, ...]:

@@ -114,11 +114,11 @@ class TorchSampler:
         if self._closed or last is None or not have_equal_shapes(last.version.trained, trained):
             return
         version = replace(last.version, sha256=sha256, trained=trained)
-        self._ahead = asyncio.create_task(self._prepare(version, fixed=last.params.deterministic))
+        self._ahead = asyncio.create_task(self._prepare(version, last.params))
 
-    async def _prepare(self, version: Version, *, fixed: bool) -> None:
+    async def _prepare(self, version: Version, params: SamplingParams) -> None:
         try:
-            await self._cache.device.run(self._batcher.prepare, version, fixed=fixed)
+            await self._cache.device.run(self._batcher.prepare, version, params)
         except Exception as error:  # a request for this version will raise it
             logger.warning("a version could not be prepared ahead: %r", error)
 

@@ -15,7 +15,8 @@ from trainer.sampler.draw_token import draw_tokens
 from trainer.sampler.prefill import NativePrompt, Prompt
 
 BURST = 8
-"""Steps per call. New rows join, and stop strings are found, only between calls."""
+"""Steps of a narrow model per call. New rows join, and stop strings are found, only between calls. A
+step of a wider model takes so long that a call for each costs nothing."""
 ROOM = 64
 """How many places a row begins with, if it may draw that many tokens. Most rows then never move."""
 
@@ -81,8 +82,8 @@ class NativeBatch(DecodeBatch):
         self.rows.pop(at)
 
     def step(self) -> int:
-        """Draw the next tokens of every row, up to BURST of them, and one of a constrained row. Returns
-        how many steps of a turn that counts as."""
+        """Draw the next tokens of every row, of a narrow model up to BURST of them, and one of a
+        constrained row. Returns how many steps of a turn that counts as."""
         if any(row.params.top_p < 1 for row in self.rows):
             self._draw_one(self.rows)
             return 1
@@ -116,7 +117,8 @@ class NativeBatch(DecodeBatch):
         """As many steps as the longest row has room for, and no more than any row may still draw."""
         room = self.capacity + 1 - max(len(row.completion_ids) for row in rows)
         wanted = max(row.max_new_tokens - len(row.completion_ids) for row in rows)
-        return max(1, min(BURST, room, wanted))
+        most = BURST if self.model.is_narrow else 1
+        return max(1, min(most, room, wanted))
 
     def _readings(self, rows: Sequence[Completion]) -> list[RowInput]:
         places = {id(row): place for place, row in enumerate(self.rows)}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from trainer.forward.decoder import Decoder
+from trainer.native.interface import NativeDecoder
 from trainer.sampler.decode_model import DecodeModel, FusedModel
 from trainer.sampler.prefill import (
     Ids,
@@ -25,6 +26,8 @@ from trainer.sampler.prompt_tree import has_exact_tree, read_tree
 BUDGET_BYTES = 64 << 20
 
 Kind = Literal["tree", "passes", "alone"]
+Key = tuple[str, bool, Ids]
+"""The version of a prompt, whether it was read in C, and its ids."""
 
 
 class PromptCache:
@@ -32,23 +35,29 @@ class PromptCache:
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self._budget = budget_bytes
-        self._held: OrderedDict[tuple[str, bool, Ids], Prompt] = OrderedDict()
+        self._held: OrderedDict[Key, Prompt] = OrderedDict()
         self._num_bytes = 0
         self._kinds: dict[tuple[Decoder, tuple[int, int]], Kind] = {}
 
     def get(
-        self, version: str, model: DecodeModel, prompts: Sequence[Ids], *, fixed: bool
+        self,
+        version: str,
+        model: DecodeModel,
+        prompts: Sequence[Ids],
+        *,
+        native: NativeDecoder | None,
     ) -> dict[Ids, Prompt]:
-        """The prompts, by their ids. Those that are not in the cache are read now. `fixed` means that
-        they are for batches of fixed shapes, which run through torch."""
-        keys = {ids: (version, fixed, ids) for ids in prompts}
+        """The prompts, by their ids. Those that are not in the cache are read now, by `native` or
+        through torch."""
+        kind = (version, native is not None)
+        keys = {ids: (*kind, ids) for ids in prompts}
         found = {ids: self._held[key] for ids, key in keys.items() if key in self._held}
         missing = [ids for ids in keys if ids not in found]
-        if not fixed and model.native_decoder is not None:
-            read = zip(missing, model.native_decoder.read(missing), strict=True)
+        if native is not None:
+            read = zip(missing, native.read(missing), strict=True)
             found |= {ids: NativePrompt(logits_V, cache) for ids, (cache, logits_V) in read}
         else:
-            held = {key[2]: p for key, p in self._held.items() if key[:2] == (version, fixed)}
+            held = {key[2]: p for key, p in self._held.items() if key[:2] == kind}
             for shape in dict.fromkeys(pass_shape(len(ids)) for ids in missing):
                 alike = [ids for ids in missing if pass_shape(len(ids)) == shape]
                 found |= self._read_through_torch(model, alike, shape, held)
@@ -87,7 +96,7 @@ class PromptCache:
             self._kinds[key] = _find_kind(model, shape)
         return self._kinds[key]
 
-    def _hold(self, key: tuple[str, bool, Ids], prompt: Prompt) -> None:
+    def _hold(self, key: Key, prompt: Prompt) -> None:
         if key not in self._held:
             self._num_bytes += prompt.num_bytes
         self._held[key] = prompt

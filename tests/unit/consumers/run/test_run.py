@@ -26,7 +26,7 @@ from schemas.events import (
     WorkspaceRejected,
 )
 from schemas.learner import RULES
-from schemas.sampling import SampleFailure
+from schemas.sampling import SampleFailure, SamplingParams
 from schemas.specs import Entrypoint, PackageEnvironment
 from tests.kit.decider import given
 from tests.kit.specs import ref, version
@@ -88,6 +88,20 @@ def test_the_day_of_the_request_is_the_runs_unless_a_key_names_another(
     assert started.validation is not None
     assert started.template.params.date == started.validation.params.date == day
     assert started.spec.rules == RULES
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_new_run_lets_c_decode_its_model_unless_it_is_deterministic(deterministic: bool) -> None:
+    """Those that have begun have not said so, and keep their bits."""
+    wants = requested(validate=True, advanced={"deterministic": deterministic})
+    (started,) = given(CONSUMER, wants).when(synced()).then_types(RunStarted).events
+    assert isinstance(started, RunStarted)
+    for template in (started.template, started.validation):
+        assert template is not None
+        assert template.params.allows_wide_native is not deterministic
+        old = template.params.model_dump(mode="json", exclude={"allows_wide_native"})
+        begun = SamplingParams.model_validate(old)
+        assert (begun.allows_wide_native, begun.model_dump(mode="json")) == (False, old)
 
 
 @pytest.mark.parametrize(

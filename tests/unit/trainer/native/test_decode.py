@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
+from schemas.sampling import ModelRef, SamplingParams
 from tests.kit.postgres import missing
 from tests.unit.trainer.sampler.test_decode_model import QWEN2 as QWEN2_OF_8
 from tests.unit.trainer.sampler.test_decode_model import QWEN3 as QWEN3_OF_8
@@ -34,7 +35,7 @@ from trainer.native.decode import Drawing, DrawnTokens, KeyValueCache, NativeDec
 from trainer.native.packed_weights import WIDE
 from trainer.native.threads import run_on_threads
 from trainer.sampler.decode_batch import DecodeBatch
-from trainer.sampler.decode_model import FusedModel, decode_model_of
+from trainer.sampler.decode_model import PACKED_BYTES, FusedModel, decode_model_of, native_for
 from trainer.sampler.draw_token import draw_tokens
 from trainer.sampler.native_batch import BURST, NativeBatch
 from trainer.sampler.prompt_cache import PromptCache
@@ -58,6 +59,12 @@ def heads_of(size: int, config: Callable[[], PreTrainedConfig]) -> Callable[[], 
 
 
 LLAMA, QWEN2, QWEN3 = (heads_of(16, config) for config in (_llama, QWEN2_OF_8, QWEN3_OF_8))
+
+
+def WIDE_QWEN3() -> PreTrainedConfig:  # noqa: N802 - it is named like the other configs
+    made = QWEN3()
+    made.hidden_size = 544
+    return made
 
 
 def fused(config: Callable[[], PreTrainedConfig]) -> FusedModel:
@@ -105,10 +112,13 @@ def followed(model: FusedModel, rows: Sequence[int], *, steps: int = 20) -> torc
     return torch.stack(found, dim=1)
 
 
-@pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3])
+@pytest.mark.parametrize(
+    ("config", "atol"), [(LLAMA, 1e-5), (QWEN2, 1e-5), (QWEN3, 1e-5), (WIDE_QWEN3, 5e-5)]
+)
 def test_prompts_and_what_follows_them_are_read_as_through_torch(
-    config: Callable[[], PreTrainedConfig],
+    config: Callable[[], PreTrainedConfig], atol: float
 ) -> None:
+    """The logits of the wide model are larger."""
     model = fused(config)
     found = followed(model, range(ROWS))
     for r in range(ROWS):
@@ -119,11 +129,11 @@ def test_prompts_and_what_follows_them_are_read_as_through_torch(
         with torch.no_grad():
             expected = model.logits(model.hidden_states(ids, torch.arange(len(ids)), attend))
         torch.testing.assert_close(
-            found[r].log_softmax(-1), expected[len(prompt) :].log_softmax(-1), atol=1e-5, rtol=0
+            found[r].log_softmax(-1), expected[len(prompt) :].log_softmax(-1), atol=atol, rtol=0
         )
         _, first = native_in(model).read([prompt])[0]
         torch.testing.assert_close(
-            first.log_softmax(-1), expected[len(prompt) - 1].log_softmax(-1), atol=1e-5, rtol=0
+            first.log_softmax(-1), expected[len(prompt) - 1].log_softmax(-1), atol=atol, rtol=0
         )
 
 
@@ -146,6 +156,37 @@ def test_a_prompt_has_its_bits_wherever_a_pass_ends(
     monkeypatch.setattr(decode, "PASS_ROWS", 23)
     with threads(num):
         together = native_in(model).read(PROMPTS)
+    for (one, first), (other, second) in zip(alone, together, strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(_kept(one), _kept(other))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "read"),
+    [
+        ([(*range(37), 9), (*range(37), 8, 7), (*range(37),)], [36, 2 + 3 + 1]),
+        ([(*range(33), 5)] * 3, [33, 3]),
+        ([(1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3, 6)], [12]),
+        ([(1, *range(40)), (2, *range(40))], [82]),
+        ([tuple(range(40))], [40]),
+    ],
+)
+def test_a_beginning_of_all_prompts_is_read_once(
+    monkeypatch: pytest.MonkeyPatch, prompts: list[tuple[int, ...]], read: list[int]
+) -> None:
+    """Unless it is too little, or not the beginning of all. The bits are those of each prompt alone."""
+    own = native_in(fused(QWEN3))
+    alone = [own.read([prompt])[0] for prompt in prompts]
+    counts: list[int] = []
+    logits = NativeDecoder.logits
+
+    def counted(self: NativeDecoder, rows: Sequence[RowInput], **kwargs: Any) -> torch.Tensor:
+        counts.append(len(rows))
+        return logits(self, rows, **kwargs)
+
+    monkeypatch.setattr(NativeDecoder, "logits", counted)
+    together = own.read(prompts)
+    assert counts == read
     for (one, first), (other, second) in zip(alone, together, strict=True):
         assert torch.equal(first, second)
         assert torch.equal(_kept(one), _kept(other))
@@ -259,7 +300,7 @@ def test_rows_of_fixed_shapes_come_from_torch() -> None:
     )
     assert torch.equal(found, expected)
     read = [
-        PromptCache().get("v", each, PROMPTS, fixed=True)[PROMPTS[2]].logits_V
+        PromptCache().get("v", each, PROMPTS, native=None)[PROMPTS[2]].logits_V
         for each in (model, replace(model, bases=None))
     ]
     assert torch.equal(*read)
@@ -300,6 +341,68 @@ async def test_a_row_of_any_company_has_the_same_bits_through_the_engine(engine:
     asked = [request("x" * i, sample=i, max_new_tokens=5 + 9 * i % 90) for i in range(12)]
     together = await asyncio.gather(*(engine.sampler.sample(each) for each in asked))
     assert [await engine.sampler.sample(each) for each in asked] == together
+
+
+def params_of(*, allows: bool, deterministic: bool = False) -> SamplingParams:
+    return SamplingParams(allows_wide_native=allows, deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("config", "allows", "deterministic", "runs_in_c"),
+    [
+        (QWEN3, False, False, True),
+        (QWEN3, True, True, False),
+        (WIDE_QWEN3, False, False, False),
+        (WIDE_QWEN3, True, False, True),
+        (WIDE_QWEN3, True, True, False),
+    ],
+)
+def test_a_wide_model_runs_in_c_only_for_rows_that_allow_it(
+    config: Callable[[], PreTrainedConfig], allows: bool, deterministic: bool, runs_in_c: bool
+) -> None:
+    params = params_of(allows=allows, deterministic=deterministic)
+    assert (native_for(fused(config), params) is not None) == runs_in_c
+
+
+def test_a_wide_model_that_cannot_be_packed_once_is_left_to_torch() -> None:
+    """A base too large for one more copy, weights that are all trained, and a DoRA, whose versions are
+    packed from nothing."""
+    base, allowed = base_of(WIDE_QWEN3), params_of(allows=True)
+    fresh = fresh_adapter(base, target_modules(base, "all-linear"), rank=4, seed=0)
+    adapter = trainable_view(base.tensors, fresh, scaling=Scaling(8.0))
+    full = trainable_view(base.tensors, dict(base.tensors), scaling=Scaling(1.0))
+    one = torch.ones(1)
+    for view, num_bytes, runs_in_c in (
+        (adapter, PACKED_BYTES, True),
+        (adapter, PACKED_BYTES + 1, False),
+        (full, base.num_bytes, False),
+        (replace(adapter, factors=dict.fromkeys(adapter.pairs, one)), base.num_bytes, False),
+    ):
+        model = decode_model_of(decoder(base), view, num_bytes=num_bytes)
+        assert (native_for(model, allowed) is not None) == runs_in_c
+
+
+async def test_rows_in_c_and_through_torch_share_an_engine(tmp_path: Path, shelf: Shelf) -> None:
+    """Of one wide model: those of a run that began before, and those of a new one. Each has the bits
+    that it has alone, and only the new ones have other bits than before."""
+    base = base_of(WIDE_QWEN3)
+    base.model.save_pretrained(tmp_path)
+    base.tokenizer.save_pretrained(tmp_path)
+    ref = ModelRef(kind="directory", name=str(tmp_path))
+    asked = [
+        request("x" * i, sample=i, model=ref, max_new_tokens=12, allows_wide_native=i % 2 == 1)
+        for i in range(6)
+    ]
+    engine = Engine(fetch=shelf.fetch, threads=1)
+    together = await asyncio.gather(*(engine.sampler.sample(each) for each in asked))
+    assert [await engine.sampler.sample(each) for each in asked] == together
+    before = [request("x" * i, sample=i, model=ref, max_new_tokens=12) for i in range(len(asked))]
+    torch_only = await asyncio.gather(*(engine.sampler.sample(each) for each in before))
+    await engine.aclose()
+    for i, (now, then) in enumerate(zip(together, torch_only, strict=True)):
+        assert now.completion_ids == then.completion_ids
+        assert (now.logprobs == then.logprobs) == (i % 2 == 0)
+        assert now.logprobs == pytest.approx(then.logprobs, abs=5e-5)
 
 
 def test_without_a_compiler_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

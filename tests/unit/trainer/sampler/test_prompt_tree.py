@@ -154,10 +154,10 @@ def test_prompts_of_a_wide_model_are_read_as_a_tree(
         ("b", prompts[:2]),
         ("a", prompts[2:]),
     ):
-        found |= cache.get(version, model, some, fixed=False)
+        found |= cache.get(version, model, some, native=None)
     assert calls == [(3, 0), (1, 0), (2, 0), (5, 3)]
     monkeypatch.setattr(prompt_cache, "has_exact_tree", lambda *_: False)
-    passes = PromptCache().get("a", model, [*prompts, short], fixed=False)
+    passes = PromptCache().get("a", model, [*prompts, short], native=None)
     assert len(calls) == 4
     pairs = [(passes[ids], found[ids]) for ids in (*prompts, short)]
     assert all(torch.equal(a.logits_V, b.logits_V) for a, b in pairs)

@@ -12,7 +12,7 @@ import torch
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
 from schemas.learner import LearnerState
-from schemas.sampling import Message, PolicyRef, SampleRequest, Turn
+from schemas.sampling import Message, PolicyRef, SampleRequest, SamplingParams, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
 from trainer.model.base import build_base
@@ -366,9 +366,9 @@ async def test_the_learner_s_next_version_is_made_ready_before_it_is_asked_for(
     made: list[tuple[str, bool]] = []
     prepare = Batcher.prepare
 
-    def seen(self: Batcher, version: Version, *, fixed: bool) -> None:
-        made.append((version.sha256, fixed))
-        prepare(self, version, fixed=fixed)
+    def seen(self: Batcher, version: Version, params: SamplingParams) -> None:
+        made.append((version.sha256, params.deterministic))
+        prepare(self, version, params)
 
     monkeypatch.setattr(Batcher, "prepare", seen)
     asked = request(policy=_held(first.state.weights_sha256), deterministic=deterministic)
