@@ -83,7 +83,7 @@ async def bare(engine: Engine, *, steps: int, tokens: int) -> list[float]:
     for step in range(1, steps + 1):
         start = time.perf_counter()
         policy = PolicyRef(
-            version=step - 1, weights=_held(state.weights_sha256, len(state.weights))
+            version=step - 1, weights=_held(state.weights_file_sha256, len(state.weights))
         )
         groups = await asyncio.gather(
             *(_group(engine, params, policy, step, s) for s in range(GROUPS))

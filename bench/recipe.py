@@ -183,7 +183,9 @@ async def run_grpo(
     times: list[tuple[float, float]] = []
     for step in range(1, steps + 1):
         start = time.perf_counter()
-        policy = PolicyRef(version=step - 1, weights=bench.put(state.weights_sha256, state.weights))
+        policy = PolicyRef(
+            version=step - 1, weights=bench.put(state.weights_file_sha256, state.weights)
+        )
         order = step_rows(seed, step=step, batch=size, num_rows=len(rows))
         prompts = [rows[row] for row in order]
         sampled = await bench.sample(
@@ -206,7 +208,7 @@ async def run_grpo(
         times.append((generated - start, time.perf_counter() - generated))
         if step % 20 == 0:
             _progress(step, groups, result, times[-20:])
-    return PolicyRef(version=steps, weights=bench.put(state.weights_sha256, state.weights))
+    return PolicyRef(version=steps, weights=bench.put(state.weights_file_sha256, state.weights))
 
 
 def _progress(

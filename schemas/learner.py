@@ -12,7 +12,7 @@ from schemas.config import RunConfig
 from schemas.models.teacher import TeacherRef
 from schemas.sampling import Day, Message, ModelRef, SampleRecord, ToolSpec
 
-RULES = 6
+RULES = 7
 """The number of the current rules, which say what a step computes from its batch. A run keeps the rules
 that it started with (`TrainSpec.rules`), so that an upgrade changes neither a running run nor the
 verification of its log.
@@ -34,6 +34,8 @@ verification of its log.
    backward pass; tokens that no action is predicted from, such as the last one of an answer, are left
    out of the pass; on a CPU, adapters of a base of up to 1 GiB are trained in C, and not only those of
    a narrow base.
+7: the hash of a version is a Merkle root over its tensors (`trainer/merkle_tree.py`), and not the
+   SHA-256 of a file that holds them. The numbers of a step are those of rules 6.
 """
 
 
@@ -116,15 +118,21 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """A policy version as bytes. `weights` are the trained tensors, with LoRA and with full tuning.
-    `state` holds what a resume needs in addition: the optimizer's moments and step counts, and for
-    PPO also the critic. Both are safetensors files."""
+    """A policy version, and its bytes where they are needed. `weights` are the trained tensors, with
+    LoRA and with full tuning. `state` holds what a resume needs in addition: the optimizer's moments
+    and step counts, and for PPO also the critic. Both are safetensors files, or None.
+
+    `weights_sha256` and `state_sha256` are the hash of the version: Merkle roots over its tensors, and
+    before rules 7 the SHA-256 of both files. The hashes of the files are set where the files are.
+    """
 
     step: int
-    weights: bytes
+    weights: bytes | None
     weights_sha256: str
     state: bytes | None
     state_sha256: str
+    weights_file_sha256: str | None = None
+    state_file_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +179,14 @@ class Learner(Protocol):
         TransientError when that version is not loaded."""
         ...
 
-    async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
-        """Take one optimizer step from the loaded version `batch.step - 1`. In the result `state` is
-        None unless `export_state` is set. `state_sha256` is always set."""
+    async def step(
+        self,
+        job: LearnerJob,
+        batch: StepBatch,
+        *,
+        export_state: bool,
+        export_weights: bool = True,
+    ) -> StepResult:
+        """Take one optimizer step from the loaded version `batch.step - 1`. The bytes of weights and
+        state are in the result only if they are exported. The hash of the version always is."""
         ...

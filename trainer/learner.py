@@ -7,9 +7,10 @@ preferences and online DPO in `trainer/preferences/step.py`, and for distillatio
 
 A step depends only on the loaded tensors, the batch, the run's config and the step number. It reads no
 clock, and what it draws follows from the run's seed and the step number. The number of threads is
-fixed, and all kernels are deterministic. A version consists of the bytes of its weights and of its
-optimizer state. A step from a version that was loaded from its bytes gives the same bits as a step from
-one that never left memory.
+fixed, and all kernels are deterministic. A version consists of its weights and its optimizer state. A
+step from a version that was loaded from its bytes gives the same bits as a step from one that never left
+memory. The hash of a version is a Merkle root over its tensors, so a version is serialised only if
+something needs its bytes.
 
 A run makes one call at a time. During a step the version is not in the table of loaded versions. The new
 version is put there when the step is complete. So after a failed step or a cancelled call `holds`
@@ -19,6 +20,7 @@ returns False, and the version is loaded again from its bytes.
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -43,6 +45,7 @@ from trainer.algorithms import sft
 from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
 from trainer.distillation import step as distillation
 from trainer.distillation.teacher import TeacherModel, read_hash, write_hash
+from trainer.merkle_tree import merkle_root
 from trainer.model.base import Base
 from trainer.model.chat_template import Chat
 from trainer.objective.entropy import COEF, SEEN, EntropyControl, load_control
@@ -76,6 +79,7 @@ class LoadedVersion:
     teacher_sha256: str = ""
     weights_sha256: str = ""
     state_sha256: str = ""
+    weights_file_sha256: str | None = None
 
     @property
     def step(self) -> int:
@@ -127,10 +131,18 @@ class TorchLearner:
             )
         return await self._cache.device.run(_evaluate, version.policy, job, rows)
 
-    async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
-        """Take one optimizer step from the loaded version `batch.step - 1`. The optimizer state is in
-        the result only with `export_state`; its hash always is. Raises TransientError when that version
-        is not loaded, and Refused when the device runs out of memory."""
+    async def step(
+        self,
+        job: LearnerJob,
+        batch: StepBatch,
+        *,
+        export_state: bool,
+        export_weights: bool = True,
+    ) -> StepResult:
+        """Take one optimizer step from the loaded version `batch.step - 1`. The bytes of weights and
+        optimizer state are in the result only if they are exported; the hash of the version always is.
+        Raises TransientError when that version is not loaded, and Refused when the device runs out of
+        memory."""
         teacher = await self._load_teacher(job)
         version = self._loaded.get(job.run)
         if version is None or version.step != batch.step - 1:
@@ -138,7 +150,8 @@ class TorchLearner:
                 f"version {batch.step - 1} of {job.run} is not loaded; load it, then step"
             )
         del self._loaded[job.run]
-        work = partial(_step, version, job, batch, teacher, export_state=export_state)
+        exports = Exports(weights=export_weights, state=export_state)
+        work = partial(_step, version, job, batch, teacher, exports)
         result = await self._run_on_device(job, work)
         assert result is not None  # noqa: S101 - only loading a version has none
         return result
@@ -161,7 +174,8 @@ class TorchLearner:
         self._loaded[job.run] = version
         while len(self._loaded) > self._max_runs:
             del self._loaded[next(iter(self._loaded))]
-        self._cache.keep(version.weights_sha256, copies)
+        if version.weights_file_sha256 is not None:
+            self._cache.keep(version.weights_file_sha256, copies)
         if result is not None:
             result.versions.update(self._cache.device.versions)
         return result
@@ -188,6 +202,14 @@ VersionAndResult = tuple[LoadedVersion, StepResult | None, dict[str, torch.Tenso
 """The version to continue from, the result, and a copy of the trained tensors for samplers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """Which bytes of a new version something needs."""
+
+    weights: bool = True
+    state: bool = True
+
+
 def _build_version_zero(
     loaded: LoadedModel, job: LearnerJob, teacher: TeacherModel | None
 ) -> VersionAndResult:
@@ -197,7 +219,7 @@ def _build_version_zero(
     if teacher is not None:
         teacher.check_vocabulary(loaded.base)
         version.teacher_sha256 = teacher.sha256
-    state = _export(version, export_state=True)
+    state = _export(version, job, Exports())
     files, weights_name = checkpoint_files(policy, job)
     result = StepResult(
         state=state,
@@ -212,6 +234,8 @@ def _build_version_zero(
 def _load_version(loaded: LoadedModel, job: LearnerJob, state: LearnerState) -> VersionAndResult:
     fresh = fresh_policy(loaded, job)
     device = loaded.base.model.device
+    if state.weights is None:
+        raise CorruptData(f"version {state.step} of {job.run} has no weights to continue from")
     tensors = parse(state.weights, device=device)
     check_fit(tensors, fresh.tensors)
     if state.state is None:
@@ -233,7 +257,25 @@ def _load_version(loaded: LoadedModel, job: LearnerJob, state: LearnerState) -> 
     if version.step != state.step:
         raise CorruptData(f"the optimizer state is of step {version.step}, not {state.step}")
     version.weights_sha256, version.state_sha256 = state.weights_sha256, state.state_sha256
+    version.weights_file_sha256 = state.weights_file_sha256
+    _check_hashes(version, job)
     return version, None, _copy(tensors)
+
+
+def _check_hashes(version: LoadedVersion, job: LearnerJob) -> None:
+    """Raises CorruptData unless the loaded tensors have the hash of the version. Before rules 7 this is
+    the hash of the bytes, which was checked when they were read."""
+    if job.rules < 7:
+        return
+    for what, tensors, expected in (
+        ("weights", version.policy.tensors, version.weights_sha256),
+        ("optimizer state", _optimizer_state(version), version.state_sha256),
+    ):
+        if (found := merkle_root(tensors)) != expected:
+            raise CorruptData(
+                f"the {what} of version {version.step} have the hash {found[:16]} and the log says "
+                f"{expected[:16]}; bring the log and the blobs back from the same backup"
+            )
 
 
 def _load_critic(version: LoadedVersion, saved: dict[str, torch.Tensor]) -> None:
@@ -254,8 +296,7 @@ def _step(
     job: LearnerJob,
     batch: StepBatch,
     teacher: TeacherModel | None,
-    *,
-    export_state: bool,
+    exports: Exports,
 ) -> VersionAndResult:
     """Take one training step: `sft.step` for sft, `preferences.step` for every algorithm that learns
     from preferences, `distillation.step` for distill, and `grpo.step` for every algorithm that learns
@@ -305,10 +346,10 @@ def _step(
     version.optimizers.policy.step = batch.step
     metrics["train/tokens"] = float(sum(plan))
     finite = {key: value for key, value in sorted(metrics.items()) if math.isfinite(value)}
-    state = _export(version, export_state=export_state)
+    state = _export(version, job, exports)
     versions = _bit_versions(version, job)
     result = StepResult(state=state, metrics=finite, plan=plan, versions=versions)
-    return version, result, _copy(policy.tensors)
+    return version, result, _copy(policy.tensors) if exports.weights else {}
 
 
 def _hyperparameters(
@@ -382,18 +423,33 @@ def _evaluate(policy: Policy, job: LearnerJob, rows: Sequence[LearnedRow]) -> di
     )
 
 
-def _export(version: LoadedVersion, *, export_state: bool) -> LearnerState:
-    weights = export(version.policy.tensors)
-    state = export(_optimizer_state(version))
-    version.weights_sha256 = hashlib.sha256(weights).hexdigest()
-    version.state_sha256 = hashlib.sha256(state).hexdigest()
+def _export(version: LoadedVersion, job: LearnerJob, exports: Exports) -> LearnerState:
+    """Hash a version, and serialise what something needs. Before rules 7 the hash is that of both files,
+    so both are made."""
+    trained, rest = version.policy.tensors, _optimizer_state(version)
+    hashes_files = job.rules < 7
+    weights = export(trained) if exports.weights or hashes_files else None
+    state = export(rest) if exports.state or hashes_files else None
+    with ThreadPoolExecutor(2, thread_name_prefix="hash") as pool:
+        file_hashes = pool.map(_hash_file, (weights, state))
+        roots = () if hashes_files else (merkle_root(trained), merkle_root(rest))
+        weights_file, state_file = file_hashes
+    version.weights_sha256, version.state_sha256 = roots or (weights_file, state_file)
+    version.weights_file_sha256 = weights_file if exports.weights else None
     return LearnerState(
         step=version.step,
-        weights=weights,
+        weights=weights if exports.weights else None,
         weights_sha256=version.weights_sha256,
-        state=state if export_state else None,
+        state=state if exports.state else None,
         state_sha256=version.state_sha256,
+        weights_file_sha256=version.weights_file_sha256,
+        state_file_sha256=state_file if exports.state else None,
     )
+
+
+def _hash_file(content: bytes | None) -> str:
+    """The SHA-256 of a file. It is empty for one that nothing needs."""
+    return "" if content is None else hashlib.sha256(content).hexdigest()
 
 
 def _optimizer_state(version: LoadedVersion) -> dict[str, torch.Tensor]:

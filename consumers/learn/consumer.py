@@ -185,7 +185,7 @@ async def _initialize(effect: InitializePolicy, ports: LearnPorts) -> PolicyBuil
     held_out = await _read_held_out(ports, effect.spec, 0)
     result = await learner.initialize(job_of(effect.spec))
     scores = await _measure_held_out(learner, effect.spec, 0, held_out)
-    state = await store_version(result.state, ports.artifacts, run, step=0, weights=True)
+    state = await store_version(result.state, ports.artifacts, run, step=0)
     return PolicyBuilt(
         effect=effect,
         state=state,
@@ -207,13 +207,15 @@ async def _train(effect: TrainStep, ports: LearnPorts) -> PolicyBuilt:
     fork = await ensure_loaded(learner, ports, spec, effect.base, taken=effect.taken)
     durable = effect.durable or fork is not None  # what follows a fork can be rebuilt from it alone
     async with discarding(effect.retired, ports.artifacts):
-        result = await learner.step(job_of(spec), batch, export_state=durable)
+        result = await learner.step(
+            job_of(spec),
+            batch,
+            export_state=durable,
+            export_weights=durable or not is_offline(spec.config.advanced),
+        )
         scores = await _measure_held_out(learner, spec, batch.step, held_out)
         learned = ports.clock.elapsed_s()
-        weights = durable or not is_offline(spec.config.advanced)
-        state = await store_version(
-            result.state, ports.artifacts, spec.run, step=effect.step, weights=weights
-        )
+        state = await store_version(result.state, ports.artifacts, spec.run, step=effect.step)
     times = {
         "time/learn_s": learned - began,
         "time/publish_s": ports.clock.elapsed_s() - learned,

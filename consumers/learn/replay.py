@@ -97,7 +97,7 @@ async def ensure_loaded(
     await learner.load(job, await load_state(ports, versions[start].state, start))
     fork = None
     for batch, updated in zip(batches, replayed, strict=True):
-        result = await learner.step(job, batch, export_state=False)
+        result = await learner.step(job, batch, export_state=False, export_weights=False)
         try:
             _compare(result.state, updated)
         except ReplayDiverged as error:
@@ -125,6 +125,8 @@ async def load_state(ports: HistoryPorts, state: StateRef, number: int) -> Learn
         weights_sha256=state.weights_sha256,
         state=await ports.artifacts.get_artifact(state.state),
         state_sha256=state.state_sha256,
+        weights_file_sha256=state.weights.sha256,
+        state_file_sha256=state.state.sha256,
     )
 
 

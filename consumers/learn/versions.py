@@ -11,12 +11,12 @@ from schemas.specs import StateRef
 
 
 async def store_version(
-    version: LearnerState, artifacts: Artifacts, run: str, *, step: int, weights: bool
+    version: LearnerState, artifacts: Artifacts, run: str, *, step: int
 ) -> StateRef:
-    """Store the bytes of a version that something needs. Returns its reference, which always has the
+    """Store the bytes of a version that were exported. Returns its reference, which always has the
     hashes. Runs that begin alike share version 0."""
 
-    async def put(data: bytes | None, sha256: str) -> ArtifactRef | None:
+    async def put(data: bytes | None, sha256: str | None) -> ArtifactRef | None:
         if data is None:
             return None
         return await artifacts.put_artifact(
@@ -24,8 +24,8 @@ async def store_version(
         )
 
     weights_ref, state_ref = await asyncio.gather(
-        put(version.weights if weights else None, version.weights_sha256),
-        put(version.state, version.state_sha256),
+        put(version.weights, version.weights_file_sha256),
+        put(version.state, version.state_file_sha256),
     )
     return StateRef(
         step=step,

@@ -18,6 +18,7 @@ from uuid import UUID
 from consumers.checkpoint import manifest_json
 from consumers.learn.replay import HistoryPorts, build_step_batch, job_of, load_state
 from consumers.run.settle import settle
+from consumers.verify.tensor_files import differing_tensors
 from infra.ports.services import Blobs
 from infra.spine.ports.event_log import Cursor, Recorded
 from schemas.artifact_refs import ArtifactRef
@@ -47,8 +48,8 @@ Version = PolicyInitialized | PolicyUpdated
 
 @dataclass
 class AuditReport:
-    """The result of an audit: counts of compared items, and the differences. `adapter_sha256` is that of
-    the last rebuilt version."""
+    """The result of an audit: counts of compared items, and the differences. `adapter_sha256` is the
+    SHA-256 of the last rebuilt file of weights."""
 
     findings: list[Finding] = field(default_factory=list)
     steps: int = 0
@@ -217,7 +218,12 @@ async def _rebuild_versions(
         assembled = await build_step_batch(
             ports, first.spec, number=number, groups=batch.groups, rows=batch.rows
         )
-        result = await ports.learner.step(job, assembled, export_state=update.state.durable)
+        result = await ports.learner.step(
+            job,
+            assembled,
+            export_state=update.state.durable,
+            export_weights=update.state.weights is not None,
+        )
         matches = await _matches_log(result, update, log, report, ports, has_forks=has_forks)
         report.steps += matches
 
@@ -235,24 +241,48 @@ async def _matches_log(
     difference is a finding, except for a version of another machine in a run with forks."""
     made, recorded = result.state, version.state
     name = f"policy-{version.run} step {recorded.step}"
-    pairs = (
-        ("weights", made.weights_sha256, recorded.weights_sha256),
-        ("optimizer state", made.state_sha256, recorded.state_sha256),
-    )
-    for what, ours, theirs in pairs:
+    for what, ours, theirs in _hash_pairs(made, recorded):
         if ours != theirs:
             machine = ""
             if result.versions != version.versions:
                 if has_forks:
                     return False
                 machine = f"; this machine is {result.versions}, that was {version.versions}"
-            report.add("event", name, f"{what} rebuilt are {ours[:16]}, not {theirs[:16]}{machine}")
+            differing = await _name_tensors(made, recorded, log, ports)
+            message = f"{what} rebuilt are {ours[:16]}, not {theirs[:16]}{differing}{machine}"
+            report.add("event", name, message)
             return False
-    report.adapter_sha256 = made.weights_sha256
+    report.adapter_sha256 = made.weights_file_sha256 or report.adapter_sha256
     for ref, stored in _stored_bytes(made, recorded):
         if log.seen.get(ref.uri) is False:
             await _locate_damage(ref, stored, report, ports)
     return True
+
+
+def _hash_pairs(made: LearnerState, recorded: StateRef) -> Sequence[tuple[str, str, str]]:
+    """The hashes of a version that must be equal: its own, and those of its files that are stored."""
+    files = (
+        ("bytes of the weights", made.weights_file_sha256, recorded.weights),
+        ("bytes of the optimizer state", made.state_file_sha256, recorded.state),
+    )
+    return (
+        ("weights", made.weights_sha256, recorded.weights_sha256),
+        ("optimizer state", made.state_sha256, recorded.state_sha256),
+        *((what, ours, ref.sha256) for what, ours, ref in files if ours and ref),
+    )
+
+
+async def _name_tensors(
+    made: LearnerState, recorded: StateRef, log: LogContents, ports: AuditPorts
+) -> str:
+    """Which tensors of a version differ from those that are stored. Empty if none of it is stored."""
+    names = [
+        name
+        for ref, ours in _stored_bytes(made, recorded)
+        if log.seen.get(ref.uri)
+        for name in differing_tensors(ours, await ports.artifacts.get_artifact(ref))
+    ]
+    return f" ({len(names)} tensors differ, the first is {names[0]})" if names else ""
 
 
 def _stored_bytes(made: LearnerState, recorded: StateRef) -> Sequence[tuple[ArtifactRef, bytes]]:
@@ -271,8 +301,14 @@ async def _locate_damage(
     differs = difference(ours, theirs)
     for at, finding in enumerate(report.findings):
         if finding.what == ref.uri and differs:
+            names = differing_tensors(ours, theirs)
+            where = f"; the first tensor that differs is {names[0]}" if names else ""
             report.findings[at] = finding.model_copy(
-                update={"first_byte": differs.start, "last_byte": differs.stop - 1}
+                update={
+                    "message": finding.message + where,
+                    "first_byte": differs.start,
+                    "last_byte": differs.stop - 1,
+                }
             )
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.kit.ledger import check
-from tests.kit.next_release import make_next_release
+from tests.kit.next_release import make_next_release, make_release
 from tests.kit.platform import (
     Platform,
     eventually,
@@ -23,6 +23,7 @@ from tests.kit.platform import (
     make_workspace,
     platform,
     run_config,
+    verify,
 )
 
 pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
@@ -50,7 +51,12 @@ class Releases:
 
     @contextmanager
     def new(self, name: str) -> Iterator[Platform]:
-        path = {"PYTHONPATH": str(self._next), "PYTHONSAFEPATH": "1"}
+        with self.of(name, self._next) as running:
+            yield running
+
+    @contextmanager
+    def of(self, name: str, packages: Path) -> Iterator[Platform]:
+        path = {"PYTHONPATH": str(packages), "PYTHONSAFEPATH": "1"}
         with self._started(name, path) as running:
             yield running
 
@@ -145,6 +151,42 @@ def test_runs_go_through_an_upgrade_and_back_with_kills(tmp_path: Path, database
         bits.add(final_adapter(ended))
     assert len(bits) == 1
     assert releases.fetch("select type from events where type like 'rl.dead-letter%'") == []
+
+
+def test_a_run_of_rules_6_goes_on_and_is_verified(tmp_path: Path, database_url: str) -> None:
+    """Its hashes are those of files to the end. A run of today has the same weights under other hashes,
+    which are those of tensors."""
+    workspace = make_workspace(tmp_path / "workspace")
+    releases = Releases(tmp_path, database_url)
+    rules = ("schemas/learner.py", "RULES = 7\n", "RULES = 6\n")
+    with releases.of("before", make_release(tmp_path / "rules", (rules,))) as before:
+        before.post("/workspaces", {"url": str(workspace), "name": "w"}, key="workspace")
+        before.upload("numbers")
+        old = before.submit(CONFIG, workspace="w")
+        releases.until_step(old, 3)
+        kill_some(before, random.Random(7))
+        releases.until_step(old, 4)
+        end_abruptly(before)
+    with releases.old("after") as after:
+        new = after.submit(CONFIG, workspace="w")
+        assert final_adapter(after.wait(old, "finished")) == final_adapter(
+            after.wait(new, "finished")
+        )
+        for run, rules_of_run in ((old, "6"), (new, "7")):
+            check(after.events(run), steps=STEPS, groups=2, samples=4)
+            versions = _versions(after, run)
+            assert {version["versions"]["rules"] for version in versions} == {rules_of_run}
+            for state in (version["state"] for version in versions):
+                for part in ("weights", "state"):
+                    if state[part] is not None:
+                        is_file = state[part]["sha256"] == state[f"{part}_sha256"]
+                        assert is_file == (run == old)
+            assert verify(after, run)["status"] == "verified"
+
+
+def _versions(running: Platform, run: str) -> list[Any]:
+    types = {"rl.policy.initialized", "rl.policy.updated"}
+    return [event["data"] for event in running.events(run) if event["type"] in types]
 
 
 def _says_that_it_waits(running: Platform, run: str) -> bool:

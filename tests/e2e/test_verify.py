@@ -91,6 +91,7 @@ def test_a_flipped_byte_of_the_weights_is_named(running: Platform, finished: Any
     [finding] = found["findings"]
     assert (finding["kind"], finding["what"]) == ("artifact", path.as_uri())
     assert (finding["first_byte"], finding["last_byte"]) == (1000, 1000)
+    assert "the first tensor that differs is base_model.model" in finding["message"]
 
 
 def test_a_flipped_byte_of_a_manifest_is_named(running: Platform, finished: Any) -> None:

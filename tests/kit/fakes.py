@@ -307,16 +307,24 @@ class FakeLearner:
         assert self._held[job.run].step == step
         return {"eval/validation/loss": float(len(rows))}
 
-    async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
+    async def step(
+        self,
+        job: LearnerJob,
+        batch: StepBatch,
+        *,
+        export_state: bool,
+        export_weights: bool = True,
+    ) -> StepResult:
         self.calls.append(f"step {batch.step}")
         held = self._held.pop(job.run, None)
         if held is None or held.step != batch.step - 1:
             raise TransientError(f"version {batch.step - 1} is not loaded")
+        assert held.weights is not None
         made = _version(batch.step, held.weights + repr(batch).encode() + self._drift.encode())
         self._held[job.run] = made
         exported = LearnerState(
             step=made.step,
-            weights=made.weights,
+            weights=made.weights if export_weights else None,
             weights_sha256=made.weights_sha256,
             state=made.state if export_state else None,
             state_sha256=made.state_sha256,

@@ -2,6 +2,7 @@
 version of a known one with its upcast, and a higher decider version."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.kit.platform import ROOT
@@ -58,12 +59,18 @@ the known one, only in runs of its own decider version."""
 
 def make_next_release(directory: Path) -> Path:
     """Write the packages of the next release below a directory, and return it."""
+    make_release(directory, PATCH)
+    runs = directory / "schemas/events/runs.py"
+    runs.write_text(runs.read_text() + NOTED)
+    return directory
+
+
+def make_release(directory: Path, patch: Iterable[tuple[str, str, str]]) -> Path:
+    """Write our packages below a directory, with a patch, and return it."""
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, directory / package, ignore=ignored)
-    runs = directory / "schemas/events/runs.py"
-    runs.write_text(runs.read_text() + NOTED)
-    for name, old, new in PATCH:
+    for name, old, new in patch:
         path = directory / name
         text = path.read_text()
         assert old in text, f"{name} has changed: {old!r}"

@@ -50,6 +50,15 @@ class RandomLatencyLearner:
     ) -> dict[str, float]:
         return await self._inner.evaluate(job, step, rows)
 
-    async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
+    async def step(
+        self,
+        job: LearnerJob,
+        batch: StepBatch,
+        *,
+        export_state: bool,
+        export_weights: bool = True,
+    ) -> StepResult:
         await asyncio.sleep(self._draw.uniform(0, LONGEST_S))
-        return await self._inner.step(job, batch, export_state=export_state)
+        return await self._inner.step(
+            job, batch, export_state=export_state, export_weights=export_weights
+        )

@@ -75,8 +75,8 @@ KNOWN_BUGS = (
         bug="the head of a reward model is not saved",
         seen="huggingface/trl#1379",
         code="trainer.learner:_export",
-        old="export(version.policy.tensors)",
-        new="export({n: t for n, t in version.policy.tensors.items() if 'score' not in n})",
+        old="export(trained)",
+        new="export({n: t for n, t in trained.items() if 'score' not in n})",
         test=f"{REWARD_MODEL}::test_its_head_is_trained_beside_the_adapter",
     ),
     KnownBug(

@@ -1,12 +1,17 @@
 """Helpers that the trainer's tests share: jobs, requests, artifacts in memory."""
 
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Literal
+
+import torch
 
 from schemas.artifact_refs import ArtifactRef
 from schemas.config import RunConfig
 from schemas.learner import LearnerJob, LearnerState
 from schemas.sampling import DrawKey, Message, ModelRef, PolicyRef, SampleRequest, SamplingParams
+from trainer.merkle_tree import merkle_root
+from trainer.policy import parse
 
 TINY = ModelRef(kind="scratch", name="qwen3-tiny", seed=3)
 
@@ -35,7 +40,19 @@ class Shelf:
         return self.content[ref.sha256]
 
     def policy(self, state: LearnerState) -> PolicyRef:
-        return PolicyRef(version=state.step, weights=self.put(state.weights))
+        return PolicyRef(version=state.step, weights=self.put(weights_of(state)))
+
+
+def weights_of(state: LearnerState) -> bytes:
+    """The bytes of the weights of a version that was exported."""
+    assert state.weights is not None
+    return state.weights
+
+
+def with_state(version: LearnerState, state: bytes) -> LearnerState:
+    """The version with another optimizer state, and with the hash of it."""
+    root = merkle_root(parse(state, device=torch.device("cpu")))
+    return replace(version, state=state, state_sha256=root)
 
 
 def job(

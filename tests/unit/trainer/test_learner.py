@@ -3,7 +3,6 @@ stopping."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from schemas.learner import (
 )
 from schemas.sampling import ModelRef, SampleFailure, SampleRecord, Turn, sequences_of
 from tests.unit.trainer.batches import parts_of
-from tests.unit.trainer.support import Shelf, job
+from tests.unit.trainer.support import Shelf, job, weights_of, with_state
 from trainer import grpo
 from trainer.engine import Engine
 from trainer.native.compile import load_library
@@ -104,16 +103,7 @@ async def test_without_the_moments_a_resumed_step_has_other_bits(engine: Engine)
     fresh = (await engine.learner.initialize(asked)).state
     mixed = straight[2].state
     moments = _renumbered(fresh.state, 2)
-    await engine.learner.load(
-        asked,
-        LearnerState(
-            step=2,
-            weights=mixed.weights,
-            weights_sha256=mixed.weights_sha256,
-            state=moments,
-            state_sha256=sha256(moments).hexdigest(),
-        ),
-    )
+    await engine.learner.load(asked, with_state(mixed, moments))
     other = await engine.learner.step(asked, batches(3), export_state=True)
     assert other.state.weights_sha256 != straight[3].state.weights_sha256
 
@@ -260,7 +250,7 @@ async def test_bytes_that_do_not_fit_are_refused(engine: Engine) -> None:
         (zero.weights, None, 0, "has no optimizer state"),
         (zero.weights, zero.state, 3, "of step 0, not 3"),
         (b"no tensors", zero.state, 0, "not a safetensors file"),
-        (zero.weights[:-8], zero.state, 0, "not a safetensors file"),
+        (weights_of(zero)[:-8], zero.state, 0, "not a safetensors file"),
     ):
         with pytest.raises(CorruptData, match=says):
             await engine.learner.load(asked, LearnerState(step, weights, "", optimizer, ""))
@@ -381,7 +371,8 @@ async def test_an_unknown_lora_target_is_refused(engine: Engine) -> None:
 async def test_versions_that_the_sampler_holds_do_not_change_under_it(engine: Engine) -> None:
     asked, batches = CASES["full sft"]
     zero = (await engine.learner.initialize(asked)).state
-    kept = engine.sampler._cache._trained.get(zero.weights_sha256)
+    assert zero.weights_file_sha256 is not None
+    kept = engine.sampler._cache._trained.get(zero.weights_file_sha256)
     assert kept is not None
     before = {name: tensor.clone() for name, tensor in kept.items()}
     await engine.learner.step(asked, batches(1), export_state=False)

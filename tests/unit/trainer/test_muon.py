@@ -6,7 +6,6 @@ are the same each time.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from schemas.errors import CorruptData
 from schemas.learner import StepResult
 from schemas.sampling import ModelRef
 from tests.kit.families import family, save_random_model
-from tests.unit.trainer.support import TINY, job
+from tests.unit.trainer.support import TINY, job, weights_of, with_state
 from tests.unit.trainer.test_learner import play
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
@@ -162,7 +161,7 @@ async def test_a_state_holds_a_momentum_for_each_matrix(engine: Engine, tuning: 
     state = state_of(last)
     momenta = {n.removeprefix(MOMENTUM) for n in state if n.startswith(MOMENTUM)}
     moments = {n.removeprefix(FIRST) for n in state if n.startswith(FIRST)}
-    names = parse(last.state.weights, device=CPU).keys()
+    names = parse(weights_of(last.state), device=CPU).keys()
     assert not momenta & moments
     assert momenta | moments == names
     assert bool(moments) == (tuning == "full")
@@ -178,7 +177,7 @@ async def test_without_its_momentum_a_step_has_other_bits(engine: Engine) -> Non
         if emptied:
             tensors = state_of(results[2])
             zeros = {n: torch.zeros_like(t) for n, t in tensors.items() if n.startswith(MOMENTUM)}
-            state = replace(state, state=export({**tensors, **zeros}))
+            state = with_state(state, export({**tensors, **zeros}))
         await engine.learner.load(asked, state)
         again = await engine.learner.step(asked, play(3), export_state=True)
         assert (again.state.weights == results[3].state.weights) != emptied

@@ -3,7 +3,6 @@ full tuning. Everything that resume needs is in the state; without any part of i
 differ."""
 
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from safetensors.torch import load, save
 
 from schemas.errors import CorruptData
 from schemas.learner import LearnerJob, LearnerState, StepResult
-from tests.unit.trainer.support import Shelf, job
+from tests.unit.trainer.support import Shelf, job, weights_of, with_state
 from tests.unit.trainer.test_learner import play
 from tests.unit.trainer.variants import VARIANTS
 from trainer.engine import Engine
@@ -68,13 +67,7 @@ def changed(state: LearnerState, prefix: str) -> LearnerState:
     touched = {n: torch.zeros_like(t) for n, t in tensors.items() if n.startswith(prefix)}
     assert any(float(tensors[name].abs().max()) > 0 for name in touched)
     data = save({**tensors, **touched}, metadata={"format": "pt"})
-    return LearnerState(
-        step=state.step,
-        weights=state.weights,
-        weights_sha256=state.weights_sha256,
-        state=data,
-        state_sha256=sha256(data).hexdigest(),
-    )
+    return with_state(state, data)
 
 
 PARTS = ("critic.value.", "critic.exp_avg.", "critic.exp_avg_sq.", "exp_avg.", "exp_avg_sq.")
@@ -102,9 +95,8 @@ async def test_a_critic_s_state_does_not_fit_a_run_without_one(engine: Engine) -
 async def test_the_critic_learns_and_is_no_part_of_the_weights(engine: Engine) -> None:
     asked = job(algorithm="ppo", total_steps=40, critic_lr=0.05)
     first = await engine.learner.initialize(asked)
-    assert set(load(first.state.weights)) == set(
-        load((await engine.learner.initialize(job(run="other"))).state.weights)
-    )
+    other = await engine.learner.initialize(job(run="other"))
+    assert set(load(weights_of(first.state))) == set(load(weights_of(other.state)))
     await engine.learner.initialize(asked)
     losses = []
     for step in range(1, 41):

@@ -13,7 +13,7 @@ from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
 from schemas.learner import LearnerState
 from schemas.sampling import Message, PolicyRef, SampleRequest, SamplingParams, Turn
-from tests.unit.trainer.support import TINY, Shelf, job, request
+from tests.unit.trainer.support import TINY, Shelf, job, request, weights_of
 from trainer.engine import Engine
 from trainer.model.base import build_base
 from trainer.sampler import prefill, prompt_cache
@@ -362,7 +362,7 @@ async def test_the_learner_s_next_version_is_made_ready_before_it_is_asked_for(
 ) -> None:
     """Twin: a version of another kind than the sampled ones is left alone."""
     first = await engine.learner.initialize(job(seed=1))
-    await engine.sampler.sample(request(policy=_held(first.state.weights_sha256)))
+    await engine.sampler.sample(request(policy=_held(first.state.weights_file_sha256)))
     made: list[tuple[str, bool]] = []
     prepare = Batcher.prepare
 
@@ -371,16 +371,16 @@ async def test_the_learner_s_next_version_is_made_ready_before_it_is_asked_for(
         prepare(self, version, params)
 
     monkeypatch.setattr(Batcher, "prepare", seen)
-    asked = request(policy=_held(first.state.weights_sha256), deterministic=deterministic)
+    asked = request(policy=_held(first.state.weights_file_sha256), deterministic=deterministic)
     await engine.sampler.sample(asked)
     second = await engine.learner.initialize(job(seed=2, run="other"))
-    sha256 = second.state.weights_sha256
+    sha256 = second.state.weights_file_sha256
     expected = await _sampled_elsewhere(engine, second.state, asked)
     assert made == [(sha256, deterministic)]
     monkeypatch.setattr("trainer.sampler.batcher.decode_model_of", None)
     assert await engine.sampler.sample(_with(asked, sha256)) == expected
     wider = await engine.learner.initialize(job(seed=3, run="wider", lora_rank=8))
-    assert wider.state.weights_sha256 != sha256
+    assert wider.state.weights_file_sha256 != sha256
     assert len(made) == 1
 
 
@@ -388,7 +388,7 @@ async def test_a_version_that_cannot_be_made_ready_fails_those_who_ask_for_it_al
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = await engine.learner.initialize(job(seed=1))
-    asked = request(policy=_held(first.state.weights_sha256))
+    asked = request(policy=_held(first.state.weights_file_sha256))
     await engine.sampler.sample(asked)
 
     def broken(*_: object, **__: Any) -> None:
@@ -400,22 +400,23 @@ async def test_a_version_that_cannot_be_made_ready_fails_those_who_ask_for_it_al
     assert engine.sampler._ahead is not None
     await engine.sampler._ahead
     assert "could not be prepared ahead" in caplog.text
-    await engine.sampler.sample(_with(asked, second.state.weights_sha256))
+    await engine.sampler.sample(_with(asked, second.state.weights_file_sha256))
 
 
-def _held(sha256: str) -> PolicyRef:
+def _held(sha256: str | None) -> PolicyRef:
     """A version that the learner has left on the device."""
+    assert sha256 is not None
     return PolicyRef(version=0, weights=ArtifactRef(uri="memory:", sha256=sha256, size=1))
 
 
-def _with(asked: SampleRequest, sha256: str) -> SampleRequest:
+def _with(asked: SampleRequest, sha256: str | None) -> SampleRequest:
     return asked.model_copy(update={"policy": _held(sha256)})
 
 
 async def _sampled_elsewhere(engine: Engine, state: LearnerState, asked: SampleRequest) -> Turn:
     """Sample on an engine that was not prepared for the version."""
-    other = Engine(fetch=lambda _: state.weights, threads=1)
-    turn = await other.sampler.sample(_with(asked, state.weights_sha256))
+    other = Engine(fetch=lambda _: weights_of(state), threads=1)
+    turn = await other.sampler.sample(_with(asked, state.weights_file_sha256))
     await other.aclose()
     return turn
 
