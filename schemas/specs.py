@@ -443,9 +443,9 @@ class TrainSpec(Value):
 class StateRef(Value):
     """A policy version and where it is stored durably.
 
-    `weights` and `state` are None where only the hash was recorded. Such a version is rebuilt by
-    replaying the steps since the last durable one. `durable` is true when both are stored.
-    `weights_sha256` and `state_sha256` are the hash of the version (`schemas.learner.LearnerState`).
+    `weights` and `state` are None where only the hash was recorded (`schemas.learner.LearnerState`).
+    Such a version is rebuilt by replaying the steps since the last durable one. `durable` is true when
+    both are stored.
     """
 
     step: int
@@ -457,12 +457,6 @@ class StateRef(Value):
     @property
     def durable(self) -> bool:
         return self.weights is not None and self.state is not None
-
-    @property
-    def adapter_sha256(self) -> str:
-        """The SHA-256 of the file of the weights, as users see it. Equal weights have equal ones, also
-        in runs of other rules."""
-        return self.weights_sha256 if self.weights is None else self.weights.sha256
 
 
 class CheckpointSpec(Value):

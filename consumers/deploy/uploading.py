@@ -171,6 +171,6 @@ def _record(
         "form": upload.form,
         "base_model": {"kind": spec.model.kind, "dtype": spec.model.dtype},
         "manifest_sha256": saved.manifest.sha256,
-        "weights_sha256": spec.state.adapter_sha256,
+        "weights_sha256": saved.adapter_sha256,
         "files": dict(files),
     }

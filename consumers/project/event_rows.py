@@ -237,7 +237,7 @@ def checkpoint_saved(event: CheckpointSaved, at: datetime) -> tuple[Write, ...]:
         reward=event.reward,
         uri=event.manifest.uri,
         manifest_sha256=event.manifest.sha256,
-        adapter_sha256=event.spec.state.adapter_sha256,
+        adapter_sha256=event.adapter_sha256,
         created_at=at,
     )
     return (put, ChangeRun(event.spec.run, at))

@@ -39,6 +39,13 @@ class CheckpointSaved(Event):
     def run_id(self) -> str:
         return self.spec.run
 
+    @property
+    def adapter_sha256(self) -> str:
+        """The SHA-256 of the file of the weights, as users see it. Equal weights have equal ones, also
+        in runs of other rules."""
+        state = self.spec.state
+        return state.weights_sha256 if state.weights is None else state.weights.sha256
+
 
 class CheckpointFailed(Event):
     """A checkpoint could not be stored. The run fails and names its last good checkpoint."""

@@ -47,7 +47,7 @@ async def compare_checkpoints(
                 "reward": one.saved.reward,
                 "held_out_reward": mean.mean if mean else None,
                 "held_out_interval": mean.interval if mean else None,
-                "adapter_sha256": one.spec.state.adapter_sha256,
+                "adapter_sha256": one.saved.adapter_sha256,
                 "created_at": one.at,
             }
             for one, mean in zip(both, means, strict=True)

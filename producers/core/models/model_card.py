@@ -167,7 +167,7 @@ def _origin(checkpoint: Checkpoint, facts: CardFacts) -> str:
         ("dataset", f"{run.dataset.name} (sha256 {run.dataset.content.sha256})"),
         ("code commit", facts.commit or ""),
         ("manifest sha256", saved.manifest.sha256),
-        ("weights sha256", checkpoint.spec.state.adapter_sha256),
+        ("weights sha256", saved.adapter_sha256),
     )
     lines = [f"| {key} | {_code(value)} |" for key, value in rows if value]
     table = ["| | |", "|---|---|", *lines]

@@ -56,7 +56,7 @@ async def show(request: Request) -> Response:
                 "reward": checkpoint.saved.reward,
                 "uri": checkpoint.saved.manifest.uri,
                 "manifest_sha256": checkpoint.saved.manifest.sha256,
-                "adapter_sha256": checkpoint.spec.state.adapter_sha256,
+                "adapter_sha256": checkpoint.saved.adapter_sha256,
                 "created_at": checkpoint.at,
                 "files": [
                     {"name": name, "size": files[name].size, "sha256": files[name].sha256}
