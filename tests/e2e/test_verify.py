@@ -91,7 +91,19 @@ def test_a_flipped_byte_of_the_weights_is_named(running: Platform, finished: Any
     [finding] = found["findings"]
     assert (finding["kind"], finding["what"]) == ("artifact", path.as_uri())
     assert (finding["first_byte"], finding["last_byte"]) == (1000, 1000)
-    assert "the first tensor that differs is base_model.model" in finding["message"]
+
+
+def test_the_tensor_of_a_flipped_byte_is_named(running: Platform, finished: Any) -> None:
+    ref = f"{finished['run']['id']}@2"
+    files = running.get(f"/checkpoints/{ref}")["checkpoint"]["manifest"]["files"]
+    path = path_of(files["adapter_model.safetensors"]["uri"])
+    last = path.stat().st_size - 1
+    flip(path, last)
+    found = verify(running, finished["run"]["id"])
+    flip(path, last)
+    [finding] = found["findings"]
+    assert (finding["first_byte"], finding["last_byte"]) == (last, last)
+    assert "first tensor that differs is base_model.model.model.layers.1." in finding["message"]
 
 
 def test_a_flipped_byte_of_a_manifest_is_named(running: Platform, finished: Any) -> None:
