@@ -273,7 +273,7 @@ def _check_hashes(version: LoadedVersion, job: LearnerJob) -> None:
     ):
         if (found := merkle_root(tensors)) != expected:
             raise CorruptData(
-                f"the {what} of version {version.step} have the hash {found[:16]} and the log says "
+                f"the hash of the {what} of version {version.step} is {found[:16]}, and the log says "
                 f"{expected[:16]}; bring the log and the blobs back from the same backup"
             )
 

@@ -100,5 +100,5 @@ def _hash_batch(chunks: Iterable[torch.Tensor]) -> list[bytes]:
 
 def _hash_chunk(chunk: torch.Tensor) -> bytes:
     digest = hashlib.sha256(CHUNK)
-    digest.update(chunk.cpu().numpy())
+    digest.update(chunk.cpu().numpy().data)
     return digest.digest()

@@ -20,7 +20,7 @@ from schemas.learner import Conversation, LearnerJob, StepBatch, StepResult
 from schemas.models.scratch import SHAPES, ScratchShape
 from schemas.sampling import ModelRef, PolicyRef, Turn
 from tests.kit.families import SHAPE, family, save_random_model
-from tests.unit.trainer.support import TINY, Shelf, job, request
+from tests.unit.trainer.support import TINY, Shelf, job, request, weights_of
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
 from trainer.model.base import build_base
@@ -37,7 +37,7 @@ async def trained(engine: Engine, asked: LearnerJob, *, steps: int = 3) -> dict[
     for step in range(1, steps + 1):
         batch = StepBatch(step, conversations=TALK)
         last = await engine.learner.step(asked, batch, export_state=False)
-    return {**first.files, first.weights_name: last.state.weights}
+    return {**first.files, first.weights_name: weights_of(last.state)}
 
 
 def write(files: dict[str, bytes], folder: Path) -> Path:

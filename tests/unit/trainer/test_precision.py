@@ -7,7 +7,7 @@ from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, S
 from schemas.sampling import Sequence as Row
 from schemas.sampling import Turn
 from tests.unit.trainer.batches import CPU, MIXED, accumulate_grpo
-from tests.unit.trainer.support import TINY, Shelf, job, loss_mask, request
+from tests.unit.trainer.support import TINY, Shelf, job, loss_mask, request, weights_of
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
 from trainer.forward.lm_head import logits_of
@@ -57,7 +57,7 @@ async def test_training_learns_and_its_masters_stay_whole(engine: Engine, tuning
     losses = [loss for _, loss in taken]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.2
-    for data in (first.state.weights, taken[-1][0].state.weights):
+    for data in (weights_of(first.state), weights_of(taken[-1][0].state)):
         assert {t.dtype for t in parse(data, device=CPU).values()} == {torch.float32}
     state = parse(taken[-1][0].state.state or b"", device=CPU)
     moments = {t.dtype for name, t in state.items() if name.startswith("exp_avg")}
@@ -72,7 +72,7 @@ async def test_a_step_too_small_for_half_is_not_lost(engine: Engine) -> None:
     asked = LearnerJob(asked.run, config, asked.model, asked.total_steps)
     first = await engine.learner.initialize(asked)
     ((after, _),) = await steps(engine, asked, 1, 1)
-    before, now = (parse(r.state.weights, device=CPU) for r in (first, after))
+    before, now = (parse(weights_of(r.state), device=CPU) for r in (first, after))
     norm = "model.norm.weight"
     assert not torch.equal(before[norm], now[norm])
     assert torch.equal(before[norm].bfloat16(), now[norm].bfloat16())

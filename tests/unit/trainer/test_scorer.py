@@ -12,7 +12,7 @@ from schemas.models.reward_model import RewardModelSpec
 from schemas.sampling import Message
 from tests.unit.trainer.preferences.test_reward_model import score_of, trained
 from tests.unit.trainer.preferences.test_step import PAIRS
-from tests.unit.trainer.support import TINY, Shelf, job, request
+from tests.unit.trainer.support import TINY, Shelf, job, request, weights_of
 from tests.unit.trainer.test_policy import write
 from trainer.engine import Engine
 
@@ -114,6 +114,6 @@ async def test_a_conversation_that_it_cannot_read_gets_no_score(
 
 async def test_a_policy_is_refused_as_a_reward_model(engine: Engine, shelf: Shelf) -> None:
     policy = await engine.learner.initialize(job(algorithm="sft"))
-    files = {"adapter_model.safetensors": policy.state.weights}
+    files = {"adapter_model.safetensors": weights_of(policy.state)}
     with pytest.raises(Refused, match="r1@3 has no head that scores"):
         await engine.scorer.score(spec_of(files, shelf), answers()[0])

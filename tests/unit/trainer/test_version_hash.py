@@ -14,9 +14,9 @@ from schemas.errors import CorruptData
 from schemas.learner import LearnerState
 from tests.unit.trainer.support import Shelf, job, weights_of
 from tests.unit.trainer.test_learner import play
-from trainer import learner as learner_module
 from trainer.engine import Engine
 from trainer.merkle_tree import merkle_root
+from trainer.policy import export
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "lora": {},
@@ -30,6 +30,11 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 def file_hash(content: bytes | None) -> str:
     assert content is not None
     return sha256(content).hexdigest()
+
+
+def with_part(state: LearnerState, part: str, content: bytes) -> LearnerState:
+    """The version with other bytes under the same hashes."""
+    return replace(state, weights=content) if part == "weights" else replace(state, state=content)
 
 
 async def two_steps(engine: Engine, rules: int, kind: str, **exports: bool) -> list[LearnerState]:
@@ -62,13 +67,12 @@ async def test_a_version_that_nothing_needs_has_the_same_hash_and_no_bytes(
     """Under rules 7 it is not serialised either."""
     stored = await two_steps(engine, rules, "lora")
     made: list[int] = []
-    export = learner_module.export
 
     def counted(tensors: Mapping[str, torch.Tensor]) -> bytes:
         made.append(len(tensors))
-        return export(tensors)
+        return export(dict(tensors))
 
-    monkeypatch.setattr(learner_module, "export", counted)
+    monkeypatch.setattr("trainer.learner.export", counted)
     loose = await two_steps(engine, rules, "lora", export_state=False, export_weights=False)
     assert len(made) == (2 if rules == 7 else 6), "version 0 is stored"
     for one, other in zip(stored[1:], loose[1:], strict=True):
@@ -88,11 +92,13 @@ async def test_bytes_that_are_not_those_of_the_log_are_not_loaded(
     last[-1] ^= 1
     damaged = save(tensors, metadata={"format": "pt"})
     other = Engine(fetch=shelf.fetch, threads=1)
-    with pytest.raises(CorruptData, match=r"have the hash .* and the log says .* same backup"):
-        await other.learner.load(asked, replace(state, **{part: damaged}))
+    with pytest.raises(
+        CorruptData, match=r"hash of the .* of version 1 is .*, and the log .* backup"
+    ):
+        await other.learner.load(asked, with_part(state, part, damaged))
     assert not other.learner.holds(asked, 1, state.weights_sha256, state.state_sha256)
     last[-1] ^= 1
-    await other.learner.load(asked, replace(state, **{part: save(tensors)}))
+    await other.learner.load(asked, with_part(state, part, save(tensors)))
     assert other.learner.holds(asked, 1, state.weights_sha256, state.state_sha256)
     await other.aclose()
 

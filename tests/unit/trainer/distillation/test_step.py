@@ -16,7 +16,7 @@ from schemas.sampling import Message, ModelRef, SampleFailure, SampleRecord, Too
 from schemas.sampling import Sequence as TokenSequence
 from tests.unit.trainer.batches import GROUPS, MIXED, policy64
 from tests.unit.trainer.preferences.test_step import without_decoder
-from tests.unit.trainer.support import TINY, Shelf, job, loss_mask
+from tests.unit.trainer.support import TINY, Shelf, job, loss_mask, weights_of
 from tests.unit.trainer.test_learner import play
 from trainer.distillation.step import (
     DistillationRun,
@@ -270,7 +270,7 @@ async def test_an_adapter_on_the_run_s_own_base_teaches_what_its_merged_model_te
     results = [await engine.learner.initialize(taught)]
     for step in range(1, 4):
         results.append(await engine.learner.step(taught, play(step), export_state=True))
-    weights = shelf.put(results[-1].state.weights)
+    weights = shelf.put(weights_of(results[-1].state))
     adapter = TeacherRef(name="t@3", model=TINY, weights=weights, lora_alpha=8.0)
     files = {name: shelf.put(content) for name, content in results[0].files.items()}
     merged = ModelRef(

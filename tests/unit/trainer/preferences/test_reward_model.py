@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 from schemas.errors import Refused
 from schemas.learner import StepBatch, StepResult
 from tests.unit.trainer.preferences.test_step import PAIRS
-from tests.unit.trainer.support import TINY, job
+from tests.unit.trainer.support import TINY, job, weights_of
 from tests.unit.trainer.test_policy import CPU, write
 from trainer.engine import Engine
 from trainer.model.base import build_base, load_merged
@@ -27,7 +27,7 @@ async def trained(engine: Engine, **advanced: Any) -> tuple[StepResult, dict[str
     for step in range(1, 4):
         batch = StepBatch(step, preferences=PAIRS)
         last = await engine.learner.step(asked, batch, export_state=False)
-    return first, {**first.files, first.weights_name: last.state.weights}
+    return first, {**first.files, first.weights_name: weights_of(last.state)}
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own
@@ -63,7 +63,7 @@ def score_of(plain: Any, prompt: Any, text: str | None) -> float:
 
 async def test_its_head_is_trained_beside_the_adapter(engine: Engine) -> None:
     first, files = await trained(engine)
-    before = parse(first.state.weights, device=CPU)
+    before = parse(weights_of(first.state), device=CPU)
     after = parse(files["adapter_model.safetensors"], device=CPU)
     assert SCORE_NAME in before
     assert SCORE_NAME in after
