@@ -101,3 +101,44 @@ def test_a_file_that_ci_cannot_remove_does_not_change_how_it_ends(ends: int) -> 
         exit {ends}
     """
     assert subprocess.run(["bash", "-c", script], check=False).returncode == ends
+
+
+LANES = """
+    set -euo pipefail
+    logs={logs}
+    {run_tests}
+    {stages}
+    {lanes}
+    for lane in $lanes; do wait "$lane" || echo failed >>{logs}/begun; done
+"""
+
+
+def begun_stages(folder: Path, *, failing: str = "") -> list[str]:
+    """The stages that the lanes of .ci/run begin, and `failed` for each lane that fails. All others wait
+    for the one that is `failing`."""
+    text = (ROOT / ".ci" / "run").read_text()
+    names = re.findall(r"^stage_(\w+)\(\) \{", text, re.M)
+    others = f"until [ -e {folder}/failed ]; do sleep 0.01; done" if failing else ":"
+    stages = "\n".join(
+        f"stage_{name}() {{ echo {name} >>{folder}/begun; "
+        f"{'run_tests a false' if name == failing else others}; }}"
+        for name in names
+    )
+    script = LANES.format(
+        logs=folder,
+        run_tests=text[text.index("run_tests() {") : text.index('echo "== install (3.11)')],
+        stages=stages,
+        lanes=text[text.index("lane() {") : text.index("failed=0")],
+    )
+    subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+    assert len(names) == 8
+    return (folder / "begun").read_text().split()
+
+
+def test_the_lanes_of_ci_begin_each_stage_once(tmp_path: Path) -> None:
+    begun = begun_stages(tmp_path)
+    assert len(begun) == len(set(begun)) == 8
+
+
+def test_no_lane_of_ci_begins_a_stage_after_a_failed_test(tmp_path: Path) -> None:
+    assert sorted(begun_stages(tmp_path, failing="kills")) == ["agents", "failed", "kills"]
