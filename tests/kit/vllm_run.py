@@ -14,7 +14,7 @@ from tests.kit.forced_answers import FILES, forced_run
 from tests.kit.in_memory import in_memory
 from tests.kit.platform import ROWS, make_workspace, run_config
 
-STEPS = 3
+STEPS = 2
 SEED = 7
 TALK = """
 from headrace import AgentWorkflow, Grader
@@ -53,9 +53,11 @@ async def train_run(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Train
     return await _train(folder, {"rollouts/say/main.py": TALK}, config, vllm=vllm)
 
 
-async def train_forced_run(folder: Path, *, model: Path, vllm: tuple[str, ...]) -> Trained:
+async def train_forced_run(
+    folder: Path, *, model: Path, vllm: tuple[str, ...], steps: int = STEPS
+) -> Trained:
     """A forced format and a forced call per sample, on the model of a directory."""
-    config = forced_run(max_steps=STEPS, seed=SEED, deterministic=False)
+    config = forced_run(max_steps=steps, seed=SEED, deterministic=False)
     config["experiment"]["model_path"] = str(model)
     config["training"] |= {"n_samples_per_prompt": 8, "lr": 1e-3}
     return await _train(folder, FILES, config, vllm=vllm)
