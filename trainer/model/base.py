@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -270,7 +269,10 @@ def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrain
             name, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
         )
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        check_causal(model.eval(), what=what)
+    except (Refused, MemoryError):
+        raise
+    except Exception as error:  # what the library raises depends on the files
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
         raise Refused(
             f"{what} cannot be loaded: {reason}. Check the name, that its files are complete "
@@ -285,7 +287,6 @@ def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrain
     if not Path(name).is_dir():
         record_name(tokenizer, name)
     _check_template(tokenizer, what=what)
-    check_causal(model.eval(), what=what)
     return model, tokenizer
 
 

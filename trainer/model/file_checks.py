@@ -1,8 +1,8 @@
-"""Refuses a model whose files would make Transformers load something else.
+"""Refuses a model whose files would make Transformers load something else, or build without end.
 
 Two files are checked before any weight is read. A config that names a kernel on the hub would make
-Transformers download and run its code. An adapter's config would make it load the base model named
-there.
+Transformers download and run its code. One that claims a billion layers would make it build them before
+it looks at the weights. An adapter's config would make it load the base model named there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,6 +14,9 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from schemas.errors import Refused
 
 ADAPTER = "adapter_config.json"
+LAYERS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers"})
+MOST_LAYERS = 4096
+"""No published model has as many."""
 
 
 def check_files(name: str, *, what: str) -> None:
@@ -31,6 +34,21 @@ def check_files(name: str, *, what: str) -> None:
             f"the config.json of {what} holds {key} = {value[:100]!r}, which is code on the hub: "
             f"remove {key} from it"
         )
+    for key, number in _numbers_of_layers(config):
+        if not 1 <= number <= MOST_LAYERS:
+            raise Refused(
+                f"the config.json of {what} holds {key} = {str(number)[:40]}; a model may have 1 to "
+                f"{MOST_LAYERS} layers, so name another one"
+            )
+
+
+def _numbers_of_layers(config: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+    """How many layers the model and each of its parts claim."""
+    for key, value in config.items():
+        if key in LAYERS and isinstance(value, int | float):
+            yield key, value
+        elif isinstance(value, Mapping):
+            yield from _numbers_of_layers(value)
 
 
 def _implementations(config: object, depth: int = 0) -> Iterator[tuple[str, str]]:

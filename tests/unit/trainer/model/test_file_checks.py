@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from schemas.errors import Refused
 from schemas.sampling import ModelRef
+from tests.kit.families import SHAPE, save_random_model
 from trainer.model import base
 from trainer.model.base import build_base
 
@@ -57,6 +59,42 @@ def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
 def test_an_attention_of_transformers_is_accepted(tmp_path: Path) -> None:
     document = {"model_type": "qwen3", "_attn_implementation": "sdpa"}
     (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(Refused, match="cannot be loaded"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "claimed"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000"),
+        ({"text_config": {"num_hidden_layers": 10**300}}, "num_hidden_layers = 1000"),
+        ({"n_layer": 0}, "n_layer = 0"),
+        ({"num_layers": float("nan")}, "num_layers = nan"),
+    ],
+)
+def test_a_model_that_would_be_built_without_end_is_refused(
+    tmp_path: Path, config: dict[str, Any], claimed: str
+) -> None:
+    """It would hold the device of all runs, and take all memory."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **config}))
+    with pytest.raises(Refused, match=f"{claimed}.*may have 1 to 4096 layers"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"hidden_size": "32"},
+        {"num_hidden_layers": 4.5},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 0},
+        {"hidden_act": ["silu"]},
+    ],
+)
+def test_a_config_with_a_wrong_value_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    save_random_model(LlamaConfig(**SHAPE), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     with pytest.raises(Refused, match="cannot be loaded"):
         load(tmp_path)
 
