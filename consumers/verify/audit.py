@@ -282,7 +282,7 @@ async def _name_tensors(
         if log.seen.get(ref.uri)
         for name in differing_tensors(ours, await ports.artifacts.get_artifact(ref))
     ]
-    return f" ({len(names)} tensors differ, the first is {names[0]})" if names else ""
+    return f" (differing tensors: {len(names)}, the first is {names[0]})" if names else ""
 
 
 def _stored_bytes(made: LearnerState, recorded: StateRef) -> Sequence[tuple[ArtifactRef, bytes]]:
