@@ -10,7 +10,7 @@ are read, and no remote code is run.
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -265,9 +265,15 @@ def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrain
         check_files(name, what=what)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         check_known(config, what=what)
-        model = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        model, found = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
+        _refuse_missing(found["missing_keys"], what=what)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         check_causal(model.eval(), what=what)
     except (Refused, MemoryError):
@@ -288,6 +294,17 @@ def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrain
         record_name(tokenizer, name)
     _check_template(tokenizer, what=what)
     return model, tokenizer
+
+
+def _refuse_missing(names: Collection[str], *, what: str) -> None:
+    """Raise Refused for weights that the files do not have: the library draws them at random, so each
+    process would have another model."""
+    if names:
+        shown = ", ".join(sorted(names)[:3])
+        raise Refused(
+            f"{what} cannot be loaded: its safetensors lack {len(names)} weights of its config, such "
+            f"as {shown}; complete its files"
+        )
 
 
 def _check_template(tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from schemas.errors import Refused
@@ -96,6 +97,18 @@ def test_a_config_with_a_wrong_value_is_refused(tmp_path: Path, config: dict[str
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     with pytest.raises(Refused, match="cannot be loaded"):
+        load(tmp_path)
+
+
+def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
+    """The library would draw them at random, in each process others."""
+    save_random_model(LlamaConfig(**SHAPE), tmp_path)
+    path = tmp_path / "model.safetensors"
+    kept = {name: t for name, t in load_file(path).items() if "layers.3" not in name}
+    save_file(kept, path, metadata={"format": "pt"})
+    with pytest.raises(
+        Refused, match=r"lack 9 weights of its config, such as model\.layers\.3\.input"
+    ):
         load(tmp_path)
 
 
