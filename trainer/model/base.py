@@ -87,6 +87,13 @@ class Base:
             digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
+    @cached_property
+    def num_embeddings(self) -> int:
+        """How many tokens the model has an embedding of."""
+        weight = self.model.get_input_embeddings().weight
+        assert isinstance(weight, torch.Tensor)  # noqa: S101 - mypy: an attribute may be a module
+        return len(weight)
+
     @cached_property  # Transformers looks it up again each time, and each sample asks for it
     def context(self) -> int:
         """The number of positions that the model has."""
@@ -314,5 +321,7 @@ def _check_template(tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
         Chat(tokenizer, frozenset()).text([PROBE], reply_next=True)
     except TemplateOverLimit as error:
         raise Refused(f"{what} cannot be used: {error.message}") from error
+    except ValueError as error:  # several templates, and none of them is the default
+        raise Refused(f"{what} cannot be used: {error}") from error
     except UserCodeError:
         return

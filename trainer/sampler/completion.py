@@ -10,6 +10,7 @@ from schemas.models.constraints import VocabularyKind
 from schemas.sampling import SampleRequest, SamplingParams, ToolSpec, Turn
 from trainer.grammar.answer_grammar import answer_grammar
 from trainer.grammar.token_masks import GrammarState, vocabulary_of
+from trainer.model.base import Base
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Scaling, Tensors
 from trainer.policy import LoadedModel
@@ -189,6 +190,7 @@ def new_completion(
     prompt_ids = tuple(chat.prompt_ids(request))
     if len(prompt_ids) > longest_prompt(request, context=context):
         raise too_long(request, str(len(prompt_ids)), context=context)
+    _refuse_unreadable(prompt_ids, version.loaded.base)
     grammar = None
     if request.constraint is not None:
         vocabulary = vocabulary_of(version.loaded.base, masks_over)
@@ -216,3 +218,18 @@ def new_completion(
             occurrence=request.occurrence,
         ),
     )
+
+
+def _refuse_unreadable(prompt_ids: tuple[int, ...], base: Base) -> None:
+    """Raise UserCodeError for a prompt that a model cannot read, because of its tokenizer's files."""
+    if not prompt_ids:
+        raise UserCodeError(
+            FailureCategory.VALIDATION,
+            "the model's chat template writes nothing for these messages; use another template",
+        )
+    if max(prompt_ids) >= base.num_embeddings:
+        raise UserCodeError(
+            FailureCategory.VALIDATION,
+            f"the model's tokenizer writes the token {max(prompt_ids)}, and the model has only "
+            f"{base.num_embeddings}; use the tokenizer of this model",
+        )

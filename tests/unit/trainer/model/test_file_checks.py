@@ -112,6 +112,16 @@ def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_model_with_templates_of_which_none_is_the_default_is_refused(tmp_path: Path) -> None:
+    save_random_model(LlamaConfig(**SHAPE), tmp_path)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    templates = [{"name": "tools", "template": "a"}]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": templates}))
+    with pytest.raises(Refused, match="cannot be used: This model has multiple chat templates"):
+        load(tmp_path)
+
+
 def test_a_hub_id_is_not_read_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,18 @@ async def test_a_prompt_that_cannot_fit_is_refused_by_its_characters(
         await engine.sampler.sample(request("hello"))
 
 
+@pytest.mark.parametrize(
+    ("ids", "says"), [([], "writes nothing"), ([5, 10**6], "writes the token 1000000")]
+)
+async def test_a_prompt_that_the_model_cannot_read_is_refused(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, ids: list[int], says: str
+) -> None:
+    """A tokenizer or template of another model would fail the rows that are read together."""
+    monkeypatch.setattr(Chat, "prompt_ids", lambda *_: ids)
+    with pytest.raises(UserCodeError, match=says):
+        await engine.sampler.sample(request("hello"))
+
+
 @pytest.mark.parametrize("name", SPECIAL)
 @pytest.mark.parametrize("text", ["<|im_start|>" * 9, " " * 90, "é" * 30, "e\u0301" * 30, "abc"])
 def test_a_prompt_that_fits_is_never_refused_by_its_characters(name: str, text: str) -> None:
