@@ -1,5 +1,6 @@
 """The commands of `headrace train` that show, watch and control runs. RUN is a run's name or id."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import click
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import FEW, LIMIT, OFFSET, RUN
+from producers.cli.display.conversation import parts_text
 from producers.cli.display.output import (
     Document,
     Output,
+    Part,
     fields,
     one_line,
     sparkline,
@@ -247,18 +250,6 @@ def samples(
         return None
     parameters = {"step": step, "limit": limit, "offset": offset}
     answer = client.get(f"/runs/{path_segment(run)}/samples", parameters)
-    rows = [
-        (
-            s.get("id"),
-            one_line(_prompt(s), limit=40),
-            one_line(str(s.get("text")), limit=40),
-            s.get("label"),
-            s.get("reward"),
-            failure_text(s),
-        )
-        for s in answer["samples"]
-    ]
-    columns = ("id", "prompt", "answer", "truth", "reward", "failure")
     judged = [
         (
             s.get("id"),
@@ -277,11 +268,29 @@ def samples(
     ]
     credit = table("Turns and agents", ("sample", "turn", "agent", "reward"), credited)
     judgements = table("Judgements", ("sample", "rubric", "score", "judge", "explanation"), judged)
-    empty = None if rows or as_json else _no_samples(client, run, step)
-    samples_table = table(f"Samples of {run}", columns, rows, empty=empty)
-    return Output(
-        answer, samples_table, credit if credited else None, judgements if judged else None
-    )
+    empty = None if answer["samples"] or as_json else _no_samples(client, run, step)
+    shown = _samples_table(run, answer["samples"], empty=empty)
+    return Output(answer, shown, credit if credited else None, judgements if judged else None)
+
+
+def _samples_table(run: str, samples: Sequence[Document], *, empty: str | None) -> Part:
+    """Samples, a line each. The parts of rewards are a column if a sample has some."""
+    parts = [parts_text(s) for s in samples]
+    rows = [
+        (
+            s.get("id"),
+            one_line(_prompt(s), limit=40),
+            one_line(str(s.get("text")), limit=40),
+            s.get("label"),
+            s.get("reward"),
+            *([of_reward or None] if any(parts) else ()),
+            failure_text(s),
+        )
+        for s, of_reward in zip(samples, parts, strict=True)
+    ]
+    more = ("parts",) if any(parts) else ()
+    columns = ("id", "prompt", "answer", "truth", "reward", *more, "failure")
+    return table(f"Samples of {run}", columns, rows, empty=empty)
 
 
 def _own_rewards(sample: Document) -> list[Document]:

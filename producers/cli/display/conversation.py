@@ -26,8 +26,7 @@ def show_messages(messages: list[Document]) -> None:
 
 def show_reward(sample: Document) -> None:
     """Print the reward of a sample with its parts, or why it has none."""
-    parts = sample.get("parts") or {}
-    shown = ", ".join(f"{name} {value:g}" for name, value in parts.items())
+    shown = parts_text(sample)
     reward = sample.get("reward")
     say(
         f"  reward: {'none' if reward is None else format(reward, 'g')}"
@@ -44,6 +43,12 @@ def show_reward(sample: Document) -> None:
         shown = "no score" if score is None else format(score, "g")
         said = one_line(str(problem or judgement.get("explanation") or ""), limit=400)
         say(f"  {judgement.get('rubric')}: {shown} by {judgement.get('model')} ({said})")
+
+
+def parts_text(sample: Document) -> str:
+    """The parts of the reward of a sample, each with its name. Empty without parts."""
+    parts: Document = sample.get("parts") or {}
+    return ", ".join(f"{name} {value:g}" for name, value in parts.items())
 
 
 def credit_text(turn: Document) -> str:

@@ -642,6 +642,17 @@ def test_samples_show_the_agents_of_turns_and_their_own_rewards(
         assert [word in out for word in ("solver", "0.25", "critic", "-2")] == [is_shown] * 4
 
 
+def test_samples_show_the_parts_of_rewards_if_there_are_any(
+    headrace: Run, server: FakeServer
+) -> None:
+    listed = {"id": "s", "prompt": "p", "text": "t", "reward": 0.7}
+    for run, parts in (("n", {"form": 1.0, "near": 0.5}), ("m", {})):
+        samples = [{**listed, "parts": parts}, listed]
+        server.answer("GET", f"/runs/{run}/samples", {"samples": samples})
+        out = headrace("train", "samples", run).out
+        assert [text in out for text in ("parts", "form 1, near 0.5")] == [bool(parts)] * 2
+
+
 def test_a_workspace_shows_why_its_forge_refused_a_status(
     server: FakeServer, headrace: Run
 ) -> None:
