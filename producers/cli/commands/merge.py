@@ -7,6 +7,7 @@ interrupted merge leaves no files.
 
 import hashlib
 import importlib.util
+import json
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,9 @@ from producers.cli.checkpoint_files import ADAPTER_CONFIG, GITIGNORE, fetch_file
 from producers.cli.client import Client, path_segment
 from producers.cli.display.output import Document, say
 from producers.cli.errors import Failure
+
+REWARD_MODEL = "SEQ_CLS"
+"""The task that PEFT names in the config of such an adapter."""
 
 
 def merge_checkpoint(
@@ -41,6 +45,7 @@ def merge_checkpoint(
             say(f"downloading {exact} ...")
         for file in found["files"]:
             fetch_file(client, path_segment(exact), file, adapter)
+        _refuse_reward_model(adapter, exact)
         if not quiet:
             say(f"merging it in {dtype} ...")
         _run_merge(adapter, made, base=base, dtype=dtype)
@@ -58,6 +63,16 @@ def _require_torch() -> None:
             "MISSING_LIBRARY",
             "torch is not installed; merging needs torch, Transformers and PEFT: "
             "pip install 'headrace[train]'",
+        )
+
+
+def _refuse_reward_model(adapter: Path, exact: str) -> None:
+    """Raise Failure if the adapter is that of a reward model."""
+    if json.loads((adapter / ADAPTER_CONFIG).read_bytes()).get("task_type") == REWARD_MODEL:
+        raise Failure(
+            "REWARD_MODEL",
+            f"{exact} is a reward model, which scores answers and writes none; name it in "
+            "advanced.reward_models of a run, and merge a checkpoint of another algorithm",
         )
 
 

@@ -97,6 +97,17 @@ def test_a_checkpoint_of_whole_weights_has_nothing_to_merge(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_reward_model_is_not_merged_and_no_base_is_asked_for(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    serve(server, {"adapter_config.json": b'{"task_type": "SEQ_CLS"}'})
+    ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "model"), "--json")
+    assert ran.error["code"] == "REWARD_MODEL"
+    assert "r@3 is a reward model" in ran.error["message"]
+    assert "--base" not in ran.error["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_damaged_file_is_not_merged(server: FakeServer, headrace: Run, tmp_path: Path) -> None:
     serve(server, {"adapter_config.json": b"{}"}, lie="adapter_config.json")
     ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "model"), "--json")
