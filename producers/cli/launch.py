@@ -68,7 +68,8 @@ def is_ready(home: Path) -> bool:
 
 
 def describe_start(home: Path) -> str:
-    """A line for people that names the processes that the supervisor of the home still starts."""
+    """A line for people that names the processes that the supervisor of the home still starts, if there
+    are any."""
     state = read_state(home)
     if state is None or not state.ready:
         log = home / "logs" / "supervisor.log"
@@ -80,7 +81,7 @@ def describe_start(home: Path) -> str:
         for child in state.children
         if child.name not in LEASELESS and child.worker not in leased
     ]
-    return f"still starting: {', '.join(names) or 'nothing'}"
+    return f"still starting: {', '.join(names)}" if names else "every process has started"
 
 
 def await_workers(home: Path, *, within_s: float = WORKERS_S) -> Sequence[ChildState]:

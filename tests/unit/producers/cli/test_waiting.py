@@ -106,8 +106,10 @@ def test_a_start_names_the_processes_without_a_lease(server: FakeServer, tmp_pat
             home,
             SupervisorState(os.getpid(), server.url, ready=True, started_at="", children=children),
         )
-        server.answer("GET", "/status", {"workers": [{"id": "c-1"}]})
+        for leased in (["c-1"], ["c-1", "w-1"]):
+            server.answer("GET", "/status", {"workers": [{"id": worker} for worker in leased]})
         assert describe_start(home) == "still starting: worker"
+        assert describe_start(home) == "every process has started"
 
 
 def test_up_detach_says_what_it_waits_for(
