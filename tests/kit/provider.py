@@ -36,6 +36,7 @@ class FakeProvider:
     base_url: str = ""
     bodies: list[Any] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     most_at_once: int = 0
     _now: int = 0
 
@@ -53,6 +54,7 @@ class FakeProvider:
                 number = len(self.bodies)
                 self.bodies.append(body)
                 self.keys.append(headers.get("authorization", ""))
+                self.paths.append(head[0].split(" ")[1])
                 await asyncio.sleep(0)
                 status, more, answer = self.reply(number, body)
                 self._now -= 1

@@ -1,4 +1,4 @@
-"""Asks models of providers for chat completions, over HTTP.
+"""Asks models of providers for chat completions and the like, over HTTP.
 
 Each address is checked at the moment of dialling, an answer is bounded, and a redirect is refused. A
 provider that limits the rate is asked again after the pause that it asks for, and one that is away after
@@ -10,7 +10,7 @@ import json
 import random
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from schemas.secrets.secret_value import SecretValue
 from schemas.text import plain
 
 MOST_BYTES = 16 << 20
-"""The largest answer that is read."""
+"""The largest answer that is read, unless a request says otherwise."""
 
 MOST_IN_FLIGHT = 32
 """How many requests one server gets at the same time."""
@@ -69,6 +69,15 @@ class ProviderAway(TransientError):
     def __init__(self, message: str, *, is_waiting: bool = False) -> None:
         super().__init__(message)
         self.is_waiting = is_waiting
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One attempt: the path below the base URL, the body, and the most bytes of its answer."""
+
+    path: str
+    body: object
+    most_bytes: int = MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,40 @@ class ProviderClient:
         `response_format`. The deadline, by default the provider's `timeout_s`, is that of all attempts
         together. Raises ProviderRefusal, ProviderAway, and InvalidConfig when the address may not be
         reached."""
+
+        def request(options: Mapping[str, object]) -> _Request:
+            body = request_body(provider, messages, tools=tools, options=options)
+            return _Request("chat/completions", body)
+
+        answer = await self._ask(provider, request, key=key, options=options, deadline_s=deadline_s)
+        return parse_completion(answer, provider)
+
+    async def ask(
+        self,
+        provider: ProviderRef,
+        path: str,
+        body: object,
+        *,
+        key: SecretValue | None,
+        deadline_s: float | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> bytes:
+        """Send a body of JSON to a path below the base URL, and return the answer. Deadline and errors
+        are those of `complete`."""
+        request = _Request(path, body, most_bytes)
+        return await self._ask(
+            provider, lambda _: request, key=key, options={}, deadline_s=deadline_s
+        )
+
+    async def _ask(
+        self,
+        provider: ProviderRef,
+        request_with: Callable[[Mapping[str, object]], _Request],
+        *,
+        key: SecretValue | None,
+        options: Mapping[str, object],
+        deadline_s: float | None,
+    ) -> bytes:
         server = self._server(provider.base_url)
         left_s = provider.timeout_s if deadline_s is None else deadline_s
         call = _Call(self._first_pause_s)
@@ -171,11 +214,11 @@ class ProviderClient:
                 await self._close_idle()
                 while True:
                     wanted = server.options_for(provider.model, options)
-                    body = request_body(provider, messages, tools=tools, options=wanted)
-                    answer = await self._attempt(server, provider, body, key=key, call=call)
+                    request = request_with(wanted)
+                    answer = await self._attempt(server, provider, request, key=key, call=call)
                     if answer is not None:
                         if answer.status == 200:
-                            return parse_completion(answer.body, provider)
+                            return answer.body
                         if server.drop(provider.model, _unsupported(answer), wanted):
                             continue
                         if not _is_retried(answer):
@@ -201,14 +244,14 @@ class ProviderClient:
         self,
         server: _Server,
         provider: ProviderRef,
-        body: object,
+        request: _Request,
         *,
         key: SecretValue | None,
         call: _Call,
     ) -> _Answer | None:
         """The answer to one attempt, or None when there was none."""
         try:
-            answer = await self._send(server, provider, body, key=key, call=call)
+            answer = await self._send(server, provider, request, key=key, call=call)
         except (httpx.HTTPError, TransientError, OSError) as error:
             call.is_waiting = isinstance(error, (*UNREACHABLE, TransientError))
             call.last = _hide(plain(str(error)), key)[:SHOWN] or type(error).__name__
@@ -221,7 +264,7 @@ class ProviderClient:
         self,
         server: _Server,
         provider: ProviderRef,
-        body: object,
+        asked: _Request,
         *,
         key: SecretValue | None,
         call: _Call,
@@ -232,9 +275,9 @@ class ProviderClient:
         try:
             request = server.client.build_request(
                 "POST",
-                f"{provider.base_url}/chat/completions",
+                f"{provider.base_url}/{asked.path}",
                 headers=headers,
-                content=json.dumps(body).encode(),
+                content=json.dumps(asked.body).encode(),
             )
         except (httpx.InvalidURL, ValueError, TypeError):
             raise _bad_request(provider) from None  # it could show the key
@@ -246,7 +289,8 @@ class ProviderClient:
             except httpx.LocalProtocolError:
                 raise _bad_request(provider) from None
             try:
-                return _Answer(response.status_code, response.headers, await _read(response))
+                held = await _read(response, most_bytes=asked.most_bytes)
+                return _Answer(response.status_code, response.headers, held)
             finally:
                 await response.aclose()
 
@@ -367,12 +411,12 @@ def _asked_pause(answer: _Answer) -> float | None:
     return None
 
 
-async def _read(response: httpx.Response) -> bytes:
+async def _read(response: httpx.Response, *, most_bytes: int) -> bytes:
     held = bytearray()
     async for part in response.aiter_raw():
         held += part
-        if len(held) > MOST_BYTES:
-            raise httpx.ReadError(f"the answer has more than {MOST_BYTES} bytes")
+        if len(held) > most_bytes:
+            raise httpx.ReadError(f"the answer has more than {most_bytes} bytes")
     return bytes(held)
 
 
