@@ -1,6 +1,7 @@
 """Grades generated groups.
 Reads: GroupGenerated.  Emits: GroupGraded.  Stream: grade.
-Does: runs the user's Grader or reward functions, and asks judges (lane: user).  Waits for: nothing.
+Does: runs the user's Grader or reward functions, asks judges and teachers on servers (lane: user).
+Waits for: nothing.
 Safe to repeat because: one grade stream per group; a second outcome decides nothing.
 
 Every sample gets a grade. If the sample or its grader failed, or the grader returned something that is
@@ -21,8 +22,10 @@ from pydantic import ValidationError
 from consumers.interrupted_calls import until_uninterrupted
 from consumers.judging.panel import JudgePorts, judge_group
 from consumers.stored_files import store_output
+from consumers.teacher_logprobs import ask_teacher
 from consumers.user_secrets import sandbox_owner
 from infra.ports.services import UserCode, UserCodeRaised, UserOutput
+from infra.ports.teachers import Teachers
 from infra.spine.ports.artifacts import Artifacts
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt
@@ -113,16 +116,17 @@ def routes(message: GradeMessage) -> tuple[StreamName, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GradePorts(JudgePorts):
-    """The sandbox with the user's grader, the judges, and the samples."""
+    """The sandbox with the user's grader, the judges, the teachers on servers, and the samples."""
 
     artifacts: Artifacts
     user: UserCode
+    teachers: Teachers
 
 
 async def perform(effect: GradeGroup, ports: GradePorts) -> GroupScored:
-    """Read the samples, grade those that did not fail, and store all of them in one artifact. Returns
-    the artifact and the grades. Raises TransientError when the sandbox is gone, CorruptData when a part
-    cannot be read."""
+    """Read the samples, grade those that did not fail, and store all of them in one artifact, with what
+    a teacher on a server says about them. Returns the artifact and the grades. Raises TransientError
+    when the sandbox or the teacher is gone, CorruptData when a part cannot be read."""
     batches = [
         _parse_batch(await ports.artifacts.get_artifact(part), part) for part in effect.parts
     ]
@@ -130,16 +134,24 @@ async def perform(effect: GradeGroup, ports: GradePorts) -> GroupScored:
     records = tuple(found.get(entry.index) or _missing_record(entry) for entry in effect.entries)
     rollout = effect.spec.template.rollout
     failed_rewards = rollout.failed_rewards if rollout else {}
+    # The teacher first: while its server is away, no grader runs for nothing.
+    taught, texts = await ask_teacher(
+        effect.spec, records, teachers=ports.teachers, secrets=ports.secrets
+    )
     graded, left = await _call_grader(
         effect.spec, [r for r in records if _is_scored(r, failed_rewards)], ports
     )
     hint = await _fill_hint(effect.spec, ports)
-    if (left, hint) == (None, None) and len(batches) == 1 and batches[0].samples == records:
+    if (left, hint) == (None, None) and len(batches) == 1 and batches[0].samples == taught:
         artifact = effect.parts[0]
     else:
         output = await store_output(left, ports.artifacts, run=effect.spec.owner) if left else None
         whole = SampleBatch(
-            group=effect.spec.group, samples=records, grader_output=output, teacher_hint=hint
+            group=effect.spec.group,
+            samples=taught,
+            grader_output=output,
+            teacher_hint=hint,
+            teacher_tokens=texts,
         )
         data = whole.model_dump_json().encode()
         artifact = await ports.artifacts.put_artifact(data, run=effect.spec.owner)

@@ -124,6 +124,8 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "teacher": DISTILLED,
     "distill_beta": DISTILLED,
     "teacher_hint": DISTILLED,
+    "teacher_base_url": DISTILLED,
+    "teacher_api_key_secret": DISTILLED,
 }
 """Key -> the algorithms that read it. For any other algorithm the key must not be set."""
 

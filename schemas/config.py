@@ -55,6 +55,7 @@ PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)]
+ServerUrl = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 
 MOST_RUBRICS = 16
 LONGEST_RUBRIC = 4000
@@ -113,8 +114,7 @@ class Training(Section):
 
 class Sampling(Section):
     rollout_temperature: float = Field(default=1.0, ge=0, le=2)
-    """the logits are divided by it, in the sampler and in the learner; at least 0.01 in
-    training"""
+    """the logits are divided by it, in the sampler and in the learner; at least 0.01 in training"""
     rollout_top_p: float = Field(default=1.0, ge=0, le=1)
     """must be 1.0 in training, because any other value would bias every ratio"""
 
@@ -198,8 +198,7 @@ class Advanced(Section):
     priority: int = Field(default=1, ge=1, le=100)
     """the share of this run where runs take turns: one with 2 gets twice the work of one with 1"""
     date: Day | None = None
-    """the current date for chat templates that ask for it, as `"2026-11-22"`; default: the day of the
-    submit"""
+    """the current date for chat templates that ask, as `"2026-11-22"`; default: that of submit"""
     tuning: Literal["lora", "full"] = "lora"
     """what is trained: a LoRA adapter, or all weights"""
     lora_rank: int = Field(default=16, ge=1, le=512)
@@ -380,9 +379,13 @@ class Advanced(Section):
     undesirable_weight: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
     """`kto`: the weight of undesirable answers"""
     teacher: NonEmpty | None = Field(default=None, exclude_if=_is_unset)
-    """`distill`: the model to learn from, written like `experiment.model_path`, or `self`"""
+    """`distill`: the model to learn from, like `experiment.model_path`, or `self`, or `provider:NAME`"""
     teacher_hint: Instruction | None = Field(default=None, exclude_if=_is_unset)
     """`distill`: text behind the prompt that only the teacher reads, with the `{ground_truth}`"""
+    teacher_base_url: ServerUrl | None = Field(default=None, exclude_if=_is_unset)
+    """`distill`: the vLLM server of a teacher `provider:NAME`, such as `https://10.0.0.5:8000/v1`"""
+    teacher_api_key_secret: SecretName | None = Field(default=None, exclude_if=_is_unset)
+    """`distill`: the name of the secret with the key of that server; default: no key is sent"""
     distill_beta: float | None = Field(default=None, ge=0, le=1, exclude_if=_is_unset)
     """`distill`: 1 is the reverse KL divergence, 0 the forward one, and between them is JSD"""
     center_rewards_coefficient: float | None = Field(default=None, gt=0, le=1, exclude_if=_is_unset)
@@ -393,8 +396,7 @@ class Advanced(Section):
     max_sequence_length: int = Field(default=2048, ge=8, le=262_144)
     """there, the most tokens in a row; a longer row is cut off at its end"""
     state_interval: int | None = Field(default=None, ge=1, le=10_000)
-    """after this many steps a version is stored completely, so that recovery can start from it; default:
-    1, more for large models"""
+    """steps between versions that are stored whole, for recovery; default: 1, more for large models"""
 
 
 class Secrets(Section):
@@ -473,11 +475,10 @@ class EvalAdvanced(Section):
     """as in training"""
     network: tuple[str, ...] = Field(default=(), max_length=MOST_ADDRESSES)
     """as in training"""
-    base_url: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    base_url: ServerUrl | None = None
     """a provider's model: an OpenAI-compatible server, instead of a known provider"""
     api_key_secret: SecretName | None = None
-    """a provider's model: the name of the secret with the key; default: that of the provider, such as
-    OPENAI_API_KEY"""
+    """a provider's model: the secret with the key; default: the provider's, such as OPENAI_API_KEY"""
     usd_per_million: tuple[float, float] | None = None
     """a provider's model: the price of a million tokens of prompts and of answers, in US dollars"""
     max_calls: int = Field(default=10_000, ge=1, le=10_000_000)
@@ -495,6 +496,5 @@ class EvalConfig(Section):
     evaluation: Evaluation = Evaluation()
     advanced: EvalAdvanced = EvalAdvanced()
     env: dict[EnvName, str] = {}
-    """Environment variables for user code, by name. Names that begin with HEADRACE_, LD_ or PYTHON are
-    refused, and so are PATH, HOME and GLIBC_TUNABLES"""
+    """Environment variables for user code, by name, as in training"""
     secrets: Secrets = Secrets()

@@ -10,6 +10,7 @@ HeadraceError
 +-- TransientError         something outside of Headrace did not answer; the call may succeed later
 |   +-- StoreAway          the blob store cannot be used now; work waits for it
 |   +-- JudgeAway          the model that scores answers does not answer now; work waits for it
+|   +-- TeacherAway        the server of a teacher does not answer now; work waits for it
 |   +-- SandboxAway        the service that runs user code cannot be reached; work waits for it
 |   +-- RepositoryAway     a git repository cannot be reached now; work waits for it
 |       +-- ForgeAway      the API of a forge does not answer now; work waits for it
@@ -133,6 +134,12 @@ class CallInterrupted(TransientError):
 class JudgeAway(TransientError):
     """A judge cannot be reached, is overloaded or limits the rate. This is not a fault of the answers
     that it should score. The work waits and asks again, for as long as this lasts."""
+
+
+class TeacherAway(TransientError):
+    """The server of a teacher cannot be reached, is overloaded or limits the rate. This is not a fault
+    of the samples that it should read. The work waits and asks again, for as long as this lasts. The
+    message says what failed."""
 
 
 class RepositoryAway(TransientError):

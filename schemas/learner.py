@@ -68,7 +68,8 @@ class GradedGroup:
 
     A reward of None is left out of the baseline and gets advantage 0. `parts` are the parts of the
     rewards by name, if the run's algorithm compares them. `hint` is what the teacher reads behind the
-    prompt, if the run has one.
+    prompt, if the run has one. `teacher_tokens` are the texts that a teacher on a server has for tokens,
+    by id.
     """
 
     slot: int
@@ -76,6 +77,7 @@ class GradedGroup:
     rewards: tuple[float | None, ...]
     parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     hint: str | None = None
+    teacher_tokens: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,12 +300,13 @@ class TokenCounter(Protocol):
 
 class Sequence(Value):
     """One training row: its ids, which of them the policy chose, the behaviour logprobs, and the answers
-    in it that were sampled under a grammar."""
+    in it that were sampled under a grammar. A teacher on a server has logprobs in the same places."""
 
     tokens: tuple[int, ...]
     loss_mask: tuple[Literal[0, 1], ...]
     logprobs: tuple[float, ...]
     constrained: tuple[ConstrainedSpan, ...] = Field(default=(), exclude_if=_is_unset)
+    teacher_logprobs: tuple[float, ...] = Field(default=(), exclude_if=_is_unset)
 
 
 class RewardedTurn(Value):
@@ -408,13 +409,15 @@ class SampleRecord(Value):
 
 class SampleBatch(Value):
     """The content of a group artifact: samples of one group in the order of their index. In the artifact
-    of a graded group, `grader_output` is what the grader left behind, if anything, and `teacher_hint` is
-    what the teacher of the run reads behind the prompt, if it has a hint."""
+    of a graded group, `grader_output` is what the grader left behind, if anything, `teacher_hint` is
+    what the teacher of the run reads behind the prompt, if it has a hint, and `teacher_tokens` are the
+    texts that a teacher on a server has for the tokens of the group, by id."""
 
     group: str
     samples: tuple[SampleRecord, ...]
     grader_output: SampleOutput | None = Field(default=None, exclude_if=_is_unset)
     teacher_hint: str | None = Field(default=None, exclude_if=_is_unset)
+    teacher_tokens: dict[int, str] = Field(default={}, exclude_if=_is_unset)
 
 
 class JudgeUsage(Value):

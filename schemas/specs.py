@@ -19,6 +19,7 @@ from schemas.sampling import (
     LoraScaling,
     ModelRef,
     PolicyRef,
+    ProviderRef,
     SamplingParams,
     Value,
 )
@@ -326,8 +327,8 @@ class RolloutRef(Value):
 
 class GroupTemplate(Value):
     """The settings that all groups of one request share. `rollout` is None for single-turn groups
-    without user code. Nothing can grade those, so only tests of engines use them. `teacher_hint` is that
-    of a run that distils (`schemas/models/teacher.py`)."""
+    without user code. Nothing can grade those, so only tests of engines use them. `teacher_hint` and
+    `teacher_server` are those of a run that distils (`schemas/models/teacher.py`)."""
 
     dataset: DatasetRef
     model: ModelRef
@@ -340,6 +341,7 @@ class GroupTemplate(Value):
     rollout: RolloutRef | None = None
     run: str | None = None
     teacher_hint: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    teacher_server: ProviderRef | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 Attempts = Annotated[tuple[int, ...], Field(default=(), exclude_if=lambda value: value == ())]

@@ -157,8 +157,9 @@ class TorchLearner:
         return result
 
     async def _load_teacher(self, job: LearnerJob) -> TeacherModel | None:
-        """The teacher of a run that has one, on the device. Raises Refused when it cannot be loaded."""
-        if job.teacher is None:
+        """The teacher of a run that has one which is computed here, on the device. Raises Refused when
+        it cannot be loaded."""
+        if job.teacher is None or job.teacher.server is not None:
             return None
         loaded = (await self._cache.load_model(job.teacher.model)).under(job.rules)
         adapter = PolicyRef(version=0, weights=job.teacher.weights)

@@ -198,6 +198,7 @@ async def _read_group(ports: HistoryPorts, group: BatchGroup) -> GradedGroup:
         rewards=group.rewards,
         parts=group.parts,
         hint=batch.teacher_hint,
+        teacher_tokens=batch.teacher_tokens,
     )
 
 

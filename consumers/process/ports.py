@@ -22,6 +22,7 @@ from infra.model_api.judgements import PostgresJudgements
 from infra.model_api.provider_usage import PostgresProviderUsage
 from infra.model_api.providers.client import ProviderClient
 from infra.model_api.providers.judges import ProviderJudges
+from infra.model_api.providers.teachers import VllmTeachers
 from infra.names import check_one_workspace
 from infra.readmodel.worker_chats import WorkerChats
 from infra.repositories.forge_connections import ForgeConnections
@@ -137,9 +138,10 @@ async def open_ports(
         )
         stack.push_async_callback(user.aclose)
         await user.start()
-    if "judges" in names:
-        ports["judges"] = judges = ProviderJudges(ProviderClient(settings.network))
-        stack.push_async_callback(judges.aclose)
+    if names & {"judges", "teachers"}:
+        client = ProviderClient(settings.network)
+        stack.push_async_callback(client.aclose)
+        ports |= {"judges": ProviderJudges(client), "teachers": VllmTeachers(client)}
         ports["judgements"] = PostgresJudgements(backend.database)
     if "repositories" in names:
         ports["repositories"] = repositories = GitRepositories(

@@ -28,6 +28,7 @@ from infra.model_api.judgements import MemoryJudgements
 from infra.model_api.provider_usage import MemoryProviderUsage
 from infra.model_api.providers.client import ProviderClient
 from infra.model_api.providers.judges import ProviderJudges
+from infra.model_api.providers.teachers import VllmTeachers
 from infra.ports.secrets import SecretStore
 from infra.ports.services import Datasets
 from infra.sandbox.service.client import SandboxClient
@@ -256,12 +257,15 @@ async def open_tryout(
         user = SandboxClient(service_of(settings), fetch=artifacts.get_artifact, sockets=gateway)
         stack.push_async_callback(user.aclose)
         await user.start()
-        judges = ProviderJudges(ProviderClient(None))
+        client = ProviderClient(None)
+        judges = ProviderJudges(client)
         stack.push_async_callback(judges.aclose)
         datasets: Datasets = rows
         yield Tryout(
             RolloutPorts(sampler, gateway, user, secrets, datasets, artifacts, _NoScorer()),
-            GradePorts(datasets, secrets, judges, MemoryJudgements(), artifacts, user),
+            GradePorts(
+                datasets, secrets, judges, MemoryJudgements(), artifacts, user, VllmTeachers(client)
+            ),
             rows,
         )
 

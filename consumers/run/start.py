@@ -294,4 +294,5 @@ def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -
         rollout=rollout.model_copy(update={"failed_rewards": {}}) if validation else rollout,
         run=request.run,
         teacher_hint=None if validation else advanced.teacher_hint,
+        teacher_server=None if validation or not request.teacher else request.teacher.server,
     )

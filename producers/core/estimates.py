@@ -45,7 +45,8 @@ async def readers_of(config: RunConfig, valid: Valid, lookup: Lookup) -> tuple[R
     found = []
     if config.advanced.teacher == SELF:
         found.append(Reader(valid.facts.parameters, is_loaded=False))
-    models = [] if valid.teacher is None else [valid.teacher.model]
+    # A teacher on a server computes there.
+    models = [] if valid.teacher is None or valid.teacher.server else [valid.teacher.model]
     for model in (*models, *(one.base for one in valid.reward_models)):
         facts = valid.facts if model == valid.model else await model_facts(model, lookup)
         found.append(Reader(facts.parameters, is_loaded=model != valid.model))

@@ -4,10 +4,13 @@ from pydantic import Field
 
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Refused
-from schemas.sampling import LoraScaling, ModelRef, Value
+from schemas.sampling import LoraScaling, ModelRef, ProviderRef, Value
 
 SELF = "self"
 """The value of `advanced.teacher` that names the policy itself."""
+
+LONGEST_TEXT = 64
+"""Characters that are kept of the text which a teacher on a server has for a token."""
 
 
 GROUND_TRUTH = "{ground_truth}"
@@ -30,7 +33,8 @@ class TeacherRef(Value):
     """The model whose distribution a run learns. `name` is how the config names it. With `weights`, an
     adapter, the teacher is `model` with this adapter on it. A checkpoint of the run's own base model is
     one, so that its base is not loaded a second time. `checkpoint` is `<run id>@<step>`, if the teacher
-    is one."""
+    is one. A model of a provider is read on its own server, and its log-probabilities are part of the
+    samples."""
 
     name: str
     model: ModelRef
@@ -38,3 +42,8 @@ class TeacherRef(Value):
     checkpoint: str | None = None
     lora_alpha: float = 32.0
     lora_scaling: LoraScaling | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @property
+    def server(self) -> ProviderRef | None:
+        """The server that has the teacher. None if the learner computes it."""
+        return self.model.provider

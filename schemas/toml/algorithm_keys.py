@@ -207,18 +207,13 @@ def _distillation_issues(config: RunConfig) -> Iterator[Issue]:
             f"is missing; name the model that {advanced.algorithm} learns from, like run@last or a "
             "directory",
         )
-    elif advanced.teacher.startswith(PROVIDER_PREFIX):
-        yield Issue(
-            "advanced.teacher",
-            f"must be a model whose distributions can be computed here, got {advanced.teacher!r}; a "
-            "provider tells none for a given answer, so train on its answers with algorithm = 'sft'",
-        )
     elif advanced.teacher == SELF and advanced.teacher_hint is None:
         yield Issue(
             "advanced.teacher",
             f"is {SELF!r}, which has nothing to teach without a hint; set advanced.teacher_hint, or "
             "name another model",
         )
+    yield from _teacher_server_issues(config)
     hint = advanced.teacher_hint or ""
     if advanced.teacher_hint is not None and not hint.strip():
         yield Issue("advanced.teacher_hint", "is blank; write a hint, or leave this key out")
@@ -238,6 +233,47 @@ def _distillation_issues(config: RunConfig) -> Iterator[Issue]:
             "advanced.updates_per_step",
             f"must be 1 for {advanced.algorithm}, got {advanced.updates_per_step}; raise "
             "advanced.max_steps instead",
+        )
+
+
+def _teacher_server_issues(config: RunConfig) -> Iterator[Issue]:
+    """A teacher on a server tells the log-probability of each token that was sampled, at a temperature
+    of 1, and nothing else of its distribution."""
+    advanced, temperature = config.advanced, config.sampling.rollout_temperature
+    if not (advanced.teacher or "").startswith(PROVIDER_PREFIX):
+        for key in ("teacher_base_url", "teacher_api_key_secret"):
+            if getattr(advanced, key) is not None:
+                yield Issue(
+                    f"advanced.{key}",
+                    f"has no meaning with teacher = {advanced.teacher!r}, which is not on a server; "
+                    "write teacher = 'provider:NAME' with a model there, or leave this key out",
+                )
+        return
+    if advanced.teacher_base_url is None:
+        yield Issue(
+            "advanced.teacher_base_url",
+            f"is missing; set it to the vLLM server that has {advanced.teacher!r}, such as "
+            "https://10.0.0.5:8000/v1. Other providers tell no log-probabilities of given answers, so "
+            "train on theirs with algorithm = 'sft'",
+        )
+    if temperature != 1.0:
+        yield Issue(
+            "sampling.rollout_temperature",
+            "must be 1 with a teacher on a server, whose log-probabilities are those of temperature 1, "
+            f"got {temperature:g}; leave it out, or name a checkpoint as advanced.teacher",
+        )
+    if advanced.teacher_hint is not None:
+        yield Issue(
+            "advanced.teacher_hint",
+            "has no meaning with a teacher on a server, which reads the student's own tokens; leave it "
+            "out, or name a checkpoint as advanced.teacher",
+        )
+    if advanced.distill_beta not in (None, 1.0):
+        yield Issue(
+            "advanced.distill_beta",
+            f"must be 1 (the reverse KL) with a teacher on a server, got {advanced.distill_beta:g}: "
+            "other divergences need its whole distribution; leave it out, or name a checkpoint as "
+            "advanced.teacher",
         )
 
 

@@ -63,6 +63,8 @@ MEANT: dict[str, tuple[str, ...]] = {
     "advanced.seed": ("random_seed",),
     "advanced.tau_neg": ("sapo_temperature_neg", "sapo_tau_neg"),
     "advanced.tau_pos": ("sapo_temperature_pos", "sapo_tau_pos"),
+    "advanced.teacher_api_key_secret": ("teacher_api_key",),
+    "advanced.teacher_base_url": ("teacher_server", "teacher_url", "teacher_server_url"),
     "advanced.teacher_hint": ("hint",),
     "advanced.teacher": ("teacher_model", "teacher_model_name_or_path", "teacher_model_path"),
     "advanced.updates_per_step": ("num_iterations", "ppo_epochs", "mu"),

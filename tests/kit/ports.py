@@ -30,6 +30,7 @@ class AllPorts:
     secrets: Any = None
     judges: Any = None
     judgements: Any = None
+    teachers: Any = None
     hub: Any = None
     scorer: Any = None
 

@@ -4,6 +4,7 @@ from tests.known_bugs.known_bug import KnownBug
 
 UNIT = "tests/unit/trainer/distillation/test_step.py"
 SINGLE = f"{UNIT}::test_the_loss_is_that_of_single_passes"
+RECORDED = "tests/unit/trainer/distillation/test_recorded.py"
 
 KNOWN_BUGS = (
     KnownBug(
@@ -50,5 +51,29 @@ KNOWN_BUGS = (
         new="beta = min(beta, 1 - 1e-6)\n    if beta == 1.0:",
         test=SINGLE,
         given={"beta": 1.0},
+    ),
+    KnownBug(
+        bug="logprobs of a teacher's server are those of the token before",
+        seen="areal-project/AReaL#1728",
+        code="trainer.distillation.recorded:RecordedTeacher.read",
+        old='{"logprobs": row.teacher_logprobs}',
+        new='{"logprobs": (0.0, *row.teacher_logprobs[:-1])}',
+        test=f"{RECORDED}::test_the_loss_is_that_of_single_passes",
+    ),
+    KnownBug(
+        bug="logprobs of a teacher's server are collected, and never learned from",
+        seen="NousResearch/atropos#456",
+        code="trainer.distillation.recorded:RecordedTeacher.read",
+        old='{"logprobs": row.teacher_logprobs}',
+        new='{"logprobs": row.logprobs}',
+        test=f"{RECORDED}::test_the_loss_is_that_of_single_passes",
+    ),
+    KnownBug(
+        bug="the gradient flows through the student's part of the reward, too",
+        seen="meta-pytorch/torchforge#527",
+        code="trainer.distillation.recorded:compare_sampled",
+        old="student_M, teacher_M = student_M.detach(), teacher_M.to(student_M)",
+        new="student_M, teacher_M = student_M, teacher_M.to(student_M)",
+        test=f"{RECORDED}::test_a_token_that_the_teacher_likes_more_becomes_likelier",
     ),
 )

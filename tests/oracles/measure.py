@@ -11,7 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from tests.oracles.cases import Case, cases
 from tests.oracles.comparisons import COMPARISONS
 from tests.oracles.pairs import PREFERENCE_COMPARISONS, PairCase, gap, pair_cases
-from tests.oracles.teachers import DISTILLED_WITH, PEERS, TeacherCase, teacher_cases, teacher_gap
+from tests.oracles.teachers import (
+    DISTILLED_WITH,
+    ON_A_SERVER,
+    PEERS,
+    TeacherCase,
+    teacher_cases,
+    teacher_gap,
+)
 
 
 def worst(name: str, examples: int) -> dict[str, tuple[float, float]]:
@@ -27,7 +34,7 @@ def worst(name: str, examples: int) -> dict[str, tuple[float, float]]:
     )
     @given(cases())
     def draw(case: Case) -> None:
-        mine, theirs = COMPARISONS[name](case)
+        mine, theirs = (COMPARISONS | ON_A_SERVER)[name](case)
         for oracle, answer in theirs.items():
             value = abs(mine.loss - answer.loss) / (1 + abs(answer.loss))
             gap = (mine.gradient - answer.gradient).abs() / (1 + answer.gradient.abs())
@@ -82,7 +89,7 @@ def worst_of_teachers(name: str, examples: int) -> dict[str, float]:
 def main() -> None:
     examples = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     print(f"| | {' | '.join(ORACLES)} |\n|{'---|' * (len(ORACLES) + 1)}")
-    for name in COMPARISONS:
+    for name in (*COMPARISONS, *ON_A_SERVER):
         found = worst(name, examples)
         cells = [f"{max(found[o]):.0e}" if o in found else "-" for o in ORACLES]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

@@ -1,14 +1,30 @@
 """Student and teacher as states and heads that our divergence and the oracles can read, in float64."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
+from schemas.config import LossAggregation
+from schemas.learner import GradedGroup
+from tests.oracles import theirs_trl, theirs_verl
 from tests.oracles.available import oracle
+from tests.oracles.cases import PROMPT, Answer, Case, TablePolicy, graded_groups, times
+from tests.oracles.comparisons import AGGREGATIONS, LONGEST, Compared
 from trainer.distillation.divergence import compare
+from trainer.distillation.recorded import RecordedTeacher
+from trainer.distillation.step import (
+    DistillationRun,
+    compared_rows,
+    micro_batch_loss,
+    micro_batches,
+)
 from trainer.forward.predictions import Predictions
+from trainer.objective.aggregate import token_weights
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.metrics import Means
 
 TRL = oracle("trl.experimental.gkd.gkd_trainer").GKDTrainer.generalized_jsd_loss
 LIGER = oracle("liger_kernel.chunked_loss.jsd_loss").LigerFusedLinearJSDFunction
@@ -83,3 +99,66 @@ def teacher_gap(case: TeacherCase, peer: str) -> float:
     """The largest difference of value or gradient from a peer, over 1 + its size."""
     pairs = zip(solved(case, "ours"), solved(case, peer), strict=True)
     return max(float(((a - b).abs() / (1 + b.abs())).max()) for a, b in pairs)
+
+
+def on_a_server(aggregation: LossAggregation) -> Callable[[Case], Compared]:
+    """Distillation from the recorded logprobs of a teacher, here those of pi_ref. For TRL and verl it is
+    a policy gradient without a clip, whose advantages (B, T) are verl's: minus k1."""
+    asked = AGGREGATIONS[aggregation]
+
+    def compare(case: Case) -> Compared:
+        advantage = -theirs_verl.CORE.kl_penalty(case.now, case.reference, "k1") * case.mask
+        unclipped = {"clip_ratio_low": 1.0, "clip_ratio_high": theirs_verl.NEVER}
+        options: dict[str, Any] = {
+            "epsilon_low": 1.0,
+            "epsilon_high": theirs_verl.NEVER,
+            "loss_type": asked.loss_type,
+            "max_completion_length": LONGEST,
+        }
+        factor = asked.factor(case)
+        return recorded_answer(case, aggregation), {
+            "TRL": times(theirs_trl.loss(case, advantage, **options), factor),
+            "verl": theirs_verl.policy_loss(
+                case, "vanilla", advantage, aggregation=aggregation, longest=LONGEST, **unclipped
+            ),
+        }
+
+    return compare
+
+
+def recorded_answer(case: Case, aggregation: LossAggregation) -> Answer:
+    """Our loss, computed through the whole of `trainer/distillation/step.py`."""
+    policy: Any = TablePolicy(case)
+    policy.before = False
+    settings = Hyperparameters(
+        temperature=1.0,
+        aggregation=aggregation,
+        max_response_length=LONGEST,
+        micro_batch_tokens=case.micro_batch_tokens,
+    )
+    chat: Any = None
+    run = DistillationRun(RecordedTeacher("t"), 1.0, settings, chat)
+    rows, means = compared_rows(taught(case), run), Means()
+    weights = token_weights([row.student for row in rows], settings)
+    for micro, read in micro_batches(policy, rows, run):
+        micro_batch_loss(policy, micro, read, weights, run, means=means).backward()
+    assert policy.leaf.grad is not None
+    return Answer(means.values()["train/loss"], policy.leaf.grad)
+
+
+def taught(case: Case) -> tuple[GradedGroup, ...]:
+    """The case with pi_ref as the teacher that read its rows."""
+    groups, width = [], case.mask.shape[1]
+    for group in graded_groups(case):
+        samples = []
+        for sample in group.samples:
+            (row,) = sample.sequences
+            said = case.reference[row.tokens[-1] // width].tolist()
+            read = row.model_copy(update={"teacher_logprobs": (0.0,) * PROMPT + tuple(said)})
+            samples.append(sample.model_copy(update={"sequences": (read,)}))
+        groups.append(replace(group, samples=tuple(samples)))
+    return tuple(groups)
+
+
+ON_A_SERVER = {"distill, on a server": on_a_server("token_mean")}
+"""The row of the table of agreement."""

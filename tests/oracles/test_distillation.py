@@ -4,8 +4,17 @@ import pytest
 import torch
 from hypothesis import given
 
+from schemas.config import LossAggregation
 from tests.kit.property_examples import examples
-from tests.oracles.teachers import PEERS, TeacherCase, teacher_cases, teacher_gap
+from tests.oracles.cases import Case, cases, same
+from tests.oracles.comparisons import AGGREGATIONS
+from tests.oracles.teachers import (
+    PEERS,
+    TeacherCase,
+    on_a_server,
+    teacher_cases,
+    teacher_gap,
+)
 from trainer.distillation.divergence import compare
 from trainer.forward.predictions import Predictions
 
@@ -34,3 +43,15 @@ def test_the_gradient_is_the_slope(case: TeacherCase) -> None:
 
     states = case.states.clone().requires_grad_()
     assert torch.autograd.gradcheck(value, (states,), eps=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@examples(30)
+@given(case=cases())
+def test_recorded_logprobs_teach_as_a_policy_gradient_of_other_trainers(
+    aggregation: LossAggregation, case: Case
+) -> None:
+    mine, theirs = on_a_server(aggregation)(case)
+    assert len(theirs) == 2
+    for found in theirs.values():
+        same(mine, found)

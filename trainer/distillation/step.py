@@ -4,7 +4,8 @@
 
 The student samples as in reinforcement learning, and at each of its tokens the teacher says what it
 would have said (GKD, arXiv 2306.13649). No reward is read. Read this file from `step`, which the learner
-calls. The divergence is in `trainer/distillation/divergence.py`.
+calls. The divergence is in `trainer/distillation/divergence.py`. A teacher on a server has read the
+samples before, and D_t is an estimate of it (`trainer/distillation/recorded.py`).
 
 We decided:
 - The loss is a mean over all actions of the optimizer step (w_t is 1 / all actions), and not over a
@@ -29,8 +30,11 @@ import torch
 from schemas.errors import Refused
 from schemas.learner import GradedGroup, LearnerJob
 from schemas.models.teacher import SELF
+from schemas.sampling import SampleRecord
+from schemas.sampling import Sequence as TokenSequence
 from trainer.distillation.divergence import Comparison, compare
 from trainer.distillation.hint import hinted_row
+from trainer.distillation.recorded import RecordedTeacher, compare_sampled
 from trainer.distillation.teacher import Teacher, TeacherModel
 from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.model.chat_template import Chat
@@ -52,7 +56,7 @@ class DistillationRun:
     """The parts of a run that stay the same over its steps. Of the hyperparameters the temperature, the
     aggregation and the sizes are read."""
 
-    teacher: Teacher
+    teacher: Teacher | RecordedTeacher
     beta: float
     hyperparameters: Hyperparameters
     chat: Chat
@@ -66,9 +70,14 @@ def run_of(
     chat: Chat,
     micro_batch_tokens: int,
 ) -> DistillationRun:
-    """The parts of a run that do not change. Without a model the student is its own teacher."""
+    """The parts of a run that do not change. Without a model and a server the student is its own
+    teacher."""
     advanced = job.config.advanced
-    teacher = Teacher(SELF, student) if model is None else model.beside(student)
+    teacher: Teacher | RecordedTeacher
+    if job.teacher is not None and job.teacher.server is not None:
+        teacher = RecordedTeacher(job.teacher.name)
+    else:
+        teacher = Teacher(SELF, student) if model is None else model.beside(student)
     return DistillationRun(
         teacher=teacher,
         beta=BETA if advanced.distill_beta is None else advanced.distill_beta,
@@ -92,9 +101,11 @@ def step(
 ) -> tuple[dict[str, float], tuple[int, ...]]:
     """Train the policy on one batch of its samples, in place. Returns the metrics of the step by key,
     and its micro-batch plan: the number of tokens of each micro-batch, in order. Raises Refused when the
-    teacher gives a log-probability that is not finite."""
+    teacher gives a log-probability that is not finite, or has another vocabulary."""
     # 1. The rows of all samples that did not fail, as student and teacher read them, and the weight of
     #    each sample's actions.
+    if isinstance(run.teacher, RecordedTeacher):
+        run.teacher.check_vocabulary(groups, policy.loaded.base)
     rows = compared_rows(groups, run)
     weight_of = token_weights([row.student for row in rows], run.hyperparameters)
 
@@ -123,17 +134,7 @@ def micro_batch_loss(
 ) -> torch.Tensor:
     """The share of the step's loss that this micro-batch contributes, a scalar with a gradient. `read`
     has the same actions as the teacher reads them. Metrics are added to `means`."""
-    # The teacher first: it keeps nothing for a backward pass.
-    teacher = replace(run.teacher.predictions(read), allowed=micro.allowed)
-    student = replace(policy.predictions(micro), allowed=micro.allowed)
-    found = compare(
-        student,
-        teacher,
-        micro.target_M,
-        beta=run.beta,
-        temperature=run.hyperparameters.temperature,
-        chunk_elements=policy.forward.chunk_elements(policy.device),
-    )
+    found = compare_at_actions(policy, micro, read, run)
     check_finite(found, micro, run.teacher)
 
     weights = [weight_of[sample] for sample in micro.sample_M.tolist()]
@@ -148,7 +149,28 @@ def micro_batch_loss(
     return loss
 
 
-def check_finite(found: Comparison, micro: MicroBatch, teacher: Teacher) -> None:
+def compare_at_actions(
+    policy: Policy, micro: MicroBatch, read: MicroBatch, run: DistillationRun
+) -> Comparison:
+    """Student and teacher at each action of a micro-batch."""
+    temperature = run.hyperparameters.temperature
+    if isinstance(run.teacher, RecordedTeacher):
+        student_M, entropy_M = policy.logprobs(micro, temperature=temperature)
+        return compare_sampled(student_M, micro.behaviour_M, read.behaviour_M, entropy_M.detach())
+    # The teacher first: it keeps nothing for a backward pass.
+    teacher = replace(run.teacher.predictions(read), allowed=micro.allowed)
+    student = replace(policy.predictions(micro), allowed=micro.allowed)
+    return compare(
+        student,
+        teacher,
+        micro.target_M,
+        beta=run.beta,
+        temperature=temperature,
+        chunk_elements=policy.forward.chunk_elements(policy.device),
+    )
+
+
+def check_finite(found: Comparison, micro: MicroBatch, teacher: Teacher | RecordedTeacher) -> None:
     """Raises Refused if the teacher's log-probability of a sampled token is not finite."""
     bad = torch.isfinite(found.teacher_M).logical_not().nonzero()[:, 0].tolist()
     if not bad:
@@ -180,20 +202,35 @@ def compared_rows(groups: Sequence[GradedGroup], run: DistillationRun) -> tuple[
         for sample in group.samples:
             for place, row in enumerate(sample.sequences if sample.failure is None else ()):
                 student = Example(number, row)
-                if student.num_actions and max(row.tokens) < run.teacher.num_tokens:
-                    read = hinted_row(place, sample, group, chat=run.chat)
-                    run.teacher.check_length(len(read.tokens))
+                read = read_row(place, sample, group, run) if student.num_actions else None
+                if read is not None:
                     found.append(ComparedRow(student, Example(number, read)))
             number += 1
     return tuple(found)
+
+
+def read_row(
+    place: int, sample: SampleRecord, group: GradedGroup, run: DistillationRun
+) -> TokenSequence | None:
+    """A row of a sample as the teacher reads it. None if the teacher's model lacks a token of it."""
+    row = sample.sequences[place]
+    if isinstance(run.teacher, RecordedTeacher):
+        return run.teacher.read(row)
+    if max(row.tokens) >= run.teacher.num_tokens:
+        return None
+    read = hinted_row(place, sample, group, chat=run.chat)
+    run.teacher.check_length(len(read.tokens))
+    return read
 
 
 def micro_batches(
     policy: Policy, rows: Sequence[ComparedRow], run: DistillationRun
 ) -> Iterator[tuple[MicroBatch, MicroBatch]]:
     """The micro-batches of the student in order, each with what the teacher reads: the same actions. The
-    samples of a group share their prompt if both models support that."""
-    share, device = policy.shares_prompts and run.teacher.policy.shares_prompts, policy.device
+    samples of a group share their prompt if the models that are computed here support that."""
+    share, device = policy.shares_prompts, policy.device
+    if isinstance(run.teacher, Teacher):
+        share = share and run.teacher.policy.shares_prompts
     first = 0
     for micro in pack(
         with_masks([row.student for row in rows], policy),

@@ -28,7 +28,12 @@ MOST_SETTINGS, LONGEST_SETTING = 120, 120
 LEFT_OUT = ("env.", "secrets.", "experiment.model_path")
 """Settings that are not published: values of the environment, and paths of a server."""
 ADDRESSES: Mapping[str, Any] = {
-    "advanced": {"network": True, "rubrics": {"__all__": {"base_url", "api_key_secret"}}}
+    "advanced": {
+        "network": True,
+        "rubrics": {"__all__": {"base_url", "api_key_secret"}},
+        "teacher_base_url": True,
+        "teacher_api_key_secret": True,
+    }
 }
 """Settings that name machines, which may be those of a private network. They are not published."""
 

@@ -1,5 +1,6 @@
 """Resolves `advanced.teacher` to an exact model, in the words of `experiment.model_path`."""
 
+from infra.model_api.providers.endpoints import provider_ref
 from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from producers.core.lookup import CHECKPOINT, Checkpoint, Lookup
 from producers.core.models.model_ref import resolve_model
@@ -21,12 +22,13 @@ async def resolve_teacher(
 ) -> TeacherRef | None:
     """The teacher of a run whose own model is `model`. None if the run names none, or the policy
     itself. Raises InvalidConfig when there is no such model, when it is the run's own and has no hint,
-    and when its vocabulary is known to be another one."""
+    and when its vocabulary is known to be another one; MisdirectedKey when its server may not get the
+    key."""
     name = config.advanced.teacher
-    if (
-        name is None or name == SELF or name.startswith(PROVIDER_PREFIX)
-    ):  # this has an issue already
+    if name is None or name == SELF:
         return None
+    if name.startswith(PROVIDER_PREFIX):
+        return _on_server(config, name)
     if CHECKPOINT.fullmatch(name) and not name.startswith(PREFIX):
         teacher = await _checkpoint(name, model, lookup=lookup)
     else:
@@ -43,6 +45,16 @@ async def resolve_teacher(
     if vocabularies is not None:
         await _refuse_other_vocabulary(teacher, model, vocabularies)
     return teacher
+
+
+def _on_server(config: RunConfig, name: str) -> TeacherRef | None:
+    """A model on a vLLM server as a teacher. None without a server, which has an issue already."""
+    advanced = config.advanced
+    if advanced.teacher_base_url is None:
+        return None
+    base_url, secret = advanced.teacher_base_url, advanced.teacher_api_key_secret
+    ref = provider_ref(name.removeprefix(PROVIDER_PREFIX), base_url=base_url, secret=secret)
+    return TeacherRef(name=name, model=ModelRef(kind="provider", name=ref.name, provider=ref))
 
 
 async def _checkpoint(name: str, model: ModelRef, *, lookup: Lookup) -> TeacherRef:

@@ -1,5 +1,5 @@
-"""Issues with addresses: those that a config wants its workflow to connect to, and that of the model
-provider that an evaluation names."""
+"""Issues with addresses: those that a config wants its workflow to connect to, and those of the model
+provider of an evaluation and of the teacher of a run."""
 
 from collections.abc import Collection, Iterator
 
@@ -30,15 +30,15 @@ def network_issues(
 
 
 def provider_address_issues(
-    provider: ProviderRef, workspace: str, allowed: Collection[NetworkAddress]
+    provider: ProviderRef, key: str, workspace: str, allowed: Collection[NetworkAddress]
 ) -> Iterator[Issue]:
-    """An issue if the operator does not allow this workspace to reach the provider."""
+    """An issue with `key` if the operator does not allow this workspace to reach the provider."""
     if is_own_server(provider.base_url):
         return
     address = check_base_url(provider.base_url)
     if address not in allowed:
         yield Issue(
-            "advanced.base_url",
+            key,
             f"the operator does not allow workspace {workspace} to ask a model at {address}; ask for "
             f"{VARIABLE}={workspace}={address}, or use a provider",
         )

@@ -119,9 +119,12 @@ class ReferenceFinder:
         if chosen is not None:
             commits = await self._commits(chosen)
             await self._find_secrets(config, chosen, requester.submitter, issues)
-            keys = dict(judge_secrets(judges_of(config, commits)))
+            judges = judge_secrets(judges_of(config, commits))
+            keys = {f"{key}.api_key_secret": secret for key, secret in judges.items()}
             if model is not None and model.provider is not None and model.provider.secret:
-                keys["advanced"] = model.provider.secret
+                keys["advanced.api_key_secret"] = model.provider.secret
+            if teacher is not None and teacher.server is not None and teacher.server.secret:
+                keys["advanced.teacher_api_key_secret"] = teacher.server.secret
             if keys:
                 issues += [i async for i in self._missing_keys(keys, chosen, requester.submitter)]
         return References(
@@ -197,9 +200,13 @@ class ReferenceFinder:
             if teacher is not None and teacher.model.kind == "hub" and teacher.model != model:
                 await model_facts(teacher.model, self._lookup)  # raises if the hub does not have it
             return teacher
+        except MisdirectedKey as error:
+            issues.append(Issue("advanced.teacher_api_key_secret", error.message))
+            return None
         except InvalidConfig as error:
             suggestion = error.issues[0].did_you_mean if error.issues else None
-            issues.append(Issue("advanced.teacher", error.message, suggestion))
+            key = "teacher" if config.advanced.teacher_base_url is None else "teacher_base_url"
+            issues.append(Issue(f"advanced.{key}", error.message, suggestion))
             return None
 
     async def _workspace(
@@ -229,14 +236,15 @@ class ReferenceFinder:
     async def _missing_keys(
         self, keys: Mapping[str, str], workspace: Workspace, submitter: str | None
     ) -> AsyncIterator[Issue]:
-        """Report the judges, and the provider's model, whose keys are not set. No value is read."""
+        """Report the judges, the provider's model and the teacher whose keys are not set. `keys` are the
+        names of secrets by the keys of the config. No value is read."""
         missing = await self._secrets.missing(
             tuple(sorted(set(keys.values()))), workspace=workspace.id, submitter=submitter
         )
         for key, secret in keys.items():
             if secret in missing:
                 how = how_to_set([secret], pushed=submitter is None)
-                yield Issue(f"{key}.api_key_secret", f"the model needs a key: {how}")
+                yield Issue(key, f"the model needs a key: {how}")
 
     async def _commits(self, workspace: Workspace) -> tuple[SyncedCommit, ...]:
         """The commits of a workspace that were synced. Its other events are not read, because each

@@ -102,8 +102,10 @@ def _issues(config: RunConfig | EvalConfig, references: References) -> Iterator[
     if references.workspace is not None:
         name, allowed = references.workspace.name, references.network
         yield from network_issues(config, name, allowed)
-        if references.model is not None and references.model.provider is not None:
-            yield from provider_address_issues(references.model.provider, name, allowed)
+        if references.model is not None and (own := references.model.provider) is not None:
+            yield from provider_address_issues(own, "advanced.base_url", name, allowed)
+        if references.teacher is not None and (server := references.teacher.server) is not None:
+            yield from provider_address_issues(server, "advanced.teacher_base_url", name, allowed)
         yield from judge_issues(judges_of(config, references.commits), name, allowed)
 
 

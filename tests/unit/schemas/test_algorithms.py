@@ -43,8 +43,12 @@ VALUES: dict[str, Any] = {
     "label_smoothing": 0.1,
     "teacher": "old@last",
     "teacher_hint": "It is {ground_truth}.",
+    "teacher_base_url": "https://10.0.0.5:8000/v1",
+    "teacher_api_key_secret": "TEACHER_KEY",
 }
 """A valid value of each key; 0.5 is one of the others."""
+
+ON_SERVER = {"teacher": "provider:m", "teacher_base_url": "https://10.0.0.5:8000/v1"}
 
 RUBRIC = {"text": "It is polite.", "model": "openai/gpt-5-mini"}
 
@@ -63,6 +67,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "mask_failed": {"failed_reward": "grade"},
     "entropy_coef_delta": {"entropy_target": 0.2},
     "entropy_coef_max": {"entropy_target": 0.2},
+    "teacher_base_url": {"teacher": "provider:m"},
+    "teacher_api_key_secret": {"teacher": "provider:m", "teacher_base_url": "https://h/v1"},
 }
 
 
@@ -251,7 +257,24 @@ def test_the_weight_of_the_reference_is_found_under_the_name_of_the_other_family
     ("advanced", "key", "says"),
     [
         ({}, "teacher", "is missing; name the model that distill learns from"),
-        ({"teacher": "provider:x"}, "teacher", "got 'provider:x'; a provider tells none"),
+        (
+            {"teacher": "provider:x"},
+            "teacher_base_url",
+            "is missing; set it to the vLLM server that",
+        ),
+        ({**ON_SERVER, "teacher_hint": "x"}, "teacher_hint", "has no meaning with a teacher on a"),
+        ({**ON_SERVER, "distill_beta": 0.5}, "distill_beta", "must be 1 (the reverse KL) with a"),
+        (
+            {"teacher": "a@1", "teacher_base_url": "https://h/v1"},
+            "teacher_base_url",
+            "has no meaning with teacher = 'a@1', which is not on a server; write teacher = 'prov",
+        ),
+        (
+            {"teacher": "a@1", "teacher_api_key_secret": "KEY"},
+            "teacher_api_key_secret",
+            "has no meaning with teacher = 'a@1'",
+        ),
+        ({**ON_SERVER, "teacher_api_key_secret": "a key"}, "teacher_api_key_secret", "must match"),
         ({"teacher": "self"}, "teacher", "nothing to teach without a hint; set"),
         ({"teacher": "self", "teacher_hint": " "}, "teacher_hint", "is blank"),
         ({"teacher": "a@1", "correction": "truncated"}, "correction", "no meaning for distill"),
@@ -264,6 +287,16 @@ def test_a_run_that_distils_has_a_teacher_and_no_ratio(
     advanced: dict[str, Any], key: str, says: str
 ) -> None:
     assert says in refused(algorithm="distill", **advanced)[f"advanced.{key}"]
+
+
+def test_a_teacher_on_a_server_reads_a_temperature_of_one() -> None:
+    code = {"rollout": "r", "entrypoint": "main.py", "model_path": "m", "dataset": "d"}
+    asked = {"experiment": code, "advanced": {"algorithm": "distill", **ON_SERVER}}
+    assert run_issues(asked) == ()
+    (issue,) = run_issues({**asked, "sampling": {"rollout_temperature": 0.7}})
+    assert issue.key == "sampling.rollout_temperature"
+    assert "must be 1 with a teacher on a server" in issue.message
+    assert "got 0.7" in issue.message
 
 
 def test_a_run_that_distils_takes_one_sample_of_a_prompt() -> None:
@@ -299,7 +332,7 @@ def test_only_dapo_filters_by_itself() -> None:
 def test_a_run_that_does_not_set_the_newest_keys_is_stored_as_before() -> None:
     newest: dict[str, Any] = {"cov_ratio": 0.1, "cov_low": 1.0, "cov_high": 2.0, "cov_kl_coef": 1.0}
     newest |= {"turn_reward_coef": 0.5, "minibatch_size": 8, "mask_failed": True}
-    newest |= {"agent_advantages": True}
+    newest |= {"agent_advantages": True, **ON_SERVER, "teacher_api_key_secret": "TEACHER_KEY"}
     newest |= {"center_rewards_coefficient": 0.1}
     newest |= {"entropy_coef": 0.1, "entropy_target": 1.0, "lora_variant": "dora", "beta": 0.1}
     assert not set(newest) & set(Advanced().model_dump())

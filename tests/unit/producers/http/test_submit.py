@@ -356,7 +356,6 @@ async def test_a_teacher_is_pinned_and_an_adapter_on_the_run_s_own_base_stays_on
         ("scratch:qwen3-2m", "'scratch:qwen3-2m' has another vocabulary than the model of the run"),
         ("/nowhere", "/nowhere"),
         ("a b", "must match"),
-        ("provider:openai/gpt", "a provider tells none"),
     ],
 )
 async def test_a_teacher_that_cannot_teach_is_refused_by_name(
@@ -367,6 +366,44 @@ async def test_a_teacher_that_cannot_teach_is_refused_by_name(
     assert refused.status_code == 400, refused.text
     (issue,) = [i for i in refused.json()["issues"] if i["key"] == "advanced.teacher"]
     assert says in issue["message"]
+
+
+SERVER = {"teacher_base_url": "http://10.0.0.5:8000/v1"}
+
+
+async def test_a_teacher_on_a_server_is_pinned_with_the_name_of_its_key(
+    ready: Application,
+) -> None:
+    """Its address is the operator's decision, and its key a secret. Nothing is asked at submit."""
+    asked = distilled("provider:big", **SERVER, teacher_api_key_secret="TEACHER_KEY")
+    refused = await ready.post("/runs", {"config": asked, "workspace": "w"})
+    issues = {issue["key"]: issue["message"] for issue in refused.json()["issues"]}
+    assert "HEADRACE_NETWORK_ALLOW=w=10.0.0.5:8000" in issues["advanced.teacher_base_url"]
+    assert "headrace secret set TEACHER_KEY" in issues["advanced.teacher_api_key_secret"]
+    assert len(issues) == 2
+
+
+@pytest.mark.parametrize(
+    ("advanced", "key", "says"),
+    [
+        ({}, "teacher_base_url", "is missing; set it to the vLLM server that has 'provider:big'"),
+        ({"teacher_base_url": "10.0.0.5:8000"}, "teacher_base_url", "is not the base URL of a"),
+        ({"teacher_base_url": "http://u:p@h/v1"}, "teacher_base_url", "is not the base URL of a"),
+        (
+            {**SERVER, "teacher_api_key_secret": "OPENAI_API_KEY"},
+            "teacher_api_key_secret",
+            "OPENAI_API_KEY is a key for api.openai.com and is not sent to http://10.0.0.5:8000/v1",
+        ),
+    ],
+)
+async def test_a_teacher_on_a_server_that_cannot_be_asked_is_refused(
+    ready: Application, advanced: dict[str, Any], key: str, says: str
+) -> None:
+    asked = distilled("provider:big", **advanced)
+    refused = await ready.post("/runs", {"config": asked, "workspace": "w"})
+    assert refused.status_code == 400, refused.text
+    issues = {issue["key"]: issue["message"] for issue in refused.json()["issues"]}
+    assert says in issues[f"advanced.{key}"]
 
 
 async def test_a_reward_model_is_no_teacher(ready: Application) -> None:

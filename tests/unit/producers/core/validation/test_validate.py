@@ -266,6 +266,7 @@ EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
     (parse_run(toml(advanced={"algorithm": "gdpo"})), references()),
     (parse_run(toml(advanced={"lora_variant": "dora"})), references(has_vllm=True)),
     (parse_run(toml(advanced={"algorithm": "distill"})), references()),
+    (parse_run(toml(advanced={"algorithm": "distill", "teacher": "provider:m"})), references()),
 )
 
 
