@@ -279,7 +279,7 @@ def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
     scaling = Scaling(advanced.lora_alpha, advanced.lora_scaling)
     if advanced.tuning == "full":
-        tensors = {n: _trainable_copy(p) for n, p in loaded.base.model.named_parameters()}
+        tensors = {n: _trainable_copy(p) for n, p in loaded.base.parameters.items()}
         return Policy(loaded, tensors, scaling, critic, forward)
     modules = target_modules(loaded.base, advanced.lora_targets)
     tensors = fresh_adapter(
@@ -387,7 +387,7 @@ def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes],
             **tokenizer,
             **_saved_files(base.model.config.save_pretrained),
             **_generation_config(base),
-            MODEL_NAME: export(dict(base.model.named_parameters())),
+            MODEL_NAME: export(base.parameters),
         }
         files |= {f"base/{name}": content for name, content in whole.items()}
     return files, ADAPTER_NAME

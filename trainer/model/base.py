@@ -60,6 +60,12 @@ PROBE = Message(role="user", content="Hello")
 """The conversation with which a chat template is rendered when its model is loaded."""
 
 
+def plain_name(name: str) -> str:
+    """The name in Transformers of a module or a weight. peft calls a layer that it has wrapped
+    base_layer."""
+    return name.replace(".base_layer", "")
+
+
 @dataclass(frozen=True, eq=False)
 class Base:
     """A frozen base model. `tensors` are its weights by Transformers' names. `public_name` is its name
@@ -72,6 +78,13 @@ class Base:
     stop_ids: frozenset[int]
     public_name: str | None
     gguf_sha256: str | None = None
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The weights that full tuning trains, by Transformers' names, each once. The layers that peft
+        has put into the model for the adapters of other runs are not among them."""
+        named = ((plain_name(name), tensor) for name, tensor in self.model.named_parameters())
+        return {name: tensor for name, tensor in named if name in self.tensors}
 
     @property
     def num_bytes(self) -> int:

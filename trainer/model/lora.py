@@ -17,7 +17,7 @@ from peft import LoraConfig
 from torch import nn
 
 from schemas.errors import Refused
-from trainer.model.base import Base
+from trainer.model.base import Base, plain_name
 from trainer.model.lora_names import (
     A_SUFFIX,
     B_SUFFIX,
@@ -39,9 +39,12 @@ def target_modules(base: Base, targets: str | tuple[str, ...]) -> tuple[str, ...
     head = base.model.get_output_embeddings()
     text = set(base.model.get_decoder().modules())
     linear = [
-        name
+        plain
         for name, module in base.model.named_modules()
-        if isinstance(module, nn.Linear) and module in text and module is not head
+        if isinstance(module, nn.Linear)
+        and module in text
+        and module is not head
+        and f"{(plain := plain_name(name))}.weight" in base.tensors  # not a layer of peft's
     ]
     if targets == "all-linear":
         return tuple(sorted(linear))

@@ -44,24 +44,32 @@ PACKS = 1e-6
 
 @dataclass(frozen=True)
 class Known:
-    """A model of a family: its path, and the model as Transformers loads it."""
+    """A model of a family: its path, the model as Transformers loads it, and as a worker does, once for
+    all of its runs."""
 
     family: Family
     plain: PreTrainedModel
     ref: ModelRef
+    loaded: LoadedModel
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
     folder = tmp_path_factory.mktemp(request.param.name)
     plain = save_random_model(request.param.config(), folder)
-    return Known(request.param, plain, ModelRef(kind="directory", name=str(folder)))
+    return Known(request.param, plain, *loaded_from(folder))
+
+
+def loaded_from(folder: Path) -> tuple[ModelRef, LoadedModel]:
+    """The model of a directory, as a worker loads it."""
+    ref = ModelRef(kind="directory", name=str(folder))
+    base = build_base(ref, {}, device=CPU)
+    return ref, LoadedModel(base, decoder_of(base), Fallback(base))
 
 
 def adapted(known: Known) -> Policy:
     """A policy whose adapter changes the model's output."""
-    base = build_base(known.ref, {}, device=CPU)
-    fresh = fresh_policy(LoadedModel(base, decoder_of(base), Fallback(base)), job(known.ref))
+    fresh = fresh_policy(known.loaded, job(known.ref))
     generator = torch.Generator().manual_seed(1)
     tensors = {
         name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
@@ -125,12 +133,10 @@ def test_the_config_file_alone_says_which_pass_runs(known: Known) -> None:
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_a_run_keeps_the_pass_that_it_started_with(known: Known, tuning: str) -> None:
     """Its steps are computed again when it is verified or resumed, and must have the same bits."""
-    base = build_base(known.ref, {}, device=CPU)
-    loaded = LoadedModel(base, decoder_of(base), Fallback(base))
     asked = job(known.ref, tuning=tuning)
-    before = fresh_policy(loaded, replace(asked, rules=NEW_LEAN_RULES - 1))
+    before = fresh_policy(known.loaded, replace(asked, rules=NEW_LEAN_RULES - 1))
     assert before.shares_prompts == (known.family.name in LEAN_BEFORE)
-    assert fresh_policy(loaded, asked).shares_prompts == known.family.lean
+    assert fresh_policy(known.loaded, asked).shares_prompts == known.family.lean
 
 
 @pytest.mark.parametrize("named", ["LlamaModel", "LlamaForSequenceClassification"])
@@ -170,6 +176,28 @@ def test_packed_rows_say_what_rows_alone_say(known: Known) -> None:
     policy = adapted(known)
     alone = torch.cat([of(policy, [example]) for example in EXAMPLES])
     assert (of(policy, EXAMPLES) - alone).abs().max() <= PACKS
+
+
+GENERAL = [one for one in FAMILIES if not one.lean]
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+@pytest.mark.parametrize("family", GENERAL, ids=lambda family: family.name)
+def test_a_run_starts_on_a_model_that_has_the_layers_of_another_run(
+    family: Family, tuning: str, tmp_path: Path
+) -> None:
+    """A worker keeps a model for all runs. Once one of them has an adapter, peft's layers stay in it."""
+    plain = save_random_model(family.config(), tmp_path)
+    known = Known(family, plain, *loaded_from(tmp_path))
+    asked = job(known.ref, tuning=tuning)
+    before = fresh_policy(known.loaded, asked)
+    files = checkpoint_files(before, asked)
+    of(adapted(known), EXAMPLES)
+    assert known.loaded.fallback.injected
+    after = fresh_policy(known.loaded, asked)
+    assert list(after.tensors) == list(before.tensors)
+    assert export(after.tensors) == export(before.tensors)
+    assert checkpoint_files(after, asked) == files
 
 
 @torch.no_grad()
