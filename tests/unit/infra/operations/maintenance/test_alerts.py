@@ -26,11 +26,19 @@ from infra.settings.alerts import AlertSettings, MailServer
 from infra.settings.git import AllowedAddresses
 from schemas.events import RunDeleted
 from tests.kit.application import Application, application
+from tests.kit.platform import ROOT
 from tests.kit.showcase import FAILED, FIRST, SECOND, fill
 from tests.kit.strangers import control_process
 
 LOOPBACK = AllowedAddresses(loopback=True)
 SECRET = "a-secret-path"
+
+LOOKING_OFTEN = """
+from infra.operations.maintenance import alerts
+
+alerts.LOOK_EVERY_S = 0.5
+"""
+"""A module that Python imports when it starts (`sitecustomize`)."""
 
 
 def test_a_collapse_is_told_from_means_and_not_from_noise() -> None:
@@ -209,10 +217,15 @@ async def test_one_of_two_control_processes_alerts_and_an_error_does_not_end_it(
 async def test_the_control_process_alerts(
     app: Application, database_url: str, tmp_path: Path
 ) -> None:
-    """It takes 15 seconds, because that is how often a real process looks."""
+    """A real process looks every 15 seconds, and this one twice in a second."""
     receiver = Receiver()
+    (tmp_path / "sitecustomize.py").write_text(LOOKING_OFTEN)
     async with listening(receiver) as url:
-        settings = {"HEADRACE_ALERT_WEBHOOK": url, "HEADRACE_ALERT_ALLOW": "loopback"}
+        settings = {
+            "HEADRACE_ALERT_WEBHOOK": url,
+            "HEADRACE_ALERT_ALLOW": "loopback",
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        }
         with ExitStack() as stack:
             (tmp_path / "control").mkdir()
             running = control_process(database_url, tmp_path / "control", **settings)
