@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 GROUPS, SAMPLES, AHEAD = 64, 8, 16
-TRIES = 5
+TRIES = 3
 """The middle one of so many small runs has to be in time, by its first sample and by its end."""
 
 SERIES = 3
