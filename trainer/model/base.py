@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -285,7 +286,7 @@ def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrain
         check_files(name, what=what)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         check_known(config, what=what)
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
             dtype=torch.float32,
@@ -293,6 +294,7 @@ def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrain
             trust_remote_code=False,
             output_loading_info=True,
         )
+        model, found = loaded
         _refuse_missing(found["missing_keys"], what=what)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         check_causal(model.eval(), what=what)

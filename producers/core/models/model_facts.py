@@ -86,9 +86,8 @@ def _positive_integer(config: Mapping[str, Any], *keys: str) -> int | None:
     """The first of these keys that holds a whole number above 0 that a model may have."""
     for key in keys:
         value = config.get(key)
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if is_whole and 0 < value <= LARGEST_NUMBER:
-            return int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST_NUMBER:
+            return value
     return None
 
 
