@@ -83,7 +83,7 @@ def _json_rule(schema: str) -> str:
     read = json.loads(schema)
     _refuse_large_multiples(read)
     _refuse_long_ways(read)
-    return f"%json {json.dumps(_close_objects(read) | GUIDANCE)}"
+    return f"%json {json.dumps(_close_objects(read) | GUIDANCE, ensure_ascii=False)}"
 
 
 def _of_objects(tool: ToolSpec) -> str:
@@ -97,7 +97,7 @@ def _of_objects(tool: ToolSpec) -> str:
             f"a call of {tool.name} cannot be forced, because its parameters have the type "
             f"{json.dumps(kind)[:80]}; arguments are an object, so write one",
         )
-    return json.dumps(schema | {"type": "object"})
+    return json.dumps(schema | {"type": "object"}, ensure_ascii=False)
 
 
 def _refuse_large_multiples(schema: Any) -> None:

@@ -134,6 +134,13 @@ def test_a_call_in_a_form_that_our_parser_does_not_read_is_refused() -> None:
         is_followed(chat_of(hidden), CALL, "")
 
 
+def test_the_largest_schema_of_any_characters_fits() -> None:
+    """A character that JSON may escape counts once."""
+    large = {"const": 1, "description": "\u4f60" * 65_000, "title": "\u2028\u0001\n%json {}"}
+    constraint = Constraint(json_schema=json.dumps(large, ensure_ascii=False))
+    assert is_followed(chat_of(TAGGED), constraint, "1")
+
+
 def test_a_schemas_own_guidance_is_not_obeyed() -> None:
     """Nor can it break out of the grammar that it is part of."""
     free = json.loads(SCHEMA) | {"x-guidance": {"whitespace_flexible": True}}
