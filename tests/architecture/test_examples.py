@@ -52,8 +52,8 @@ def test_every_trigger_file_loads_and_names_configs_that_exist(path: Path) -> No
 )
 def test_a_page_makes_its_repository_on_the_branch_of_its_trigger(path: Path) -> None:
     made = re.findall(r"git init\b(?: -b (\w+))?", (path.parent / "README.md").read_text())
-    branches = {name for trigger in parse_triggers(path.read_bytes()) for name in trigger.branches}
-    assert set(made) <= branches
+    triggers = parse_triggers(path.read_bytes())
+    assert set(made) <= {name for trigger in triggers for name in trigger.branches or ()}
 
 
 def blocks(language: str) -> list[str]:
