@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from consumers.interrupted_calls import until_uninterrupted
 from consumers.judging.panel import JudgePorts, judge_group
+from consumers.judging.teacher_logprobs import ask_teacher
 from consumers.stored_files import store_output
-from consumers.teacher_logprobs import ask_teacher
 from consumers.user_secrets import sandbox_owner
 from infra.ports.services import UserCode, UserCodeRaised, UserOutput
 from infra.ports.teachers import Teachers

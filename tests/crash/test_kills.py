@@ -25,6 +25,7 @@ from tests.crash.scenarios import (
     push,
     reward_model,
     rollout_server,
+    teacher_server,
     webhook,
 )
 from tests.kit.kills import Points, Stage, check_fired
@@ -68,6 +69,7 @@ SCENARIOS = (
     Scenario("push-trigger-perform", push.act, push.TRIGGER_PERFORM, has_twin=True),
     Scenario("push-status", push.act, push.STATUS, has_twin=True),
     Scenario("rollout_server", rollout_server.act),
+    Scenario("teacher_server", teacher_server.act, teacher_server.POINTS, has_twin=True),
     Scenario(
         "webhook",
         webhook.act,

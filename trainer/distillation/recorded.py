@@ -33,7 +33,7 @@ from trainer.model.base import Base
 from trainer.objective.kl import MAX_LOG_RATIO
 
 REPLACED = "\ufffd"
-"""Takes the place of bytes that are no whole character, so such a text says little about its token."""
+"""Takes the place of bytes that are not a whole character. Such a text says little about its token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ BYTES_OF_A_TOKEN = 512
 """More than an answer says about one token."""
 
 LEAST = -9999.0
-"""What vLLM answers for a token whose logprob is minus infinity, because JSON has no such number."""
+"""The number that vLLM writes for minus infinity, because JSON has none."""
 
 ROUNDING = 1e-3
 """How far above 0 rounding may bring a logprob. It counts as 0."""
@@ -90,7 +90,7 @@ class UnusableReading(Exception):
 
 
 def read_answer(answer: bytes, row: Sequence, masks: Masks = NO_MASKS) -> Reading:
-    """What an answer says about a row. Raises UnusableReading when it is not about all tokens of the
+    """The reading in an answer. Raises UnusableReading when it is not about all tokens of the
     row, or gives one that the policy chose a logprob which is not finite."""
     found = _prompt_logprobs(answer)
     if len(found) != len(row.tokens):

@@ -158,8 +158,8 @@ def test_samples_without_recorded_logprobs_are_not_learned_from() -> None:
 
 @pytest.mark.parametrize("change", [{}, {10: "\ufffd"}, {10: " {ours}"}])
 def test_a_vocabulary_with_the_same_texts_is_accepted(change: dict[int, str]) -> None:
-    """A decoder may leave the space out that a token begins with. A text with bytes that are no whole
-    character says nothing."""
+    """A decoder may leave the space out that a token begins with. A text with bytes that are not a
+    whole character says nothing."""
     base = policy64().loaded.base
     own = {token: str(base.tokenizer.decode([token])) for token in (4, 10, 11)}
     own |= {token: text.format(ours=own[token]) for token, text in change.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from consumers.grade import perform
-from consumers.teacher_logprobs import ask_teacher
+from consumers.judging.teacher_logprobs import ask_teacher
 from infra.identity.secrets.memory import MemorySecrets
 from infra.model_api.providers.client import ProviderClient
 from infra.model_api.providers.teachers import VllmTeachers
