@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -15,19 +16,21 @@ from consumers.deploy.loading import DeployPorts, load_model
 from infra.settings.settings import Settings
 from schemas.deployments import ServedModel
 from schemas.effects import LoadModel
-from schemas.errors import Refused, TransientError, UserCodeError
+from schemas.errors import CorruptData, Refused, TransientError, UserCodeError
 from schemas.models.constraints import Constraint
 from schemas.sampling import ModelRef, PolicyRef
-from tests.contracts.vllm_suite import ForcedSuite, VllmSuite, World, sampling_on
+from tests.contracts.vllm_suite import ForcedSuite, FullSuite, VllmSuite, World, sampling_on
 from tests.kit.fakes import bench
 from tests.kit.tokenizers import readable_model
 from tests.kit.vllm import FakeVllm, fake_vllms, num_sampled
 from tests.unit.trainer.support import TINY, job, request
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
-from trainer.sampler.vllm import fleet
+from trainer.sampler.vllm import fleet, server_state, whole_weights
 from trainer.sampler.vllm.client import CompletionRequest, ServerCard, ServerGone, VllmServer
 from trainer.sampler.vllm.engine import affinity_of
+from trainer.sampler.vllm.server_state import Replica
+from trainer.sampler.vllm.whole_weights import OtherWeights
 
 pytestmark = [
     pytest.mark.torch,
@@ -53,6 +56,110 @@ class TestFake(VllmSuite):
     async def urls(self, base: Fallback) -> AsyncIterator[tuple[str, ...]]:
         async with fake_vllms(FakeVllm(base)) as urls:
             yield urls
+
+
+class TestFull(FullSuite):
+    @pytest.fixture
+    async def fakes(self, base: Fallback) -> AsyncIterator[tuple[FakeVllm, FakeVllm]]:
+        two = (FakeVllm(base, dev_mode=True), FakeVllm(base, dev_mode=True))
+        async with fake_vllms(*two):
+            yield two
+
+    @pytest.fixture
+    def urls(self, fakes: tuple[FakeVllm, FakeVllm]) -> tuple[str, ...]:
+        return tuple(fake.url for fake in fakes)
+
+    async def test_versions_are_replaced_once_for_all_their_requests(
+        self, world: World, fakes: tuple[FakeVllm, FakeVllm]
+    ) -> None:
+        """The base model, which the noise is measured with, is there already."""
+        policies = [await world.full_policy(version) for version in (1, 2)]
+        asked = [
+            world.ask_full("hi", policy, sample=i, slot=i, max_new_tokens=4)
+            for i in range(6)
+            for policy in policies
+        ]
+        await asyncio.gather(*(world.sampler.sample(one) for one in asked))
+        hashes = [policy.weights.sha256 for policy in policies if policy.weights]
+        for fake in fakes:
+            assert [Path(path).name for path in fake.reloads] == hashes
+
+    async def test_a_server_that_comes_back_gets_the_weights_before_it_samples(
+        self,
+        world: World,
+        fakes: tuple[FakeVllm, FakeVllm],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It died in the middle of answers, and was back at once."""
+        monkeypatch.setattr(server_state, "BACK_S", 0.01)
+        policy = await world.full_policy(1)
+        requests = [
+            world.ask_full("hi", policy, slot=slot, max_new_tokens=8) for slot in spread(fakes)
+        ]
+        calm = await asyncio.gather(*(world.sampler.sample(asked) for asked in requests))
+        victim = fakes[0]
+        victim.hold, before = asyncio.Event(), num_sampled(victim)
+        tasks = [asyncio.create_task(world.sampler.sample(asked)) for asked in requests]
+        await eventually(lambda: num_sampled(victim) > before)
+        await victim.die()
+        victim.hold = None
+        await victim.start()
+        again = await asyncio.gather(*tasks)
+        later = await asyncio.gather(*(world.sampler.sample(asked) for asked in requests))
+        for turns in (again, later):
+            assert [turn.completion_ids for turn in turns] == [t.completion_ids for t in calm]
+        assert len(victim.reloads) == 2
+
+    async def test_twin_a_prefix_cache_that_is_kept_is_found_out(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await world.sampler.sample(world.ask_full("hi", await world.full_policy(1)))
+        monkeypatch.setattr(VllmServer, "reset_prefix_cache", AsyncMock())
+        with pytest.raises(CorruptData, match="every sampler is fenced"):
+            await world.sampler.sample(world.ask_full("hi", await world.full_policy(2)))
+
+    async def test_another_worker_waits_until_the_weights_are_given_back(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It samples the version that the servers have, and replaces it once nobody asked for it for
+        a while."""
+        asked = world.ask_full("hi", await world.full_policy(1), max_new_tokens=4)
+        calm = await world.sampler.sample(asked)
+        async with sampling_on(world.urls, world.folder, patience_s=0.2) as other:
+            await other.full_policy(1)
+            assert await other.sampler.sample(asked) == calm
+            other_asked = other.ask_full("hi", await other.full_policy(2), max_new_tokens=4)
+            with pytest.raises(OtherWeights, match="servers of their own, or wait"):
+                await other.sampler.sample(other_asked)
+            monkeypatch.setattr(fleet, "IDLE_S", 0.0)
+            assert await world.sampler.sample(asked) == calm
+            await eventually(lambda: not world.sampler.fleet._whole.is_owner)
+            turn = await other.sampler.sample(other_asked)
+            learner = await other.learner(other_asked, turn)
+            assert turn.logprobs == pytest.approx(learner, abs=1e-5)
+
+    async def test_a_server_that_does_not_see_the_file_is_refused(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(whole_weights, "MODEL_NAME", "elsewhere")
+        with pytest.raises(Refused, match=r"cannot load the weights .* HEADRACE_VLLM_ADAPTERS"):
+            await world.sampler.sample(world.ask_full("hi", await world.full_policy(1)))
+
+    async def test_weights_that_are_not_those_of_the_log_are_refused(
+        self, world: World, fakes: tuple[FakeVllm, FakeVllm]
+    ) -> None:
+        policy = await world.full_policy(1)
+        tensors = await world.sampler._cache.load_tensors(policy)
+        next(iter(tensors.values())).add_(1)
+        with pytest.raises(CorruptData, match="do not have the recorded hash"):
+            await world.sampler.sample(world.ask_full("hi", policy))
+        assert not any(fake.reloads for fake in fakes)
+
+
+async def test_a_server_whose_weights_are_fixed_refuses_full_tuning(world: World) -> None:
+    asked = world.ask_full("hi", await world.full_policy(1))
+    with pytest.raises(Refused, match="VLLM_SERVER_DEV_MODE=1"):
+        await world.sampler.sample(asked)
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +337,7 @@ async def test_a_stream_that_is_not_one_of_vllm_is_refused(line: str) -> None:
 async def test_a_server_that_comes_back_gets_the_version_before_it_samples(
     world: World, fakes: tuple[FakeVllm, FakeVllm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "BACK_S", 0.01)
+    monkeypatch.setattr(server_state, "BACK_S", 0.01)
     policy = await world.policy(1)
     requests = [request(max_new_tokens=4, slot=slot, policy=policy) for slot in spread(fakes)]
     calm = [await world.sampler.sample(r) for r in requests]
@@ -257,7 +364,7 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
 ) -> None:
     """Another request noticed that the server was lost, at whatever point the loading was; the
     server was back at once."""
-    monkeypatch.setattr(fleet, "BACK_S", 0.01)
+    monkeypatch.setattr(server_state, "BACK_S", 0.01)
     requests = [
         request(max_new_tokens=4, slot=slot, policy=await world.policy(1)) for slot in spread(fakes)
     ]
@@ -288,7 +395,7 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
 
 async def test_a_server_that_stays_away_is_asked_less_and_less() -> None:
     """The number of requests that fail with it makes no difference."""
-    replica = fleet.Replica(VllmServer("http://nowhere"), card=ServerCard("base", 128, {}))
+    replica = Replica(VllmServer("http://nowhere"), card=ServerCard("base", 128, {}, "/model"))
     waits, now = [], 100.0
     for _ in range(8):
         for _ in range(5):
@@ -302,7 +409,7 @@ async def test_a_server_that_stays_away_is_asked_less_and_less() -> None:
 async def test_with_every_server_away_a_request_waits_for_one(
     base: Fallback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "BACK_S", 0.01)
+    monkeypatch.setattr(server_state, "BACK_S", 0.01)
     fake = FakeVllm(base)
     async with fake_vllms(fake) as urls:
         await fake.die()
@@ -319,7 +426,7 @@ async def test_with_every_server_away_a_request_waits_for_one(
 async def test_to_prepare_is_to_wait_for_a_server_that_has_the_version(
     base: Fallback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "BACK_S", 0.01)
+    monkeypatch.setattr(server_state, "BACK_S", 0.01)
     fake = FakeVllm(base)
     async with fake_vllms(fake) as urls, sampling_on(urls, tmp_path) as world:
         await fake.die()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -25,9 +26,12 @@ from trainer.model.lora import fresh_adapter, target_modules
 from trainer.model.lora_names import B_SUFFIX, Scaling
 from trainer.objective.batch import with_masks
 from trainer.policy import Policy, export
+from trainer.sampler.vllm import engine as vllm_engine
 from trainer.sampler.vllm import fleet
+from trainer.sampler.vllm.client import VllmServer
 from trainer.sampler.vllm.engine import VllmSampler
 from trainer.sampler.vllm.fleet import VllmServers
+from trainer.sampler.vllm.whole_weights import replace_weights
 
 CLOSE = 1e-5
 """Between a server's logprobs and the learner's, in fp32; the largest of all tokens."""
@@ -64,6 +68,22 @@ class World:
         ref = self.shelf.put(export(tensors))
         self.trained[ref.sha256] = tensors
         return PolicyRef(version=version, weights=ref)
+
+    async def full_policy(self, version: int) -> PolicyRef:
+        """All weights of a model, far from those of the base."""
+        loaded = await self.sampler._cache.load_model(self.model)
+        draws = torch.Generator().manual_seed(version)
+        tensors = {}
+        for name, weight in loaded.base.model.named_parameters():
+            noise = torch.randn(weight.shape, generator=draws)
+            tensors[name] = weight.detach() * (1 + 0.3 * noise)
+        ref = self.shelf.put(export(tensors))
+        self.trained[ref.sha256] = tensors
+        return PolicyRef(version=version, weights=ref)
+
+    def ask_full(self, text: str, policy: PolicyRef, **given: Any) -> SampleRequest:
+        """A request of a run with full tuning."""
+        return self.ask(text, policy=policy, **given).model_copy(update={"tuning": "full"})
 
     async def learner(
         self, asked: SampleRequest, turn: Turn, *, has_masks: bool = True
@@ -283,14 +303,112 @@ class VllmSuite:
             await world.sampler.sample(world.ask(policy=policy, deterministic=True))
         with pytest.raises(Refused, match="rollout_top_p must be 1"):
             await world.sampler.sample(world.ask(policy=policy, top_p=0.9))
-        full = world.ask(policy=policy).model_copy(update={"tuning": "full"})
-        with pytest.raises(Refused, match="trains all weights"):
-            await world.sampler.sample(full)
         forced = {"constraint": Constraint(json_schema="{}")}
         with pytest.raises(UserCodeError, match="llguidance does not read its tokenizer"):
             await world.sampler.sample(world.ask(policy=policy).model_copy(update=forced))
         with pytest.raises(Refused, match="rank 1 to 512"):
             await world.sampler.sample(world.ask(policy=await world.policy(2, rank=520)))
+
+
+class FullSuite:
+    """Bind with a fixture `urls`: servers of `model` with 128 positions, whose weights can be
+    replaced."""
+
+    model = TINY
+
+    @pytest.fixture
+    async def world(self, urls: tuple[str, ...], tmp_path: Path) -> AsyncIterator[World]:
+        async with sampling_on(urls, tmp_path / "adapters", model=self.model) as world:
+            yield world
+
+    async def test_the_learner_finds_the_logprobs_of_each_version(self, world: World) -> None:
+        """Requests for versions, an adapter and the base model at once, which take turns."""
+        full = [await world.full_policy(version) for version in (1, 2)]
+        requests = [
+            world.ask_full(f"count {i}", policy, sample=i, max_new_tokens=16)
+            for i in range(3)
+            for policy in full
+        ]
+        requests.insert(2, world.ask("base", policy=PolicyRef(version=0), max_new_tokens=16))
+        requests.insert(4, world.ask("lora", policy=await world.policy(3), max_new_tokens=16))
+        turns = await asyncio.gather(*(world.sampler.sample(asked) for asked in requests))
+        for asked, turn in zip(requests, turns, strict=True):
+            learner = await world.learner(asked, turn)
+            assert turn.logprobs == pytest.approx(learner, abs=CLOSE)
+        assert not world.sampler.fleet.warnings
+
+    async def test_a_version_is_read_from_a_file_that_is_removed(self, world: World) -> None:
+        asked = world.ask_full("hi", await world.full_policy(1), max_new_tokens=4)
+        await world.sampler.sample(asked)
+        assert not [path for path in world.folder.rglob("*") if path.suffix == ".safetensors"]
+
+    async def test_twin_a_server_that_gets_no_new_weights_is_found_out(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It says that it has them. Version 1 is sampled before, so it holds other trained weights."""
+        await world.sampler.sample(world.ask_full("hi", await world.full_policy(1)))
+        asked = world.ask_full("hi", await world.full_policy(2))
+
+        async def ignore(server: VllmServer, path: str) -> None:
+            pass
+
+        with monkeypatch.context() as patched:
+            patched.setattr(VllmServer, "reload_weights", ignore)
+            with pytest.raises(
+                CorruptData, match=r"every sampler is fenced: .*differ from the lea"
+            ):
+                await world.sampler.sample(asked)
+        await world.engine.aclose()
+        async with sampling_on(world.urls, world.folder, model=world.model) as healthy:
+            again = healthy.ask_full("hi", await healthy.full_policy(2), max_new_tokens=16)
+            turn = await healthy.sampler.sample(again)
+            assert turn.logprobs == pytest.approx(await healthy.learner(again, turn), abs=CLOSE)
+
+    async def test_a_worker_that_starts_again_uses_the_weights_that_are_there(
+        self, world: World
+    ) -> None:
+        """As after kill -9, if the canary finds them right. Weights that a killed worker had begun to
+        replace are replaced."""
+        asked = world.ask_full("hi", await world.full_policy(1), max_new_tokens=16)
+        calm = await world.sampler.sample(asked)
+        await world.engine.aclose()
+        before = await labels(world.urls)
+        for is_replaced in (False, True):
+            for url in world.urls if is_replaced else ():
+                await world.told(url, "/update_weight_version", new_version="unchecked.1")
+            async with sampling_on(world.urls, world.folder, model=world.model) as again:
+                await again.full_policy(1)
+                turn = await again.sampler.sample(asked)
+                assert turn.completion_ids == calm.completion_ids
+                assert turn.logprobs == pytest.approx(calm.logprobs, abs=CLOSE)
+            assert (await labels(world.urls) != before) == is_replaced
+
+    async def test_an_answer_from_replaced_weights_is_dropped(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody else replaces the weights after the canary. Twin: without the check the answer is
+        used, and the learner finds other logprobs."""
+        policy = await world.full_policy(1)
+        await world.sampler.sample(world.ask_full("hi", policy, max_new_tokens=4))
+        asked = world.ask_full("ho", policy, max_new_tokens=16)
+        for is_checked in (True, False):
+            for replica in world.sampler.fleet.replicas:
+                assert replica.card is not None
+                await replace_weights(replica.server, replica.card.root)
+            with monkeypatch.context() as patched:
+                if not is_checked:
+                    patched.setattr(vllm_engine, "confirm_weights", AsyncMock())
+                turn = await world.sampler.sample(asked)
+            learner = await world.learner(asked, turn)
+            assert (turn.logprobs == pytest.approx(learner, abs=CLOSE)) == is_checked
+
+
+async def labels(urls: tuple[str, ...]) -> dict[str, str]:
+    """The label of the weights of each server."""
+    async with httpx.AsyncClient() as http:
+        return {
+            url: (await http.get(f"{url}/weight_info")).json()["weight_version"] for url in urls
+        }
 
 
 PROPERTIES = ["color", "number"]

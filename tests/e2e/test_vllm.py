@@ -40,6 +40,44 @@ def test_a_run_samples_on_servers_and_is_rebuilt_from_its_log(tmp_path: Path) ->
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("mode", ["sync", "fully_async"])
+def test_a_run_with_full_tuning_gives_servers_its_versions(tmp_path: Path, mode: str) -> None:
+    """In step and ahead of it, where versions take turns. The mismatch of a sample that was made ahead
+    includes what the policy learned since."""
+    tiny = ModelRef(kind="scratch", name="qwen3-tiny", seed=SEED)
+    fallback = Fallback(build_base(tiny, {}, device=torch.device("cpu")))
+    fakes = (FakeVllm(fallback, dev_mode=True), FakeVllm(fallback, dev_mode=True))
+    ahead = {"max_steps_off_policy": 1} if mode == "fully_async" else {}
+
+    async def run() -> Trained:
+        async with fake_vllms(*fakes) as urls:
+            keys: dict[str, object] = {"tuning": "full", "execution_mode": mode, **ahead}
+            return await train_run(tmp_path, model="qwen3-tiny", vllm=urls, **keys)
+
+    found = asyncio.run(run())
+    if mode == "sync":
+        check(found, mismatch=1e-6)
+        assert all(len(fake.reloads) == 3 for fake in fakes)
+    else:
+        check(found, mismatch=1.0, num_versions=2)
+    assert not [e for e in found.events if isinstance(e, RunWarned)]
+
+
+def test_twin_with_new_weights_that_are_ignored_a_run_ends(tmp_path: Path) -> None:
+    """The first weights are those of the base model; the second are found out."""
+    tiny = ModelRef(kind="scratch", name="qwen3-tiny", seed=SEED)
+    deaf = FakeVllm(
+        Fallback(build_base(tiny, {}, device=torch.device("cpu"))), dev_mode=True, deaf=True
+    )
+
+    async def run() -> Trained:
+        async with fake_vllms(deaf) as urls:
+            return await train_run(tmp_path, model="qwen3-tiny", vllm=urls, tuning="full")
+
+    with pytest.raises(AssertionError, match="every sampler is fenced"):
+        asyncio.run(run())
+
+
 def test_a_run_goes_on_without_a_fenced_server_and_warns(tmp_path: Path) -> None:
     """The first adapter is the base model; from the second on the deaf server is found out."""
     tiny = ModelRef(kind="scratch", name="qwen3-tiny", seed=SEED)

@@ -28,6 +28,9 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
+"""With it, weights can be replaced."""
+
 FLAGS = (
     *("--dtype", "float32"),
     "--enforce-eager",
@@ -65,7 +68,12 @@ def python() -> Path:
 
 @contextmanager
 def real_vllm(
-    base: Base, folder: Path, *, max_model_len: int = 128, port: int | None = None
+    base: Base,
+    folder: Path,
+    *,
+    max_model_len: int = 128,
+    port: int | None = None,
+    dev_mode: bool = False,
 ) -> Iterator[RealVllm]:
     """A server of this model, which is written to `folder`, until the block ends. Without a `port` it
     has a free one."""
@@ -84,7 +92,7 @@ def real_vllm(
                 *FLAGS,
                 *("--max-model-len", str(max_model_len)),
             ),
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": ""},
+            env={**os.environ, **ENVIRONMENT, **(DEV_MODE if dev_mode else {}), "PYTHONPATH": ""},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

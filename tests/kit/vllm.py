@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trainer.model.lora_names import Scaling
 
 BASE = "base"
+ROOT = "/model"
 SAMPLING = threading.Lock()
 """Sampling runs in threads beside the event loop. The lock admits one at a time, because all fakes share
 one Transformers module."""
@@ -40,9 +41,10 @@ one Transformers module."""
 @dataclass
 class FakeVllm:
     """`fallback` holds what it serves. The switches: `raw`: logprobs without the temperature; `deaf`: it
-    says that it loaded an adapter, and goes on with the base; `hold`: completions wait for this;
-    `breaks_after`: the next stream breaks off after so many tokens; `masks`: how it follows a grammar:
-    as vLLM does, not at all, without the tokens `forbids`, or as a server of another backend."""
+    says that it loaded an adapter or weights, and goes on with what it has; `hold`: completions wait for
+    this; `breaks_after`: the next stream breaks off after so many tokens; `masks`: how it follows a
+    grammar: as vLLM does, not at all, without the tokens `forbids`, or as a server of another backend.
+    With `dev_mode` its weights can be replaced; `reloads` are the paths of those that it was given."""
 
     fallback: "Fallback"
     max_model_len: int = 128
@@ -53,6 +55,11 @@ class FakeVllm:
     breaks_after: int | None = None
     masks: Literal["vllm", "none", "narrow", "refused"] = "vllm"
     forbids: int | None = None
+    dev_mode: bool = False
+    label: str = "default"
+    reloads: list[str] = field(default_factory=list)
+    weights: "dict[str, torch.Tensor]" = field(default_factory=dict)
+    prefixes: "dict[tuple[object, ...], torch.Tensor]" = field(default_factory=dict)
     adapters: dict[str, str] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
@@ -74,8 +81,17 @@ class FakeVllm:
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
+                *(self.dev_routes() if self.dev_mode else ()),
             ]
         )
+
+    def dev_routes(self) -> list[Route]:
+        return [
+            Route("/weight_info", self.weight_info),
+            Route("/update_weight_version", self.update_weight_version, methods=["POST"]),
+            Route("/collective_rpc", self.collective_rpc, methods=["POST"]),
+            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
+        ]
 
     async def start(self) -> None:
         """Start to serve, at the same address as before if it was started before."""
@@ -97,6 +113,8 @@ class FakeVllm:
         for connection in list(self.server.server_state.connections):
             connection.transport.abort()
         self.adapters.clear()
+        self.weights, self.label = {}, "default"
+        self.prefixes.clear()
         self.server.should_exit = self.server.force_exit = True
         await self.task
 
@@ -104,7 +122,7 @@ class FakeVllm:
         return Response()
 
     async def models(self, request: Request) -> Response:
-        base = {"id": BASE, "max_model_len": self.max_model_len, "parent": None, "root": "/model"}
+        base = {"id": BASE, "max_model_len": self.max_model_len, "parent": None, "root": ROOT}
         adapters = [
             {"id": name, "root": path, "parent": BASE, "max_model_len": None}
             for name, path in self.adapters.items()
@@ -129,6 +147,7 @@ class FakeVllm:
         self.scalings[name] = Scaling(config["lora_alpha"], kind)
         self.adapters[name] = path
         self.loads.append(name)
+        self.prefixes = {key: value for key, value in self.prefixes.items() if key[0] != name}
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
@@ -136,6 +155,31 @@ class FakeVllm:
         if self.adapters.pop(name, None) is None:
             return _error(404, f"The lora adapter '{name}' cannot be found.")
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def weight_info(self, request: Request) -> Response:
+        return JSONResponse({"weight_version": self.label})
+
+    async def update_weight_version(self, request: Request) -> Response:
+        self.label = (await request.json())["new_version"]
+        return JSONResponse({"success": True, "new_version": self.label})
+
+    async def collective_rpc(self, request: Request) -> Response:
+        body = await request.json()
+        assert body["method"] == "reload_weights"
+        path = body["kwargs"]["weights_path"]
+        self.reloads.append(path)
+        if not self.deaf:
+            from safetensors.torch import load_file
+
+            file = Path(path) / "model.safetensors"
+            if path != ROOT and not file.is_file():
+                return _error(500, f"Cannot find any model weights with `{path}`")
+            self.weights = {} if path == ROOT else load_file(file)
+        return JSONResponse({"results": [None]})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        self.prefixes.clear()
+        return JSONResponse({"success": True})
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
@@ -202,16 +246,20 @@ class FakeVllm:
         from trainer.grammar.token_masks import vocabulary_of
         from trainer.model.lora_names import Scaling
 
-        trained = {} if self.deaf else self.tensors.get(body["model"], {})
+        adapter = {} if self.deaf else self.tensors.get(body["model"], {})
+        trained = adapter or self.weights
         scaling = self.scalings.get(body["model"], Scaling(1.0))
         draws = np.random.default_rng(body["seed"])
         sampled: list[Drawn] = []
         forced = body.get("structured_outputs") if self.masks != "none" else None
         state = vocabulary_of(self.base, "vllm").start(forced["grammar"]) if forced else None
         cache, read = None, list(body["prompt"])
+        prefix = (body["model"], *read)
         while len(sampled) < body["max_tokens"]:
             ids_T = torch.tensor(read)
             logits_V, cache = self.fallback.extend(trained, ids_T, cache, scaling=scaling)
+            if not sampled:  # as from cached keys and values, whatever weights they are from
+                logits_V = self.prefixes.setdefault(prefix, logits_V)
             if state is not None:
                 logits_V = self.restrict(logits_V, state.allowed)
             temperature = body["temperature"] or 1.0

@@ -43,13 +43,18 @@ class Trained:
     verification: Verification
 
 
-async def train_run(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Trained:
-    """Two turns per sample through the gateway, on `scratch:<model>` initialised from SEED."""
+async def train_run(
+    folder: Path, *, model: str | Path, vllm: tuple[str, ...], **advanced: object
+) -> Trained:
+    """Two turns per sample through the gateway, on `scratch:<model>` initialised from SEED, or on the
+    model of a directory."""
     config = run_config(
-        experiment={"model_path": f"scratch:{model}"},
+        experiment={"model_path": str(model) if isinstance(model, Path) else f"scratch:{model}"},
         training={"max_response_length": 16, "max_answer_length": 8},
-        advanced={"max_steps": STEPS, "seed": SEED, "deterministic": False},
+        advanced={"max_steps": STEPS, "seed": SEED, "deterministic": False, **advanced},
     )
+    if "tuning" in advanced:
+        config["training"]["lr"] = 1e-3
     return await _train(folder, {"rollouts/say/main.py": TALK}, config, vllm=vllm)
 
 
@@ -89,16 +94,16 @@ async def _train(
         return Trained(events, samples, found)
 
 
-def check(found: Trained, *, mismatch: float, num_rows: int = 1) -> None:
-    """The run learned from what was sampled, in so many training rows per sample, and is rebuilt from
-    its log."""
+def check(found: Trained, *, mismatch: float, num_rows: int = 1, num_versions: int = STEPS) -> None:
+    """The run learned from what was sampled with so many versions, in so many training rows per sample,
+    and is rebuilt from its log."""
     steps = [e for e in found.events if isinstance(e, StepSettled) and e.step]
     assert len(steps) == STEPS
     for step in steps:
         assert step.metrics["train/sampler_mismatch"] <= mismatch, step.metrics
         assert step.metrics["train/grad_norm"] > 0
     versions = [e.template.policy for e in found.events if isinstance(e, GroupsRequested)]
-    assert len({policy.weights.sha256 for policy in versions if policy.weights}) == STEPS
+    assert len({policy.weights.sha256 for policy in versions if policy.weights}) == num_versions
     samples = [sample for batch in found.samples for sample in batch.samples]
     assert all(sample.num_turns == 2 and len(sample.sequences) == num_rows for sample in samples)
     assert found.verification.status == "verified", found.verification

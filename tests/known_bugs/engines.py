@@ -61,6 +61,15 @@ KNOWN_BUGS = (
         test=f"{GRAMMAR}::test_a_grammar_for_vllm_names_the_tokens_that_are_no_text_there",
     ),
     KnownBug(
+        bug="the prefix cache of the old weights is kept when a server gets new ones",
+        seen="PrimeIntellect-ai/prime-rl#1650",
+        code="trainer.sampler.vllm.whole_weights:replace_weights",
+        old="await server.reset_prefix_cache()",
+        new="pass",
+        test=f"{UNIT}/sampler/test_whole_weights.py"
+        "::test_the_prefix_cache_is_dropped_once_the_new_weights_are_there",
+    ),
+    KnownBug(
         bug="the sampler drops the end token from what is trained",
         seen="jingyaogong/minimind#850",
         code="trainer.sampler.completion:Completion.append",

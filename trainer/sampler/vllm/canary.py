@@ -1,9 +1,9 @@
 """The canary: checks that a server samples from the policy that the learner has.
 
-When an adapter never reaches the sampler, training does not learn and no error appears. So after each
-load the server samples a completion of a fixed prompt, and the logprobs that it reports must agree with
-those that the learner computes for the same tokens. The temperature is not 1, because otherwise a server
-that reports raw logprobs would pass.
+When an adapter or new weights do not reach the sampler, training does not learn and no error appears. So
+after each load the server samples a completion of a fixed prompt, and the logprobs that it reports must
+agree with those that the learner computes for the same tokens. The temperature is not 1, because
+otherwise a server that reports raw logprobs would pass.
 
 How closely the two can agree depends on the server's number format and kernels. The server's base model
 without any adapter is the measure. The difference from the learner there is the server's *noise*.
@@ -17,12 +17,14 @@ from itertools import pairwise
 import torch
 
 from schemas.sampling import Message, Turn, sequences_of
+from trainer.device_thread import Device
 from trainer.forward.packing import Example, pack
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Scaling, Tensors
 from trainer.objective.batch import with_masks
 from trainer.policy import LoadedModel, Policy
-from trainer.sampler.vllm.client import CompletionRequest, SampledTokens
+from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone
+from trainer.sampler.vllm.server_state import Replica, TargetVersion
 
 PROMPT = (Message(role="user", content="What is 47 + 38? Say how you know, and count to 10."),)
 NUM_TOKENS = 32
@@ -36,7 +38,8 @@ BASE_SPREAD = 0.1
 to bfloat16 is far below it, and the difference to another model's weights is far above it."""
 LEAST = 1e-5
 FACTOR = 10.0
-"""With an adapter, the distance may be at most `LEAST`, or `FACTOR` times the noise if that is more."""
+"""With a trained version, the distance may be at most `LEAST`, or `FACTOR` times the noise if that is
+more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,51 @@ def compute_learner_logprobs(
     return [float(x) for x in policy.logprobs(micro, temperature=temperature)[0]]
 
 
+class Canary:
+    """Samples the fixed prompt on a server, and compares with the learner. `device` computes the
+    learner's logprobs. The methods raise the errors of `VllmServer.complete`."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    async def measure_noise(self, replica: Replica, target: TargetVersion) -> CanaryResult:
+        """Measure the noise with the base model, or with all weights that the server has."""
+        request, answer = await self._probe(replica, target)
+        trained = target.version.trained if target.is_full else {}
+        learner = await self._learner_logprobs(target, request, answer, trained=trained)
+        return judge_base(answer.logprobs, learner)
+
+    async def check_version(self, replica: Replica, target: TargetVersion) -> CanaryResult:
+        """Check a trained version. The noise of the server must be known; it is not once the server
+        broke off, which raises ServerGone."""
+        noise = replica.noise.get(target.base_key)
+        if noise is None:
+            raise ServerGone(f"the sampler {replica.server.url} broke off")
+        request, answer = await self._probe(replica, target)
+        without = await self._learner_logprobs(target, request, answer, trained={})
+        trained = target.version.trained
+        learner = await self._learner_logprobs(target, request, answer, trained=trained)
+        return judge_version(answer.logprobs, learner, without, noise=noise)
+
+    async def _probe(
+        self, replica: Replica, target: TargetVersion
+    ) -> tuple[CompletionRequest, SampledTokens]:
+        request = probe_request(target.chat)
+        return request, await replica.server.complete(replica.model(target), request)
+
+    async def _learner_logprobs(
+        self,
+        target: TargetVersion,
+        request: CompletionRequest,
+        answer: SampledTokens,
+        *,
+        trained: Tensors,
+    ) -> list[float]:
+        version, turn = target.version, as_turn(request, answer)
+        given = (version.loaded, trained, version.scaling, turn, request.temperature)
+        return await self._device.run(compute_learner_logprobs, *given)
+
+
 def judge_base(reported: Sequence[float], learner: Sequence[float]) -> CanaryResult:
     """Check that the server has the run's base model, and measure its noise."""
     distance, spread = _distance(reported, learner), _spread(learner)
@@ -96,16 +144,16 @@ def judge_base(reported: Sequence[float], learner: Sequence[float]) -> CanaryRes
     )
 
 
-def judge_adapter(
+def judge_version(
     reported: Sequence[float],
     learner: Sequence[float],
     without: Sequence[float],
     *,
     noise: float,
 ) -> CanaryResult:
-    """Check that the server samples from the adapter. `without` are the logprobs of the base model alone
-    for the same tokens. If the adapter changes the policy by clearly more than the noise (4 times), the
-    server must also be closer to the policy with the adapter than to the policy without it."""
+    """Check that the server samples from a trained version, an adapter or all weights. `without` are the
+    logprobs of the base model alone for the same tokens. If training changed the policy by clearly more
+    than the noise (4 times), the server must also be closer to the version than to the base model."""
     distance, missing = _distance(reported, learner), _distance(reported, without)
     if math.isnan(distance):
         return CanaryResult(distance, "its logprobs, or the learner's, are not numbers")
@@ -114,7 +162,9 @@ def judge_adapter(
             distance, f"its logprobs differ from the learner's by {distance:.2g} on average"
         )
     if _distance(learner, without) > 4 * noise and missing < distance:
-        return CanaryResult(distance, "it samples from the base model, as if there were no adapter")
+        return CanaryResult(
+            distance, "it samples from the base model, as if nothing had been trained"
+        )
     return CanaryResult(distance)
 
 

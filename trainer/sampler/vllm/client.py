@@ -23,12 +23,17 @@ IDLE_S = 2.0
 """How many seconds an idle connection is kept. A server closes it after five idle seconds, and a request
 at that moment would look as if the server had died."""
 COMPLETION_S = 3600.0
-"""How long a completion may take. Nothing arrives before a completion is finished, so a short time-out
-would end long samples. The death of the server shows as a broken connection instead."""
+"""How long a completion or new weights may take. Nothing arrives before a completion is finished, so a
+short time-out would end long samples. The death of the server shows as a broken connection instead."""
 
 NO_RUNTIME_LORA = (
     "does not load adapters while it runs: start it with --enable-lora and with "
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment"
+)
+NO_NEW_WEIGHTS = (
+    "takes no new weights while it runs, which advanced.tuning = 'full' needs: start a vLLM of 2026 "
+    "(tested: 0.32) with VLLM_SERVER_DEV_MODE=1 in its environment, set advanced.tuning to lora, or "
+    "sample with HEADRACE_SAMPLER=torch"
 )
 
 
@@ -42,13 +47,14 @@ class UnknownAdapter(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class ServerCard:
-    """The facts that a server reports about itself. `base` is the name of its base model, and
-    `max_model_len` its longest context in tokens. `adapters` maps each name to the path that the adapter
-    was loaded from."""
+    """The facts that a server reports about itself. `base` is the name of its base model,
+    `root` where the server has it from, and `max_model_len` its longest context in tokens. `adapters`
+    maps each name to the path that the adapter was loaded from."""
 
     base: str
     max_model_len: int
     adapters: Mapping[str, str]
+    root: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,8 @@ class VllmServer:
             models = answer.json()["data"]
             base = next(model for model in models if not model.get("parent"))
             adapters = {m["id"]: str(m.get("root")) for m in models if m.get("parent")}
-            return ServerCard(str(base["id"]), int(base["max_model_len"]), adapters)
+            root = str(base.get("root") or base["id"])
+            return ServerCard(str(base["id"]), int(base["max_model_len"]), adapters, root)
         except (ValueError, KeyError, TypeError, StopIteration) as error:
             raise self._not_vllm_error(answer) from error
 
@@ -251,6 +258,45 @@ class VllmServer:
     async def unload(self, name: str) -> None:
         """Unload an adapter. It is not an error if the server does not have it."""
         await self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def weight_label(self) -> str | None:
+        """The label of the weights that the server computes with; None when its weights cannot be
+        replaced while it runs."""
+        answer = await self._send("GET", "/weight_info")
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        try:
+            return str(self._check_status(answer).json()["weight_version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._not_vllm_error(answer) from error
+
+    async def set_weight_label(self, label: str) -> None:
+        """Set the label that `weight_label` returns from now on."""
+        self._check_status(
+            await self._send("POST", "/update_weight_version", {"new_version": label})
+        )
+
+    async def reload_weights(self, path: str) -> None:
+        """Replace all weights by those in a model directory that the server sees. Raises Refused when
+        it cannot load them."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        answer = await self._send("POST", "/collective_rpc", body, timeout_s=COMPLETION_S)
+        if answer.is_server_error:
+            # Weights that it cannot load give the same status as a failure of the server.
+            self._check_status(await self._send("GET", "/health"))
+            raise Refused(
+                f"the sampler {self.url} cannot load the weights in {path}: {_error_message(answer)}. "
+                "Check that it sees HEADRACE_VLLM_ADAPTERS under the same path; its log has the reason"
+            )
+        self._check_status(answer)
+
+    async def reset_prefix_cache(self) -> None:
+        """Drop the cached keys and values of all prompts. Raises ServerGone when they are still in
+        use."""
+        path = "/reset_prefix_cache?reset_running_requests=true"
+        answer = self._check_status(await self._send("POST", path))
+        if not answer.json().get("success"):
+            raise ServerGone(f"the sampler {self.url} does not drop its prefix cache")
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -23,12 +23,14 @@ from trainer.sampler.prompt_length import count_tokens, prepare_apart
 from trainer.sampler.top_logprobs import with_top_logprobs
 from trainer.sampler.vllm.canary import compute_learner_logprobs
 from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone, UnknownAdapter
-from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServers
+from trainer.sampler.vllm.fleet import Fleet, VllmServers
 from trainer.sampler.vllm.server_masks import (
     NUM_LIKELIEST,
     refuse_other_logprobs,
     refuse_other_mask,
 )
+from trainer.sampler.vllm.server_state import Replica, TargetVersion
+from trainer.sampler.vllm.whole_weights import OtherWeights, confirm_weights
 from trainer.weight_cache import WeightCache
 
 TRIES = 6
@@ -101,13 +103,15 @@ class VllmSampler:
         )
         scaling = Scaling(request.lora_alpha, request.lora_scaling)
         version = Version(key, "", loaded, trained, scaling)
-        return TargetVersion(version, chat, weights.sha256 if weights else None)
+        is_full = request.tuning == "full" and weights is not None
+        return TargetVersion(version, chat, weights.sha256 if weights else None, is_full=is_full)
 
     async def _sample_anywhere(
         self, request: SampleRequest, target: TargetVersion, told: PartialText | None
     ) -> Turn:
         """Try servers until one answers, at most TRIES times. A server that breaks off is left out until
-        it answers again. Raises TransientError when all tries failed."""
+        it answers again, and an answer is dropped when other weights may have given it. Raises
+        TransientError when all tries failed."""
         affinity = affinity_of(request.key)
         last: Exception | None = None
         for _ in range(TRIES):
@@ -120,6 +124,8 @@ class VllmSampler:
                 except UnknownAdapter as error:
                     replica.holds.discard(target.name)
                     last = error
+                except OtherWeights as error:
+                    last = error
         raise TransientError(f"{TRIES} tries to sample failed; the last: {last}") from last
 
     async def _sample_on(
@@ -130,6 +136,7 @@ class VllmSampler:
         told: PartialText | None,
     ) -> Turn:
         assert replica.card is not None  # noqa: S101 - it is serving
+        label = replica.label
         context = min(target.version.loaded.base.context, replica.card.max_model_len)
         row = await prepare_apart(
             request,
@@ -158,6 +165,7 @@ class VllmSampler:
             shown = replace(row, completion_ids=[], logprobs=[], grammar=None)
             arrived = partial(_tell_tokens, shown, told)
             answer = await replica.server.stream(model, completion_request, arrived)
+        await confirm_weights(replica, label)
         turn = _to_turn(row, answer, replica.server.url)
         if turn.grammar is not None:
             await self._check_first_answer(turn, row, target, replica)
@@ -232,11 +240,6 @@ def _to_turn(row: Completion, answer: SampledTokens, url: str) -> Turn:
 def _refuse_unsupported(request: SampleRequest) -> None:
     if request.params.top_p < 1 and request.key.purpose == "train":
         raise Refused(TOP_P)
-    if request.tuning == "full" and request.policy.weights is not None:
-        raise Refused(
-            "advanced.tuning = 'full' trains all weights, and vLLM can only load adapters: set "
-            "advanced.tuning to lora, or sample with HEADRACE_SAMPLER=torch"
-        )
     if request.params.deterministic:
         raise Refused(
             "advanced.deterministic needs the torch sampler, because vLLM's results depend on what else "

@@ -8,6 +8,9 @@ Each of these rules prevents a known failure:
 - After each load, the canary compares logprobs (`canary.py`). A server that samples from another policy
   is fenced: this process samples nothing there again, and the run reports a warning.
 - Versions that have not been used for a while are unloaded.
+- With full tuning a server holds one version at a time. Versions take turns (`weight_turns.py`), and the
+  label of the weights must be the same after an answer as when they passed the canary
+  (`whole_weights.py`).
 
 A server that does not answer is left out and asked again later. When it is back, versions are loaded
 into it again before it samples from them.
@@ -26,33 +29,27 @@ from pathlib import Path
 from schemas.errors import CorruptData, Refused, TransientError
 from trainer.device_thread import Device
 from trainer.model.base import ADAPTER_CONFIG, ADAPTER_NAME
-from trainer.model.chat_template import Chat
 from trainer.model.lora import adapter_config
 from trainer.model.lora_names import adapter_pairs
 from trainer.policy import export
-from trainer.sampler.completion import Version
-from trainer.sampler.vllm import canary
-from trainer.sampler.vllm.client import (
-    CompletionRequest,
-    SampledTokens,
-    ServerCard,
-    ServerGone,
-    VllmServer,
-)
+from trainer.sampler.vllm import server_state
+from trainer.sampler.vllm.canary import Canary, CanaryResult
+from trainer.sampler.vllm.client import NO_NEW_WEIGHTS, ServerGone, VllmServer
+from trainer.sampler.vllm.server_state import Replica, TargetVersion
+from trainer.sampler.vllm.weight_turns import WeightTurns
+from trainer.sampler.vllm.whole_weights import OtherWeights, WholeWeights, confirm_weights
 
 logger = logging.getLogger(__name__)
 
 KEPT = 6
 """How many versions stay loaded: the default of the most steps that a run may be off policy, plus 2."""
 MOST_RANK = 512
-BACK_S = 1.0
-"""Seconds before a server that is away is asked again. The pause doubles each time, up to MOST_BACK
-times this one."""
-MOST_BACK = 32
 MAX_NUM_SEQS = 256
 """vLLM's own default."""
 PATIENCE_S = 240.0
 """How many seconds a request waits for any server. A server takes a minute or two to start."""
+IDLE_S = 60.0
+"""After so many seconds without a request another worker may replace the weights of the servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,62 +66,6 @@ class VllmServers:
     max_num_seqs: int = MAX_NUM_SEQS
 
 
-@dataclass(frozen=True, slots=True)
-class TargetVersion:
-    """The version that a request is sampled from. `sha256` is the hash of its weights; None means the
-    base model alone. `version.base` names the base model."""
-
-    version: Version
-    chat: Chat
-    sha256: str | None
-
-    @property
-    def base_key(self) -> str:
-        return self.version.base
-
-    @property
-    def name(self) -> str:
-        scaling = self.version.scaling
-        kind = "-rs" if scaling.is_rank_stabilized else ""
-        return f"headrace-{self.sha256}-a{scaling.alpha:g}{kind}"
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """The state of one server, as this process knows it. `card` is None while the server is away.
-    `noise` maps a base model to the server's noise (`canary.py`). `holds` are the names of the adapters
-    that passed the canary there. `fenced` says why the server is not used any more."""
-
-    server: VllmServer
-    card: ServerCard | None = None
-    noise: dict[str, float] = field(default_factory=dict)
-    holds: set[str] = field(default_factory=set)
-    fenced: str | None = None
-    away: Exception | None = None
-    ask_again_at: float = 0.0
-    silent: int = 0
-
-    def mark_lost(self, error: Exception, *, now: float) -> None:
-        """Record that the server broke off a request. Its adapters may be gone, so `noise` and `holds`
-        are replaced by empty ones, and a task that is still loading a version writes into the old ones.
-        Requests that break off together count once."""
-        if self.card is None and now < self.ask_again_at:
-            return
-        self.card, self.away = None, error
-        self.ask_again_at = now + BACK_S * min(MOST_BACK, 2**self.silent)
-        self.silent += 1
-        self.noise, self.holds = {}, set()
-
-    def model(self, target: TargetVersion) -> str:
-        """The model name that selects the version in a request to this server."""
-        assert self.card is not None  # noqa: S101 - only servers that are up are asked
-        return self.card.base if target.sha256 is None else target.name
-
-    def has(self, target: TargetVersion) -> bool:
-        known = target.base_key in self.noise
-        return known and (target.sha256 is None or target.name in self.holds)
-
-
 class Fleet:
     """All servers, and the versions that are loaded into those that are up."""
 
@@ -137,6 +78,9 @@ class Fleet:
         self._patience_s = servers.patience_s
         self._kept = servers.kept
         self._turn = asyncio.Lock()
+        self._weight_turns = WeightTurns()
+        self._canary = Canary(device)
+        self._whole = WholeWeights(servers.folder, servers.urls, canary=self._canary, device=device)
         self._recent: dict[str, None] = {}
         self._used: Counter[str] = Counter()
 
@@ -148,34 +92,47 @@ class Fleet:
         CorruptData when all servers are fenced."""
         self._used[target.name] += 1
         try:
-            up = await self._ensure_loaded(target)
-            if target.name in self._recent:
-                self._recent[target.name] = self._recent.pop(target.name)
-            yield max(up, key=lambda replica: _rendezvous_weight(replica.server.url, affinity))
+            async with self._weight_turns.take_turn(target.weights):
+                up = await self._ensure_loaded(target)
+                if target.name in self._recent:
+                    self._recent[target.name] = self._recent.pop(target.name)
+                yield max(up, key=lambda replica: _rendezvous_weight(replica.server.url, affinity))
         finally:
             self._used[target.name] -= 1
             if not self._used[target.name]:
                 del self._used[target.name]
+            if self._weight_turns.is_idle and self._whole.is_owner:
+                asyncio.get_running_loop().call_later(IDLE_S, self._give_weights_back)
+
+    def _give_weights_back(self) -> None:
+        if self._weight_turns.is_idle:
+            self._whole.give_back()
 
     async def _ensure_loaded(self, target: TargetVersion) -> list[Replica]:
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience_s
+        others: OtherWeights | None = None
         while True:
             if ready := self._servers_with(target, now=clock()):
                 return ready
             async with self._turn:
                 up = await self._reachable_servers()
                 missing = [replica for replica in up if not replica.has(target)]
-                if missing:
-                    await self._load_into_all(missing, target)
-                    await self._unload_oldest(target)
+                try:
+                    if missing:
+                        await self._load_into_all(missing, target)
+                        await self._unload_oldest(target)
+                except OtherWeights as error:
+                    others = error
                 ready = [replica for replica in up if replica.card and replica.has(target)]
             if ready:
                 return ready
             self._raise_if_all_fenced()
             if clock() > until:
+                if others is not None:
+                    raise others
                 raise TransientError(f"no sampler answers: {'; '.join(self._states())}")
-            await asyncio.sleep(min(BACK_S, self._patience_s / 10))
+            await asyncio.sleep(min(server_state.BACK_S, self._patience_s / 10))
 
     def _servers_with(self, target: TargetVersion, *, now: float) -> list[Replica]:
         """The servers that are up, if all of them have this version and no server is due to be asked
@@ -195,7 +152,9 @@ class Fleet:
 
     async def _connect(self, replica: Replica) -> None:
         try:
-            replica.card = await replica.server.card()
+            card = await replica.server.card()
+            replica.takes_weights = await replica.server.weight_label() is not None
+            replica.card = card
             replica.away, replica.silent = None, 0
         except ServerGone as error:
             self.mark_lost(replica, error)
@@ -209,17 +168,19 @@ class Fleet:
     async def _load_into_all(self, replicas: Sequence[Replica], target: TargetVersion) -> None:
         """Load a version into these servers. A server that is gone is left out. Any other error unloads
         the version from all servers and is raised."""
-        if target.sha256 is not None:
+        has_adapter = target.sha256 is not None and not target.is_full
+        if has_adapter:
             await self._device.run(self._write_adapter, target)
         ended = await asyncio.gather(
             *(self._load(replica, target) for replica in replicas), return_exceptions=True
         )
+        self._whole.remove_written()
         for replica, error in zip(replicas, ended, strict=True):
             if isinstance(error, ServerGone):
                 self.mark_lost(replica, error)
         wrong = [e for e in ended if isinstance(e, BaseException) and not isinstance(e, ServerGone)]
         if wrong:
-            if target.sha256 is not None:
+            if has_adapter:
                 await self._unload(target.name)
             raise wrong[0]
 
@@ -231,26 +192,30 @@ class Fleet:
         broke_off = ServerGone(f"the sampler {server.url} broke off while a version was loaded")
         if card is None:
             raise broke_off
+        if target.is_full and not replica.takes_weights:
+            raise Refused(f"the sampler {server.url} {NO_NEW_WEIGHTS}")
         if target.base_key not in noise:
-            result = await self._check_base(server, card.base, target)
+            noise[target.base_key] = await self._whole.measure_noise(replica, target)
+        if target.is_full and replica.weights != target.weights:
+            result = await self._whole.have(replica, target)
             if result.problem:
-                raise Refused(
-                    f"the sampler {server.url} cannot be used for this run: {result.problem}. "
-                    "Start it with the model of experiment.model_path"
-                )
-            noise[target.base_key] = result.distance
-        if target.sha256 is None or target.name in holds:
+                await self._fence(replica, target, result.problem)
+        elif replica.takes_weights and replica.weights != target.weights:
+            await self._whole.have_base(replica, target)
+        if replica.holds is not holds:
+            raise broke_off
+        if target.is_full or target.sha256 is None or target.name in holds:
             return
+        label = replica.label
         folder = self._folder / target.name
         await server.load(target.name, folder)
         listed = (await server.card()).adapters
-        result = await self._check_adapter(server, target, noise=noise[target.base_key])
+        result = await self._canary.check_version(replica, target)
         if listed.get(target.name) != str(folder):
-            result = canary.CanaryResult(
-                result.distance, "it does not list the adapter that it was given"
-            )
+            result = CanaryResult(result.distance, "it does not list the adapter that it was given")
         if replica.holds is not holds:
             raise broke_off
+        await confirm_weights(replica, label)
         if result.problem:
             await self._fence(replica, target, result.problem)
         else:
@@ -260,43 +225,8 @@ class Fleet:
         replica.fenced = f"{replica.server.url} is fenced: after loading {target.name} {problem}"
         self.warnings.append(replica.fenced)
         logger.error("%s. Nothing is sampled there until this worker restarts", replica.fenced)
-        await asyncio.gather(replica.server.unload(target.name), return_exceptions=True)
-
-    async def _check_base(
-        self, server: VllmServer, base: str, target: TargetVersion
-    ) -> canary.CanaryResult:
-        request = canary.probe_request(target.chat)
-        answer = await server.complete(base, request)
-        without = await self._learner_logprobs(target, request, answer, loaded=False)
-        return canary.judge_base(answer.logprobs, without)
-
-    async def _check_adapter(
-        self, server: VllmServer, target: TargetVersion, *, noise: float
-    ) -> canary.CanaryResult:
-        request = canary.probe_request(target.chat)
-        answer = await server.complete(target.name, request)
-        without = await self._learner_logprobs(target, request, answer, loaded=False)
-        learner = await self._learner_logprobs(target, request, answer, loaded=True)
-        return canary.judge_adapter(answer.logprobs, learner, without, noise=noise)
-
-    async def _learner_logprobs(
-        self,
-        target: TargetVersion,
-        request: CompletionRequest,
-        answer: SampledTokens,
-        *,
-        loaded: bool,
-    ) -> list[float]:
-        version = target.version
-        trained = version.trained if loaded else {}
-        return await self._device.run(
-            canary.compute_learner_logprobs,
-            version.loaded,
-            trained,
-            version.scaling,
-            canary.as_turn(request, answer),
-            request.temperature,
-        )
+        if not target.is_full:
+            await asyncio.gather(replica.server.unload(target.name), return_exceptions=True)
 
     def _write_adapter(self, target: TargetVersion) -> None:
         """Write the adapter as a folder that PEFT and vLLM can read. Raises Refused for a rank that vLLM
@@ -326,7 +256,7 @@ class Fleet:
     async def _unload_oldest(self, target: TargetVersion) -> None:
         """Record the use of a version, and unload the least recently used ones if there are too many. A
         version in use stays loaded."""
-        if target.sha256 is None:
+        if target.sha256 is None or target.is_full:
             return
         self._recent.pop(target.name, None)
         self._recent[target.name] = None
@@ -357,6 +287,7 @@ class Fleet:
         """Unload the adapters that were loaded here, and close the connections."""
         for name in list(self._recent):
             await self._unload(name)
+        self._whole.give_back()
         await asyncio.gather(*(replica.server.aclose() for replica in self.replicas))
 
 

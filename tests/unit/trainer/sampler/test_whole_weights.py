@@ -1,0 +1,76 @@
+"""How the weights of a server are replaced: the order of the steps, the labels, and the lock."""
+
+from pathlib import Path
+from unittest.mock import AsyncMock, call
+
+import pytest
+
+from schemas.errors import Refused
+from trainer.sampler.vllm import whole_weights
+from trainer.sampler.vllm.weight_turns import BASE
+from trainer.sampler.vllm.whole_weights import WeightsFolder, replace_weights, weights_of
+
+URLS = ("http://a:1", "http://b:2")
+
+
+async def test_the_prefix_cache_is_dropped_once_the_new_weights_are_there() -> None:
+    """The label changes before the weights do, and it is another one each time."""
+    server = AsyncMock()
+    labels = [await replace_weights(server, "/weights") for _ in range(2)]
+    assert len(set(labels)) == 2
+    assert server.mock_calls == [
+        step
+        for label in labels
+        for step in (
+            call.set_weight_label(label),
+            call.reload_weights("/weights"),
+            call.reset_prefix_cache(),
+        )
+    ]
+    assert [weights_of(label) for label in labels] == [None, None], "nobody has checked them"
+
+
+@pytest.mark.parametrize(
+    ("label", "weights"),
+    [
+        ("default", BASE),
+        ("headrace-base.1f", BASE),
+        ("headrace-abc.1f", "abc"),
+        ("headrace-abc", None),
+        ("unchecked.1f", None),
+        ("step-5", None),
+        ("step-5.1", None),
+    ],
+)
+def test_a_label_names_weights_that_we_checked(label: str, weights: str | None) -> None:
+    assert weights_of(label) == weights
+
+
+def test_one_process_replaces_the_weights_of_the_same_servers(tmp_path: Path) -> None:
+    """Whatever their order. A killed process leaves weights behind, which the next one overwrites."""
+    one, same = WeightsFolder(tmp_path, URLS), WeightsFolder(tmp_path, URLS[::-1])
+    other = WeightsFolder(tmp_path, URLS[:1])
+    assert one.lock()
+    assert one.lock(), "it has it already"
+    assert not same.lock()
+    assert other.lock()
+    first = one.write("abc", b"123")
+    assert (first / "model.safetensors").read_bytes() == b"123"
+    assert one.write("def", b"45") != first
+    assert not first.exists()
+    one.unlock()
+    assert same.lock()
+    assert [path.name for path in tmp_path.rglob("*.safetensors")] == []
+
+
+def test_a_directory_without_locks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(whole_weights.fcntl, "flock", refuse)
+    with pytest.raises(
+        Refused, match="HEADRACE_VLLM_ADAPTERS to a directory whose file system has"
+    ):
+        WeightsFolder(tmp_path, URLS).lock()
