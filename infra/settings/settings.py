@@ -24,7 +24,7 @@ from infra.settings.sandbox_limits import SandboxLimits, load_sandbox_limits
 from infra.settings.sandbox_service import SandboxAddress
 from infra.settings.secret_key import KeySource, load_sources
 from infra.settings.serving import ServingSettings
-from infra.settings.vllm import BadValue, VllmLaunch
+from infra.settings.vllm import BadValue, Tuning, VllmLaunch
 from schemas.secrets.redact import redact_setting
 
 HUB = "https://huggingface.co"
@@ -56,6 +56,11 @@ class VllmSettings:
     adapters: Path
     server: VllmLaunch | None = None
     api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def tuning(self) -> Tuning:
+        """The versions that the servers sample. It may be all of them on servers that others start."""
+        return self.server.tuning if self.server else "full"
 
 
 @dataclass(frozen=True, slots=True)

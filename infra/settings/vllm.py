@@ -9,12 +9,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for --max-lora-rank."""
 RESERVE = 0.05
 """The part of the GPU's memory for contexts and for what allocators cannot return."""
 COMMAND = "-m vllm.entrypoints.openai.api_server"
+
+Tuning = Literal["lora", "full"]
+"""The versions that vLLM servers sample: adapters only, or all weights of a run too."""
 
 
 class BadValue(ValueError):
@@ -23,7 +27,8 @@ class BadValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VllmLaunch:
-    """The vLLM server to start. It gets `gpu_percent` of the GPU's memory."""
+    """The vLLM server to start. It gets `gpu_percent` of the GPU's memory. With `tuning` "full" all its
+    weights can be replaced while it runs."""
 
     command: tuple[str, ...]
     model: str
@@ -32,6 +37,7 @@ class VllmLaunch:
     max_lora_rank: int
     max_loras: int
     arguments: tuple[str, ...]
+    tuning: Tuning = "lora"
     api_key: str | None = field(default=None, repr=False)
 
     @classmethod
@@ -47,6 +53,9 @@ class VllmLaunch:
         if rank not in RANKS:
             may = "one of " + ", ".join(map(str, RANKS))
             raise BadValue("HEADRACE_VLLM_MAX_LORA_RANK", str(rank), may)
+        tuning = environ.get("HEADRACE_VLLM_TUNING") or "lora"
+        if tuning not in ("lora", "full"):
+            raise BadValue("HEADRACE_VLLM_TUNING", tuning, "lora or full")
         return cls(
             command=_words(environ, "HEADRACE_VLLM_COMMAND") or (sys.executable, *COMMAND.split()),
             model=model,
@@ -55,6 +64,7 @@ class VllmLaunch:
             max_lora_rank=rank,
             max_loras=read_number(environ, "HEADRACE_VLLM_MAX_LORAS", 6, 2, 64),
             arguments=_words(environ, "HEADRACE_VLLM_ARGUMENTS"),
+            tuning="full" if tuning == "full" else "lora",
             api_key=environ.get("HEADRACE_VLLM_API_KEY") or None,
         )
 
@@ -92,7 +102,8 @@ class VllmLaunch:
     def env_vars(self, shared: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables of the server: those of all children, and vLLM's own."""
         key = {"VLLM_API_KEY": self.api_key} if self.api_key else {}
-        return {**shared, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **key}
+        full = {"VLLM_SERVER_DEV_MODE": "1"} if self.tuning == "full" else {}
+        return {**shared, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **full, **key}
 
     def learner_share(self, num_engines: int) -> float:
         """Return the fraction of the GPU's memory that each of `num_engines` processes may use."""

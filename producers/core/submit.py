@@ -24,6 +24,7 @@ from infra.ports.actor import bound_workspace
 from infra.ports.secrets import SecretStore
 from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
+from infra.settings.vllm import Tuning
 from infra.spine.ports.event_log import EventStore, Recorded
 from producers.core.datasets.evaluated_rows import evaluated_rows
 from producers.core.lookup import Lookup
@@ -119,7 +120,7 @@ class Submitter:
         network: NetworkPolicy = NO_NETWORK,
         directories: ModelDirectories = OWN_MACHINE,
         quotas: Quotas | None = None,
-        has_vllm: bool = False,
+        vllm: Tuning | None = None,
         vocabularies: Vocabularies | None = None,
     ) -> None:
         self._log = log
@@ -133,7 +134,7 @@ class Submitter:
             network=network,
             secrets=secrets,
             directories=directories,
-            has_vllm=has_vllm,
+            vllm=vllm,
             vocabularies=vocabularies,
         )
 

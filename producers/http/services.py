@@ -143,7 +143,7 @@ class Services:
             secrets=self.secret_store,
             directories=self.settings.model_directories,
             quotas=self.quotas,
-            has_vllm=self.settings.vllm is not None,
+            vllm=self.settings.vllm.tuning if self.settings.vllm else None,
             vocabularies=self.vocabularies,
         )
 

@@ -3,6 +3,7 @@ its datasets."""
 
 from collections.abc import Iterator
 
+from infra.settings.vllm import Tuning
 from producers.core.models.model_facts import ModelFacts
 from schemas.algorithms import is_offline
 from schemas.config import EvalConfig, RunConfig
@@ -69,8 +70,15 @@ def missing_symbols(vocabulary: str, dataset: str, characters: str) -> Iterator[
         )
 
 
-def vllm_issues(config: RunConfig) -> Iterator[Issue]:
-    """Issues with adapters that vLLM does not serve."""
+def vllm_issues(config: RunConfig, *, tuning: Tuning) -> Iterator[Issue]:
+    """Issues with versions that the vLLM servers do not sample. `tuning` names those that they do."""
+    may_sample = not is_offline(config.advanced) or config.experiment.rollout
+    if config.advanced.tuning == "full" and tuning == "lora" and may_sample:
+        yield Issue(
+            "advanced.tuning",
+            "is 'full', and the vLLM server of this platform takes adapters only; start Headrace with "
+            "HEADRACE_VLLM_TUNING=full or HEADRACE_SAMPLER=torch, or set 'lora'",
+        )
     if config.advanced.lora_variant == "dora":
         yield Issue(
             "advanced.lora_variant",

@@ -12,6 +12,7 @@ from infra.names import Names
 from infra.ports.secrets import SecretStore
 from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from infra.settings.network_policy import NetworkPolicy
+from infra.settings.vllm import Tuning
 from infra.spine.ports.event_log import Cursor, EventStore, Recorded
 from producers.core.datasets.registration import find as find_dataset
 from producers.core.lookup import Lookup
@@ -57,8 +58,8 @@ class References:
     commits: tuple[SyncedCommit, ...] = ()
     network: frozenset[NetworkAddress] = frozenset()
     """the addresses that the operator allows the workspace"""
-    has_vllm: bool = False
-    """whether the platform samples with vLLM"""
+    vllm: Tuning | None = None
+    """what the vLLM servers of the platform sample: adapters, or any weights; None without vLLM"""
     reward_models: tuple[RewardModelSpec, ...] = ()
     issues: tuple[Issue, ...] = ()
 
@@ -85,7 +86,7 @@ class ReferenceFinder:
         network: NetworkPolicy,
         secrets: SecretStore,
         directories: ModelDirectories = OWN_MACHINE,
-        has_vllm: bool = False,
+        vllm: Tuning | None = None,
         vocabularies: Vocabularies | None = None,
     ) -> None:
         self._log = log
@@ -95,7 +96,7 @@ class ReferenceFinder:
         self._workspaces = workspaces
         self._secrets = secrets
         self._directories = directories
-        self._has_vllm = has_vllm
+        self._vllm = vllm
         self._vocabularies = vocabularies
 
     async def find_references(
@@ -137,7 +138,7 @@ class ReferenceFinder:
             no_workspace=missing,
             commits=commits,
             network=self._network.addresses_of(chosen.name) if chosen else frozenset(),
-            has_vllm=self._has_vllm,
+            vllm=self._vllm,
             reward_models=await find_reward_models(config, self._lookup, chosen, issues),
             issues=tuple(issues),
         )

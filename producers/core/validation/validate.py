@@ -95,8 +95,8 @@ def _issues(config: RunConfig | EvalConfig, references: References) -> Iterator[
         yield from dataset_issues(config, dataset)
     if isinstance(config, RunConfig) and validation is not None:
         yield from validation_dataset_issues(config, validation)
-    if references.has_vllm and isinstance(config, RunConfig):
-        yield from vllm_issues(config)
+    if references.vllm is not None and isinstance(config, RunConfig):
+        yield from vllm_issues(config, tuning=references.vllm)
     yield from length_issues(config, references.facts.context)
     yield from rollout_issues(config.experiment, references.commits)
     if references.workspace is not None:

@@ -40,6 +40,10 @@ def test_a_server_of_our_own_is_asked_like_any_other() -> None:
         ),
         ({"HEADRACE_VLLM_GPU_PERCENT": "95"}, "a whole number from 5 to 90"),
         ({"HEADRACE_VLLM_MAX_LORA_RANK": "12"}, "one of 1, 8, 16, 32, 64, 128, 256, 320, 512"),
+        (
+            {"HEADRACE_VLLM_TUNING": "dora"},
+            "HEADRACE_VLLM_TUNING holds 'dora'; it may hold lora or full",
+        ),
         ({"HEADRACE_VLLM_ARGUMENTS": "--x 'y"}, "words as a shell reads them"),
         ({"HEADRACE_WORKERS": "each"}, "it may hold one or two"),
     ],
@@ -92,8 +96,18 @@ def test_it_starts_after_the_server_and_before_those_who_ask_it() -> None:
         "--max-loras 6 --max-lora-rank 16 --logprobs-mode processed_logprobs --dtype bfloat16"
     )
     assert vllm.env_vars["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert "VLLM_SERVER_DEV_MODE" not in vllm.env_vars
     assert vllm.env_vars["VLLM_API_KEY"] == "secret"
     assert "secret" not in repr(settings)
+
+
+def test_its_weights_can_be_replaced_if_it_may_sample_full_tuning() -> None:
+    said = {**ASKED, "HEADRACE_VLLM_TUNING": "full"}
+    vllm = Settings.load(said).vllm
+    assert vllm is not None
+    assert vllm.server is not None
+    assert vllm.tuning == "full"
+    assert vllm.server.env_vars({})["VLLM_SERVER_DEV_MODE"] == "1"
 
 
 SUPERVISOR = """

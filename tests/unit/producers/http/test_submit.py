@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from infra.operations.maintenance.dependents import Holders
-from infra.settings.settings import VllmSettings
+from infra.settings.settings import Settings, VllmSettings
 from producers.core.submit import SubmitRequest
 from producers.http.routes import runs
 from schemas.errors import InvalidConfig
@@ -64,6 +64,25 @@ async def test_a_dora_is_refused_where_vllm_samples(ready: Application) -> None:
     (issue,) = refused.value.issues
     assert issue.key == "advanced.lora_variant"
     assert "HEADRACE_SAMPLER=torch" in issue.message
+
+
+async def test_full_tuning_is_refused_where_vllm_takes_adapters_only(ready: Application) -> None:
+    """Servers that others started may take all weights; the sampler finds out."""
+    asked = SubmitRequest(config(advanced={"tuning": "full"}))
+    said = {"HEADRACE_SAMPLER": "vllm", "HEADRACE_VLLM_MODEL": "m"}
+    own = Settings.load(said).vllm
+    full = Settings.load({**said, "HEADRACE_VLLM_TUNING": "full"}).vllm
+    others = VllmSettings(urls=("http://sampler:8000",), adapters=Path("/adapters"))
+    for vllm in (None, own, full, others):
+        services = replace(ready.services, settings=replace(ready.services.settings, vllm=vllm))
+        if vllm is not own:
+            await services.submitter.resolve_run(asked)
+            continue
+        with pytest.raises(InvalidConfig) as refused:
+            await services.submitter.resolve_run(asked)
+        (issue,) = refused.value.issues
+        assert issue.key == "advanced.tuning"
+        assert "HEADRACE_VLLM_TUNING=full" in issue.message
 
 
 async def test_a_run_is_requested_with_the_push_that_brings_its_commit(ready: Application) -> None:

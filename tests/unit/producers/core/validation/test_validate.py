@@ -264,7 +264,8 @@ EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
     ),
     (parse_eval(toml(evaluation={"n": 1000})), references(dataset=dataset(num_rows=99_999))),
     (parse_run(toml(advanced={"algorithm": "gdpo"})), references()),
-    (parse_run(toml(advanced={"lora_variant": "dora"})), references(has_vllm=True)),
+    (parse_run(toml(advanced={"lora_variant": "dora"})), references(vllm="lora")),
+    (parse_run(toml(advanced={"tuning": "full"})), references(vllm="lora")),
     (parse_run(toml(advanced={"algorithm": "distill"})), references()),
     (parse_run(toml(advanced={"algorithm": "distill", "teacher": "provider:m"})), references()),
 )
