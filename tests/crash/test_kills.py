@@ -26,6 +26,7 @@ from tests.crash.scenarios import (
     reward_model,
     rollout_server,
     teacher_server,
+    vllm,
     webhook,
 )
 from tests.kit.kills import Points, Stage, check_fired
@@ -70,6 +71,8 @@ SCENARIOS = (
     Scenario("push-status", push.act, push.STATUS, has_twin=True),
     Scenario("rollout_server", rollout_server.act),
     Scenario("teacher_server", teacher_server.act, teacher_server.POINTS, has_twin=True),
+    Scenario("vllm-forced", vllm.act_forced, vllm.POINTS, has_twin=True),
+    Scenario("vllm-full", vllm.act_full, vllm.POINTS, has_twin=True),
     Scenario(
         "webhook",
         webhook.act,

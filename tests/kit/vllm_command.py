@@ -20,10 +20,16 @@ from tests.kit.vllm import FakeVllm
 
 
 class LazyFallback:
-    """The model of a scratch shape, which is built when it is first used. That imports torch."""
+    """The model of a scratch shape or a directory, which is built when it is first used. That imports
+    torch."""
 
-    def __init__(self, name: str) -> None:
-        self._name = scratch_shape(name).name
+    def __init__(self, name: str, seed: int) -> None:
+        is_directory = Path(name).is_dir()
+        self._model = ModelRef(
+            kind="directory" if is_directory else "scratch",
+            name=name if is_directory else scratch_shape(name).name,
+            seed=seed,
+        )
 
     @cached_property
     def _built(self) -> Any:
@@ -32,16 +38,20 @@ class LazyFallback:
         from trainer.forward.transformers_pass import Fallback
         from trainer.model.base import build_base
 
-        model = ModelRef(kind="scratch", name=self._name)
-        return Fallback(build_base(model, {}, device=torch.device("cpu")))
+        return Fallback(build_base(self._model, {}, device=torch.device("cpu")))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._built, name)
 
 
 async def serve(asked: argparse.Namespace) -> None:
-    fallback = cast("Any", LazyFallback(asked.model))
-    server = FakeVllm(fallback, max_lora_rank=asked.max_lora_rank)
+    fallback = cast("Any", LazyFallback(asked.model, asked.seed))
+    server = FakeVllm(
+        fallback,
+        max_model_len=asked.max_model_len,
+        max_lora_rank=asked.max_lora_rank,
+        dev_mode=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
+    )
     server.url = f"http://{asked.host}:{asked.port}"
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -63,6 +73,8 @@ def main() -> None:
     parser.add_argument("--max-lora-rank", type=int, required=True)
     parser.add_argument("--logprobs-mode", choices=["processed_logprobs"], required=True)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--max-model-len", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     told = {name: str(value) for name, value in vars(asked).items()}
     told |= {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
