@@ -1,12 +1,12 @@
 """How the weights of a server are replaced: the order of the steps, the labels, and the lock."""
 
+import fcntl
 from pathlib import Path
 from unittest.mock import AsyncMock, call
 
 import pytest
 
 from schemas.errors import Refused
-from trainer.sampler.vllm import whole_weights
 from trainer.sampler.vllm.weight_turns import BASE
 from trainer.sampler.vllm.whole_weights import WeightsFolder, replace_weights, weights_of
 
@@ -69,7 +69,7 @@ def test_a_directory_without_locks_is_refused(
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(whole_weights.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(
         Refused, match="HEADRACE_VLLM_ADAPTERS to a directory whose file system has"
     ):
