@@ -34,11 +34,9 @@ DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 FLAGS = (
     *("--dtype", "float32"),
     "--enforce-eager",
-    "--enable-lora",
-    *("--max-loras", "4"),
-    *("--max-lora-rank", "16"),
     *("--logprobs-mode", "processed_logprobs"),
 )
+ADAPTERS = ("--enable-lora", *("--max-loras", "4"), *("--max-lora-rank", "16"))
 
 
 @dataclass
@@ -74,6 +72,7 @@ def real_vllm(
     max_model_len: int = 128,
     port: int | None = None,
     dev_mode: bool = False,
+    has_adapters: bool = True,
 ) -> Iterator[RealVllm]:
     """A server of this model, which is written to `folder`, until the block ends. Without a `port` it
     has a free one."""
@@ -90,6 +89,7 @@ def real_vllm(
                 *(str(python()), "-m", "vllm.entrypoints.openai.api_server"),
                 *place,
                 *FLAGS,
+                *(ADAPTERS if has_adapters else ()),
                 *("--max-model-len", str(max_model_len)),
             ),
             env={**os.environ, **ENVIRONMENT, **(DEV_MODE if dev_mode else {}), "PYTHONPATH": ""},

@@ -108,7 +108,7 @@ def on_a_server(aggregation: LossAggregation) -> Callable[[Case], Compared]:
 
     def compare(case: Case) -> Compared:
         advantage = -theirs_verl.CORE.kl_penalty(case.now, case.reference, "k1") * case.mask
-        unclipped = {"clip_ratio_low": 1.0, "clip_ratio_high": theirs_verl.NEVER}
+        unclipped: dict[str, Any] = {"clip_ratio_low": 1.0, "clip_ratio_high": theirs_verl.NEVER}
         options: dict[str, Any] = {
             "epsilon_low": 1.0,
             "epsilon_high": theirs_verl.NEVER,

@@ -171,7 +171,7 @@ KEY = SecretValue("sk-of-the-teacher-1234")
 
 async def test_the_key_is_that_of_the_workspace_or_the_submitter(tmp_path: Path) -> None:
     async with lesson(tmp_path) as one:
-        given = {"secret": "TEACHER_KEY", "workspace": "w1", "submitter": "ann"}
+        given: dict[str, Any] = {"secret": "TEACHER_KEY", "workspace": "w1", "submitter": "ann"}
         with pytest.raises(UserCodeError, match="headrace secret set TEACHER_KEY"):
             await one.grade(**given)
         personal = SecretOwner("personal", "ann")

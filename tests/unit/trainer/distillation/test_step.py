@@ -325,6 +325,7 @@ def test_a_run_is_the_reverse_kl_over_tokens_by_default() -> None:
     chat = Chat(base.tokenizer, base.stop_ids)
     run = run_of(asked(None), None, student=policy, chat=chat, micro_batch_tokens=32)
     assert (run.beta, run.hyperparameters.aggregation) == (1.0, "token_mean")
+    assert isinstance(run.teacher, Teacher)
     assert run.teacher.policy is policy
 
 
