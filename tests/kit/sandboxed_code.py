@@ -16,6 +16,9 @@ from tests.kit.platform import make_workspace
 SNAPSHOT: list[bytes] = []
 """The snapshots of workspaces. The last one is that of the test that runs."""
 
+COMMITTED: dict[tuple[tuple[str, str], ...], tuple[str, bytes]] = {}
+"""The commit and the snapshot of each tree of files that this process has committed."""
+
 
 async def fetch(_: ArtifactRef) -> bytes:
     return SNAPSHOT[-1]
@@ -23,12 +26,16 @@ async def fetch(_: ArtifactRef) -> bytes:
 
 async def store_rollout(directory: Path, files: Mapping[str, str], **fields: Any) -> RolloutRef:
     """The rollout `say` of a workspace with these files, whose limits are a second."""
-    source = make_workspace(directory / "w", dict(files))
-    repositories = GitRepositories(directory / "git", settings=LAPTOP)
-    sha = await repositories.fetch("w", CommitSpec(url=str(source)))
-    SNAPSHOT.append(await repositories.snapshot("w", sha))
+    tree = tuple(sorted(files.items()))
+    if tree not in COMMITTED:
+        source = make_workspace(directory / "w", dict(files))
+        repositories = GitRepositories(directory / "git", settings=LAPTOP)
+        sha = await repositories.fetch("w", CommitSpec(url=str(source)))
+        COMMITTED[tree] = sha, await repositories.snapshot("w", sha)
+    sha, snapshot = COMMITTED[tree]
+    SNAPSHOT.append(snapshot)
     return RolloutRef(
-        snapshot=reference(SNAPSHOT[-1]),
+        snapshot=reference(snapshot),
         commit=sha,
         entrypoint=Entrypoint(rollout="say"),
         workflow="Do",
