@@ -35,7 +35,8 @@ verification of its log.
    out of the pass; on a CPU, adapters of a base of up to 1 GiB are trained in C, and not only those of
    a narrow base.
 7: the hash of a version is a Merkle root over its tensors (`trainer/merkle_tree.py`), and not the
-   SHA-256 of a file that holds them. The numbers of a step are those of rules 6.
+   SHA-256 of a file that holds them; the rows of a sample have the order of their tokens, and not that
+   in which its requests arrived. What a step computes from its rows is that of rules 6.
 """
 
 

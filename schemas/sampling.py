@@ -146,8 +146,7 @@ class PolicyRef(Value):
 class SamplingParams(Value):
     """How tokens are drawn. Temperature 0 is greedy. `seed` is the seed of the run. `date` is the
     current date for chat templates that ask for it, because a prompt must not depend on when it is
-    rendered. `allows_wide_native` says that models which are not narrow may be decoded in C, which
-    rounds in another way than torch. Runs that do not say it keep their bits."""
+    rendered. With `allows_wide_native`, C may decode models that are not narrow, rounding as C does."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -408,10 +407,9 @@ class SampleRecord(Value):
 
 
 class SampleBatch(Value):
-    """The content of a group artifact: samples of one group in the order of their index. In the artifact
-    of a graded group, `grader_output` is what the grader left behind, if anything, `teacher_hint` is
-    what the teacher of the run reads behind the prompt, if it has a hint, and `teacher_tokens` are the
-    texts that a teacher on a server has for the tokens of the group, by id."""
+    """The content of a group artifact: samples of one group in the order of their index. In that of a
+    graded group, `grader_output` is what the grader left behind, `teacher_hint` what the teacher reads
+    behind the prompt, and `teacher_tokens` a teacher server's texts of the tokens, by id."""
 
     group: str
     samples: tuple[SampleRecord, ...]

@@ -328,7 +328,7 @@ class RolloutRef(Value):
 class GroupTemplate(Value):
     """The settings that all groups of one request share. `rollout` is None for single-turn groups
     without user code. Nothing can grade those, so only tests of engines use them. `teacher_hint` and
-    `teacher_server` are those of a run that distils (`schemas/models/teacher.py`)."""
+    `teacher_server` are those of a run that distils, and `rules` those of a run (`TrainSpec`)."""
 
     dataset: DatasetRef
     model: ModelRef
@@ -342,6 +342,7 @@ class GroupTemplate(Value):
     run: str | None = None
     teacher_hint: str | None = Field(default=None, exclude_if=lambda value: value is None)
     teacher_server: ProviderRef | None = Field(default=None, exclude_if=lambda value: value is None)
+    rules: int = Field(default=1, exclude_if=lambda value: value == 1)
 
 
 Attempts = Annotated[tuple[int, ...], Field(default=(), exclude_if=lambda value: value == ())]
@@ -419,10 +420,9 @@ class BatchGroup(Value):
 
 class TrainSpec(Value):
     """Everything that the learner must know about a run. `validation` holds the held-out rows that it
-    measures itself (in runs that sample nothing and have no user code; with user code, the grader scores
-    a validation). `rules` is the number of the rules by which its steps compute
-    (`schemas.learner.RULES`). It is 1 in logs that do not say. `date` is the current date as chat
-    templates see it. `teacher` is the model that a run learns from that distils."""
+    measures itself (in runs that sample nothing; where there is user code, the grader scores them).
+    `rules` is the number of the rules that it started with (`schemas.learner.RULES`), 1 in logs that do
+    not say. `date` is that of chat templates. `teacher` is the model that a run learns from."""
 
     run: str
     config: RunConfig

@@ -172,15 +172,18 @@ async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> Sample
     failure = failure or _wrong_credit(credit, num_turns=len(turns))
     messages = returned if isinstance(returned, tuple) else conversation
     is_trained = failure is not None and failure.category in rollout.failed_rewards
-    record = record_of(effect.index, turns, messages, failure=failure, is_trained=is_trained)
+    order = _row_order(turns, rules=effect.spec.template.rules)
+    record = record_of(
+        effect.index, turns, messages, failure=failure, is_trained=is_trained, order=order
+    )
     branches = session.branches if len(session.branches) > 1 else ()
     record = record.model_copy(update={"tools": session.tools, "branches": branches})
     reads_hint = effect.spec.template.teacher_hint is not None and bool(record.sequences)
     if reads_hint and any(tools != session.tools for tools in session.offered):
-        record = record.model_copy(update={"row_tools": _row_tools(turns, session.offered)})
+        record = record.model_copy(update={"row_tools": _row_tools(turns, order, session.offered)})
     if credit.is_given and record.sequences:
         found = {
-            "turns": _rewarded_turns(turns, credit),
+            "turns": _rewarded_turns(turns, order, credit),
             "agent_rewards": dict(credit.agent_rewards),
         }
         record = record.model_copy(update=found)
@@ -226,26 +229,38 @@ def _wrong_credit(credit: Credit, *, num_turns: int) -> SampleFailure | None:
     return SampleFailure(category=FailureCategory.VALIDATION, message=message)
 
 
-def _rewarded_turns(turns: tuple[Turn, ...], credit: Credit) -> tuple[RewardedTurn, ...]:
-    _, rows = sequences_and_rows_of(turns)
+def _row_order(turns: Sequence[Turn], *, rules: int) -> Sequence[int]:
+    """The numbers of the turns, in the order in which they become training rows. That of their tokens
+    does not depend on which of several open requests arrived first, and a turn comes before those that
+    go on from it. Before rules 7 it was the order in which they arrived."""
+    numbers = range(len(turns))
+    if rules < 7:
+        return numbers
+    return sorted(numbers, key=lambda n: (turns[n].prompt_ids, turns[n].completion_ids))
+
+
+def _rewarded_turns(
+    turns: tuple[Turn, ...], order: Sequence[int], credit: Credit
+) -> tuple[RewardedTurn, ...]:
+    _, rows = sequences_and_rows_of(tuple(turns[number] for number in order))
     return tuple(
         RewardedTurn(
             row=row,
-            num_actions=len(turn.completion_ids),
+            num_actions=len(turns[number].completion_ids),
             reward=credit.turn_rewards.get(number),
             agent=credit.turn_agents.get(number),
         )
-        for number, (turn, row) in enumerate(zip(turns, rows, strict=True))
+        for number, row in zip(order, rows, strict=True)
     )
 
 
 def _row_tools(
-    turns: tuple[Turn, ...], offered: Sequence[tuple[ToolSpec, ...]]
+    turns: tuple[Turn, ...], order: Sequence[int], offered: Sequence[tuple[ToolSpec, ...]]
 ) -> tuple[tuple[ToolSpec, ...], ...]:
     """The tools that the first request of each row offered. Other tools begin a new row, unless the
     model's chat template does not show them."""
-    sequences, rows = sequences_and_rows_of(turns)
-    return tuple(offered[rows.index(row)] for row in range(len(sequences)))
+    sequences, rows = sequences_and_rows_of(tuple(turns[number] for number in order))
+    return tuple(offered[order[rows.index(row)]] for row in range(len(sequences)))
 
 
 def _rollout_of(effect: GenerateSample) -> RolloutRef:
@@ -343,11 +358,14 @@ def record_of(
     *,
     failure: SampleFailure | None,
     is_trained: bool = False,
+    order: Sequence[int] | None = None,
 ) -> SampleRecord:
     """Return the record of a sample. Its prompt tokens are those that the policy got, its completion
     tokens those that the policy chose, and its text is the last answer of the conversation. A sample
-    that failed has no training rows, unless it `is_trained`."""
-    sequences = sequences_of(tuple(turn for turn in turns if turn.usage is None))
+    that failed has no training rows, unless it `is_trained`. The turns become rows in this `order`, that
+    of their numbers if it is None."""
+    ordered = [turns[number] for number in order or range(len(turns))]
+    sequences = sequences_of(tuple(turn for turn in ordered if turn.usage is None))
     num_tokens = sum(len(sequence.tokens) for sequence in sequences)
     num_actions = sum(sum(sequence.loss_mask) for sequence in sequences)
     bought = [turn.usage for turn in turns if turn.usage is not None]

@@ -295,4 +295,5 @@ def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -
         run=request.run,
         teacher_hint=None if validation else advanced.teacher_hint,
         teacher_server=None if validation or not request.teacher else request.teacher.server,
+        rules=RULES,
     )

@@ -30,7 +30,8 @@ def test_a_process_needs_the_ports_of_the_lanes_that_it_serves() -> None:
     hosting = Hosting(WorkerId("w"), consumers, lanes_of(consumers))
     assert port_names(hosting) == KNOWN
     user = port_names(Hosting(WorkerId("w"), consumers, (Lane.USER,)))
-    assert user == {"artifacts", "datasets", "user", "secrets", "judges", "judgements"}
+    judged = {"judges", "judgements", "teachers"}
+    assert user == {"artifacts", "datasets", "user", "secrets", *judged}
     assert port_names(Hosting(WorkerId("w"), (load("run"),), ())) == frozenset()
 
 

@@ -1,6 +1,7 @@
 """The rollout consumer ends a requested group with exactly its samples, each recorded once."""
 
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from schemas.effects import (
 from schemas.errors import CallInterrupted, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import Purpose, group_stream
+from schemas.learner import RULES
 from schemas.sampling import (
     Message,
     SampleBatch,
@@ -237,6 +239,7 @@ async def worked(
     sampler: FakeSampler | None = None,
     failed_rewards: dict[str, Any] | None = None,
     teacher_hint: str | None = None,
+    rules: int = RULES,
 ) -> tuple[SampleRecord, SampleEntry, object]:
     """Run one sample of a workflow; return its record, its entry, and what the workflow
     received."""
@@ -247,7 +250,8 @@ async def worked(
     of = template(workflow="Say", num_samples=1, dataset=await world.dataset(ROW))
     assert of.rollout is not None
     rollout = of.rollout.model_copy(update={"failed_rewards": failed_rewards or {}})
-    of = of.model_copy(update={"rollout": rollout, "teacher_hint": teacher_hint})
+    given = {"rollout": rollout, "teacher_hint": teacher_hint, "rules": rules}
+    of = of.model_copy(update=given)
     outcome = await perform(GenerateSample(spec=group_spec(of, row=0), index=0), world.ports)
     assert isinstance(outcome, SampleFinished)
     [session] = gateway.sessions.values()
@@ -510,6 +514,40 @@ async def test_rewards_of_turns_are_kept_with_the_place_of_each_turn(tmp_path: P
     again, _, _ = await worked(tmp_path / "again", asks_three_times(Credit()))
     assert again.turns == ()
     assert "turns" not in again.model_dump()
+
+
+PROMPTS = ((1,), (1, 65, 2), (1, 65, 3), (7, 7))
+"""The second and the third go on from the answer to the first, which is `A` (65)."""
+
+
+def arrives(order: Sequence[int]) -> Workflow:
+    """Four requests that are answered in this order. The reward of each names it."""
+
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        session.turns += [turn("A", prompt=PROMPTS[number]) for number in order]
+        credit = Credit(turn_rewards={place: float(number) for place, number in enumerate(order)})
+        return WorkflowResult((*prompt, Message(role="assistant", content="A")), credit=credit)
+
+    return workflow
+
+
+ARRIVALS = [
+    order for order in permutations(range(4)) if order.index(0) < min(map(order.index, (1, 2)))
+]
+
+
+async def test_rows_do_not_depend_on_which_open_request_arrives_first(tmp_path: Path) -> None:
+    """Twin: before rules 7 they have the order of arrival."""
+    found = []
+    for rules in (RULES, 6):
+        records = [
+            (await worked(tmp_path / f"{rules}-{n}", arrives(order), rules=rules))[0]
+            for n, order in enumerate(ARRIVALS)
+        ]
+        assert all(len(record.sequences) == 3 for record in records)
+        found.append({(record.sequences, record.turns) for record in records})
+    assert len(ARRIVALS) == 8
+    assert [len(one) for one in found] == [1, 8]
 
 
 async def test_agents_are_kept_with_their_turns_and_rewards(tmp_path: Path) -> None:
