@@ -114,14 +114,14 @@ LANES = """
 
 
 def begun_stages(folder: Path, *, failing: str = "") -> list[str]:
-    """The stages that the lanes of .ci/run begin, and `failed` for each lane that fails. All others wait
-    for the one that is `failing`."""
+    """The stages that the lanes of .ci/run begin, and `failed` for each lane that fails. The one that is
+    `failing` waits until another has begun, and all others wait for it."""
     text = (ROOT / ".ci" / "run").read_text()
     names = re.findall(r"^stage_(\w+)\(\) \{", text, re.M)
     others = f"until [ -e {folder}/failed ]; do sleep 0.01; done" if failing else ":"
+    fails = f"until [ $(wc -l <{folder}/begun) = 2 ]; do sleep 0.01; done; run_tests a false"
     stages = "\n".join(
-        f"stage_{name}() {{ echo {name} >>{folder}/begun; "
-        f"{'run_tests a false' if name == failing else others}; }}"
+        f"stage_{name}() {{ echo {name} >>{folder}/begun; {fails if name == failing else others}; }}"
         for name in names
     )
     script = LANES.format(
