@@ -28,11 +28,13 @@ from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
 from tests.kit.families import FAMILIES, Family, family, save_random_model
 from tests.unit.trainer.support import Shelf, job, loss_mask, request
+from tests.unit.trainer.test_policy import write
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
 from trainer.forward.packing import Example, pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
+from trainer.model.merge import main as merge
 from trainer.policy import LoadedModel, Policy, checkpoint_files, export, fresh_policy
 from trainer.sampler.counter_rng import CounterRng, prompt_hash
 from trainer.sampler.draw_token import draw_tokens
@@ -170,6 +172,20 @@ def test_an_adapter_says_the_same_in_peft(known: Known, tmp_path: Path) -> None:
     assert (ours - expected(plain)).abs().max() <= AGREES
     assert (ours - expected(known.plain)).abs().max() > 0.1, "this adapter changes nothing"
     assert not any("vision" in name for name in policy.tensors)
+
+
+@torch.no_grad()
+def test_a_merged_model_is_written_and_read_again(known: Known, tmp_path: Path) -> None:
+    """Also where several matrices of the decoder are one tensor of the family's files."""
+    policy = adapted(known)
+    files, weights_name = checkpoint_files(policy, job(known.ref))
+    folder = write(files | {weights_name: export(policy.tensors)}, tmp_path / "adapter")
+    assert merge([str(folder), str(tmp_path / "model")]) == 0
+    merged, loaded = loaded_from(tmp_path / "model")
+    assert loaded.base.tensors.keys() == known.loaded.base.tensors.keys()
+    found = of(fresh_policy(loaded, job(merged)), EXAMPLES, reference=True)
+    assert (found - of(policy, EXAMPLES)).abs().max() <= AGREES
+    assert (found - of(policy, EXAMPLES, reference=True)).abs().max() > 0.01
 
 
 def test_packed_rows_say_what_rows_alone_say(known: Known) -> None:
