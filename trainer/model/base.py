@@ -171,6 +171,7 @@ def _wrap_base(
         # another path gives other bits. Buffers stay as they are, because rotary frequencies rounded
         # to 16 bits would move far positions.
         parameter.data = parameter.data.to(dtype, copy=True)
+    _refuse_unfinite(model, what=f"the model {ref.name}")
     _move(model, device)
     model.eval().requires_grad_(requires_grad=False)
     model.config.dtype = dtype
@@ -181,6 +182,17 @@ def _wrap_base(
         stop_ids=_stop_ids(model, tokenizer),
         public_name=public_name,
     )
+
+
+def _refuse_unfinite(model: PreTrainedModel, *, what: str) -> None:
+    """Raise Refused for weights that are infinite or not a number: each logit would become one too, and
+    a run would seem to have diverged."""
+    for name, weight in model.named_parameters():
+        if weight.numel() and not torch.stack(torch.aminmax(weight.data)).isfinite().all():
+            raise Refused(
+                f"{what} cannot be used: {plain_name(name)} holds values that are not finite numbers; "
+                "get its files again, or save it in a wider type"
+            )
 
 
 def _move(model: PreTrainedModel, device: torch.device) -> None:

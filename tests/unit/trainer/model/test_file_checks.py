@@ -112,6 +112,20 @@ def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_model_with_a_weight_that_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
+    """Its runs would seem to have diverged."""
+    save_random_model(LlamaConfig(**SHAPE), tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.2.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(
+        Refused, match=r"model\.layers\.2\.mlp\.up_proj\.weight holds values that are not fin"
+    ):
+        load(tmp_path)
+
+
 def test_a_model_with_templates_of_which_none_is_the_default_is_refused(tmp_path: Path) -> None:
     save_random_model(LlamaConfig(**SHAPE), tmp_path)
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
