@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from math import lcm
 from typing import Any
+from urllib.parse import unquote
 
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.models.constraints import Constraint
@@ -128,19 +129,45 @@ def _multiples(value: Any) -> Iterator[tuple[int, int]]:
 
 
 def _refuse_long_ways(schema: Any) -> None:
-    """A way through a schema passes each `$ref` once, and between two of them at most all levels."""
-    level, depth, references = [schema], 0, set[str]()
-    while level:
-        depth += 1
-        found = [one["$ref"] for one in level if isinstance(one, dict) and "$ref" in one]
-        references |= {one for one in found if isinstance(one, str)}
-        level = [child for one in level for child in _children(one)]
-    if depth * (1 + len(references)) > MOST_LEVELS:
+    """A way through a schema passes each `$ref` once, and at most all levels of what it names."""
+    references = {
+        reference
+        for level in _levels(schema)
+        for one in level
+        if isinstance(one, dict) and isinstance(reference := one.get("$ref"), str)
+    }
+    # By identity, so that many names of one part do not make it be measured many times.
+    named = {id(part): part for part in (_find(schema, reference) for reference in references)}
+    heights = {place: sum(1 for _ in _levels(part)) for place, part in named.items()}
+    longest = sum(1 for _ in _levels(schema)) + sum(heights.values())
+    if longest > MOST_LEVELS:
         raise UserCodeError(
             FailureCategory.VALIDATION,
-            f"the answer's JSON schema cannot be followed: with {len(references)} different $ref and "
-            f"{depth} levels it may lead through more than {MOST_LEVELS} levels; use fewer definitions",
+            f"the answer's JSON schema cannot be followed: with {len(references)} different $ref it may "
+            f"lead through {longest} levels, and {MOST_LEVELS} are the most; use fewer definitions",
         )
+
+
+def _levels(schema: Any) -> Iterator[list[Any]]:
+    """What is 1, 2 and more levels deep in a value, beginning with the value."""
+    level = [schema]
+    while level:
+        yield level
+        level = [child for one in level for child in _children(one)]
+
+
+def _find(schema: Any, reference: str) -> Any:
+    """The part of a schema that a reference names, or all of the schema for a reference of another
+    kind."""
+    start, *names = unquote(reference).split("/")
+    found = schema if start == "#" else None
+    for name in names:
+        key = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(key)] if key.isdecimal() and int(key[:9]) < len(found) else None
+        else:
+            found = found.get(key) if isinstance(found, dict) else None
+    return schema if found is None else found
 
 
 def _children(value: Any) -> list[Any]:

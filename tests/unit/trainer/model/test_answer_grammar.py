@@ -1,6 +1,7 @@
 """Grammars of forced answers in the syntax of a model's own chat template."""
 
 import json
+import time
 from collections.abc import Mapping
 from random import Random
 from typing import Any
@@ -12,7 +13,7 @@ from schemas.models.constraints import Constraint
 from schemas.sampling import Message, ToolSpec
 from tests.unit.trainer.model.family_tokenizers import SPECIAL, family_chat
 from tests.unit.trainer.model.test_tool_calls import TAGGED, chat_of
-from trainer.grammar.answer_grammar import answer_grammar
+from trainer.grammar.answer_grammar import _refuse_long_ways, answer_grammar
 from trainer.grammar.token_masks import GrammarVocabulary, VllmVocabulary, is_allowed
 from trainer.model.chat_template import Chat
 
@@ -192,9 +193,28 @@ def chain(length: int) -> Constraint:
 
 def test_a_schema_that_takes_the_whole_stack_is_refused() -> None:
     """It would kill the process, and with it the answers of all others."""
-    with pytest.raises(UserCodeError, match=r"600 different \$ref and 8 levels .* than 1024"):
+    with pytest.raises(UserCodeError, match=r"600 different \$ref .* 3604 levels, and 1024"):
         is_followed(chat_of(TAGGED), chain(599), "")
-    assert is_followed(chat_of(TAGGED), chain(126), "[]")
+    assert is_followed(chat_of(TAGGED), chain(168), "[]")
+
+
+def test_many_flat_definitions_are_followed() -> None:
+    """Such as the union of all actions that an agent may take."""
+    parts = {f"a/{n}": {"type": "object", "properties": {"n": {"const": n}}} for n in range(250)}
+    choices = [{"$ref": f"#/$defs/a~1{n}"} for n in range(250)]
+    inner = {"type": "array", "items": {"anyOf": choices}}
+    constraint = Constraint(json_schema=json.dumps({**inner, "$defs": parts}))
+    assert is_followed(chat_of(TAGGED), constraint, '[{"n": 249}]')
+    assert not is_followed(chat_of(TAGGED), constraint, '[{"n": 250}]')
+
+
+def test_many_names_of_one_part_cost_what_it_costs() -> None:
+    wide = {"enum": list(range(20_000))}
+    names = [{"$ref": "#/$defs/" + "%61" * n + "a" * (900 - n)} for n in range(900)]
+    schema = {"anyOf": names, "$defs": {"a" * 900: wide}}
+    began = time.process_time()
+    _refuse_long_ways(schema)
+    assert time.process_time() - began < 2
 
 
 def test_an_object_has_the_properties_that_it_lists() -> None:
