@@ -34,6 +34,7 @@ LARGEST_SCHEMA = 64 << 10
 LONGEST_DESCRIPTION = 8192
 PING_S = 2.0
 KEPT_STDERR = 4096
+READ_S = 2.0
 CLOSED_CODE = -32000
 """The code of the error of a call whose connection was closed."""
 
@@ -105,10 +106,10 @@ class McpConnection:
             try:
                 return await _unless_ended(ask(session), task)
             except _Lost as error:
-                last = error
-                note_running(f"MCP server {self.name} ended during a call: {self._why(error)}")
                 await self._drop(session)
-        raise McpServerUnusable(f"MCP server {self.name} ended during the call: {self._why(last)}")
+                why = await self._why(error)
+                note_running(f"MCP server {self.name} ended during a call: {why}")
+        raise McpServerUnusable(f"MCP server {self.name} ended during the call: {why}")
 
     async def _connect(self) -> "tuple[Any, asyncio.Task[None]]":
         """Return the session and the task that keeps it open."""
@@ -154,7 +155,7 @@ class McpConnection:
             except Exception as error:  # of the package, of its transport, or of the system
                 await self.close()
                 last = error
-        raise McpServerUnusable(self._not_started(self._why(last)))
+        raise McpServerUnusable(self._not_started(await self._why(last)))
 
     def _not_started(self, why: str) -> str:
         return f"MCP server {self.name} does not start: {why}"
@@ -180,10 +181,11 @@ class McpConnection:
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    def _why(self, error: BaseException) -> str:
-        """The reason of a failure, with the last lines that the server wrote."""
+    async def _why(self, error: BaseException) -> str:
+        """The reason of a failure, with the last lines that the server wrote before its connection was
+        closed."""
         what = str(error) if isinstance(error, _Lost) else f"{type(error).__name__}: {error}"
-        written = self._stderr.text()
+        written = await self._stderr.text()
         return f"{what}; its last output: {written}" if written else what
 
 
@@ -218,15 +220,21 @@ class StderrTail:
 
     def __init__(self) -> None:
         self._kept = bytearray()
+        self._reader: threading.Thread | None = None
 
     def open(self) -> Any:
         """Return a file for a process to write to."""
         reading, writing = os.pipe()
         self._kept.clear()
-        threading.Thread(target=self._read, args=(reading,), name="mcp", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(reading,), name="mcp", daemon=True)
+        self._reader.start()
         return os.fdopen(writing, "w")
 
-    def text(self) -> str:
+    async def text(self) -> str:
+        """What was written last. Once the processes that write have ended, that is read to its end; one
+        that goes on is not waited for longer than READ_S."""
+        if self._reader is not None:
+            await asyncio.to_thread(self._reader.join, READ_S)
         return bytes(self._kept).decode(errors="replace").strip()[-500:]
 
     def _read(self, reading: int) -> None:
