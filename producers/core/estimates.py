@@ -30,6 +30,12 @@ LORA_RANK = 16
 RUNTIME_BYTES = 600 << 20
 """The memory of a worker that has loaded torch but no model."""
 
+COPY_BYTES, PACKED_BYTES = 2 << 30, 1 << 30
+"""The sizes of the largest float32 base that a CPU's sampler copies for each version, and that it packs
+once for C (`trainer/sampler/decode_model.py`)."""
+COPIED_VERSIONS = 4
+"""Of how many versions the sampler keeps a copy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reader:
@@ -73,6 +79,8 @@ def estimate(
     memory += BASE_BYTES[advanced.precision] * sum(
         one.parameters or 0 for one in readers if one.is_loaded
     )
+    if not gpu:
+        memory += _sampler_copies(config, FP32_BYTES * parameters, steps=steps)
     figures: dict[str, int | float | str | None] = {
         "parameters": parameters,
         "memory_bytes": memory,
@@ -88,6 +96,15 @@ def estimate(
         "total_s": round(steps * step_s, 1),
         "assumes": assumes,
     }
+
+
+def _sampler_copies(config: RunConfig, base_bytes: int, *, steps: int) -> int:
+    """The bytes of the copies of the weights that the sampler decodes with on a CPU."""
+    advanced = config.advanced
+    if is_offline(advanced) or advanced.precision != "float32" or base_bytes > COPY_BYTES:
+        return 0
+    is_packed = base_bytes <= PACKED_BYTES and advanced.tuning == "lora"
+    return base_bytes * (min(COPIED_VERSIONS, steps + 1) + is_packed)
 
 
 def has_gpu() -> bool:

@@ -48,3 +48,29 @@ def test_a_teacher_of_unknown_size_is_named_as_left_out() -> None:
     unknown = estimated(Reader(None, is_loaded=True))
     assert unknown["step_s"] == estimated()["step_s"]
     assert unknown["assumes"].endswith("nor a teacher or reward model whose size is unknown")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "changes", "copies"),
+    [
+        (135_000_000, {}, 5),
+        (135_000_000, {"tuning": "full"}, 4),
+        (135_000_000, {"precision": "bfloat16"}, 0),
+        (135_000_000, {"algorithm": "sft"}, 0),
+        (400_000_000, {}, 4),
+        (600_000_000, {}, 0),
+    ],
+)
+def test_a_cpu_s_sampler_copies_the_weights_of_a_small_model(
+    parameters: int, changes: dict[str, Any], copies: int
+) -> None:
+    """For four versions, and once more the base, which is packed for C. A worker that sampled seven
+    versions of SmolLM2-135M took 4.0 GB."""
+    advanced = Advanced.model_validate(changes)
+    config = RunConfig(experiment=Experiment(model_path="m", dataset="d"), advanced=advanced)
+    on_cpu, on_gpu = (
+        estimate(config, parameters, steps=9, gpu=gpu)["memory_bytes"] for gpu in (False, True)
+    )
+    assert isinstance(on_cpu, int)
+    assert isinstance(on_gpu, int)
+    assert on_cpu - on_gpu == copies * 4 * parameters

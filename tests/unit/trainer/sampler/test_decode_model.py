@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedConfig
 
+from producers.core import estimates
 from tests.kit.families import SHAPE, family, random_model
 from tests.unit.trainer.support import TINY
 from trainer.forward.decoder import Decoder, causal_attend, decoder_of
@@ -15,7 +16,7 @@ from trainer.forward.weights import Trainable, trainable_view
 from trainer.model.base import Base, build_base
 from trainer.model.lora import fresh_adapter, target_modules
 from trainer.model.lora_names import Scaling
-from trainer.sampler import decode_model
+from trainer.sampler import batcher, decode_model
 from trainer.sampler.decode_model import FusedModel, UnfusedModel, decode_model_of
 
 QWEN3 = family("qwen3").config
@@ -108,3 +109,8 @@ def test_a_model_that_cannot_be_copied_is_read_as_it_is(
         atol=1e-11,
         rtol=1e-11,
     )
+
+
+def test_the_estimate_of_a_run_knows_which_models_are_copied() -> None:
+    known = (estimates.COPY_BYTES, estimates.PACKED_BYTES, estimates.COPIED_VERSIONS)
+    assert known == (decode_model.COPY_BYTES, decode_model.PACKED_BYTES, batcher.KEPT_MODELS)
