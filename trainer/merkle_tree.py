@@ -34,7 +34,7 @@ def merkle_root(tensors: Mapping[str, torch.Tensor]) -> str:
 def leaf_hashes(tensors: Mapping[str, torch.Tensor]) -> list[bytes]:
     """The hash of each tensor, in the order of their names."""
     ordered = sorted(tensors.items())
-    parts = [_flat_bytes(tensor).split(CHUNK_BYTES) for _, tensor in ordered]
+    parts = [_divide(_flat_bytes(tensor)) for _, tensor in ordered]
     chunks = _hash_all([chunk for part in parts for chunk in part])
     return [
         _leaf_hash(name, tensor, islice(chunks, len(part)))
@@ -62,6 +62,11 @@ def _leaf_hash(name: str, tensor: torch.Tensor, chunks: Iterable[bytes]) -> byte
 def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor as a flat view, or as that of a copy if it is not contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _divide(content: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The chunks of a tensor. Most have one, and splitting takes half as long as hashing 10 kB."""
+    return (content,) if content.numel() <= CHUNK_BYTES else content.split(CHUNK_BYTES)
 
 
 def _hash_all(chunks: Sequence[torch.Tensor]) -> Iterator[bytes]:
