@@ -1,5 +1,6 @@
 """Every example loads, and its data keeps what its page promises."""
 
+import ast
 import importlib.util
 import json
 import re
@@ -34,6 +35,18 @@ def test_every_training_toml_loads(path: Path) -> None:
 def test_every_evaluation_toml_loads(path: Path) -> None:
     config = EvalConfig.model_validate_json(json.dumps(tomllib.loads(path.read_text())))
     _entry_point(path, config.experiment.rollout, config.experiment.entrypoint)
+
+
+@pytest.mark.parametrize("path", [*TRAINING, *EVALUATION], ids=lambda p: f"{p.parts[-4]}-{p.stem}")
+def test_a_toml_names_reward_functions_of_its_rollout(path: Path) -> None:
+    config = tomllib.loads(path.read_text())
+    names = {reward["name"] for reward in config["advanced"].get("rewards", ())}
+    if names:
+        rollout, entrypoint = (config["experiment"][key] for key in ("rollout", "entrypoint"))
+        tree = discovery.parse(path.parents[2] / "rollouts" / rollout / entrypoint)
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        marked = {f.name for f in functions if "reward" in map(ast.unparse, f.decorator_list)}
+        assert names <= marked
 
 
 @pytest.mark.parametrize(
