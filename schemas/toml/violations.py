@@ -148,7 +148,7 @@ def meant_value(details: ErrorDetails) -> str | None:
         return None
     options = [option.strip("' ") for option in details["ctx"]["expected"].split(",")]
     options = [part.strip("' ") for option in options for part in option.split(" or ")]
-    given = details["input"]
+    given = details["input"].lower()
     swapped = [option for option in options if sorted(option) == sorted(given)]
     close = swapped or difflib.get_close_matches(given, options, n=1)
     return close[0] if close else None

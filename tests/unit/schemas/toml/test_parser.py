@@ -175,6 +175,8 @@ def test_a_good_file_has_the_defaults() -> None:
         ({"experiment": {"entrypoint": "/x.py"}}, "experiment.entrypoint", "inside", None),
         ({"experiment": {"entrypoint": "main"}}, "experiment.entrypoint", "Python file", None),
         ({"advanced": {"algorithm": "gpro"}}, "advanced.algorithm", "must be one of", "grpo"),
+        ({"advanced": {"algorithm": "DPO"}}, "advanced.algorithm", 'got "DPO"', "dpo"),
+        ({"advanced": {"algorithm": "Dr. GRPO"}}, "advanced.algorithm", "one of", "dr_grpo"),
         ({"training": 3}, "training", "must be a table", None),
         ({"env": {"lower": "x"}}, "env.lower", "not the name of a variable", None),
         ({"env": {"A": 1}}, "env.A", "must be a string", None),
