@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from producers.core.datasets.messages import BadMessages, parse_messages
+from producers.core.datasets.readers import type_name
 from producers.core.datasets.strict_json import loads
 from schemas.datasets import LABELLED_COLUMNS, PreferenceForm
 from schemas.sampling import Message
@@ -64,8 +65,9 @@ def header_problem(columns: tuple[str, ...]) -> str | None:
     if len(found) == 1:
         missing = "rejected" if found == ["chosen"] else "chosen"
         return (
-            f"has {found[0]} but no column {missing}; a preference needs both answers. For answers that "
-            "are judged alone, use the columns prompt, completion and label (true or false)"
+            f"has {found[0]} but no column {missing}; a preference needs both answers. Add the column, "
+            f"or read another one as it with --map COLUMN={missing}. For answers that are judged alone, "
+            "use the columns prompt, completion and label (true or false)"
         )
     return None
 
@@ -99,8 +101,8 @@ def _parse_margin(value: object) -> float | None:
     if margin is None or not 0 <= margin <= MOST_MARGIN:
         raise BadPreference(
             "margin",
-            f"must be a number from 0 to {MOST_MARGIN:g}, by which the reward of chosen should be above "
-            f"that of rejected, got {value!r:.40}; leave the cell empty where there is none",
+            f"must be a number from 0 to {MOST_MARGIN:,.0f}, by which the reward of chosen should be "
+            f"above that of rejected, got {value!r:.40}; leave the cell empty where there is none",
         )
     return margin
 
@@ -151,7 +153,9 @@ def _find_prompt(given: object, before: tuple[Message, ...]) -> tuple[Message, .
     if given is None or given in ("", []):
         if not before:
             raise BadPreference(
-                "prompt", "is missing; give the prompt, as text or as a list of messages"
+                "prompt",
+                "is missing; give the prompt, as text or as a list of messages, or read another column "
+                "as it with --map COLUMN=prompt",
             )
         prompt = before
     elif isinstance(given, str):
@@ -203,7 +207,11 @@ def _parse_answer(column: str, value: object) -> _Answer:
 
 def _messages(column: str, value: object) -> tuple[Message, ...]:
     if not isinstance(value, list):
-        raise BadPreference(column, "must be text or a list of {role, content}")
+        raise BadPreference(
+            column,
+            f"must be text or a list of {{role, content}}, got {type_name(value)}; correct it, or "
+            "remove the row",
+        )
     try:
         messages = parse_messages(value)
     except BadMessages as bad:

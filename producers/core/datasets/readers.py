@@ -95,7 +95,7 @@ def _parse_object(number: int, text: str) -> Values | RowIssue:
     except ValueError as error:
         return line_issue(number, f"is not JSON: {error}", text[:EXCERPT_BYTES])
     if not isinstance(value, dict):
-        message = f"must be a JSON object, got {shorten(text.strip(), 60)}"
+        message = f"must be a JSON object, one in each line, got {shorten(text.strip(), 60)}"
         return line_issue(number, message, text[:EXCERPT_BYTES])
     return value
 

@@ -224,7 +224,9 @@ class Rules:
         expected = self._columns or ()
         for name in expected:
             if name not in values:
-                self._refuse(line, name, "is missing")
+                self._refuse(
+                    line, name, "is missing, and the first row has it; add it, or remove the row"
+                )
         for name in values:
             if name not in expected:
                 self._refuse(line, name, "is not in the first row; use one set of columns")
@@ -369,6 +371,9 @@ def _hint(missing: list[str], values: Values) -> str:
     """How the columns of a file can be read that lacks some."""
     if SHAREGPT in values:
         return "read it with --map conversations=messages"
+    if "completion" in values:
+        maps = "--map prompt=user_prompt --map completion=ground_truth"
+        return f"add the column label (true or false) for kto, or read them for sft with {maps}"
     for name in missing:
         if close := difflib.get_close_matches(name, values, n=1, cutoff=0.8):
             return f"did you mean {name} instead of {close[0]}? Rename it"

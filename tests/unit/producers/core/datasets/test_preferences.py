@@ -127,13 +127,19 @@ BAD_ROWS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({**PAIR, "rejected": " "}, "rejected", "has an empty answer"),
     ({**PAIR, "chosen": [said("")], "rejected": [said("b")]}, "chosen", "has an empty answer"),
     ({**PAIR, "prompt": ""}, "prompt", "is missing; give the prompt"),
+    ({"question": "2?", "chosen": "a", "rejected": "b"}, "prompt", "with --map COLUMN=prompt"),
     ({**PAIR, "prompt": " "}, "prompt", "is empty"),
     ({**PAIR, "prompt": [said("hello")]}, "prompt", "ends with the assistant; end it with"),
     ({**PAIR, "prompt": None}, "prompt", "is missing"),
     ({**PAIR, "rejected": [said("b")]}, "rejected", "is messages but chosen is text"),
     ({**PAIR, "chosen": [QUESTION], "rejected": [said("b")]}, "chosen", "ends with the user"),
     ({**PAIR, "chosen": [], "rejected": [said("b")]}, "chosen", "is an empty list"),
-    ({**PAIR, "chosen": 3}, "chosen", "must be text or a list of {role, content}"),
+    (
+        {**PAIR, "chosen": 3},
+        "chosen",
+        "must be text or a list of {role, content}, got number; correct",
+    ),
+    ({**PAIR, "rejected": None}, "rejected", "got null; correct it, or remove the row"),
     ({**PAIR, "chosen": [said("", tool_calls=[CALL])]}, "chosen", "ends with a call of a tool"),
     ({**PAIR, "chosen": [said("a", reasoning="b")]}, "chosen", "reasoning, which is not learned"),
     (
@@ -175,11 +181,11 @@ def test_a_bad_row_is_refused_with_its_line_and_column(
     ("columns", "message"),
     [
         (("prompt", "chosen"), "has chosen but no column rejected; a preference needs both"),
-        (("prompt", "rejected"), "has rejected but no column chosen"),
+        (("prompt", "accepted", "rejected"), "read another one as it with --map COLUMN=chosen"),
         (("prompt", "chosen", "rejected", "user_prompt"), "beside user_prompt; keep the columns"),
         (("chosen", "messages"), "has chosen beside messages; keep the columns"),
         (("prompt", "chosen", "rejected", "completion"), "beside completion; keep the columns"),
-        (("prompt", "completion"), "missing required columns: user_prompt, ground_truth"),
+        (("prompt", "completion"), "add the column label (true or false) for kto, or"),
     ],
 )
 def test_columns_of_several_forms_are_refused(
@@ -187,6 +193,12 @@ def test_columns_of_several_forms_are_refused(
 ) -> None:
     report, _ = check(tmp_path, *four(**dict.fromkeys(columns, "a")))
     assert message in report.issues[0].message
+
+
+def test_a_pair_without_one_answer_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    [issue] = check(tmp_path, *four(**PAIR), {"prompt": "2?", "chosen": "two"})[0].issues
+    assert (issue.line, issue.column) == (5, "rejected")
+    assert issue.message == "is missing, and the first row has it; add it, or remove the row"
 
 
 def test_one_type_per_column_holds_for_preferences_too(tmp_path: Path) -> None:

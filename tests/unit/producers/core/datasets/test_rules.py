@@ -184,7 +184,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_problem(tmp_path: Path) -> Non
         (lines({"prompt": "a", "ground_truth": "b"}), "file", "missing required columns: user_pr"),
         (lines(*good()) + "{oops\n", "line 5", "is not JSON"),
         (lines(*good()) + '{"user_prompt": "cut off\n', "line 5", "Unterminated string"),
-        (lines(*good()) + "[1]\n", "line 5", "must be a JSON object"),
+        (lines(*good()) + "[1]\n", "line 5", "must be a JSON object, one in each line"),
         (lines(*good()) + '{"user_prompt": "\\ud800"}', "line 5", "is a lone surrogate"),
         (lines(*good()) + '{"user_prompt": NaN}', "line 5", "NaN"),
         (lines(*good()) + "[" * 100_000, "line 5", "nested"),
