@@ -12,7 +12,8 @@ from producers.tryout import plan
 from producers.tryout.request import TryoutRequest
 from producers.tryout.working_tree import snapshot_of
 from schemas.config import RunConfig
-from schemas.errors import Issue, Refused
+from schemas.errors import Issue, NotFound, Refused
+from schemas.generated_tasks import is_generated
 from schemas.limits import batch_size
 from schemas.specs import DiscoveredRollout, Entrypoint
 from schemas.toml.config_issues import config_issues
@@ -140,7 +141,16 @@ def _definitions(found: DiscoveredRollout) -> str:
 
 def _dataset_checks(request: TryoutRequest, config: plan.Config) -> list[RolloutCheck]:
     try:
-        file = plan.read_dataset(plan.dataset_path(request, config))
+        path = plan.dataset_path(request, config)
+    except NotFound as error:
+        if not is_generated(config.experiment.dataset):
+            return list(_problems("dataset", error))
+        text = f"a submit generates the rows; to try the rollout before: {error}"
+        return [RolloutCheck("dataset", "note", text)]
+    except Refused as error:
+        return list(_problems("dataset", error))
+    try:
+        file = plan.read_dataset(path)
         plan.check_rows(file)
     except Refused as error:
         return list(_problems("dataset", error))

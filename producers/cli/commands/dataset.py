@@ -175,6 +175,7 @@ def generate_(tasks: str, *, out: Path | None, as_json: bool) -> Output:
     """
     if out is not None:
         rows = generate(tasks)
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(rows)
         said = f"wrote {out}: {describe_rows(rows)}"
         return Output({"file": str(out), "num_rows": rows.count(b"\n")}, said)

@@ -222,6 +222,19 @@ def test_validate_says_everything_at_once(
     assert "nothing_like_it" in bad["code"]["message"]
 
 
+def test_rows_that_a_submit_generates_are_no_problem(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = workspace / "configs/training/mine.toml"
+    ref = "reasoning-gym:chain_sum?size=8"
+    config.write_text(config.read_text().replace('dataset = "mine"', f'dataset = "{ref}"'))
+    assert main(["rollout", "validate", "mine", "--json"]) == 0
+    found = checks(capsys)["dataset"]
+    assert found["status"] == "note"
+    assert found["message"].startswith("a submit generates the rows; to try the rollout before: ")
+    assert f"headrace dataset generate '{ref}' --out data/reasoning-gym." in found["message"]
+
+
 EVAL = """
 [experiment]
 rollout = "mine"

@@ -62,7 +62,7 @@ def test_tasks_are_generated_and_uploaded_once(
 def test_tasks_are_written_into_a_file_without_a_server(
     headrace: Run, generated: list[GeneratedTasks], tmp_path: Path
 ) -> None:
-    file = tmp_path / "rows.jsonl"
+    file = tmp_path / "data" / "rows.jsonl"
     ran = headrace("dataset", "generate", SUMS, "--out", str(file))
     assert ran.out.strip() == f"wrote {file}: 4 rows; the longest question has 5 characters"
     assert file.read_bytes() == ROWS
