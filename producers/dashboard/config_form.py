@@ -50,7 +50,7 @@ def _fields(section: str, kind: type[Section]) -> list[FormField]:
     description, found = meanings(), []
     for key, inner in kind.model_fields.items():
         allowed = allowed_values(inner)
-        if allowed in ("list", "table", "text or list"):
+        if allowed in ("list", "table", "text or list", "number or text"):
             continue
         choices = tuple(CHOICES.findall(allowed))
         meaning = LINK.sub(r"\1", description[kind.__name__, key]).replace("`", "")

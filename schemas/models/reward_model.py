@@ -13,14 +13,15 @@ MOST_REWARD_MODELS = 4
 
 
 class RewardModelTable(BaseModel):
-    """`[[advanced.reward_models]]`: a checkpoint of a run with `algorithm = "reward_model"` (`RUN@STEP`,
-    `RUN@last`), the weight of its score in the reward, and the name of the score in metrics and samples
-    (None: `reward_model_1` and so on)."""
+    """A reward model, whose score is added to the reward, and its weight."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     model: Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
+    """a checkpoint of a run with `algorithm = "reward_model"`: `RUN@STEP` or `RUN@last`"""
     weight: float = 1.0
+    """the score is multiplied by this"""
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")] | None = None
+    """the name of the score in metrics and samples; default: `reward_model_1` and so on"""
 
 
 RewardModelTables = Annotated[

@@ -1,6 +1,6 @@
 """The keys of the TOMLs as a page: `python -m schemas.toml.page docs/config.md` writes it.
 
-It is derived from `schemas/config.py`, `schemas/datasets.py` and `schemas/toml/triggers.py`.
+It is derived from `schemas/config.py` and what it imports, and from `schemas/toml/triggers.py`.
 tests/golden/test_documents.py fails when it is out of date.
 """
 
@@ -20,8 +20,18 @@ from pydantic.fields import FieldInfo
 
 from schemas import config, datasets
 from schemas.algorithms import READ_BY
-from schemas.config import Advanced, EvalConfig, RunConfig, Section
+from schemas.config import (
+    Advanced,
+    EvalConfig,
+    FailedRewards,
+    RewardWeight,
+    RubricWeight,
+    RunConfig,
+    Section,
+)
 from schemas.datasets import Curriculum
+from schemas.models import reward_model
+from schemas.models.reward_model import RewardModelTable
 from schemas.toml import mcp_tables, triggers
 from schemas.toml.mcp_tables import McpTable
 from schemas.toml.triggers import Trigger, WorkspaceTable
@@ -47,6 +57,15 @@ values out of bounds are reported first, together, and all other errors together
 """
 
 
+TABLES: dict[str, type[BaseModel]] = {
+    "[advanced.curriculum]": Curriculum,
+    "[advanced.failed_rewards]": FailedRewards,
+    "[[advanced.rewards]]": RewardWeight,
+    "[[advanced.rubrics]]": RubricWeight,
+    "[[advanced.reward_models]]": RewardModelTable,
+}
+"""The tables of `[advanced]`. An evaluation has those of rewards and rubrics, too."""
+
 TRIGGERS = """\
 `headrace.toml` lies at the top of a repository. It holds `[[trigger]]` tables, at most 100, and has
 at most 64 KiB. [A push trains](push-to-train.md) describes what happens with them."""
@@ -68,7 +87,7 @@ def meanings() -> dict[tuple[str, str], str]:
     found = {}
     classes = (
         ast.parse(inspect.getsource(module)).body
-        for module in (config, datasets, triggers, mcp_tables)
+        for module in (config, datasets, reward_model, triggers, mcp_tables)
     )
     for cls in chain.from_iterable(classes):
         if isinstance(cls, ast.ClassDef):
@@ -124,8 +143,9 @@ def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterato
             continue
         yield from _table(kind)
         if kind is Advanced:
-            yield from ("", "### `[advanced.curriculum]`", "")
-            yield from _table(Curriculum)
+            for heading, table in TABLES.items():
+                yield from ("", f"### `{heading}`", "")
+                yield from _table(table)
 
 
 def _table(kind: type[BaseModel]) -> Iterator[str]:
@@ -151,7 +171,10 @@ def allowed_values(field: FieldInfo) -> str:
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kinds = [one for one in get_args(kind) if one is not type(None)]
-        kind = kinds[0] if len(kinds) == 1 else None
+        if len(kinds) > 1:
+            has_words = any(get_origin(one) is Literal for one in kinds)
+            return "number or text" if has_words else "text or list"
+        (kind,) = kinds
     if get_origin(kind) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(kind))
     if kind is bool:
@@ -162,9 +185,9 @@ def allowed_values(field: FieldInfo) -> str:
         kind = get_args(kind)[0]
     if get_origin(kind) is tuple:
         return "list"
-    if get_origin(kind) is dict or kind is Curriculum:
+    if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "table"
-    return "text" if kind is not None else "text or list"
+    return "text"
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:
@@ -190,6 +213,8 @@ def default_text(key: str, field: FieldInfo) -> str:
         return "none"
     if isinstance(field.default, bool | str):
         return f"`{field.default}`".lower()
+    if isinstance(field.default, tuple):
+        return f"[{', '.join(map(_number, field.default))}]"
     return _number(field.default)
 
 

@@ -4,15 +4,18 @@ the keys of a TOML, and events conform to the AsyncAPI document."""
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 from uuid import UUID
 
 import jsonschema
 import pytest
+from pydantic import BaseModel
 
+from schemas.config import Advanced
 from schemas.envelope import CloudEvent
 from schemas.events import ALL_EVENTS, Event
 from schemas.events.pages import asyncapi_json, events_markdown
-from schemas.toml.page import config_markdown
+from schemas.toml.page import TABLES, config_markdown
 from tests.kit.examples import example
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -27,6 +30,16 @@ def test_the_page_of_keys_is_fresh_and_every_key_has_a_meaning() -> None:
     page = (DOCS / "config.md").read_text()
     assert page == config_markdown(), "stale: run `python -m schemas.toml.page docs/config.md`"
     assert "|  |\n" not in page
+
+
+def test_the_page_of_keys_has_each_table_of_a_run() -> None:
+    tables = (
+        inner
+        for field in Advanced.model_fields.values()
+        for inner in (field.annotation, *get_args(field.annotation))
+        if isinstance(inner, type) and issubclass(inner, BaseModel)
+    )
+    assert set(tables) == set(TABLES.values())
 
 
 @pytest.mark.parametrize("kind", ALL_EVENTS, ids=lambda kind: kind.__name__)

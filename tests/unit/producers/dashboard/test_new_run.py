@@ -54,6 +54,11 @@ def test_the_fields_become_a_config_and_come_back() -> None:
     }
 
 
+@pytest.mark.parametrize("key", ["curriculum", "failed_reward", "failed_rewards", "lora_targets"])
+def test_a_key_that_one_field_cannot_hold_is_left_to_the_text(key: str) -> None:
+    assert f"advanced.{key}" not in field_names()
+
+
 KEPT = """
 # about this run
 [experiment]
