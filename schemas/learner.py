@@ -10,7 +10,7 @@ from typing import Protocol
 
 from schemas.config import RunConfig
 from schemas.models.teacher import TeacherRef
-from schemas.sampling import Day, Message, ModelRef, SampleRecord, ToolSpec
+from schemas.sampling import Day, Message, ModelRef, RewardedTurn, SampleRecord, ToolSpec
 
 RULES = 7
 """The number of the current rules, which say what a step computes from its batch. A run keeps the rules
@@ -193,3 +193,18 @@ class Learner(Protocol):
         """Take one optimizer step from the loaded version `batch.step - 1`. The bytes of weights and
         state are in the result only if they are exported. The hash of the version always is."""
         ...
+
+
+def turn_numbers(record: SampleRecord) -> tuple[int, ...]:
+    """The number of each turn that a sample records, 0 for that of its first request."""
+    return tuple(
+        place if turn.number is None else turn.number for place, turn in enumerate(record.turns)
+    )
+
+
+def numbered_turns(record: SampleRecord) -> dict[int, RewardedTurn]:
+    """The turns of a sample by their numbers, in the order of their requests, which is not that of the
+    rows where a request does not go on from the one before it. Empty if it records no turns."""
+    return dict(
+        sorted(zip(turn_numbers(record), record.turns, strict=True), key=lambda one: one[0])
+    )

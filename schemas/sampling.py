@@ -28,8 +28,7 @@ Day = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValida
 """A day as `2026-11-22`."""
 
 UNDATED: Day = "2024-07-26"
-"""The current date for chat templates of older runs, which recorded no day. It is the day that the
-templates of Llama 3 use when they get no clock."""
+"""The date for chat templates of older runs, which recorded none: that of Llama 3's without a clock."""
 
 
 class Value(BaseModel):
@@ -172,8 +171,7 @@ class DrawKey(Value):
 
 
 class Usage(Value):
-    """The tokens of a provider's answer, as the provider counts them, and their price in US dollars, if
-    it is known."""
+    """The tokens of a provider's answer, as it counts them, and their price in US dollars, if known."""
 
     prompt_tokens: int = Field(default=0, ge=0)
     completion_tokens: int = Field(default=0, ge=0)
@@ -311,12 +309,14 @@ class Sequence(Value):
 class RewardedTurn(Value):
     """A turn of a sample whose workflow gave rewards to turns or named agents: the row of the sample
     that its tokens are in, how many of them the policy chose, its reward, and the agent that answered,
-    if it has them. The chosen tokens of a row are those of its turns, in their order."""
+    if it has them. The chosen tokens of a row are those of its turns, in their order. `number` counts
+    the requests of the sample (None: it is the turn's place in the record)."""
 
     row: int = Field(ge=0)
     num_actions: int = Field(ge=0)
     reward: float | None = None
     agent: str | None = Field(default=None, exclude_if=_is_unset)
+    number: int | None = Field(default=None, ge=0, exclude_if=lambda number: number is None)
 
 
 class SampleFailure(Value):

@@ -183,7 +183,7 @@ async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> Sample
         record = record.model_copy(update={"row_tools": _row_tools(turns, order, session.offered)})
     if credit.is_given and record.sequences:
         found = {
-            "turns": _rewarded_turns(turns, order, credit),
+            "turns": _recorded_turns(turns, order, credit),
             "agent_rewards": dict(credit.agent_rewards),
         }
         record = record.model_copy(update=found)
@@ -229,17 +229,17 @@ def _wrong_credit(credit: Credit, *, num_turns: int) -> SampleFailure | None:
     return SampleFailure(category=FailureCategory.VALIDATION, message=message)
 
 
-def _row_order(turns: Sequence[Turn], *, rules: int) -> Sequence[int]:
+def _row_order(turns: Sequence[Turn], *, rules: int) -> list[int]:
     """The numbers of the turns, in the order in which they become training rows. That of their tokens
     does not depend on which of several open requests arrived first, and a turn comes before those that
     go on from it. Before rules 7 it was the order in which they arrived."""
-    numbers = range(len(turns))
+    numbers = list(range(len(turns)))
     if rules < 7:
         return numbers
     return sorted(numbers, key=lambda n: (turns[n].prompt_ids, turns[n].completion_ids))
 
 
-def _rewarded_turns(
+def _recorded_turns(
     turns: tuple[Turn, ...], order: Sequence[int], credit: Credit
 ) -> tuple[RewardedTurn, ...]:
     _, rows = sequences_and_rows_of(tuple(turns[number] for number in order))
@@ -249,8 +249,9 @@ def _rewarded_turns(
             num_actions=len(turns[number].completion_ids),
             reward=credit.turn_rewards.get(number),
             agent=credit.turn_agents.get(number),
+            number=None if number == place else number,
         )
-        for number, row in zip(order, rows, strict=True)
+        for place, (number, row) in enumerate(zip(order, rows, strict=True))
     )
 
 

@@ -4,7 +4,8 @@
 
 A_i is the algorithm's own advantage, r_ik the reward that the workflow gave to turn k of sample i, and c
 is turn_reward_coef. Mean and deviation are those of turn k over the samples of the group that have a
-reward for it. A turn without one, or of a sample whose own reward is missing, adds 0.
+reward for it. A turn without one, or of a sample whose own reward is missing, adds 0. Turns are numbered
+in the order of their requests, which need not be that of the rows.
 
 We decided that the reward of a turn is credited to this turn alone, as in the paper. Sums over later
 turns, whose baselines are taken turn by turn, are biased: how many of them are subtracted depends on
@@ -12,13 +13,14 @@ when the policy stops (verl-project/verl#7244).
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TypeVar
 
 import torch
 
 from schemas.errors import CorruptData
-from schemas.learner import GradedGroup
-from schemas.sampling import SampleRecord
+from schemas.learner import GradedGroup, numbered_turns, turn_numbers
+from schemas.sampling import RewardedTurn, SampleRecord
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import finite_or_none
 
@@ -46,20 +48,26 @@ def turn_advantages(
     rows."""
     of_actions: list[float] = []
     for group in groups:
-        most = max((len(sample.turns) for sample in group.samples), default=0)
-        by_turn = [advantages(_rewards_of_turn(group, number)) for number in range(most)]
+        turns = [numbered_turns(sample) for sample in group.samples]
+        by_turn = {
+            number: advantages(_rewards_of_turn(group, [found.get(number) for found in turns]))
+            for number in {*chain(*turns)}
+        }
         for index, sample in enumerate(group.samples):
-            of_actions += spread_turns(sample, [values[index] for values in by_turn], default=0.0)
+            of_turn = [by_turn[number][index] for number in turn_numbers(sample)]
+            of_actions += spread_turns(sample, of_turn, default=0.0)
     return torch.tensor(of_actions, dtype=torch.float64)
 
 
-def _rewards_of_turn(group: GradedGroup, number: int) -> list[float | None]:
-    """The reward of one turn for each sample of the group."""
+def _rewards_of_turn(
+    group: GradedGroup, turns: Sequence[RewardedTurn | None]
+) -> list[float | None]:
+    """The reward of one turn for each sample of the group. A sample without that turn has None."""
     return [
-        finite_or_none(sample.turns[number].reward)
-        if finite_or_none(reward) is not None and number < len(sample.turns)
+        finite_or_none(turn.reward)
+        if turn is not None and finite_or_none(reward) is not None
         else None
-        for sample, reward in zip(group.samples, group.rewards, strict=True)
+        for turn, reward in zip(turns, group.rewards, strict=True)
     ]
 
 

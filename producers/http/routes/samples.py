@@ -29,6 +29,7 @@ from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.ids import GroupId, GroupKey, parse_sample_id, sample_id
+from schemas.learner import numbered_turns
 from schemas.models.openai_messages import openai_message
 from schemas.sampling import (
     Grade,
@@ -193,7 +194,7 @@ def rewarded_turns(record: SampleRecord) -> list[Mapping[str, object]]:
     """The turns of a sample that its workflow gave a reward or an agent, with their numbers."""
     return [
         {"turn": number, "agent": turn.agent, "reward": turn.reward}
-        for number, turn in enumerate(record.turns)
+        for number, turn in numbered_turns(record).items()
         if turn.agent is not None or turn.reward is not None
     ]
 

@@ -13,6 +13,7 @@ from consumers import interrupted_calls
 from consumers.rollout.consumer import CONSUMER, perform
 from infra.blobs.artifacts import reference
 from infra.ports.services import Credit, UserCodeRaised, UserOutput, WorkflowResult
+from producers.http.routes.samples import rewarded_turns
 from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.effects import (
@@ -26,9 +27,10 @@ from schemas.effects import (
 from schemas.errors import CallInterrupted, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import Purpose, group_stream
-from schemas.learner import RULES
+from schemas.learner import RULES, numbered_turns, turn_numbers
 from schemas.sampling import (
     Message,
+    RewardedTurn,
     SampleBatch,
     SampleFailure,
     SampleOutput,
@@ -545,9 +547,36 @@ async def test_rows_do_not_depend_on_which_open_request_arrives_first(tmp_path: 
             for n, order in enumerate(ARRIVALS)
         ]
         assert all(len(record.sequences) == 3 for record in records)
-        found.append({(record.sequences, record.turns) for record in records})
+        found.append({(record.sequences, _unnumbered(record)) for record in records})
     assert len(ARRIVALS) == 8
     assert [len(one) for one in found] == [1, 8]
+
+
+def _unnumbered(record: SampleRecord) -> tuple[RewardedTurn, ...]:
+    """The turns of a sample without their numbers, which are those of their requests."""
+    return tuple(turn.model_copy(update={"number": None}) for turn in record.turns)
+
+
+async def test_turns_in_rows_of_another_order_keep_the_numbers_of_their_requests(
+    tmp_path: Path,
+) -> None:
+    """The second request does not go on from the first, and its tokens come before those of it."""
+    record, _, _ = await worked(tmp_path, arrives((3, 0, 2)))
+    assert [row.tokens[:2] for row in record.sequences] == [(1, 65), (7, 7)]
+    assert [turn.row for turn in record.turns] == [0, 0, 1]
+    assert turn_numbers(record) == (1, 2, 0)
+    by_number = numbered_turns(record)
+    assert [(number, turn.reward) for number, turn in by_number.items()] == [
+        (0, 3.0),
+        (1, 0.0),
+        (2, 2.0),
+    ]
+    shown = [{"turn": n, "agent": None, "reward": r} for n, r in ((0, 3.0), (1, 0.0), (2, 2.0))]
+    assert rewarded_turns(record) == shown
+    again = SampleRecord.model_validate_json(record.model_dump_json())
+    assert again.turns == record.turns
+    in_order, _, _ = await worked(tmp_path / "again", arrives((0, 2, 3)))
+    assert "number" not in in_order.model_dump_json()
 
 
 async def test_agents_are_kept_with_their_turns_and_rewards(tmp_path: Path) -> None:

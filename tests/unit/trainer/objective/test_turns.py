@@ -46,6 +46,15 @@ def test_a_turn_is_compared_with_the_same_turn_of_the_group() -> None:
     assert found(one, two, rewards=(1.0, 0.0)) == [1, 1, 0, -1, -1, 1, 1]
 
 
+def test_a_turn_has_the_number_of_its_request_and_not_that_of_its_row() -> None:
+    """The rows of the second sample have the order of their tokens: its second request comes first."""
+    one = sample(0, (0, 2, 3.0), (1, 1, 10.0))
+    two = sample(1, (0, 1, 20.0), (1, 2, 1.0))
+    swapped = tuple(turn.model_copy(update={"number": 1 - n}) for n, turn in enumerate(two.turns))
+    two = two.model_copy(update={"turns": swapped})
+    assert found(one, two, rewards=(1.0, 0.0)) == [1, 1, -1, 1, -1, -1]
+
+
 def test_the_reward_of_a_turn_is_not_that_of_turns_before_it() -> None:
     """Only the second turns differ."""
     one, two = (sample(n, (0, 2, 5.0), (0, 1, reward)) for n, reward in ((0, 1.0), (1, -1.0)))
