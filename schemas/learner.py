@@ -208,3 +208,9 @@ def numbered_turns(record: SampleRecord) -> dict[int, RewardedTurn]:
     return dict(
         sorted(zip(turn_numbers(record), record.turns, strict=True), key=lambda one: one[0])
     )
+
+
+def requested_rows(record: SampleRecord) -> tuple[int, ...]:
+    """The numbers of the rows of a sample, in the order of their first requests."""
+    rows = dict.fromkeys(turn.row for turn in numbered_turns(record).values())
+    return (*rows, *(row for row in range(len(record.sequences)) if row not in rows))

@@ -307,10 +307,10 @@ class Sequence(Value):
 
 
 class RewardedTurn(Value):
-    """A turn of a sample whose workflow gave rewards to turns or named agents: the row of the sample
-    that its tokens are in, how many of them the policy chose, its reward, and the agent that answered,
-    if it has them. The chosen tokens of a row are those of its turns, in their order. `number` counts
-    the requests of the sample (None: it is the turn's place in the record)."""
+    """A turn of a sample: the row of the sample that its tokens are in, how many of them the policy
+    chose, and the reward that the workflow gave to it and the agent that it named, if it did. The chosen
+    tokens of a row are those of its turns, in their order. `number` counts the requests of the sample
+    (None: it is the turn's place in the record)."""
 
     row: int = Field(ge=0)
     num_actions: int = Field(ge=0)
@@ -373,8 +373,8 @@ class SampleRecord(Value):
     offered last. `branches` are the conversations of its requests that no other request continues, in
     their order, if there are several. A failed sample has `failure` set. `alarm` is that of its turns.
     `output` is what user code left behind. `grade` is set if the sample was graded where it was made, by
-    a rollout server. `scores` are those of the run's reward models. `turns` are all its turns, if the
-    workflow gave one a reward or named its agent, and `agent_rewards` are the own rewards of agents.
+    a rollout server. `scores` are those of the run's reward models. `turns` are all its turns, if one
+    has a reward or an agent, or another place than its request. `agent_rewards` are those of agents.
     `row_tools` are the tools that the requests of each row of `sequences` offered, if a teacher reads a
     hint in them and not all of them offered `tools`. The sample of a provider's model has no sequences,
     and has its price in US dollars (`usd`) if that is known.

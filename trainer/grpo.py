@@ -43,6 +43,7 @@ from trainer.objective.batch import (
     measure_before_update,
     minibatches_of,
     parts_of,
+    request_of_each_action,
     sample_of_each_action,
     select_actions,
     with_masks,
@@ -143,6 +144,7 @@ def prepare_batch(
         penalty_E=hyperparameters.kl_coef * measured["kl"] if "kl" in measured else None,
         value_E=measured.get("value"),
         parts=parts_of(groups),
+        request_E=request_of_each_action(groups),
     )
     estimate = objective.estimate(with_agents(before, groups, hyperparameters), hyperparameters)
 

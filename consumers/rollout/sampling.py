@@ -181,7 +181,7 @@ async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> Sample
     reads_hint = effect.spec.template.teacher_hint is not None and bool(record.sequences)
     if reads_hint and any(tools != session.tools for tools in session.offered):
         record = record.model_copy(update={"row_tools": _row_tools(turns, order, session.offered)})
-    if credit.is_given and record.sequences:
+    if record.sequences and (credit.is_given or order != sorted(order)):
         found = {
             "turns": _recorded_turns(turns, order, credit),
             "agent_rewards": dict(credit.agent_rewards),

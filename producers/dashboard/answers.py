@@ -9,6 +9,7 @@ from producers.dashboard.charts import Curve, curve, thin
 from producers.dashboard.token_spans import TokenStretch, stretches
 from producers.http.routes.samples import rewarded_turns
 from schemas.ids import GroupId, sample_id
+from schemas.learner import requested_rows
 from schemas.sampling import Grade, Judgement, Message, SampleRecord
 
 ORDERS: Mapping[str, Callable[[Mapping[str, object]], object]] = {
@@ -90,10 +91,10 @@ def tokens(
 
 
 def trained_logprobs(record: SampleRecord) -> list[float]:
-    """The logprobs of the tokens that the policy chose, in their order."""
+    """The logprobs of the tokens that the policy chose, in their order, row by row as requested."""
     return [
         logprob
-        for row in record.sequences
+        for row in (record.sequences[number] for number in requested_rows(record))
         for logprob, trained in zip(row.logprobs, row.loss_mask, strict=True)
         if trained
     ]

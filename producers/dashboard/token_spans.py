@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
+from schemas.learner import requested_rows
 from schemas.sampling import SampleRecord, Sequence
 
 COLOURS = ("none", "logprob", "advantage", "trained")
@@ -54,12 +55,13 @@ def stretches(
     advantage: float = 0.0,
     most: int | None = None,
 ) -> list[TokenStretch] | None:
-    """The tokens of a sample, without the prompt of each row. `advantage` is the sample's part of the
+    """The tokens of a sample, without the prompt of each row, and its rows in the order of their first
+    requests. `advantage` is the sample's part of the
     largest one in its group, from -1 to 1. At most about `most` characters of each stretch are shown,
     with the markup of its spans. None when a token is not in the vocabulary, so that it is of another
     tokenizer."""
     found: list[TokenStretch] = []
-    for row in record.sequences:
+    for row in (record.sequences[number] for number in requested_rows(record)):
         if not all(token in vocabulary for token in row.tokens):
             return None
         places = range(len(row.tokens))

@@ -48,15 +48,16 @@ def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Est
         raise ValueError("PPO needs the critic's values")
     reward_E = reward_at_last_action(before.reward_S, before.sample_E)
     if before.penalty_E is not None:
-        reward_E = reward_E - before.penalty_E
+        reward_E = reward_E - before.in_time(before.penalty_E)
     advantage_E, return_E = gae(
         reward_E,
-        before.value_E,
+        before.in_time(before.value_E),
         before.sample_E,
         gamma=hyperparameters.gamma,
         gae_lambda=hyperparameters.gae_lambda,
     )
-    return Estimate(whiten(advantage_E, before.known_E), return_E)
+    advantage_E = before.in_rows(advantage_E)
+    return Estimate(whiten(advantage_E, before.known_E), before.in_rows(return_E))
 
 
 OBJECTIVE = Objective(

@@ -35,9 +35,9 @@ def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Est
         return Estimate(whiten(centred_E, before.known_E))
     reward_E = reward_at_last_action(before.reward_S, before.sample_E)
     if before.penalty_E is not None:
-        reward_E = reward_E - before.penalty_E
+        reward_E = reward_E - before.in_time(before.penalty_E)
     return_E = discounted_sums(reward_E, before.sample_E, factor=hyperparameters.gamma)
-    return Estimate(whiten(return_E, before.known_E))
+    return Estimate(whiten(before.in_rows(return_E), before.known_E))
 
 
 OBJECTIVE = Objective(

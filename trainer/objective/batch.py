@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from schemas.learner import GradedGroup
+from schemas.learner import GradedGroup, requested_rows
 from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.grammar.token_masks import masks_of
 from trainer.objective.covariance import MeasuredActions
@@ -119,6 +119,23 @@ def parts_of(groups: Sequence[GradedGroup]) -> dict[str, list[float | None]]:
 def sample_of_each_action(examples: Sequence[Example]) -> torch.Tensor:
     """(E, int64): the number of the sample that each action belongs to."""
     return torch.tensor([e.sample for e in examples for _ in range(e.num_actions)]).long()
+
+
+def request_of_each_action(groups: Sequence[GradedGroup]) -> torch.Tensor | None:
+    """(E, int64): the places of the actions of each sample, by row, in the order of its requests. None
+    if all rows have that order."""
+    samples = [sample for group in groups for sample in group.samples]
+    rows_S = [requested_rows(sample) for sample in samples]
+    if all(list(rows) == sorted(rows) for rows in rows_S):
+        return None
+    parts: list[torch.Tensor] = []
+    first = 0
+    for sample, rows in zip(samples, rows_S, strict=True):
+        sizes = [sum(row.loss_mask[1:]) for row in sample.sequences]
+        starts = list(accumulate(sizes, initial=first))
+        parts += [torch.arange(starts[row], starts[row + 1]) for row in rows]
+        first = starts[-1]
+    return torch.cat(parts)
 
 
 def behaviour_of_each_action(examples: Sequence[Example]) -> torch.Tensor:

@@ -34,7 +34,9 @@ class BatchBeforeUpdate:
     `group_S` is the number of each sample's group. `reward_S` is None where a reward is missing or not
     finite. `sample_E` is the number of each action's sample. `penalty_E` is kl_coef times the KL
     estimate at each action, if the KL is part of the reward. `value_E` is what the critic predicts, if
-    there is one. `parts` are the parts of each sample's reward by name, if the run records them.
+    there is one. `parts` are the parts of each sample's reward by name, if the run records them. With
+    `request_E` the requests of a sample have another order than its rows: the place among all actions of
+    each action, sample by sample, in the order of the requests.
     """
 
     group_S: Sequence[int]
@@ -43,6 +45,17 @@ class BatchBeforeUpdate:
     penalty_E: torch.Tensor | None = None
     value_E: torch.Tensor | None = None
     parts: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    request_E: torch.Tensor | None = None
+
+    def in_time(self, value_E: torch.Tensor) -> torch.Tensor:
+        """(E): values of actions, each sample's in the order of its requests."""
+        return value_E if self.request_E is None else value_E[self.request_E]
+
+    def in_rows(self, value_E: torch.Tensor) -> torch.Tensor:
+        """(E): values that are `in_time`, in the order of the rows again."""
+        if self.request_E is None:
+            return value_E
+        return torch.empty_like(value_E).index_copy_(0, self.request_E, value_E)
 
     @property
     def known_E(self) -> torch.Tensor:

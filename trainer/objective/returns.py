@@ -1,6 +1,7 @@
 """Sums along the trajectory of a sample: its reward at the last action, next values, discounted sums.
 
-A trajectory consists of all actions of a sample, over all its rows in order. Tokens in between that the
+A trajectory consists of all actions of a sample, over all its rows in the order of their first requests
+(`BatchBeforeUpdate.in_time`), so that the last action is one of the last row. Tokens in between that the
 policy did not choose are not steps of the trajectory, so nothing is discounted or estimated there. The
 value after the last action is 0. That also holds when the answer was cut at the length limit, because
 its reward counts like any other. Values have shape (E) (`trainer/objective/objective.py`), where the

@@ -27,7 +27,7 @@ from schemas.effects import (
 from schemas.errors import CallInterrupted, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import Purpose, group_stream
-from schemas.learner import RULES, numbered_turns, turn_numbers
+from schemas.learner import RULES, numbered_turns, requested_rows, turn_numbers
 from schemas.sampling import (
     Message,
     RewardedTurn,
@@ -577,6 +577,21 @@ async def test_turns_in_rows_of_another_order_keep_the_numbers_of_their_requests
     assert again.turns == record.turns
     in_order, _, _ = await worked(tmp_path / "again", arrives((0, 2, 3)))
     assert "number" not in in_order.model_dump_json()
+
+
+@pytest.mark.parametrize(("order", "rows"), [((3, 0, 2), (1, 0)), ((0, 2, 3), (0, 1))])
+async def test_rows_can_be_put_in_the_order_of_their_requests(
+    tmp_path: Path, order: tuple[int, ...], rows: tuple[int, ...]
+) -> None:
+    """Also without rewards of turns. A sample that is in that order records no turns."""
+
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        return WorkflowResult(arrives(order)(prompt, session).messages)
+
+    record, _, _ = await worked(tmp_path, workflow)
+    assert requested_rows(record) == rows
+    assert bool(record.turns) == (rows != (0, 1))
+    assert rewarded_turns(record) == []
 
 
 async def test_agents_are_kept_with_their_turns_and_rewards(tmp_path: Path) -> None:
