@@ -8,6 +8,7 @@ logprobs in the wrong places are noticed, and the texts of the tokens.
 import asyncio
 import json
 import math
+from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -117,7 +118,7 @@ def read_answer(answer: bytes, row: Sequence, masks: Masks = NO_MASKS) -> Readin
         if token not in texts:
             texts[token] = masks.text(well_formed(text))[:LONGEST_TEXT]
         is_chosen = row.loss_mask[place] == 1
-        logprobs.append(_usable(entry.get("logprob"), token, place) if is_chosen else 0.0)
+        logprobs.append(_usable(entry.get("logprob"), token, place, masks) if is_chosen else 0.0)
     return Reading(tuple(logprobs), texts)
 
 
@@ -134,15 +135,17 @@ def _prompt_logprobs(answer: bytes) -> list[Any]:
     return found
 
 
-def _usable(value: object, token: int, place: int) -> float:
+def _usable(value: object, token: int, place: int, masks: Masks) -> float:
     """A logprob that can be learned from. Raises UnusableReading for any other value."""
-    try:
-        number = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        number = math.inf
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            number = float(value)
     if not (math.isfinite(number) and LEAST < number <= ROUNDING):
+        is_shown = value is None or type(value) in (int, float)
+        shown = masks.text(str(value))[:SHOWN] if is_shown else f"of type {type(value).__name__}"
         raise UnusableReading(
-            f"it gives token {token} in place {place} the log-probability {str(value)[:SHOWN]}; check "
-            "the teacher's weights and number format"
+            f"it gives token {token} in place {place} the log-probability {shown}; check the teacher's "
+            "weights and number format"
         )
     return min(number, 0.0)

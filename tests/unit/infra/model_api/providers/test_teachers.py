@@ -158,6 +158,17 @@ async def test_a_key_that_a_server_quotes_as_a_token_is_masked() -> None:
     assert found.texts == {12: "<***TEACHER_KEY***>"}
 
 
+@pytest.mark.parametrize("said", [KEY.reveal(), [KEY.reveal()], {KEY.reveal(): 0}, True])
+async def test_a_logprob_that_is_no_number_is_not_shown(said: object) -> None:
+    """A server that was given the key may quote it anywhere."""
+    entry = {"12": {"logprob": said, "decoded_token": "a"}}
+    body = {"choices": [{"prompt_logprobs": [None, entry]}]}
+    async with asking(lambda *_: (200, {}, body)) as (teachers, fake):
+        with pytest.raises(TransientError, match="the log-probability of type") as raised:
+            await teachers.read(ref_of(fake), row_of((9, 12), prompt=1), key=KEY, what=WHAT)
+    assert KEY.reveal() not in str(raised.value)
+
+
 async def test_an_address_that_the_operator_does_not_allow_is_not_asked() -> None:
     async with provider(FakeTeacher()) as fake:
         client = ProviderClient(NO_NETWORK)
