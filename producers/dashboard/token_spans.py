@@ -56,10 +56,9 @@ def stretches(
     most: int | None = None,
 ) -> list[TokenStretch] | None:
     """The tokens of a sample, without the prompt of each row, and its rows in the order of their first
-    requests. `advantage` is the sample's part of the
-    largest one in its group, from -1 to 1. At most about `most` characters of each stretch are shown,
-    with the markup of its spans. None when a token is not in the vocabulary, so that it is of another
-    tokenizer."""
+    requests. `advantage` is the sample's part of the largest one in its group, from -1 to 1. At most
+    about `most` characters of each stretch are shown, with the markup of its spans. None when a token
+    is not in the vocabulary, so that it is of another tokenizer."""
     found: list[TokenStretch] = []
     for row in (record.sequences[number] for number in requested_rows(record)):
         if not all(token in vocabulary for token in row.tokens):
