@@ -231,7 +231,7 @@ class StderrTail:
         return os.fdopen(writing, "w")
 
     async def text(self) -> str:
-        """What was written last. Once the processes that write have ended, that is read to its end; one
+        """The last lines that were written, all of them once the processes that write have ended. A process
         that goes on is not waited for longer than READ_S."""
         if self._reader is not None:
             await asyncio.to_thread(self._reader.join, READ_S)

@@ -149,7 +149,7 @@ def _refuse_long_ways(schema: Any) -> None:
 
 
 def _levels(schema: Any) -> Iterator[list[Any]]:
-    """What is 1, 2 and more levels deep in a value, beginning with the value."""
+    """The values that are 1, 2 and more levels deep in a value, beginning with itself."""
     level = [schema]
     while level:
         yield level

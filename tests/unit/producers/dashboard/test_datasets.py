@@ -92,7 +92,7 @@ async def test_refused_uploads_are_listed_with_their_issues(
     page = (await browser.get("/datasets/bad")).text
     assert "Why it was rejected" in page
     assert '<td class="figure">5</td><td>—</td><td>is not JSON: ' in page
-    assert '<td class="figure">6</td><td>ground_truth</td><td>is missing</td>' in page
+    assert '<td class="figure">6</td><td>ground_truth</td><td>is missing, and the first' in page
     assert "&lt;b&gt;x" in page
     rejected = (await statistics_of(browser, "bad"))["rejected"]
     assert len(rejected["issues"]) == 20

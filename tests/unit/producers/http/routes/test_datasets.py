@@ -119,7 +119,8 @@ async def test_a_bad_file_is_refused_with_its_first_problems(app: Application) -
     issues = refused.json()["issues"]
     assert len(issues) == 20
     assert issues[0]["key"] == "line 5, column ground_truth"
-    assert issues[0]["message"] == 'is missing; the row begins with {"user_prompt": "x"}'
+    missing = "is missing, and the first row has it; add it, or remove the row"
+    assert issues[0]["message"] == f'{missing}; the row begins with {{"user_prompt": "x"}}'
     shown = (await app.get("/datasets/bad"))["dataset"]
     assert shown["status"] == "error"
     assert "line 5" in shown["error"]
