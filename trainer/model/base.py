@@ -10,6 +10,7 @@ are read, and no remote code is run.
 import hashlib
 import json
 import tempfile
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -213,6 +214,11 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> fro
     return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 
+_SEEDED = threading.Lock()
+"""The random generator of a new model's weights is that of the whole process, and each engine builds on
+a thread of its own."""
+
+
 def _build_scratch(ref: ModelRef) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     shape = scratch_shape(ref.name)
     tokenizer = character_tokenizer(shape)
@@ -231,7 +237,7 @@ def _build_scratch(ref: ModelRef) -> tuple[PreTrainedModel, PreTrainedTokenizerB
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
-    with torch.random.fork_rng(devices=[]):
+    with _SEEDED, torch.random.fork_rng(devices=[]):
         torch.manual_seed(ref.seed)
         model = Qwen3ForCausalLM(config)
     return model.float(), tokenizer
