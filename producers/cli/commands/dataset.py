@@ -34,6 +34,9 @@ dataset = group(
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
+PREFERENCES = ("chosen", "rejected", "margin")
+"""What rows of preferences have in place of a ground truth: for kto one of the first two."""
+
 
 def _parse_mapping(_context: object, _option: object, texts: Sequence[str]) -> dict[str, str]:
     """The repeated option `COLUMN=NAME` as a mapping."""
@@ -225,8 +228,19 @@ def info(client: Client, name: str) -> Output:
 def preview(client: Client, name: str, *, rows: int) -> Output:
     """Show the first rows of a dataset as a run reads them."""
     answer = client.get(f"/datasets/{path_segment(name)}/preview", {"rows": rows})
-    shown = [(i, _prompt(row), row.get("label")) for i, row in enumerate(answer["rows"])]
-    return Output(answer, table(f"Dataset {name}", ("row", "prompt", "ground truth"), shown))
+    found: list[Document] = answer["rows"]
+    columns = {"label": "ground truth"}
+    if any(row.keys() & PREFERENCES for row in found):
+        columns = {key: key for key in PREFERENCES if any(key in row for row in found)}
+    shown = [
+        (i, _prompt(row), *(_cell(row.get(key)) for key in columns)) for i, row in enumerate(found)
+    ]
+    titles = ("row", "prompt", *columns.values())
+    return Output(answer, table(f"Dataset {name}", titles, shown))
+
+
+def _cell(value: object) -> str | None:
+    return None if value is None else one_line(str(value))
 
 
 def _prompt(row: Document) -> str:
