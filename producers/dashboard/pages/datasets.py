@@ -135,7 +135,8 @@ async def _first_rows(
 
 def _share_of_text(rows: Sequence[DatasetRow]) -> int:
     """How many characters of each text are shown, so that the page stays small."""
-    count = sum(1 + min(PREVIEWED_MESSAGES, len(row.prompt)) for row in rows)
+    num_answers = 2 if any(row.chosen is not None for row in rows) else 1
+    count = sum(num_answers + min(PREVIEWED_MESSAGES, len(row.prompt)) for row in rows)
     return max(LEAST_CHARACTERS, min(MOST_CHARACTERS, PREVIEWED_CHARACTERS // max(1, count)))
 
 

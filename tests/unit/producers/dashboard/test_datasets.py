@@ -51,6 +51,15 @@ async def test_a_dataset_is_shown_with_its_columns(
     assert "rejected" not in page
 
 
+async def test_the_answers_of_pairs_are_shown(app: Application, browser: httpx.AsyncClient) -> None:
+    pair = {"chosen": "The <Rhine>.", "rejected": "It is water.", "margin": 0.5}
+    await app.upload("pairs", lines(*({"prompt": f"q{n}", **pair} for n in range(4))))
+    page = (await browser.get("/datasets/pairs")).text
+    for shown in ("chosen</div><pre>The &lt;Rhine&gt;.<", "rejected</div><pre>It is water.<"):
+        assert page.count(shown) == 4
+    assert page.count("Margin: 0.5") == 4
+
+
 async def test_a_page_says_how_many_rows_were_counted(
     app: Application, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
