@@ -231,7 +231,7 @@ class StderrTail:
         return os.fdopen(writing, "w")
 
     async def text(self) -> str:
-        """The last lines that were written, all of them once the processes that write have ended. A process
+        """The last lines that were written, all of them once their processes have ended. A process
         that goes on is not waited for longer than READ_S."""
         if self._reader is not None:
             await asyncio.to_thread(self._reader.join, READ_S)
