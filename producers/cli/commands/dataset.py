@@ -35,7 +35,7 @@ dataset = group(
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 PREFERENCES = ("chosen", "rejected", "margin")
-"""What rows of preferences have in place of a ground truth: for kto one of the first two."""
+"""The columns that rows of preferences have in place of a ground truth: for kto one of the first two."""
 
 
 def _parse_mapping(_context: object, _option: object, texts: Sequence[str]) -> dict[str, str]:
