@@ -32,13 +32,15 @@ def network_issues(
 def provider_address_issues(
     provider: ProviderRef, key: str, workspace: str, allowed: Collection[NetworkAddress]
 ) -> Iterator[Issue]:
-    """An issue with `key` if the operator does not allow this workspace to reach the provider."""
+    """An issue with `key` if the operator does not allow this workspace to reach the provider. A
+    teacher cannot be a provider's model, which tells no log-probabilities of given answers."""
     if is_own_server(provider.base_url):
         return
     address = check_base_url(provider.base_url)
     if address not in allowed:
+        other = "name a checkpoint as advanced.teacher" if "teacher" in key else "use a provider"
         yield Issue(
             key,
             f"the operator does not allow workspace {workspace} to ask a model at {address}; ask for "
-            f"{VARIABLE}={workspace}={address}, or use a provider",
+            f"{VARIABLE}={workspace}={address}, or {other}",
         )

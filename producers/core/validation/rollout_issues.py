@@ -64,7 +64,10 @@ def rollout_warnings(experiment: Experiment, commits: Sequence[SyncedCommit]) ->
     if newest is None or any(commit.find_rollout(wanted) for commit in commits):
         return
     for issue in _issues_in(newest, wanted):
-        yield f"{issue.key} {issue.message}; the run needs a newer commit that has it"
+        yield (
+            f"{issue.key} {issue.message}; that is the last commit that was fetched, and the run "
+            "fetches the newest one, which must have it"
+        )
 
 
 def entrypoint_of(experiment: Experiment) -> Entrypoint:

@@ -397,7 +397,8 @@ async def test_a_teacher_on_a_server_is_pinned_with_the_name_of_its_key(
     asked = distilled("provider:big", **SERVER, teacher_api_key_secret="TEACHER_KEY")
     refused = await ready.post("/runs", {"config": asked, "workspace": "w"})
     issues = {issue["key"]: issue["message"] for issue in refused.json()["issues"]}
-    assert "HEADRACE_NETWORK_ALLOW=w=10.0.0.5:8000" in issues["advanced.teacher_base_url"]
+    way_out = "HEADRACE_NETWORK_ALLOW=w=10.0.0.5:8000, or name a checkpoint as advanced.teacher"
+    assert way_out in issues["advanced.teacher_base_url"]
     assert "headrace secret set TEACHER_KEY" in issues["advanced.teacher_api_key_secret"]
     assert len(issues) == 2
 
@@ -641,6 +642,7 @@ async def test_a_branch_may_have_a_rollout_that_was_not_seen_yet(ready: Applicat
     assert made.status_code == 201, made.text
     (warning,) = made.json()["warnings"]
     assert "'new', which commit abababababab does not have" in warning
+    assert "the run fetches the newest one, which must have it" in warning
     assert (await ready.post("/runs", {"config": config()})).json()["warnings"] == []
 
 
