@@ -138,6 +138,28 @@ class TestFull(FullSuite):
             learner = await other.learner(other_asked, turn)
             assert turn.logprobs == pytest.approx(learner, abs=1e-5)
 
+    async def test_a_version_whose_request_was_cancelled_is_not_loaded_for_the_next(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A run was stopped while servers read its version. The file is removed at once."""
+        stopped, loading = world.ask_full("hi", await world.full_policy(1)), asyncio.Event()
+
+        async def hang(server: VllmServer, path: str) -> None:
+            loading.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(VllmServer, "reload_weights", hang)
+            task = asyncio.create_task(world.sampler.sample(stopped))
+            await loading.wait()
+            task.cancel()
+            await asyncio.wait([task])
+        assert task.cancelled()
+        assert not list(world.folder.rglob("*.safetensors"))
+        asked = world.ask_full("hi", await world.full_policy(2), max_new_tokens=16)
+        turn = await world.sampler.sample(asked)
+        assert turn.logprobs == pytest.approx(await world.learner(asked, turn), abs=1e-5)
+
     async def test_a_server_that_does_not_see_the_file_is_refused(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:

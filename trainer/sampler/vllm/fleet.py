@@ -171,10 +171,12 @@ class Fleet:
         has_adapter = target.sha256 is not None and not target.is_full
         if has_adapter:
             await self._device.run(self._write_adapter, target)
-        ended = await asyncio.gather(
-            *(self._load(replica, target) for replica in replicas), return_exceptions=True
-        )
-        self._whole.remove_written()
+        try:
+            ended = await asyncio.gather(
+                *(self._load(replica, target) for replica in replicas), return_exceptions=True
+            )
+        finally:  # also of a request that was cancelled, or the next version would be read from it
+            self._whole.remove_written()
         for replica, error in zip(replicas, ended, strict=True):
             if isinstance(error, ServerGone):
                 self.mark_lost(replica, error)

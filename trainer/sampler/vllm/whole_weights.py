@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from secrets import token_hex
 
-from schemas.errors import CorruptData, Refused, TransientError
+from schemas.errors import CorruptData, Refused, StoreAway, TransientError
 from trainer.device_thread import Device
 from trainer.policy import MODEL_NAME, export
 from trainer.sampler.vllm.canary import Canary, CanaryResult
@@ -97,10 +97,10 @@ class WholeWeights:
         self._folder.unlock()
 
     def remove_written(self) -> None:
-        """Remove the file of a version that all servers have read."""
-        if self._written is not None:
+        """Remove the file of a version, which all servers have read or nobody waits for any more."""
+        self._written = None
+        if self.is_owner:
             self._folder.clear()
-            self._written = None
 
     async def measure_noise(self, replica: Replica, target: TargetVersion) -> float:
         """Return the noise of a server. Where its label says that it has all weights of the target, they
@@ -195,9 +195,10 @@ class WeightsFolder:
 
     def lock(self) -> bool:
         """Lock the directory. False when another process has it. Raises Refused where nothing can be
-        locked."""
-        if self._lock is not None:
+        locked, and StoreAway where nothing can be written."""
+        if self._lock is not None and os.fstat(self._lock).st_nlink:
             return True
+        self._release()  # somebody removed the file, so it keeps nobody out
         lock = self._open()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,26 +215,46 @@ class WeightsFolder:
         return True
 
     def _open(self) -> int:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._away(error) from error
+
+    def _away(self, error: OSError) -> StoreAway:
+        return StoreAway(
+            f"weights for vLLM cannot be written to {self._folder} ({error}): make room there for all "
+            "weights of the model in float32, or set HEADRACE_VLLM_ADAPTERS to another directory"
+        )
 
     def unlock(self) -> None:
-        """Remove the weights and the lock."""
+        """Remove the weights and give the lock back."""
         if self._lock is not None:
             self.clear()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def write(self, weights: str, data: bytes) -> Path:
-        """Write a version instead of the last one, and return its directory. The lock must be held."""
+        """Write a version instead of the last one, and return its directory. The lock must be held.
+        Raises StoreAway when the disk is full or refuses access."""
         self.clear()
         directory = self._folder / weights
-        directory.mkdir()
-        (directory / MODEL_NAME).write_bytes(data)
+        try:
+            directory.mkdir(parents=True)
+            (directory / MODEL_NAME).write_bytes(data)
+        except OSError as error:
+            self.clear()
+            raise self._away(error) from error
         return directory
 
     def clear(self) -> None:
         """Remove the weights. A server reads them once."""
+        if not self._folder.is_dir():
+            return
         for former in self._folder.iterdir():
             if former.is_dir():
                 shutil.rmtree(former, ignore_errors=True)

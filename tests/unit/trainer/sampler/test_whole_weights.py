@@ -1,12 +1,13 @@
 """How the weights of a server are replaced: the order of the steps, the labels, and the lock."""
 
 import fcntl
+import shutil
 from pathlib import Path
 from unittest.mock import AsyncMock, call
 
 import pytest
 
-from schemas.errors import Refused
+from schemas.errors import Refused, StoreAway
 from trainer.sampler.vllm.weight_turns import BASE
 from trainer.sampler.vllm.whole_weights import WeightsFolder, replace_weights, weights_of
 
@@ -61,6 +62,41 @@ def test_one_process_replaces_the_weights_of_the_same_servers(tmp_path: Path) ->
     one.unlock()
     assert same.lock()
     assert [path.name for path in tmp_path.rglob("*.safetensors")] == []
+
+
+def test_a_directory_that_somebody_removed_is_locked_and_written_again(tmp_path: Path) -> None:
+    """Its lock keeps nobody out any more, so who was first has it."""
+    one, same = WeightsFolder(tmp_path / "x", URLS), WeightsFolder(tmp_path / "x", URLS)
+    assert one.lock()
+    shutil.rmtree(tmp_path / "x")
+    one.clear()
+    assert (one.write("abc", b"123") / "model.safetensors").read_bytes() == b"123"
+    assert same.lock()
+    assert not one.lock()
+    assert not one.is_locked
+    same.unlock()
+    assert one.lock()
+
+
+def test_a_disk_that_is_full_is_named_and_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a version would keep it full."""
+    folder = WeightsFolder(tmp_path, URLS)
+    assert folder.lock()
+
+    def write_some(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", write_some)
+        with pytest.raises(StoreAway, match=r"No space left .* set HEADRACE_VLLM_ADAPTERS to ano"):
+            folder.write("abc", b"123")
+    assert not list(tmp_path.rglob("*.safetensors"))
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreAway, match="Not a directory"):
+        WeightsFolder(tmp_path / "file", URLS).lock()
 
 
 def test_a_directory_without_locks_is_refused(
