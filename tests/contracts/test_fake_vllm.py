@@ -138,6 +138,48 @@ class TestFull(FullSuite):
             learner = await other.learner(other_asked, turn)
             assert turn.logprobs == pytest.approx(learner, abs=1e-5)
 
+    async def test_a_base_that_another_worker_replaces_while_it_is_measured_is_not_refused(
+        self, world: World, fakes: tuple[FakeVllm, FakeVllm], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server was new, so its weights looked like those of another model, for good."""
+        policy = await world.full_policy(1)
+        assert policy.weights is not None
+        other, complete = world.trained[policy.weights.sha256], VllmServer.complete
+        replaced = list[str]()
+
+        async def replace_before(server: VllmServer, *given: Any) -> Any:
+            if server.url not in replaced:
+                replaced.append(server.url)
+                await server.set_weight_label("unchecked.1")
+                for fake in fakes:
+                    fake.weights = other
+            return await complete(server, *given)
+
+        monkeypatch.setattr(VllmServer, "complete", replace_before)
+        asked = world.ask("hi", max_new_tokens=16)
+        turn = await world.sampler.sample(asked)
+        assert sorted(replaced) == sorted(world.urls)
+        assert turn.logprobs == pytest.approx(await world.learner(asked, turn), abs=1e-5)
+
+    async def test_a_server_that_was_restarted_without_new_weights_is_named(
+        self,
+        world: World,
+        fakes: tuple[FakeVllm, FakeVllm],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """LoRA runs go on there."""
+        monkeypatch.setattr(server_state, "BACK_S", 0.01)
+        asked = world.ask_full("hi", await world.full_policy(1))
+        await world.sampler.sample(asked)
+        for fake in fakes:
+            await fake.die()
+            fake.dev_mode = False
+            await fake.start()
+        lora = world.ask("hi", policy=await world.policy(1), max_new_tokens=4)
+        assert await world.sampler.sample(lora)
+        with pytest.raises(Refused, match="VLLM_SERVER_DEV_MODE=1"):
+            await world.sampler.sample(asked)
+
     async def test_a_version_whose_request_was_cancelled_is_not_loaded_for_the_next(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -46,12 +46,31 @@ def weights_of(label: str) -> str | None:
 async def replace_weights(server: VllmServer, path: str) -> str:
     """Have the server compute with the weights in the directory `path`, and return the label that it has
     until they are checked. The prefix cache holds keys and values of the old weights, so it is dropped.
-    Requests that are in progress get answers from both."""
-    label = f"unchecked.{token_hex(8)}"
+    Requests that are in progress get answers from both. Raises OtherWeights when the server was
+    restarted or replaced meanwhile."""
+    label = _unchecked_label()
     await server.set_weight_label(label)
     await server.reload_weights(path)
     await server.reset_prefix_cache()
+    await _expect_label(server, label)
     return label
+
+
+def _unchecked_label() -> str:
+    return f"unchecked.{token_hex(8)}"
+
+
+async def _expect_label(server: VllmServer, label: str) -> None:
+    """Check that a server still has the label under which its weights were replaced. If not, the new
+    weights may be there under the label of others, such as that of a server that was restarted before
+    they were loaded. So it gets one that vouches for nothing. Raises OtherWeights."""
+    if await server.weight_label() != label:
+        await server.set_weight_label(_unchecked_label())
+        raise _meanwhile_error(server)
+
+
+def _meanwhile_error(server: VllmServer) -> OtherWeights:
+    return OtherWeights(f"the weights of the sampler {server.url} were replaced meanwhile")
 
 
 async def confirm_weights(replica: Replica, label: str | None) -> None:
@@ -62,14 +81,13 @@ async def confirm_weights(replica: Replica, label: str | None) -> None:
         return
     if replica.label == label:
         replica.weights = replica.label = None
-    raise OtherWeights(f"the weights of the sampler {replica.server.url} were replaced meanwhile")
+    raise _meanwhile_error(replica.server)
 
 
 async def _pass(server: VllmServer, unchecked: str, *, weights: str) -> str:
     """Give weights that passed the canary their label, and return it. Raises OtherWeights when they
     were replaced in the meantime."""
-    if await server.weight_label() != unchecked:
-        raise OtherWeights(f"the weights of the sampler {server.url} were replaced meanwhile")
+    await _expect_label(server, unchecked)
     label = f"{PREFIX}{weights}.{unchecked.rpartition('.')[2]}"
     await server.set_weight_label(label)
     return label
@@ -108,7 +126,7 @@ class WholeWeights:
         label = await replica.server.weight_label() if replica.takes_weights else None
         if target.is_full and label is not None and weights_of(label) == target.weights:
             result = await self._canary.measure_noise(replica, target)
-            if not result.problem:
+            if not result.problem and await replica.server.weight_label() == label:
                 return result.distance
         return await self.have_base(replica, target)
 
@@ -131,10 +149,16 @@ class WholeWeights:
             return await self._check(replica, target)
         holds, server = replica.holds, replica.server
         label = await server.weight_label()
+        if label is None:
+            raise ServerGone(
+                f"the sampler {server.url} was restarted and takes no weights any more"
+            )
         result = None
-        if label is not None and weights_of(label) == target.weights:
+        if weights_of(label) == target.weights:
             result = await self._check(replica, target)
-        if label is None or result is None or (result.problem and label != FRESH_LABEL):
+            if result.problem and await server.weight_label() != label:
+                raise _meanwhile_error(server)
+        if result is None or (result.problem and label != FRESH_LABEL):
             replica.weights = replica.label = None
             holds.clear()
             label = await replace_weights(server, await self._path_of(replica, target))

@@ -9,26 +9,57 @@ import pytest
 
 from schemas.errors import Refused, StoreAway
 from trainer.sampler.vllm.weight_turns import BASE
-from trainer.sampler.vllm.whole_weights import WeightsFolder, replace_weights, weights_of
+from trainer.sampler.vllm.whole_weights import (
+    OtherWeights,
+    WeightsFolder,
+    replace_weights,
+    weights_of,
+)
 
 URLS = ("http://a:1", "http://b:2")
 
 
+class LabelledServer(AsyncMock):
+    """A server that keeps the label that it is given. With `restarts` it is restarted before it loads
+    weights, which nobody notices."""
+
+    label = "default"
+    restarts = False
+
+    async def weight_label(self) -> str:
+        return self.label
+
+    async def set_weight_label(self, label: str) -> None:
+        self.label = "default" if self.restarts else label
+        self.restarts = False
+        await self.labelled(label)
+
+
 async def test_the_prefix_cache_is_dropped_once_the_new_weights_are_there() -> None:
     """The label changes before the weights do, and it is another one each time."""
-    server = AsyncMock()
+    server = LabelledServer()
     labels = [await replace_weights(server, "/weights") for _ in range(2)]
     assert len(set(labels)) == 2
     assert server.mock_calls == [
         step
         for label in labels
         for step in (
-            call.set_weight_label(label),
+            call.labelled(label),
             call.reload_weights("/weights"),
             call.reset_prefix_cache(),
         )
     ]
     assert [weights_of(label) for label in labels] == [None, None], "nobody has checked them"
+
+
+async def test_weights_do_not_have_the_label_of_a_server_that_was_restarted_meanwhile() -> None:
+    """It says `default`, as if it had its own weights, and has the new ones."""
+    server = LabelledServer()
+    server.restarts = True
+    with pytest.raises(OtherWeights, match="replaced meanwhile"):
+        await replace_weights(server, "/weights")
+    server.reload_weights.assert_awaited_once()
+    assert weights_of(server.label) is None
 
 
 @pytest.mark.parametrize(
