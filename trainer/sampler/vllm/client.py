@@ -261,9 +261,9 @@ class VllmServer:
 
     async def weight_label(self) -> str | None:
         """The label of the weights that the server computes with; None when its weights cannot be
-        replaced while it runs."""
+        replaced while it runs, also because a proxy before it refuses that."""
         answer = await self._send("GET", "/weight_info")
-        if answer.status_code == httpx.codes.NOT_FOUND:
+        if answer.is_client_error and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
             return None
         try:
             return str(self._check_status(answer).json()["weight_version"])

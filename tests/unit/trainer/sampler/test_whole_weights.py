@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 from unittest.mock import AsyncMock, call
 
+import httpx
 import pytest
 
 from schemas.errors import Refused, StoreAway
+from trainer.sampler.vllm.client import VllmServer
 from trainer.sampler.vllm.weight_turns import BASE
 from trainer.sampler.vllm.whole_weights import (
     OtherWeights,
@@ -60,6 +62,22 @@ async def test_weights_do_not_have_the_label_of_a_server_that_was_restarted_mean
         await replace_weights(server, "/weights")
     server.reload_weights.assert_awaited_once()
     assert weights_of(server.label) is None
+
+
+@pytest.mark.parametrize(("status", "label"), [(404, None), (401, None), (403, None), (200, "x.1")])
+async def test_a_proxy_that_knows_only_the_api_of_models_does_not_end_lora_runs(
+    status: int, label: str | None
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, json={"weight_version": "x.1"})
+
+    server = VllmServer("http://server")
+    await server.aclose()
+    server._http = httpx.AsyncClient(
+        base_url="http://server", transport=httpx.MockTransport(answer)
+    )
+    assert await server.weight_label() == label
+    await server.aclose()
 
 
 @pytest.mark.parametrize(
