@@ -11,6 +11,7 @@ HeadraceError
 |   +-- StoreAway          the blob store cannot be used now; work waits for it
 |   +-- JudgeAway          the model that scores answers does not answer now; work waits for it
 |   +-- TeacherAway        the server of a teacher does not answer now; work waits for it
+|   +-- SamplerBusy        servers that sample have weights of others now; work waits for them
 |   +-- SandboxAway        the service that runs user code cannot be reached; work waits for it
 |   +-- RepositoryAway     a git repository cannot be reached now; work waits for it
 |       +-- ForgeAway      the API of a forge does not answer now; work waits for it
@@ -140,6 +141,11 @@ class TeacherAway(TransientError):
     """The server of a teacher cannot be reached, is overloaded or limits the rate. This is not a fault
     of the samples that it should read. The work waits and asks again, for as long as this lasts. The
     message says what failed."""
+
+
+class SamplerBusy(TransientError):
+    """The servers that sample compute with other weights now, which another worker replaces. This is not
+    a fault of the work that needs them. It waits until it has its turn, for as long as this lasts."""
 
 
 class RepositoryAway(TransientError):

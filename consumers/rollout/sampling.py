@@ -33,7 +33,14 @@ from infra.spine.runtime.error_excerpt import excerpt
 from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
-from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
+from schemas.errors import (
+    CorruptData,
+    FailureCategory,
+    Refused,
+    SamplerBusy,
+    TransientError,
+    UserCodeError,
+)
 from schemas.ids import sample_id
 from schemas.models.reward_model import Scorer
 from schemas.sampling import (
@@ -141,7 +148,7 @@ class _Attempt(NamedTuple):
 
 async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> SampleFinished:
     """Run the workflow once against a session of its own. Raises TransientError when the engine or
-    the sandbox is gone."""
+    the sandbox is gone, and SamplerBusy when the engine waits for another worker."""
     rollout = _rollout_of(effect)
     row = (await ports.datasets.rows(effect.spec.template.dataset))[effect.spec.row]
     await _await_sampler(ports.sampler, _request(effect.spec, effect.index, row))
@@ -165,9 +172,8 @@ async def generate_sample(effect: GenerateSample, ports: RolloutPorts) -> Sample
 
     session, turns, conversation, returned, left, credit = await until_uninterrupted(make_attempt)
     if session.interrupted:
-        raise TransientError(
-            "the engine failed a request of this sample; the sample is generated again"
-        )
+        failed = SamplerBusy if session.waits_for_sampler else TransientError
+        raise failed("the engine failed a request of this sample; the sample is generated again")
     failure = _why_failed(returned, session, is_answered=bool(turns))
     failure = failure or _wrong_credit(credit, num_turns=len(turns))
     messages = returned if isinstance(returned, tuple) else conversation

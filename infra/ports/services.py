@@ -322,6 +322,8 @@ class Session(Protocol):
     api_key: str
     interrupted: bool
     """The platform failed one of its requests, so what the sample became is not recorded."""
+    waits_for_sampler: bool
+    """A request failed because another worker replaces the weights of the servers."""
     refusal: SampleFailure | None
     """How the engine or the provider refused the newest request. A workflow that then raises failed
     because of it. None when that request was answered, or refused for its own form."""

@@ -26,6 +26,7 @@ from tests.kit.vllm import FakeVllm, fake_vllms, num_sampled
 from tests.unit.trainer.support import TINY, job, request
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
+from trainer.sampler.vllm import engine as vllm_engine
 from trainer.sampler.vllm import fleet, server_state, whole_weights
 from trainer.sampler.vllm.client import CompletionRequest, ServerCard, ServerGone, VllmServer
 from trainer.sampler.vllm.engine import affinity_of
@@ -131,6 +132,15 @@ class TestFull(FullSuite):
             other_asked = other.ask_full("hi", await other.full_policy(2), max_new_tokens=4)
             with pytest.raises(OtherWeights, match="servers of their own, or wait"):
                 await other.sampler.sample(other_asked)
+            with monkeypatch.context() as patched:
+                replaced = AsyncMock(side_effect=OtherWeights("replaced"))
+                patched.setattr(vllm_engine, "confirm_weights", replaced)
+                with pytest.raises(OtherWeights, match="6 tries to sample failed"):
+                    await other.sampler.sample(asked)
+            before = world.sampler.fleet._giving_back
+            assert await world.sampler.sample(asked) == calm
+            assert before is not None
+            assert before.cancelled(), "it was asked for a sample since"
             monkeypatch.setattr(fleet, "IDLE_S", 0.0)
             assert await world.sampler.sample(asked) == calm
             await eventually(lambda: not world.sampler.fleet._whole.is_owner)

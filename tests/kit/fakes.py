@@ -95,6 +95,7 @@ class FakeSession:
     conversation: list[Message] = field(default_factory=list)
     closed: bool = False
     interrupted: bool = False
+    waits_for_sampler: bool = False
     refusal: SampleFailure | None = None
     tools: tuple[ToolSpec, ...] = ()
     offered: tuple[tuple[ToolSpec, ...], ...] = ()

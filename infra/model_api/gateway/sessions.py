@@ -16,7 +16,7 @@ from infra.model_api.gateway.engine_errors import as_gateway_errors
 from infra.model_api.gateway.histories import Histories, prompt_key
 from infra.model_api.wire.errors import GatewayError
 from infra.model_api.wire.request import ModelRequest, WireRequest
-from schemas.errors import FailureCategory
+from schemas.errors import FailureCategory, SamplerBusy
 from schemas.sampling import (
     Message,
     SampleFailure,
@@ -101,6 +101,7 @@ class GatewaySession:
     began: float | None = None
     closed: bool = False
     interrupted: bool = False
+    waits_for_sampler: bool = False
     refusal: SampleFailure | None = None
     being_received: int = 0
     received_bytes: int = 0
@@ -208,6 +209,7 @@ class GatewaySession:
                 self.refuse(call, refused)
             # A failure of the platform says nothing about the sample, which will run again.
             self.interrupted |= refused is not None and refused.status >= 500
+            self.waits_for_sampler |= isinstance(error.__cause__, SamplerBusy)
             raise
         return [self.answer(call, turn) for call, turn in zip(calls, turns, strict=True)]
 

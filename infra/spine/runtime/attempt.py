@@ -22,6 +22,7 @@ from schemas.errors import (
     Refused,
     ReplayDiverged,
     RepositoryAway,
+    SamplerBusy,
     SandboxAway,
     StoreAway,
     TeacherAway,
@@ -35,8 +36,9 @@ ATTEMPTS = 5
 """Attempts at an effect whose outside does not answer, before it fails."""
 
 STORE_PAUSE_S = 3.0
-"""About how long an effect waits before it asks an unavailable blob store, sandbox service, judge or
-teacher again. It waits without limit, because a run must not end when a disk was full overnight."""
+"""About how long an effect waits before it asks an unavailable blob store, sandbox service, judge,
+teacher or sampler again. It waits without limit, because a run must not end when a disk was full
+overnight."""
 
 MOST_DOUBLINGS = 30
 """How often a pause is doubled at most, whatever its limit, so that it stays a number."""
@@ -73,7 +75,7 @@ async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: object) -
             outcome = await consumer.perform(claimed.effect, ports)
     except DatabaseUnavailable as error:
         return Attempt(claimed, None, error=plain(str(error)), no_database=True)
-    except (StoreAway, SandboxAway, JudgeAway, TeacherAway) as error:
+    except (StoreAway, SandboxAway, JudgeAway, TeacherAway, SamplerBusy) as error:
         logger.warning("%s waits: %s", claimed.effect.type, error)
         pause_s = random.uniform(0.5, 1.5) * STORE_PAUSE_S  # noqa: S311 - jitter
         return Attempt(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)

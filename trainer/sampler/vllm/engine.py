@@ -111,7 +111,7 @@ class VllmSampler:
     ) -> Turn:
         """Try servers until one answers, at most TRIES times. A server that breaks off is left out until
         it answers again, and an answer is dropped when other weights may have given it. Raises
-        TransientError when all tries failed."""
+        TransientError when all tries failed, and OtherWeights when that was why the last one did."""
         affinity = affinity_of(request.key)
         last: Exception | None = None
         for _ in range(TRIES):
@@ -126,7 +126,8 @@ class VllmSampler:
                     last = error
                 except OtherWeights as error:
                     last = error
-        raise TransientError(f"{TRIES} tries to sample failed; the last: {last}") from last
+        failed = OtherWeights if isinstance(last, OtherWeights) else TransientError
+        raise failed(f"{TRIES} tries to sample failed; the last: {last}") from last
 
     async def _sample_on(
         self,

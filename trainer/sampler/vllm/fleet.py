@@ -83,6 +83,7 @@ class Fleet:
         self._whole = WholeWeights(servers.folder, servers.urls, canary=self._canary, device=device)
         self._recent: dict[str, None] = {}
         self._used: Counter[str] = Counter()
+        self._giving_back: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def serving(self, target: TargetVersion, *, affinity: str) -> AsyncIterator[Replica]:
@@ -102,7 +103,13 @@ class Fleet:
             if not self._used[target.name]:
                 del self._used[target.name]
             if self._weight_turns.is_idle and self._whole.is_owner:
-                asyncio.get_running_loop().call_later(IDLE_S, self._give_weights_back)
+                self._give_weights_back_later()
+
+    def _give_weights_back_later(self) -> None:
+        if self._giving_back is not None:
+            self._giving_back.cancel()
+        loop = asyncio.get_running_loop()
+        self._giving_back = loop.call_later(IDLE_S, self._give_weights_back)
 
     def _give_weights_back(self) -> None:
         if self._weight_turns.is_idle:

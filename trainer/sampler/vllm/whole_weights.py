@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from secrets import token_hex
 
-from schemas.errors import CorruptData, Refused, StoreAway, TransientError
+from schemas.errors import CorruptData, Refused, SamplerBusy, StoreAway
 from trainer.device_thread import Device
 from trainer.policy import MODEL_NAME, export
 from trainer.sampler.vllm.canary import Canary, CanaryResult
@@ -31,7 +31,7 @@ FRESH_LABEL = "default"
 PREFIX = "headrace-"
 
 
-class OtherWeights(TransientError):
+class OtherWeights(SamplerBusy):
     """The server computes with other weights, and another worker may replace them, or did."""
 
 
@@ -70,7 +70,10 @@ async def _expect_label(server: VllmServer, label: str) -> None:
 
 
 def _meanwhile_error(server: VllmServer) -> OtherWeights:
-    return OtherWeights(f"the weights of the sampler {server.url} were replaced meanwhile")
+    return OtherWeights(
+        f"the weights of the sampler {server.url} were replaced meanwhile. If that goes on, give runs "
+        "with advanced.tuning = 'full' servers of their own, and name each server instead of a proxy"
+    )
 
 
 async def confirm_weights(replica: Replica, label: str | None) -> None:

@@ -24,7 +24,14 @@ from schemas.effects import (
     Outcome,
     SampleFinished,
 )
-from schemas.errors import CallInterrupted, FailureCategory, Refused, TransientError, UserCodeError
+from schemas.errors import (
+    CallInterrupted,
+    FailureCategory,
+    Refused,
+    SamplerBusy,
+    TransientError,
+    UserCodeError,
+)
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import Purpose, group_stream
 from schemas.learner import RULES, numbered_turns, requested_rows, turn_numbers
@@ -422,13 +429,19 @@ async def test_a_workflow_that_never_asks_has_failed(tmp_path: Path) -> None:
     assert "sent no request to the policy" in record.failure.message
 
 
-async def test_a_fault_of_the_platform_is_no_fact_about_a_sample(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_fault_of_the_platform_is_no_fact_about_a_sample(
+    tmp_path: Path, waits: bool
+) -> None:
+    """It is not counted as an attempt either where the sampler waits for another worker."""
+
     def interrupted(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
-        session.interrupted = True
+        session.interrupted, session.waits_for_sampler = True, waits
         raise UserCodeError(FailureCategory.AGENT, "the policy endpoint answered 503")
 
-    with pytest.raises(TransientError):
+    with pytest.raises(TransientError) as raised:
         await worked(tmp_path, interrupted)
+    assert isinstance(raised.value, SamplerBusy) == waits
 
 
 async def test_a_workflow_that_raises_on_a_refusal_failed_because_of_it(tmp_path: Path) -> None:

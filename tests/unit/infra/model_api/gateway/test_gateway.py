@@ -15,6 +15,7 @@ from schemas.errors import (
     CorruptData,
     FailureCategory,
     Refused,
+    SamplerBusy,
     TransientError,
     UserCodeError,
 )
@@ -239,11 +240,14 @@ async def test_the_engines_refusals_have_their_status(
             with pytest.raises(openai.BadRequestError, match=str(error)):
                 await ai.chat.completions.create(model="m", messages=[HELLO])
         assert not session.interrupted, "asking again would not help"
-        sampler.error = TransientError("the engine is gone")
-        with pytest.raises(openai.InternalServerError):
-            await ai.chat.completions.create(model="m", messages=[HELLO])
+        for error in (TransientError("the engine is gone"), SamplerBusy("it waits")):
+            assert not session.waits_for_sampler
+            sampler.error = error
+            with pytest.raises(openai.InternalServerError):
+                await ai.chat.completions.create(model="m", messages=[HELLO])
+            assert session.interrupted, "the sample runs again"
+    assert session.waits_for_sampler
     assert session.close()[0] == ()
-    assert session.interrupted, "the sample runs again"
 
 
 @pytest.mark.parametrize(

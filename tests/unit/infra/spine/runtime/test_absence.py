@@ -13,7 +13,7 @@ from infra.spine.ports.effects import Holding
 from infra.spine.postgres import errors
 from infra.spine.postgres.errors import DatabaseUnavailable
 from infra.spine.runtime import attempt, performer
-from schemas.errors import JudgeAway, RepositoryAway, StoreAway
+from schemas.errors import JudgeAway, RepositoryAway, SamplerBusy, StoreAway
 from schemas.ids import WorkerId
 from tests.kit.hosting import Bench, Script, consumer
 
@@ -84,6 +84,7 @@ async def test_claims_without_an_answer_are_claimed_again(tmp_path: Path, when: 
         DatabaseUnavailable("gone"),
         StoreAway("the disk is full"),
         JudgeAway("it answered 429"),
+        SamplerBusy("another worker replaces the weights"),
         RepositoryAway("asked again", pause_s=0.0),
     ],
 )
