@@ -208,80 +208,84 @@ class WholeWeights:
 
 
 class WeightsFolder:
-    """A directory for the weights of one version, and the lock of the worker that replaces weights on
-    these servers. The lock ends with its process, and its successor overwrites the directory."""
+    """A directory for each server, with the lock of the worker that replaces weights there. Workers with
+    other servers beside it find the same lock. A version is in the first directory. The locks end with
+    their process, and its successor overwrites the version."""
 
     def __init__(self, folder: Path, urls: Sequence[str]) -> None:
-        name = hashlib.sha256("|".join(sorted(urls)).encode()).hexdigest()[:16]
-        self._folder = folder / f"weights-{name}"
-        self._lock: int | None = None
+        names = sorted(hashlib.sha256(url.encode()).hexdigest()[:16] for url in urls)
+        self._folders = [folder / f"weights-{name}" for name in names]
+        self._locks: list[int] = []
 
     @property
     def is_locked(self) -> bool:
-        return self._lock is not None
+        return bool(self._locks)
 
     def lock(self) -> bool:
-        """Lock the directory. False when another process has it. Raises Refused where nothing can be
+        """Lock all directories. False when another process has one. Raises Refused where nothing can be
         locked, and StoreAway where nothing can be written."""
-        if self._lock is not None and os.fstat(self._lock).st_nlink:
+        if self._locks and all(os.fstat(lock).st_nlink for lock in self._locks):
             return True
-        self._release()  # somebody removed the file, so it keeps nobody out
-        lock = self._open()
+        self._release()  # somebody removed the files, so they keep nobody out
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for folder in self._folders:
+                self._locks.append(_open_lock(folder))
+                fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock)
+            self._release()
             return False
+        except StoreAway:
+            self._release()
+            raise
         except OSError as error:
-            os.close(lock)
+            self._release()
             raise Refused(
-                f"the file {self._folder / 'lock'} cannot be locked ({error}): set "
+                f"the file {self._folders[0] / 'lock'} cannot be locked ({error}): set "
                 "HEADRACE_VLLM_ADAPTERS to a directory whose file system has locks"
             ) from error
-        self._lock = lock
         return True
 
-    def _open(self) -> int:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            return os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise self._away(error) from error
-
-    def _away(self, error: OSError) -> StoreAway:
-        return StoreAway(
-            f"weights for vLLM cannot be written to {self._folder} ({error}): make room there for all "
-            "weights of the model in float32, or set HEADRACE_VLLM_ADAPTERS to another directory"
-        )
-
     def unlock(self) -> None:
-        """Remove the weights and give the lock back."""
-        if self._lock is not None:
+        """Remove the weights and give the locks back."""
+        if self._locks:
             self.clear()
         self._release()
 
     def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        while self._locks:
+            os.close(self._locks.pop())
 
     def write(self, weights: str, data: bytes) -> Path:
-        """Write a version instead of the last one, and return its directory. The lock must be held.
+        """Write a version instead of the last one, and return its directory. The locks must be held.
         Raises StoreAway when the disk is full or refuses access."""
         self.clear()
-        directory = self._folder / weights
+        directory = self._folders[0] / weights
         try:
             directory.mkdir(parents=True)
             (directory / MODEL_NAME).write_bytes(data)
         except OSError as error:
             self.clear()
-            raise self._away(error) from error
+            raise _unwritable(directory, error) from error
         return directory
 
     def clear(self) -> None:
         """Remove the weights. A server reads them once."""
-        if not self._folder.is_dir():
-            return
-        for former in self._folder.iterdir():
-            if former.is_dir():
-                shutil.rmtree(former, ignore_errors=True)
+        for folder in self._folders:
+            for former in folder.iterdir() if folder.is_dir() else ():
+                if former.is_dir():
+                    shutil.rmtree(former, ignore_errors=True)
+
+
+def _open_lock(folder: Path) -> int:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> StoreAway:
+    return StoreAway(
+        f"weights for vLLM cannot be written to {folder} ({error}): make room there for all weights of "
+        "the model in float32, or set HEADRACE_VLLM_ADAPTERS to another directory"
+    )

@@ -97,18 +97,24 @@ def test_a_label_names_weights_that_we_checked(label: str, weights: str | None) 
 
 
 def test_one_process_replaces_the_weights_of_the_same_servers(tmp_path: Path) -> None:
-    """Whatever their order. A killed process leaves weights behind, which the next one overwrites."""
+    """Whatever their order, and which others it has. A killed process leaves weights behind, which the
+    next one overwrites."""
     one, same = WeightsFolder(tmp_path, URLS), WeightsFolder(tmp_path, URLS[::-1])
-    other = WeightsFolder(tmp_path, URLS[:1])
+    other, third = WeightsFolder(tmp_path, URLS[:1]), WeightsFolder(tmp_path, ("http://c:3",))
     assert one.lock()
     assert one.lock(), "it has it already"
-    assert not same.lock()
-    assert other.lock()
+    for shared in (same, other, WeightsFolder(tmp_path, ("http://c:3", *URLS))):
+        assert not shared.lock()
+        assert not shared.is_locked
+    assert third.lock()
     first = one.write("abc", b"123")
     assert (first / "model.safetensors").read_bytes() == b"123"
     assert one.write("def", b"45") != first
     assert not first.exists()
     one.unlock()
+    assert other.lock()
+    assert not same.lock(), "it needs both"
+    other.unlock()
     assert same.lock()
     assert [path.name for path in tmp_path.rglob("*.safetensors")] == []
 
