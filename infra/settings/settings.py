@@ -24,7 +24,7 @@ from infra.settings.sandbox_limits import SandboxLimits, load_sandbox_limits
 from infra.settings.sandbox_service import SandboxAddress
 from infra.settings.secret_key import KeySource, load_sources
 from infra.settings.serving import ServingSettings
-from infra.settings.vllm import BadValue, Tuning, VllmLaunch
+from infra.settings.vllm import BadValue, Tuning, VllmLaunch, read_tuning
 from schemas.secrets.redact import redact_setting
 
 HUB = "https://huggingface.co"
@@ -49,18 +49,14 @@ class DatabaseLimits:
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """The vLLM servers that sample. The directory `adapters` has the same path for them as for us.
-    `server` is the one that the supervisor starts itself, or None."""
+    """The vLLM servers that sample versions of `tuning`. The directory `adapters` has the same path for
+    them as for us. `server` is the one that the supervisor starts itself, or None."""
 
     urls: tuple[str, ...]
     adapters: Path
     server: VllmLaunch | None = None
+    tuning: Tuning = "lora"
     api_key: str | None = field(default=None, repr=False)
-
-    @property
-    def tuning(self) -> Tuning:
-        """The versions that the servers sample. It may be all of them on servers that others start."""
-        return self.server.tuning if self.server else "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,10 +347,15 @@ def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:
     adapters = Path(environ.get("HEADRACE_VLLM_ADAPTERS") or home / "adapters")
     if not adapters.is_absolute():
         raise _bad("HEADRACE_VLLM_ADAPTERS", str(adapters), "an absolute path")
+    try:
+        tuning = read_tuning(environ)
+    except BadValue as error:
+        raise _bad(*error.args) from error
     return VllmSettings(
         urls=urls,
         adapters=adapters,
         server=server,
+        tuning=tuning,
         api_key=environ.get("HEADRACE_VLLM_API_KEY") or None,
     )
 

@@ -53,9 +53,6 @@ class VllmLaunch:
         if rank not in RANKS:
             may = "one of " + ", ".join(map(str, RANKS))
             raise BadValue("HEADRACE_VLLM_MAX_LORA_RANK", str(rank), may)
-        tuning = environ.get("HEADRACE_VLLM_TUNING") or "lora"
-        if tuning not in ("lora", "full"):
-            raise BadValue("HEADRACE_VLLM_TUNING", tuning, "lora or full")
         return cls(
             command=_words(environ, "HEADRACE_VLLM_COMMAND") or (sys.executable, *COMMAND.split()),
             model=model,
@@ -64,7 +61,7 @@ class VllmLaunch:
             max_lora_rank=rank,
             max_loras=read_number(environ, "HEADRACE_VLLM_MAX_LORAS", 6, 2, 64),
             arguments=_words(environ, "HEADRACE_VLLM_ARGUMENTS"),
-            tuning="full" if tuning == "full" else "lora",
+            tuning=read_tuning(environ),
             api_key=environ.get("HEADRACE_VLLM_API_KEY") or None,
         )
 
@@ -108,6 +105,14 @@ class VllmLaunch:
     def learner_share(self, num_engines: int) -> float:
         """Return the fraction of the GPU's memory that each of `num_engines` processes may use."""
         return (1 - self.gpu_percent / 100 - RESERVE) / num_engines
+
+
+def read_tuning(environ: Mapping[str, str]) -> Tuning:
+    """Return what the vLLM servers sample. Raises BadValue."""
+    tuning = environ.get("HEADRACE_VLLM_TUNING") or "lora"
+    if tuning not in ("lora", "full"):
+        raise BadValue("HEADRACE_VLLM_TUNING", tuning, "lora or full")
+    return "full" if tuning == "full" else "lora"
 
 
 def read_number(environ: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

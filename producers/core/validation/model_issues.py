@@ -76,8 +76,9 @@ def vllm_issues(config: RunConfig, *, tuning: Tuning) -> Iterator[Issue]:
     if config.advanced.tuning == "full" and tuning == "lora" and may_sample:
         yield Issue(
             "advanced.tuning",
-            "is 'full', and the vLLM server of this platform takes adapters only; start Headrace with "
-            "HEADRACE_VLLM_TUNING=full or HEADRACE_SAMPLER=torch, or set 'lora'",
+            "is 'full', and the vLLM servers of this platform take adapters only; start Headrace with "
+            "HEADRACE_VLLM_TUNING=full (and vLLM servers of your own with VLLM_SERVER_DEV_MODE=1) or "
+            "with HEADRACE_SAMPLER=torch, or set 'lora'",
         )
     if config.advanced.lora_variant == "dora":
         yield Issue(

@@ -106,7 +106,7 @@ def test_its_weights_can_be_replaced_if_it_may_sample_full_tuning() -> None:
     vllm = Settings.load(said).vllm
     assert vllm is not None
     assert vllm.server is not None
-    assert vllm.tuning == "full"
+    assert vllm.tuning == vllm.server.tuning == "full"
     assert vllm.server.env_vars({})["VLLM_SERVER_DEV_MODE"] == "1"
 
 

@@ -67,15 +67,15 @@ async def test_a_dora_is_refused_where_vllm_samples(ready: Application) -> None:
 
 
 async def test_full_tuning_is_refused_where_vllm_takes_adapters_only(ready: Application) -> None:
-    """Servers that others started may take all weights; the sampler finds out."""
+    """Servers that others started are taken at the operator's word."""
     asked = SubmitRequest(config(advanced={"tuning": "full"}))
-    said = {"HEADRACE_SAMPLER": "vllm", "HEADRACE_VLLM_MODEL": "m"}
-    own = Settings.load(said).vllm
-    full = Settings.load({**said, "HEADRACE_VLLM_TUNING": "full"}).vllm
-    others = VllmSettings(urls=("http://sampler:8000",), adapters=Path("/adapters"))
-    for vllm in (None, own, full, others):
+    started = {"HEADRACE_SAMPLER": "vllm", "HEADRACE_VLLM_MODEL": "m"}
+    others = {"HEADRACE_SAMPLER": "vllm=http://sampler:8000"}
+    full = {"HEADRACE_VLLM_TUNING": "full"}
+    for said in ({}, started, others, {**started, **full}, {**others, **full}):
+        vllm = Settings.load(said).vllm
         services = replace(ready.services, settings=replace(ready.services.settings, vllm=vllm))
-        if vllm is not own:
+        if not said or "HEADRACE_VLLM_TUNING" in said:
             await services.submitter.resolve_run(asked)
             continue
         with pytest.raises(InvalidConfig) as refused:
