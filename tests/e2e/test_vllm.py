@@ -57,9 +57,9 @@ def test_a_run_with_full_tuning_gives_servers_its_versions(tmp_path: Path, mode:
     found = asyncio.run(run())
     if mode == "sync":
         check(found, mismatch=1e-6)
-        assert all(len(fake.reloads) == 3 for fake in fakes)
+        assert all(len(fake.reloads) == STEPS for fake in fakes)
     else:
-        check(found, mismatch=1.0, num_versions=2)
+        check(found, mismatch=1.0, num_versions=STEPS - 1)
     assert not [e for e in found.events if isinstance(e, RunWarned)]
 
 
