@@ -240,9 +240,9 @@ async def test_the_engines_refusals_have_their_status(
             with pytest.raises(openai.BadRequestError, match=str(error)):
                 await ai.chat.completions.create(model="m", messages=[HELLO])
         assert not session.interrupted, "asking again would not help"
-        for error in (TransientError("the engine is gone"), SamplerBusy("it waits")):
+        for away in (TransientError("the engine is gone"), SamplerBusy("it waits")):
             assert not session.waits_for_sampler
-            sampler.error = error
+            sampler.error = away
             with pytest.raises(openai.InternalServerError):
                 await ai.chat.completions.create(model="m", messages=[HELLO])
             assert session.interrupted, "the sample runs again"

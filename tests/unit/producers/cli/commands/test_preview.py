@@ -4,7 +4,11 @@ import pytest
 
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
-ASKED = {"prompt": [{"role": "user", "content": "2?"}], "label": None, "metadata": {}}
+ASKED: dict[str, object] = {
+    "prompt": [{"role": "user", "content": "2?"}],
+    "label": None,
+    "metadata": {},
+}
 
 
 @pytest.mark.parametrize(
