@@ -24,6 +24,7 @@ from producers.cli.display.units import (
     checkpoint_table,
     count_of,
     failure_text,
+    model_name,
     run_status,
     run_step,
     teaching_facts,
@@ -66,7 +67,9 @@ def list_(
         (
             r.get("name"),
             run_status(r),
-            *(r.get(key) for key in ("algorithm", "model", "dataset")),
+            r.get("algorithm"),
+            model_name(r.get("model")),
+            r.get("dataset"),
             run_step(r),
             r.get("reward"),
             time_ago(r.get("created_at")),
@@ -168,7 +171,7 @@ def stop(client: Client, run: str) -> Output:
     """
     answer = client.post(f"/runs/{path_segment(run)}/stop")
     waits = [f"now it waits: {wait['message']}" for wait in answer.get("waiting_for") or ()]
-    said = f"{run} will stop when its learner is idle, with a final checkpoint"
+    said = f"{run} will stop when its learner is idle, with a checkpoint of its last step, if any"
     return Output(answer, said, waits)
 
 

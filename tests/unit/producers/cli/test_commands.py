@@ -662,7 +662,7 @@ def test_a_workspace_shows_why_its_forge_refused_a_status(
 
 
 def test_a_stop_tells_what_the_run_waits_for(server: FakeServer, headrace: Run) -> None:
-    said = "r will stop when its learner is idle, with a final checkpoint\n"
+    said = "r will stop when its learner is idle, with a checkpoint of its last step, if any\n"
     held = {"what": "release", "message": "start newer workers"}
     for waits in ({"waiting_for": [held]}, {}):
         server.answer("POST", "/runs/r/stop", {"run": {}, **waits})
