@@ -1,5 +1,6 @@
 """Text of errors in a form that a database, a terminal and JSON all accept, because user code may
-raise anything, and the bytes of text that the symbols of a vocabulary represent.
+raise anything, names of models in lists, and the bytes of text that the symbols of a vocabulary
+represent.
 
 A tokenizer.json writes each token as a symbol. In byte-level vocabularies (GPT-2 and most later ones)
 each character of a symbol is one byte. In SentencePiece's, a symbol is text in which a mark stands for
@@ -20,6 +21,11 @@ def well_formed(text: str) -> str:
     """`text` with `?` in place of lone surrogates, which JSON can write as escapes and UTF-8 cannot
     hold."""
     return text.encode(errors="replace").decode()
+
+
+def model_name(model: str) -> str:
+    """The name of a model in a list: of a path only the last part, the file or the directory."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith("/") else model
 
 
 def describe_error(error: BaseException) -> str:

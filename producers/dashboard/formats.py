@@ -9,6 +9,8 @@ from typing import Any
 from jinja2.filters import do_urlencode
 from markupsafe import Markup
 
+from schemas.text import model_name
+
 ABSENT = "\N{EM DASH}"
 CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 """Control characters but tabs and line ends."""
@@ -105,6 +107,11 @@ def plain(text: object, most: int = LONGEST_TEXT) -> str:
     return _encodable(found.replace("\r\n", "\n")).translate(VISIBLE)
 
 
+def model(value: object) -> str:
+    """A model in few characters: of a path only the last part."""
+    return model_name(str(value))
+
+
 def url_part(value: object) -> str:
     """A text as a part of a path, or a dictionary as a query. Surrogates, which no encoding takes, are
     replaced."""
@@ -125,6 +132,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "size": size,
     "plain": plain,
+    "model": model,
     "shell": shlex.quote,
     "urlencode": url_part,
 }

@@ -24,11 +24,11 @@ from producers.cli.display.units import (
     checkpoint_table,
     count_of,
     failure_text,
-    model_name,
     run_status,
     run_step,
     teaching_facts,
 )
+from schemas.text import model_name
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
@@ -68,7 +68,7 @@ def list_(
             r.get("name"),
             run_status(r),
             r.get("algorithm"),
-            model_name(r.get("model")),
+            model_name(r.get("model") or "") or None,
             r.get("dataset"),
             run_step(r),
             r.get("reward"),

@@ -99,11 +99,6 @@ def run_eta_s(run: Mapping[str, Any], *, now: datetime | None = None) -> float |
     return max(0.0, spent) / int(step) * (int(total) - int(step))
 
 
-def model_name(model: str | None) -> str | None:
-    """A model as a list shows it: of a path only the last part, which is the file or the directory."""
-    return model.rstrip("/").rpartition("/")[2] if model and model.startswith("/") else model
-
-
 def run_step(run: Mapping[str, Any]) -> str:
     """The progress of a run, as in `3/10 (about 2.0 min left)`."""
     step = f"{run.get('current_step') or 0}/{run.get('total_steps') or '?'}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from producers.dashboard.formats import duration, number, plain
+from producers.dashboard.formats import FILTERS, duration, number, plain
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,8 @@ def test_a_duration_has_its_two_largest_units(seconds: float, shown: str) -> Non
 )
 def test_noise_is_shown_as_0(value: float | None, shown: str) -> None:
     assert number(value) == shown
+
+
+def test_a_model_is_shown_by_the_last_part_of_its_path() -> None:
+    assert FILTERS["model"]("/models/SmolLM2.gguf") == "SmolLM2.gguf"
+    assert FILTERS["model"](None) == "None"

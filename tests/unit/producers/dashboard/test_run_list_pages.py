@@ -153,7 +153,7 @@ async def test_filters_and_the_limit_last_through_the_form_and_the_links_of_cell
     asked = {"search": "run-", "sort": "name", "limit": "7", "archived": "false"}
     page = (await browser.get("/", params=asked)).text
     assert '<input type="hidden" name="limit" value="7">' in page
-    address = html.unescape(re.findall(r'<td><a href="(/\?[^"]*model=[^"]*)">', page)[0])
+    address = html.unescape(re.findall(r'<td><a href="(/\?[^"]*model=[^"]*)"', page)[0])
     assert parse_qs(urlsplit(address).query) == {
         **{name: [value] for name, value in asked.items()},
         "model": ["m & m"],

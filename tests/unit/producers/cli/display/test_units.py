@@ -8,7 +8,6 @@ from producers.cli.display.units import (
     format_count,
     format_duration,
     format_size,
-    model_name,
     run_eta_s,
     run_status,
     run_step,
@@ -61,17 +60,3 @@ def test_the_time_left_is_estimated_only_for_a_run_that_steps() -> None:
     assert run_eta_s({**run, "current_step": 0}, now=now) is None
     assert run_eta_s({**run, "status": "finished"}, now=now) is None
     assert run_step({"status": "pending"}) == "0/?"
-
-
-@pytest.mark.parametrize(
-    ("model", "shown"),
-    [
-        ("/models/llm/SmolLM2-135M.Q4_1.gguf", "SmolLM2-135M.Q4_1.gguf"),
-        ("/models/tiny/", "tiny"),
-        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
-        ("scratch:qwen3-tiny", "scratch:qwen3-tiny"),
-        (None, None),
-    ],
-)
-def test_a_list_shows_the_last_part_of_a_models_path(model: str | None, shown: str | None) -> None:
-    assert model_name(model) == shown
