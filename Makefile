@@ -242,12 +242,12 @@ screenshots: $(READY) chromium axe
 	HEADRACE_TEST_SCREENSHOTS=$(abspath $(SCREENSHOTS)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
 		-m browser tests/browser/test_every_page.py $(ARGS)
 
-# The README's pictures, of the runs of a real demo, which is made first if DEMO is not one. Its curve is
-# drawn by: make smollm ARGS='--plot docs/smollm.png'
-DEMO ?= headrace-demo
+# The README's pictures, of seed 0 of `make smollm` and `make smollm-distill`, whose runs are made first
+# if they are not there. The curve is drawn by: make smollm ARGS='--plot docs/smollm.png'
+SMOLLM ?= .smollm
 pictures: $(READY) chromium
-	[ -d $(DEMO)/home ] || $(BIN)/headrace demo --keep $(DEMO)
-	$(BIN)/python -m tests.browser.pictures $(DEMO)
+	$(THREADS) $(BIN)/python -m bench.b17_distillation --directory $(SMOLLM) --seeds 0
+	$(BIN)/python -m tests.browser.pictures $(SMOLLM)
 
 chromium:
 	@$(PROGRAMS) browser

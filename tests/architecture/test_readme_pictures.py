@@ -22,10 +22,10 @@ def test_there_is_no_other_picture_of_the_dashboard() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(PICTURES)
 
 
-def test_a_target_takes_them_from_a_demo() -> None:
+def test_targets_take_them_from_runs_that_they_make() -> None:
     recipe = re.search(r"^pictures:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
     assert recipe is not None
-    assert "headrace demo" in recipe[1]
+    assert "bench.b17_distillation" in recipe[1]
     assert "tests.browser.pictures" in recipe[1]
     assert "`make pictures`" in README
     assert f"make smollm ARGS='--plot {CURVE}'" in MAKEFILE
