@@ -208,6 +208,17 @@ def test_many_flat_definitions_are_followed() -> None:
     assert not is_followed(chat_of(TAGGED), constraint, '[{"n": 250}]')
 
 
+@pytest.mark.parametrize(
+    "reference",
+    ["#/anyOf/9", "#/anyOf/000000000999999", f"#/anyOf/{'9' * 5000}", "#/anyOf/-1", "#/a/b/c", "x"],
+)
+def test_a_reference_that_names_nothing_is_refused(reference: str) -> None:
+    schema = {"anyOf": [{"$ref": reference}, {"type": "null"}]}
+    constraint = Constraint(json_schema=json.dumps(schema))
+    with pytest.raises(UserCodeError, match="cannot be followed"):
+        is_followed(chat_of(TAGGED), constraint, "null")
+
+
 def test_many_names_of_one_part_cost_what_it_costs() -> None:
     wide = {"enum": list(range(20_000))}
     names = [{"$ref": "#/$defs/" + "%61" * n + "a" * (900 - n)} for n in range(900)]
