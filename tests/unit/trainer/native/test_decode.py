@@ -61,7 +61,7 @@ def heads_of(size: int, config: Callable[[], PreTrainedConfig]) -> Callable[[], 
 LLAMA, QWEN2, QWEN3 = (heads_of(16, config) for config in (_llama, QWEN2_OF_8, QWEN3_OF_8))
 
 
-def WIDE_QWEN3() -> PreTrainedConfig:  # noqa: N802 - it is named like the other configs
+def wide_qwen3() -> PreTrainedConfig:
     made = QWEN3()
     made.hidden_size = 544
     return made
@@ -113,7 +113,7 @@ def followed(model: FusedModel, rows: Sequence[int], *, steps: int = 20) -> torc
 
 
 @pytest.mark.parametrize(
-    ("config", "atol"), [(LLAMA, 1e-5), (QWEN2, 1e-5), (QWEN3, 1e-5), (WIDE_QWEN3, 5e-5)]
+    ("config", "atol"), [(LLAMA, 1e-5), (QWEN2, 1e-5), (QWEN3, 1e-5), (wide_qwen3, 5e-5)]
 )
 def test_prompts_and_what_follows_them_are_read_as_through_torch(
     config: Callable[[], PreTrainedConfig], atol: float
@@ -352,9 +352,9 @@ def params_of(*, allows: bool, deterministic: bool = False) -> SamplingParams:
     [
         (QWEN3, False, False, True),
         (QWEN3, True, True, False),
-        (WIDE_QWEN3, False, False, False),
-        (WIDE_QWEN3, True, False, True),
-        (WIDE_QWEN3, True, True, False),
+        (wide_qwen3, False, False, False),
+        (wide_qwen3, True, False, True),
+        (wide_qwen3, True, True, False),
     ],
 )
 def test_a_wide_model_runs_in_c_only_for_rows_that_allow_it(
@@ -367,7 +367,7 @@ def test_a_wide_model_runs_in_c_only_for_rows_that_allow_it(
 def test_a_wide_model_that_cannot_be_packed_once_is_left_to_torch() -> None:
     """A base too large for one more copy, weights that are all trained, and a DoRA, whose versions are
     packed from nothing."""
-    base, allowed = base_of(WIDE_QWEN3), params_of(allows=True)
+    base, allowed = base_of(wide_qwen3), params_of(allows=True)
     fresh = fresh_adapter(base, target_modules(base, "all-linear"), rank=4, seed=0)
     adapter = trainable_view(base.tensors, fresh, scaling=Scaling(8.0))
     full = trainable_view(base.tensors, dict(base.tensors), scaling=Scaling(1.0))
@@ -385,7 +385,7 @@ def test_a_wide_model_that_cannot_be_packed_once_is_left_to_torch() -> None:
 async def test_rows_in_c_and_through_torch_share_an_engine(tmp_path: Path, shelf: Shelf) -> None:
     """Of one wide model: those of a run that began before, and those of a new one. Each has the bits
     that it has alone, and only the new ones have other bits than before."""
-    base = base_of(WIDE_QWEN3)
+    base = base_of(wide_qwen3)
     base.model.save_pretrained(tmp_path)
     base.tokenizer.save_pretrained(tmp_path)
     ref = ModelRef(kind="directory", name=str(tmp_path))
