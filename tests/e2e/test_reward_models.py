@@ -86,6 +86,9 @@ def test_a_policy_learns_what_a_reward_model_pays_for(running: Platform) -> None
     assert rewards == pytest.approx([2 * score for score in scores])
     assert sum(scores[-4:]) / 4 > sum(scores[:4]) / 4 + 0.3, scores
     assert verify(running, run)["status"] == "verified"
+    refused = running.post("/runs", {"config": paid(reward_models=[{"model": "paid@last"}])})
+    (issue,) = refused.json()["issues"]
+    assert "is not a reward model but a policy of grpo" in issue["message"]
     gone = running.api.delete("/runs/digits")
     assert gone.status_code == 409
     assert "need its checkpoints: paid" in gone.text
@@ -105,7 +108,6 @@ def test_a_score_is_added_to_the_grader_of_a_rollout(running: Platform) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("paid@last", "is not a reward model but a policy of grpo"),
         ("none@last", "none"),
         ("digits@3", "has no checkpoint 3"),
     ],
