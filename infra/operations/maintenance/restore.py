@@ -35,6 +35,7 @@ from infra.spine.postgres.migrate import (
 from infra.spine.postgres.pool import administering
 from schemas.errors import Conflict, CorruptData, InvalidConfig
 
+EMPTY = 'delete from "{table}"'
 GO_ON = """
 select setval(pg_get_serial_sequence('{table}', '{column}'), max({column}))
 from {table} having count(*) > 0
@@ -129,8 +130,10 @@ async def _fill(admin: Any, contents: Contents, source: Path) -> None:
 
 
 async def _copy(admin: Any, table: Table, path: Path) -> None:
-    """Copy rows as they were. No trigger acts on them, because what it would do was backed up too."""
+    """Copy rows as they were, in place of those that a migration made. No trigger acts on them, because
+    what it would do was backed up too."""
     await admin.execute(f'alter table "{table.name}" disable trigger user')
+    await admin.execute(EMPTY.format(table=table.name))
     tag = await admin.copy_to_table(table.name, columns=table.columns, source=path)
     await admin.execute(f'alter table "{table.name}" enable trigger user')
     if int(tag.split()[1]) != table.num_rows:

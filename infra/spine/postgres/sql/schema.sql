@@ -1387,13 +1387,15 @@ create table skipped_events (
 
 -- Not in the log, and not rebuilt from it.
 
--- Names that were reserved before anything is appended under them.
+-- Names that were reserved before anything is appended under them. `scope` is where a name is unique: the id of a
+-- workspace or of an organisation, and empty for what belongs to none.
 create table names (
     kind       text not null,
     name       text not null,
     id         text not null,
     created_at timestamptz not null default clock_timestamp(),
-    primary key (kind, name)
+    scope      text not null default '',
+    primary key (kind, name, scope)
 );
 create index names_by_id on names (kind, id);
 
@@ -2314,9 +2316,51 @@ create table api_keys (
     revoked_at   timestamptz,
     old_sha256   bytea,
     old_until    timestamptz,
-    rotated_at   timestamptz
+    rotated_at   timestamptz,
+    organisation text,
+    person       text
 );
 create unique index api_keys_name on api_keys (coalesce(workspace, ''), name) where revoked_at is null;
+create index api_keys_by_person on api_keys (person) where person is not null;
+
+-- Tenants. An organisation has members, who are people with a role, and workspaces. What was there before there were
+-- organisations belongs to `main`.
+create table organisations (
+    id         text primary key,
+    name       text not null unique,
+    title      text not null,
+    created_at timestamptz not null default clock_timestamp(),
+    created_by text not null
+);
+insert into organisations (id, name, title, created_by) values ('main', 'main', 'main', 'headrace');
+
+create table people (
+    id         text primary key,
+    name       text not null,
+    email      text not null,
+    created_at timestamptz not null default clock_timestamp(),
+    created_by text not null,
+    removed_at timestamptz
+);
+create unique index people_email on people (lower(email)) where removed_at is null;
+
+create table members (
+    organisation text not null,
+    person       text not null,
+    role         text not null check (role in ('owner', 'member', 'viewer')),
+    created_at   timestamptz not null default clock_timestamp(),
+    created_by   text not null,
+    primary key (organisation, person)
+);
+create index members_by_person on members (person);
+
+-- The organisation of each workspace, and the repository (`owner/name`) that names it within the organisation.
+create table workspace_homes (
+    workspace    text primary key,
+    organisation text not null,
+    repository   text
+);
+create unique index workspace_homes_repository on workspace_homes (organisation, repository);
 
 -- What an administrator lets a workspace use; null is without a limit. A quota that has no row has the limit of the
 -- operator's settings.
@@ -2362,7 +2406,8 @@ create table audit (
     method    text not null,
     route     text not null,
     subject   text not null,
-    status    smallint not null
+    status    smallint not null,
+    organisation text
 );
 create index audit_by_time on audit (at);
 create index audit_by_api_key on audit (api_key, id);
