@@ -47,7 +47,8 @@ from producers.core.polling import poll_alone
 from producers.core.retention import archive_periodically, remove_records_periodically
 from producers.core.run_submissions import RunSubmissions
 from producers.dashboard import routes as dashboard
-from producers.http.app import create_app
+from producers.dialects.osmosis.room import osmosis
+from producers.http.app import Dialect, create_app
 from producers.http.services import Services
 from schemas.errors import InvalidConfig, TransientError
 
@@ -102,7 +103,7 @@ async def _serve(
     settings = services.settings
     projector = Projector(backend.log, services.readmodel, wakeups=backend.notifier)
     await services.archives.tidy()
-    app = create_app(services, pages=dashboard.ROUTES)
+    app = create_app(services, pages=dashboard.ROUTES, dialects=_dialects(settings))
     server = _server(app, settings, services.throttle)
     await server.listen()
     loop = asyncio.get_running_loop()
@@ -192,6 +193,11 @@ def _services(
         settings=settings,
         clock=backend.clock,
     )
+
+
+def _dialects(settings: Settings) -> tuple[Dialect, ...]:
+    """The APIs of other platforms' clients that are not turned off."""
+    return (osmosis(settings),) if settings.osmosis_api else ()
 
 
 def _server(

@@ -5,6 +5,7 @@ that are allowed. A value whose feature is not built yet is refused by name.
 """
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -29,6 +30,8 @@ from schemas.secrets.redact import redact_setting
 
 HUB = "https://huggingface.co"
 """The model hub, unless HF_ENDPOINT names another one."""
+
+VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,2}")
 
 Network = IPv4Network | IPv6Network
 
@@ -104,6 +107,8 @@ class Settings:
     alerts: AlertSettings
     git: GitSettings
     packages: PackageSettings
+    osmosis_api: bool
+    osmosis_oldest: str | None
     failpoint: str | None
     telemetry: bool
     in_cluster: bool
@@ -152,6 +157,8 @@ class Settings:
             alerts=_alerts(environ),
             git=_git(environ),
             packages=_packages(environ),
+            osmosis_api=_one_of(environ, "HEADRACE_OSMOSIS_API", ("on", "off")) == "on",
+            osmosis_oldest=_version(environ, "HEADRACE_OSMOSIS_OLDEST"),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
             telemetry=any(
                 environ.get(name)
@@ -429,6 +436,13 @@ def _serving(environ: Mapping[str, str]) -> ServingSettings:
         return ServingSettings.load(environ)
     except BadValue as error:
         raise _bad(*error.args) from error
+
+
+def _version(environ: Mapping[str, str], name: str) -> str | None:
+    value = environ.get(name) or None
+    if value is not None and not VERSION.fullmatch(value):
+        raise _bad(name, value, "a version such as 0.3.8")
+    return value
 
 
 def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ everything else."""
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from starlette.applications import Starlette
@@ -71,15 +72,31 @@ RESOURCES = (
 )
 
 
-def create_app(services: Services, *, pages: Sequence[ScopedRoute] = ()) -> Starlette:
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The API of another platform's client. `in_form` is around everything else, so it also gives
+    refusals of the guard the form that the client reads."""
+
+    routes: Sequence[ScopedRoute]
+    in_form: Callable[[ASGIApp], ASGIApp]
+
+
+def create_app(
+    services: Services,
+    *,
+    pages: Sequence[ScopedRoute] = (),
+    dialects: Sequence[Dialect] = (),
+) -> Starlette:
     """The ASGI application, which serves every request with `services`. `pages` are the routes of the
     dashboard. Raises TypeError when a route names no scope."""
     routes = [route for resource in RESOURCES for route in resource.ROUTES]
     roots = [*platform.ROOT_ROUTES, *webhooks.ROOT_ROUTES, *inference.ROOT_ROUTES]
-    table = [*roots, Mount("/api/v1", routes=routes), *pages]
+    foreign = [route for dialect in dialects for route in dialect.routes]
+    table = [*roots, Mount("/api/v1", routes=routes), *foreign, *pages]
     app = Starlette(
         routes=[*scoped_table(table)],
         middleware=[
+            *(Middleware(dialect.in_form) for dialect in dialects),
             Middleware(AnswersAtTheEnd),
             Middleware(Guard, services=services),
             Middleware(Traced),

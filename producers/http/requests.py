@@ -71,9 +71,8 @@ class JsonBody:
         return value
 
 
-async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
-    """The JSON object of a request. Raises InvalidConfig when it is not one, or has other fields than
-    these."""
+async def json_object(request: Request) -> dict[str, object]:
+    """The JSON object of a request. Raises InvalidConfig when it is not one."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
@@ -85,6 +84,13 @@ async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
         raise InvalidConfig(f"the body is not JSON: {error}; send a JSON object") from error
     if not isinstance(values, dict):
         raise InvalidConfig(f"the body must be a JSON object, got a {type(values).__name__}")
+    return values
+
+
+async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
+    """The JSON object of a request. Raises InvalidConfig when it is not one, or has other fields than
+    these."""
+    values = await json_object(request)
     for name in values:
         if name not in fields:
             close = difflib.get_close_matches(name, fields, n=1)

@@ -33,6 +33,7 @@ from infra.spine.postgres.pool import Database, connect
 from producers.core.datasets import registration
 from producers.core.datasets.rules import check_file
 from producers.dashboard import routes as dashboard
+from producers.dialects.osmosis.room import osmosis
 from producers.http.app import create_app
 from producers.http.services import Services
 from schemas.errors import InvalidConfig
@@ -192,7 +193,7 @@ async def application(
         )
         projector = Projector(log, readmodel, wakeups=notifier)
         task = asyncio.ensure_future(projector.run())
-        app = create_app(services, pages=dashboard.ROUTES)
+        app = create_app(services, pages=dashboard.ROUTES, dialects=(osmosis(settings),))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         headers = {"Authorization": f"Bearer {API_KEY}"}
         base = "http://127.0.0.1:8420"

@@ -47,7 +47,7 @@ async def ask(
     app: Application, method: str, path: str, api_key: str, **content: Any
 ) -> httpx.Response:
     """The response to a request with an API key."""
-    headers = {"Authorization": f"Bearer {api_key}"}
+    headers = {**content.pop("headers", {}), "Authorization": f"Bearer {api_key}"}
     return await app.api.request(method, path, headers=headers, **content)
 
 

@@ -177,6 +177,13 @@ TABLE = [
     Row("GET", "/api/v1/gc", "admin", reach="installation"),
     Row("POST", "/api/v1/gc", "admin", reach="installation"),
 ]
+WITHIN: dict[str, Any] = {"headers": {"X-Osmosis-Workspace": "ours"}}
+"""The workspace that requests of the osmosis client name."""
+
+OSMOSIS = [
+    Row("GET", "/api/cli/verify", "read", content=WITHIN),
+    Row("GET", "/api/cli/training-runs", "read", content=WITHIN),
+]
 PAGES = [
     Row("GET", "/static/nothing", "open", 404),
     Row("POST", "/reports", "open", 204),
@@ -281,7 +288,7 @@ PAGES = [
     Row("POST", "/sessions/end", "read", 303),
     Row("GET", "/nothing", "read", 404),
 ]
-TABLE = [*PAGES, *TABLE]
+TABLE = [*PAGES, *OSMOSIS, *TABLE]
 """Requests that would end or delete something come after the ones that read it."""
 
 

@@ -1,0 +1,68 @@
+"""The sender of the client's requests: `auth whoami` and `auth login` verify their API key here."""
+
+from datetime import datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from infra.ports.actor import Actor
+from producers.core.workspaces import Workspace
+from producers.dialects.osmosis.requests import Wire, answer
+from producers.dialects.osmosis.scope import has_scope, route, workspace_of
+from producers.http.auth import SETTING_KEYS, actor_of
+
+
+class UserWire(Wire):
+    id: str
+    email: str
+    name: str
+
+
+class VerifiedWorkspace(Wire):
+    id: str
+    name: str
+    role: str
+
+
+class Verified(Wire):
+    """The owner of an API key. Without `token_id` the client asks for no revocation when it logs
+    out."""
+
+    user: UserWire
+    expires_at: datetime | None
+    token_id: str | None
+    workspace: VerifiedWorkspace | None
+
+
+async def verify(request: Request) -> Response:
+    """Return who owns the API key, and which workspace the request names."""
+    actor = actor_of(request)
+    workspace = await workspace_of(request) if has_scope(request) else None
+    return answer(
+        Verified(
+            user=user_of(actor),
+            expires_at=actor.expires_at,
+            token_id=None if actor.api_key in SETTING_KEYS else actor.api_key,
+            workspace=None if workspace is None else _workspace_wire(actor, workspace),
+        )
+    )
+
+
+def user_of(actor: Actor) -> UserWire:
+    """The user that an API key acts for. A key without a person has its owner's name, also in the
+    place of an e-mail address, which the client requires."""
+    return UserWire(id=actor.owner, email=actor.owner, name=actor.owner)
+
+
+def role_of(actor: Actor) -> str:
+    """The role of the sender in a workspace: owner, member or viewer."""
+    if actor.may("admin"):
+        return "owner"
+    return "member" if actor.may("submit") or actor.may("control") else "viewer"
+
+
+def _workspace_wire(actor: Actor, workspace: Workspace) -> VerifiedWorkspace:
+    return VerifiedWorkspace(id=workspace.id, name=workspace.name, role=role_of(actor))
+
+
+ROUTES = [route("/verify", verify, scope="read")]
