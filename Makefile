@@ -10,7 +10,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: preflight compiler programs demo matrix learning smollm smollm-dpo smollm-distill oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: preflight compiler programs demo matrix learning smollm smollm-dpo smollm-distill oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-osmosis test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -59,6 +59,7 @@ lock:
 	$(LOCK) locks/control.txt pyproject.toml --extra s3 --extra kafka -c constraints.txt
 	$(LOCK) locks/worker.txt pyproject.toml --extra train --extra s3 --extra kafka -c constraints.txt
 	$(LOCK) locks/venv.txt pyproject.toml --extra all locks/build.in -c constraints.txt
+	$(subst 3.11,3.12,$(LOCK)) tests/osmosis/requirements.txt tests/osmosis/requirements.in
 
 # Independent implementations to compare ours with: TRL, Liger and verl for the algorithms, Procrastinate
 # and DBOS for durable events.
@@ -146,8 +147,8 @@ slow: $(READY)
 # test-properties, and only a part of test-kills.
 # Each target names the paths of its tests, because collecting all tests takes 30 s of CPU in each
 # process. A test compares the paths with the marks (tests/architecture/test_targets.py).
-APART := vllm or gvisor or attacks or gitea or agents or browser
-ELSEWHERE := --ignore=tests/agents --ignore=tests/browser --ignore=tests/vllm
+APART := vllm or gvisor or attacks or gitea or agents or browser or osmosis
+ELSEWHERE := --ignore=tests/agents --ignore=tests/browser --ignore=tests/osmosis --ignore=tests/vllm
 
 # Large components that tests use beside Postgres. Their tests have a target of their own too.
 STACKS := kafka or s3
@@ -229,6 +230,10 @@ test-gitea: gitea
 # Unmodified agent SDKs and environments of others, each in an environment of its rollout.
 test-agents: $(READY)
 	$(PYTEST) -m agents tests/agents $(ARGS)
+
+# The unmodified command line of Osmosis, in an environment of its own (Python 3.12), against a platform.
+test-osmosis: $(READY)
+	$(PYTEST) -m osmosis tests/osmosis $(ARGS)
 
 # The dashboard in a real Chromium: the ways of people through it, axe-core on every page, and hostile
 # text in every field.

@@ -22,7 +22,12 @@ PLACES = {
 }
 """Mark -> the Makefile's variables with the paths of its tests."""
 
-FOLDERS = {"agents": "tests/agents", "browser": "tests/browser", "vllm": "tests/vllm"}
+FOLDERS = {
+    "agents": "tests/agents",
+    "browser": "tests/browser",
+    "osmosis": "tests/osmosis",
+    "vllm": "tests/vllm",
+}
 """Mark -> the folder that holds all its tests, which `make test` ignores."""
 
 
