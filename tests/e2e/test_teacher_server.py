@@ -91,9 +91,11 @@ def test_a_teacher_that_never_answers_well_ends_its_run_with_the_reason(
     )
 
 
-def test_a_teacher_with_another_vocabulary_ends_its_run_by_name(school: School) -> None:
+def test_a_teacher_with_another_vocabulary_ends_its_run_by_name(
+    school: School, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = texts_of("qwen3-tiny")
-    teacher = school.teacher
-    teacher.fault, teacher.texts = None, (*own[:9], *reversed(own[9:]))
+    school.teacher.fault = None
+    monkeypatch.setattr(school.teacher, "texts", (*own[:9], *reversed(own[9:])))
     error = school.running.wait(school.submit("other-words"), "failed")["run"]["error"]
     assert f"advanced.teacher 'provider:{MODEL}' has another vocabulary" in error, error
