@@ -1,6 +1,8 @@
-"""Eight commits in a row run every kill test."""
+"""Eight commits in a row run every kill test, and none of them names a run of another test."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -11,7 +13,7 @@ import pytest
 from tests.kit import kill_sample
 from tests.kit.kill_sample import DISTANCE, PARTS, Turn, chosen_parts, dealt, left_out, turn_of
 from tests.kit.platform import git
-from tests.kit.source import ROOT
+from tests.kit.source import ROOT, modules, parse, relative
 
 SAMPLE = {"HEADRACE_TEST_KILLS": "sample"}
 
@@ -127,3 +129,32 @@ def test_only_marked_tests_are_left_out() -> None:
     } <= chosen
     points = {test for test in tests if "test_failpoints.py" in test}
     assert 0 < len(points & chosen) <= -(-len(points) // PARTS)
+
+
+def names_made(node: ast.AST) -> set[str]:
+    """The names that it gives, as in `name="x"`."""
+    given = (n.value for n in ast.walk(node) if isinstance(n, ast.keyword) and n.arg == "name")
+    return {str(value.value) for value in given if isinstance(value, ast.Constant)}
+
+
+def names_needed(node: ast.AST) -> set[str]:
+    """The names in its references and paths, such as `x` in `x@last` and in `/runs/x`."""
+    texts = [str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)]
+    return set(re.findall(r"[\w-]+(?=@)|(?<=/runs/)[\w-]+", "\n".join(texts)))
+
+
+def needed_of_others(module: ast.Module) -> set[str]:
+    """The names that a test of a module needs and that only other tests there make."""
+    tests = [node for node in module.body if getattr(node, "name", "").startswith("test_")]
+    made, shared = set[str](), set[str]()
+    for node in module.body:
+        (made if node in tests else shared).update(names_made(node))
+    return {n for t in tests for n in names_needed(t) & made - names_made(t) - shared}
+
+
+def test_a_kill_test_names_no_run_that_only_another_test_makes() -> None:
+    files = [path for path in modules("tests") if f"mark.{kill_sample.MARK}" in path.read_text()]
+    assert {relative(path): n for path in files if (n := needed_of_others(parse(path)))} == {}
+    text = 'def test_a():\n  make(name="x")\n@cases("x@last")\ndef test_b(): ...'
+    assert needed_of_others(ast.parse(text)) == {"x"}
+    assert needed_of_others(ast.parse(text.replace("test_a", "made"))) == set()
