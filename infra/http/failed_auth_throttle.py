@@ -29,7 +29,7 @@ MOST_ADDRESSES = 4096
 
 
 @dataclass(slots=True)
-class _Pace:
+class Pace:
     """A count that falls by `per_s` each second."""
 
     per_s: float
@@ -45,7 +45,7 @@ class _Pace:
 
 @dataclass(slots=True)
 class _Address:
-    refused: _Pace
+    refused: Pace
     refused_at: float = float("-inf")
     welcome_until: float = float("-inf")
 
@@ -56,7 +56,7 @@ class FailedAuthThrottle:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._addresses: OrderedDict[str, _Address] = OrderedDict()
-        self._all = _Pace(ALL_PER_S)
+        self._all = Pace(ALL_PER_S)
 
     def refuse(self, address: str) -> None:
         """Count a refused request of an address."""
@@ -71,7 +71,7 @@ class FailedAuthThrottle:
 
     def must_leave(self, address: str) -> bool:
         """Whether a new connection of an address is turned away."""
-        seen = self._addresses.get(_network(address))
+        seen = self._addresses.get(network_of(address))
         if seen is None:
             return False
         now = self._clock()
@@ -81,10 +81,10 @@ class FailedAuthThrottle:
         return is_crowded or seen.refused.now(now) > REFUSED_AT_ONCE
 
     def _see(self, address: str) -> _Address:
-        network = _network(address)
+        network = network_of(address)
         seen = self._addresses.get(network)
         if seen is None:
-            seen = self._addresses[network] = _Address(_Pace(REFUSED_PER_S))
+            seen = self._addresses[network] = _Address(Pace(REFUSED_PER_S))
             if len(self._addresses) > MOST_ADDRESSES:
                 self._addresses.popitem(last=False)
         else:
@@ -92,7 +92,7 @@ class FailedAuthThrottle:
         return seen
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """An address, or the /64 network of one of IPv6, because one sender has a whole network."""
     if ":" not in address:
         return address

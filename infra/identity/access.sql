@@ -3,28 +3,39 @@
 
 -- == API keys =============================================================================================
 
--- part: select_api_keys
-select id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_at, created_by,
-  last_used_at, revoked_at, old_sha256, old_until, rotated_at from api_keys
+-- The role of a key's person, who is a member of the key's organisation or has no role.
 
--- Nothing is inserted beyond $10 API keys that are not revoked.
+-- part: api_key_columns
+id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_at, created_by,
+  last_used_at, revoked_at, old_sha256, old_until, rotated_at, organisation, person,
+  (select m.role from members m where m.organisation = api_keys.organisation and m.person = api_keys.person) as role
+
+-- part: select_api_keys
+select {api_key_columns} from api_keys
+
+-- Nothing is inserted beyond $10 API keys that are not revoked. A key of a workspace belongs to its organisation.
 
 -- name: insert_api_key
-insert into api_keys (id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_by)
-select $1, $2, $3, $4, $5, $6, $7, $8, $9
+insert into api_keys (id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_by, organisation,
+                      person)
+select $1, $2, $3, $4, $5, $6, $7, $8, $9,
+  coalesce($11, (select h.organisation from workspace_homes h where h.workspace = $7),
+           case when $7::text is not null then 'main' end), $12
 where (select count(*) from api_keys where revoked_at is null) < $10
-returning created_at
+returning {api_key_columns}
 
 -- name: page_of_api_keys
-{select_api_keys} where ($1::text is null or workspace = $1) and ($2 or revoked_at is null)
-order by created_at desc, id limit $3 offset $4
+{select_api_keys}
+where ($1::text is null or workspace = $1) and ($2::text is null or organisation = $2) and ($3 or revoked_at is null)
+order by created_at desc, id limit $4 offset $5
 
 -- name: count_api_keys
 select count(*) from api_keys
-where ($1::text is null or workspace = $1) and ($2 or revoked_at is null)
+where ($1::text is null or workspace = $1) and ($2::text is null or organisation = $2) and ($3 or revoked_at is null)
 
 -- name: api_keys_named
 {select_api_keys} where (id = $1 or prefix = $1 or name = $1) and ($2::text is null or workspace = $2)
+and ($3::text is null or organisation = $3)
 order by (id = $1 or prefix = $1) desc, revoked_at is not null, created_at desc limit 5
 
 -- name: revoke_api_key
@@ -36,14 +47,16 @@ update api_keys set revoked_at = clock_timestamp() where id = $1 and revoked_at 
 update api_keys set sha256 = $2, old_sha256 = sha256, rotated_at = clock_timestamp(), expires_at = $4,
   old_until = least(clock_timestamp() + make_interval(secs => $3), expires_at)
 where id = $1 and revoked_at is null
-returning id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_at, created_by,
-  last_used_at, revoked_at, old_sha256, old_until, rotated_at
+returning {api_key_columns}
 
--- Changes whenever an API key is created, rotated or revoked: rows are never deleted, and a revocation is final.
+-- Changes whenever an API key is created, rotated or revoked: rows are never deleted, and a revocation is final. And
+-- whenever a member comes, goes or gets another role: with the same number of members the sum then only grows, also when
+-- a change is committed after a later one.
 
 -- name: api_keys_mark
 select count(*) || '/' || count(revoked_at) || '/' || coalesce(max(created_at)::text, '') || '/'
-  || coalesce(max(rotated_at)::text, '') from api_keys
+  || coalesce(max(rotated_at)::text, '') || '/'
+  || (select count(*) || '/' || coalesce(sum(extract(epoch from changed_at)), 0) from members) from api_keys
 
 -- name: known_api_keys
 {select_api_keys} order by revoked_at desc nulls first limit $1
@@ -115,19 +128,20 @@ select count(*) from ended where was_open
 
 -- name: insert_audit
 insert into audit (at, last_at, count, allowed, api_key, owner, workspace, address, method, route, subject,
-                   status)
+                   status, organisation)
 select * from unnest($1::timestamptz[], $2::timestamptz[], $3::integer[], $4::boolean[], $5::text[],
-                     $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::smallint[])
+                     $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::smallint[],
+                     $13::text[])
 
 -- part: audit_to_show
 ($1::timestamptz is null or last_at >= $1) and ($2::text is null or api_key = $2 or owner = $2
   or api_key in (select id from api_keys where name = $2))
-and ($3::text is null or workspace = $3)
+and ($3::text is null or workspace = $3) and ($4::text is null or organisation = $4)
 
 -- name: page_of_audit
-select at, last_at, count, allowed, api_key, owner, workspace, address, method, route, subject, status,
+select at, last_at, count, allowed, api_key, owner, workspace, organisation, address, method, route, subject, status,
   (select t.name from api_keys t where t.id = a.api_key) as api_key_name
-from audit a where {audit_to_show} order by at desc, id desc limit $4 offset $5
+from audit a where {audit_to_show} order by at desc, id desc limit $5 offset $6
 
 -- name: count_audit
 select count(*) from audit where {audit_to_show}

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from infra.identity.api_key_format import IssuedApiKey, issue_api_key
-from infra.ports.actor import SCOPES, ApiKeyScope
+from infra.ports.actor import CONTAINED, ROLE_SCOPES, SCOPES, ApiKeyScope, Role
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.errors import Conflict, NotFound
@@ -25,7 +25,10 @@ MOST_KNOWN = 12_000
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """An API key without its secret. `workspace` (an id) is the only one that it is for; None means
-    all. After a rotation, the secret before it (`old_sha256`) is valid until `old_until`."""
+    all, or all of `organisation` (an id; None for a key of the whole installation). After a rotation,
+    the secret before it (`old_sha256`) is valid until `old_until`. `person` is the person (id) to whom
+    it belongs, with that person's `role` in the organisation now (None: not a member any more). Both
+    are None for a key that belongs to nobody."""
 
     id: str
     name: str
@@ -42,6 +45,25 @@ class ApiKey:
     old_sha256: bytes | None = None
     old_until: datetime | None = None
     rotated_at: datetime | None = None
+    organisation: str | None = None
+    person: str | None = None
+    role: Role | None = None
+
+    @property
+    def effective_scopes(self) -> frozenset[ApiKeyScope]:
+        """The scopes that the key has and its person's role allows. A key that belongs to no person
+        has all of its own."""
+        if self.person is None:
+            return self.scopes
+        allowed = ROLE_SCOPES[self.role] if self.role is not None else frozenset()
+        if self.scopes <= allowed:
+            return self.scopes
+        return allowed & frozenset(part for scope in self.scopes for part in CONTAINED[scope])
+
+    @property
+    def has_lost_its_person(self) -> bool:
+        """Whether the key belongs to a person who is not a member of its organisation any more."""
+        return self.person is not None and self.role is None
 
     @property
     def has_old_secret(self) -> bool:
@@ -58,8 +80,9 @@ class ApiKey:
         return None
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether the API key is neither revoked nor expired."""
-        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+        """Whether the API key is neither revoked nor expired, and its person is still a member."""
+        is_alive = self.revoked_at is None and not self.has_lost_its_person
+        return is_alive and (self.expires_at is None or now < self.expires_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +95,8 @@ class ApiKeyRequest:
     workspace: str | None
     expires_at: datetime | None
     created_by: str
+    organisation: str | None = None
+    person: str | None = None
 
 
 class ApiKeys:
@@ -85,7 +110,7 @@ class ApiKeys:
         keys."""
         issued = issue_api_key()
         try:
-            created_at = await self._pool.fetchval(
+            row = await self._pool.fetchrow(
                 SQL["insert_api_key"],
                 issued.id,
                 request.name,
@@ -97,46 +122,43 @@ class ApiKeys:
                 request.expires_at,
                 request.created_by,
                 MOST_API_KEYS,
+                request.organisation,
+                request.person,
             )
         except asyncpg.UniqueViolationError as error:
             raise Conflict(
                 f"there is an API key with the name {request.name}; revoke it first, or choose "
                 "another name"
             ) from error
-        if created_at is None:
+        if row is None:
             raise Conflict(f"there are {MOST_API_KEYS} API keys; revoke those that nobody uses")
-        made = ApiKey(
-            id=issued.id,
-            name=request.name,
-            owner=request.owner,
-            prefix=issued.prefix,
-            sha256=issued.sha256,
-            scopes=request.scopes,
-            workspace=request.workspace,
-            expires_at=request.expires_at,
-            created_at=created_at,
-            created_by=request.created_by,
-            last_used_at=None,
-            revoked_at=None,
-        )
-        return made, issued
+        return api_key_of(row), issued
 
     async def page(
-        self, *, workspace: str | None, revoked: bool, limit: int, offset: int
+        self,
+        *,
+        workspace: str | None,
+        revoked: bool,
+        limit: int,
+        offset: int,
+        organisation: str | None = None,
     ) -> tuple[list[ApiKey], int]:
-        """A page of API keys, the newest first, and how many there are in all. With a workspace
-        only its own, and with `revoked` also those that were revoked."""
-        rows = await self._pool.fetch(SQL["page_of_api_keys"], workspace, revoked, limit, offset)
-        total = await self._pool.fetchval(SQL["count_api_keys"], workspace, revoked)
-        return [_api_key(row) for row in rows], int(total)
+        """A page of API keys, the newest first, and how many there are in all. With a workspace or an
+        organisation only its own, and with `revoked` also those that were revoked."""
+        reach = (workspace, organisation)
+        rows = await self._pool.fetch(SQL["page_of_api_keys"], *reach, revoked, limit, offset)
+        total = await self._pool.fetchval(SQL["count_api_keys"], *reach, revoked)
+        return [api_key_of(row) for row in rows], int(total)
 
-    async def find(self, ref: str, *, workspace: str | None) -> ApiKey:
-        """An API key by its id, prefix or name. With a workspace only its keys are found. Raises
-        NotFound, and Conflict when several keys have the name."""
-        rows = await self._pool.fetch(SQL["api_keys_named"], ref, workspace)
+    async def find(
+        self, ref: str, *, workspace: str | None, organisation: str | None = None
+    ) -> ApiKey:
+        """An API key by its id, prefix or name. With a workspace or an organisation only its keys are
+        found. Raises NotFound, and Conflict when several keys have the name."""
+        rows = await self._pool.fetch(SQL["api_keys_named"], ref, workspace, organisation)
         if not rows:
             raise NotFound(f"there is no API key {ref!r}; `headrace key list` shows all")
-        found = _api_key(rows[0])
+        found = api_key_of(rows[0])
         others = [row for row in rows[1:] if row["revoked_at"] is None]
         if found.revoked_at is None and others and ref == found.name:
             ids = ", ".join(row["id"] for row in (rows[0], *others))
@@ -146,9 +168,11 @@ class ApiKeys:
             )
         return found
 
-    async def revoke(self, ref: str, *, workspace: str | None) -> ApiKey:
+    async def revoke(
+        self, ref: str, *, workspace: str | None, organisation: str | None = None
+    ) -> ApiKey:
         """Revoke an API key, as `find` finds it. Revoking again changes nothing."""
-        found = await self.find(ref, workspace=workspace)
+        found = await self.find(ref, workspace=workspace, organisation=organisation)
         await self._pool.execute(SQL["revoke_api_key"], found.id)
         return found
 
@@ -166,7 +190,7 @@ class ApiKeys:
                 f"the API key {api_key.name} was revoked; make another one with "
                 "`headrace key create`"
             )
-        return _api_key(row), issued
+        return api_key_of(row), issued
 
     async def mark(self) -> str:
         """A text that changes whenever an API key is created, rotated or revoked."""
@@ -175,14 +199,17 @@ class ApiKeys:
 
     async def read_all(self) -> list[ApiKey]:
         """All valid API keys, and the ones that were revoked last."""
-        return [_api_key(row) for row in await self._pool.fetch(SQL["known_api_keys"], MOST_KNOWN)]
+        return [
+            api_key_of(row) for row in await self._pool.fetch(SQL["known_api_keys"], MOST_KNOWN)
+        ]
 
     async def mark_used(self, times: dict[str, datetime]) -> None:
         """Record when API keys (their ids) were used last."""
         await self._pool.execute(SQL["mark_used"], list(times), list(times.values()))
 
 
-def _api_key(row: Any) -> ApiKey:
+def api_key_of(row: Any) -> ApiKey:
+    """The API key in a row with the columns of the part `api_key_columns` of the queries."""
     return ApiKey(
         id=row["id"],
         name=row["name"],
@@ -199,4 +226,7 @@ def _api_key(row: Any) -> ApiKey:
         old_sha256=row["old_sha256"],
         old_until=row["old_until"],
         rotated_at=row["rotated_at"],
+        organisation=row["organisation"],
+        person=row["person"],
+        role=row["role"],
     )

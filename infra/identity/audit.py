@@ -31,7 +31,7 @@ MOST_OTHERS_KEPT = 200_000
 
 COLUMNS = (
     *("at", "last_at", "count", "allowed", "api_key", "owner", "workspace", "address"),
-    *("method", "route", "subject", "status"),
+    *("method", "route", "subject", "status", "organisation"),
 )
 """The columns in the order of the parameters of the query insert_audit."""
 
@@ -71,14 +71,18 @@ class AuditList:
         workspace: str | None,
         limit: int,
         offset: int,
+        organisation: str | None = None,
     ) -> tuple[list[dict[str, Any]], int]:
         """A page of entries, the newest first, and how many there are in all. `api_key` is the id,
-        the name or the owner of an API key. With a workspace only the entries of its keys."""
+        the name or the owner of an API key. With a workspace or an organisation
+        only the entries of its keys."""
         await self.flush(everything=True)
         rows = await self._pool.fetch(
-            SQL["page_of_audit"], since, api_key, workspace, limit, offset
+            SQL["page_of_audit"], since, api_key, workspace, organisation, limit, offset
         )
-        total = await self._pool.fetchval(SQL["count_audit"], since, api_key, workspace)
+        total = await self._pool.fetchval(
+            SQL["count_audit"], since, api_key, workspace, organisation
+        )
         return [dict(row) for row in rows], int(total)
 
     async def trim(

@@ -37,6 +37,7 @@ class AuditEntry:
     subject: str
     status: int
     count: int = 1
+    organisation: str | None = None
 
     @property
     def is_change(self) -> bool:
@@ -85,7 +86,7 @@ class AuditBuffer:
             entry = replace(
                 entry, api_key=None, owner=None, workspace=None, address="", method="", route=""
             )
-            entry = replace(entry, subject=OTHERS)
+            entry = replace(entry, subject=OTHERS, organisation=None)
         known = self._alike.get(key)
         if known is not None:
             last_at = max(known.last_at, entry.last_at)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from infra.identity.api_key_format import IssuedApiKey
+from infra.identity.api_key_format import IssuedApiKey, is_api_key_id
 from infra.identity.api_keys import ApiKey, ApiKeyRequest, ApiKeys
 from infra.identity.recent_api_keys import RecentApiKeys
 from infra.ports.actor import ROOT, SCOPES, Actor, ApiKeyScope
@@ -40,7 +40,8 @@ class BeyondRights(Refused):
 
 @dataclass(frozen=True, slots=True)
 class WantedApiKey:
-    """The content of an API key that a user asks for. `workspace` is an id. `expires_s` is NEVER
+    """The content of an API key that a user asks for. `workspace` and `organisation` are ids: a key of a
+    workspace is also one of the workspace's organisation. `expires_s` is NEVER
     for a key that does not expire, and None for the usual lifetime."""
 
     name: str
@@ -48,6 +49,7 @@ class WantedApiKey:
     owner: str | None = None
     workspace: str | None = None
     expires_s: float | None = None
+    organisation: str | None = None
 
 
 class ApiKeyIssuer:
@@ -72,9 +74,17 @@ class ApiKeyIssuer:
         workspace = wanted.workspace or creator.workspace
         if creator.workspace is not None and workspace != creator.workspace:
             raise BeyondRights("your API key is for another workspace; leave the workspace out")
-        if workspace is not None and "metrics" in scopes:
+        organisation = wanted.organisation or creator.organisation
+        if creator.organisation is not None and organisation != creator.organisation:
+            raise BeyondRights(
+                "your API key is for another organisation; leave the organisation out"
+            )
+        if not (workspace is None or creator.visible is None or workspace in creator.visible):
+            raise BeyondRights("your API key is for other workspaces; leave the workspace out")
+        if (workspace or organisation) is not None and "metrics" in scopes:
             message = (
-                "metrics are about all workspaces; make an API key without a workspace for them"
+                "metrics are about all workspaces; make an API key without a workspace or an "
+                "organisation for them"
             )
             raise InvalidConfig(message, issues=(Issue("scopes", message),))
         request = ApiKeyRequest(
@@ -86,6 +96,8 @@ class ApiKeyIssuer:
                 wanted.expires_s, LIFETIME_S, self._clock.now(), creator.expires_at
             ),
             created_by=creator.name,
+            organisation=organisation,
+            person=creator.person_id,
         )
         made = await self._api_keys.create(request)
         self._recent.forget()
@@ -97,11 +109,13 @@ class ApiKeyIssuer:
         """Give an API key (its id, prefix or name) a new secret. The old one stays valid for
         `overlap_s` seconds. The new one lives as long as the old one did, unless `expires_s` says
         otherwise. Raises NotFound, Conflict, and BeyondRights as `create` does."""
-        found = await self._api_keys.find(ref, workspace=rotator.workspace)
-        if rotator.workspace is not None and found.owner != rotator.owner:
+        found = await self._api_keys.find(
+            ref, workspace=rotator.workspace, organisation=rotator.organisation
+        )
+        if rotator.is_confined and found.owner != rotator.owner:
             raise BeyondRights(
-                f"the API key {found.name} belongs to {found.owner}, and yours is bound to a "
-                f"workspace; ask {found.owner} to rotate it, or revoke it"
+                f"the API key {found.name} belongs to {found.owner}, and yours is bound to "
+                f"{_binding(rotator)}; ask {found.owner} to rotate it, or revoke it"
             )
         if found.id == rotator.api_key and found.expires_at != rotator.expires_at:
             raise BeyondRights(
@@ -117,9 +131,21 @@ class ApiKeyIssuer:
     async def revoke(self, ref: str, revoker: Actor) -> ApiKey:
         """Revoke an API key by id, prefix or name. Raises NotFound, and Conflict when several keys
         have the name."""
-        revoked = await self._api_keys.revoke(ref, workspace=revoker.workspace)
+        revoked = await self._api_keys.revoke(
+            ref, workspace=revoker.workspace, organisation=revoker.organisation
+        )
         self._recent.forget()
         return revoked
+
+    async def revoke_own(self, revoker: Actor) -> ApiKey:
+        """Revoke the API key of a request, which needs no scope. Raises BeyondRights for a key that
+        is a setting and not a row."""
+        if not is_api_key_id(revoker.api_key):
+            raise BeyondRights(
+                f"the API key {revoker.api_key} is a setting of the installation and cannot be "
+                "revoked; change the setting instead"
+            )
+        return await self.revoke(revoker.api_key, revoker)
 
 
 def _expiry_of(
@@ -148,17 +174,22 @@ def _lifetime_s(api_key: ApiKey) -> float:
 
 def _owner_of(wanted: WantedApiKey, creator: Actor) -> str:
     """The owner of the new API key. An owner has secrets of its own, so only a key of all
-    workspaces may name another one. A key that is bound to a workspace never reaches them
-    (`Actor.person`)."""
+    workspaces may name another one. A key that is bound to a workspace or an organisation never
+    reaches them (`Actor.person`)."""
     owner = wanted.owner or creator.owner
     _check_name("owner", owner)
-    if owner != creator.owner and creator.workspace is not None:
+    if owner != creator.owner and creator.is_confined:
         raise BeyondRights(
-            f"the owner must be {creator.owner}, because your API key is bound to a workspace"
+            f"the owner must be {creator.owner}, because your API key is bound to {_binding(creator)}"
         )
     if owner == ROOT:
         raise InvalidConfig(f"{ROOT} is not an owner; choose another name")
     return owner
+
+
+def _binding(actor: Actor) -> str:
+    """What an API key is bound to, as an error says it."""
+    return "a workspace" if actor.workspace is not None else "an organisation"
 
 
 def _scopes_of(names: Sequence[str]) -> frozenset[ApiKeyScope]:

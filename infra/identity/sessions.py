@@ -61,7 +61,7 @@ def holder_of(actor: Actor, *, owner: str | None = None, is_everyone: bool = Fal
     those of another one or of all. An API key that is bound to a workspace has its own alone.
     Raises BeyondRights."""
     is_own = not is_everyone and owner in (None, actor.owner)
-    if not is_own and not (actor.may("admin") and actor.workspace is None):
+    if not is_own and not (actor.may("admin") and not actor.is_confined):
         raise BeyondRights(
             "sessions of others need an API key of all workspaces with the scope admin; leave the "
             "owner out to get your own"

@@ -28,12 +28,28 @@ CONTAINED: dict[ApiKeyScope, frozenset[ApiKeyScope]] = {
 }
 """Each scope, with the scopes that it contains."""
 
+Role = Literal["owner", "member", "viewer"]
+"""The role of a person in an organisation."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+ROLE_SCOPES: dict[Role, frozenset[ApiKeyScope]] = {
+    "owner": frozenset(SCOPES) - {"metrics"},
+    "member": frozenset({"read", "submit", "control", "inference"}),
+    "viewer": frozenset({"read"}),
+}
+"""Each role, with the scopes that it allows within its organisation. Metrics are about all of them."""
+
 ROOT = "root"
 """The id of the installation's own API key, which comes from its settings and not from the
 database."""
 
 ROOT_OWNER = "admin"
 
+
+MAIN = "main"
+"""The organisation of everything that names none: what was there before there were organisations, and
+what an API key of the whole installation makes."""
 
 PUSH = "push"
 """The id of the actor that submits the run of a push. It is not the id of an API key."""
@@ -42,8 +58,12 @@ PUSH = "push"
 @dataclass(frozen=True, slots=True)
 class Actor:
     """The sender of a request: the id and the owner of its API key, the key's scopes, the workspace
-    (id) that it is bound to (None for all), the network address of the client, and when the secret
-    that it sent expires (None: never)."""
+    (id) that it is bound to (None: to none), the network address of the client, and when the secret
+    that it sent expires (None: never).
+
+    `organisation` (id) is the one that the API key is bound to; None for a key of the whole
+    installation. `workspaces` are those of that organisation, None for a key of the installation.
+    `person_id` and `role` are those of the person whose key it is, None for a key of nobody."""
 
     api_key: str
     owner: str
@@ -51,6 +71,31 @@ class Actor:
     workspace: str | None = None
     address: str = ""
     expires_at: datetime | None = None
+    organisation: str | None = None
+    workspaces: frozenset[str] | None = None
+    person_id: str | None = None
+    role: Role | None = None
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether there are things that this actor may not see, because its API key is bound to a
+        workspace or to an organisation."""
+        return self.visible is not None
+
+    @property
+    def visible(self) -> frozenset[str] | None:
+        """The workspaces (ids) whose things the actor may see; None for all, and for what belongs to
+        none. An actor of an organisation whose workspaces are not known sees nothing."""
+        if self.workspace is not None:
+            return frozenset((self.workspace,))
+        if self.workspaces is None and self.organisation is not None:
+            return frozenset()
+        return self.workspaces
+
+    @property
+    def home(self) -> str:
+        """The organisation (id) of what the actor makes."""
+        return self.organisation or MAIN
 
     def may(self, scope: ApiKeyScope) -> bool:
         """Whether the API key has a scope, itself or as a part of another one."""
@@ -58,9 +103,12 @@ class Actor:
 
     @property
     def person(self) -> str | None:
-        """The person whose personal secrets this API key reaches. None for a key that is bound to a
-        workspace, because its holder need not be the person who created it."""
-        return self.owner if self.workspace is None else None
+        """The owner whose personal secrets this API key reaches: that of a key which belongs to a
+        person, or of one of the whole installation. None for other keys that are bound to a workspace
+        or an organisation, because their holders need not be the person who created them."""
+        if self.person_id is not None and self.workspace is None:
+            return self.owner
+        return None if self.is_confined else self.owner
 
     @property
     def name(self) -> str:

@@ -290,6 +290,7 @@ class Guard:
                 api_key=actor.api_key if actor is not None else None,
                 owner=actor.owner if actor is not None else None,
                 workspace=actor.workspace if actor is not None else None,
+                organisation=actor.organisation if actor is not None else None,
                 address=address,
                 method=scope["method"][:20],
                 route=state.get("route", ""),
@@ -328,10 +329,13 @@ def _actor_of(api_key: ApiKey, address: str) -> Actor:
     return Actor(
         api_key.id,
         api_key.owner,
-        api_key.scopes,
+        api_key.effective_scopes,
         api_key.workspace,
         address,
         expires_at=api_key.expires_at,
+        organisation=api_key.organisation,
+        person_id=api_key.person,
+        role=api_key.role,
     )
 
 
@@ -340,6 +344,11 @@ def _invalid(api_key: ApiKey) -> Response:
     until = f"{api_key.expires_at:%Y-%m-%d %H:%M} UTC" if api_key.expires_at is not None else ""
     if api_key.revoked_at is not None:
         reason = "was revoked; make another one with `headrace key create`"
+    elif api_key.has_lost_its_person:
+        reason = (
+            "belongs to a person who is not a member of its organisation any more; ask an owner for "
+            "an invitation"
+        )
     elif api_key.has_old_secret:
         reason = f"was rotated, and this secret of it was valid until {until}; use the new secret"
     else:

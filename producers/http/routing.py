@@ -19,9 +19,10 @@ from producers.http.responses import problem
 RouteScope = ApiKeyScope | Literal["open"]
 """The scope of a route. An open one needs no API key."""
 
-Reach = Literal["workspace", "installation"]
+Reach = Literal["workspace", "organisation", "installation"]
 """The things that a route is about. An API key that is bound to a workspace may use a route about
-workspaces, which leaves out everything else, and no route about the installation as a whole."""
+workspaces, which leaves out everything else, and no route about organisations or the installation as a
+whole. One that is bound to an organisation may use all but those about the installation."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -67,8 +68,10 @@ class ScopedRoute(Route):
                 f"{what} needs an API key with the scope {self.scope}; this one has "
                 f"{', '.join(sorted(actor.scopes)) or 'none'}"
             )
-        if self.reach == "installation" and actor.workspace is not None:
+        if self.reach != "workspace" and actor.workspace is not None:
             return f"{what} is about all workspaces; this API key is bound to one of them"
+        if self.reach == "installation" and actor.is_confined:
+            return f"{what} is about all organisations; this API key is bound to one of them"
         return None
 
 

@@ -8,7 +8,10 @@ from infra.http.checked_addresses import CheckedDialling
 from infra.http.failed_auth_throttle import FailedAuthThrottle
 from infra.identity.api_keys import ApiKeys
 from infra.identity.audit import AuditList
+from infra.identity.device_logins import DeviceLoginStore
 from infra.identity.issuing import ApiKeyIssuer
+from infra.identity.members import Members
+from infra.identity.people import People
 from infra.identity.quotas import Quotas
 from infra.identity.recent_api_keys import RecentApiKeys
 from infra.identity.secrets.sealed import Sealer
@@ -38,6 +41,7 @@ from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
 from producers.core.datasets.recent_statistics import RecentStatistics
 from producers.core.dead_letters import DeadLetters
+from producers.core.device_login import DeviceLogins
 from producers.core.history.notes import Notes
 from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
@@ -81,6 +85,19 @@ class Services:
     @cached_property
     def recent_api_keys(self) -> RecentApiKeys:
         return RecentApiKeys(self.api_keys, self.clock)
+
+    @cached_property
+    def people(self) -> People:
+        return People(self.database)
+
+    @cached_property
+    def members(self) -> Members:
+        return Members(self.database, self.recent_api_keys.forget)
+
+    @cached_property
+    def device_logins(self) -> DeviceLogins:
+        store = DeviceLoginStore(self.database)
+        return DeviceLogins(store, self.people, self.recent_api_keys, self.clock)
 
     @cached_property
     def sessions(self) -> Sessions:

@@ -27,6 +27,8 @@ PRIVATE: dict[str, dict[str, str]] = {
     "browser_sessions": {},
     "chat_grants": {"rollout": "select, delete"},
     "connections": {"sync": "select"},
+    "device_logins": {},
+    "invitations": {},
     "members": {},
     "organisations": {},
     "people": {},

@@ -58,7 +58,9 @@ async def rotate(request: Request) -> Response:
     """Give an API key a new secret, and show it once."""
     fields = await read_session_form(request)
     core, ref = services(request), request.path_params["ref"]
-    found = await core.api_keys.find(ref, workspace=actor_of(request).workspace)
+    found = await core.api_keys.find(
+        ref, workspace=actor_of(request).workspace, organisation=actor_of(request).organisation
+    )
     try:
         api_key, issued = await core.api_key_issuer.rotate(
             found.id,
@@ -93,7 +95,11 @@ async def _page(
     core, actor, page = services(request), actor_of(request), page_of(request)
     revoked = flag(request, "revoked")
     found, total = await core.api_keys.page(
-        workspace=actor.workspace, revoked=revoked, limit=page.limit, offset=page.offset
+        workspace=actor.workspace,
+        organisation=actor.organisation,
+        revoked=revoked,
+        limit=page.limit,
+        offset=page.offset,
     )
     now = core.clock.now()
     values = {

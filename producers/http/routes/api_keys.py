@@ -30,6 +30,8 @@ def to_json(api_key: ApiKey) -> Mapping[str, object]:
         "prefix": api_key.prefix,
         "scopes": sorted(api_key.scopes),
         "workspace": api_key.workspace,
+        "organisation": api_key.organisation,
+        "person": api_key.person,
         "expires_at": api_key.expires_at,
         "created_at": api_key.created_at,
         "created_by": api_key.created_by,
@@ -64,6 +66,7 @@ async def index(request: Request) -> Response:
     page = page_of(request)
     found, total = await services(request).api_keys.page(
         workspace=actor_of(request).workspace,
+        organisation=actor_of(request).organisation,
         revoked=flag(request, "revoked"),
         limit=page.limit,
         offset=page.offset,

@@ -17,6 +17,7 @@ async def index(request: Request) -> ApiResponse:
         since=_since(request),
         api_key=request.query_params.get("api_key") or request.query_params.get("token") or None,
         workspace=actor_of(request).workspace,
+        organisation=actor_of(request).organisation,
         limit=page.limit,
         offset=page.offset,
     )

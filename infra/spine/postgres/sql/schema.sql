@@ -2320,7 +2320,8 @@ create table api_keys (
     organisation text,
     person       text
 );
-create unique index api_keys_name on api_keys (coalesce(workspace, ''), name) where revoked_at is null;
+create unique index api_keys_name on api_keys
+    (coalesce(organisation, ''), coalesce(workspace, ''), coalesce(person, ''), name) where revoked_at is null;
 create index api_keys_by_person on api_keys (person) where person is not null;
 
 -- Tenants. An organisation has members, who are people with a role, and workspaces. What was there before there were
@@ -2350,9 +2351,46 @@ create table members (
     role         text not null check (role in ('owner', 'member', 'viewer')),
     created_at   timestamptz not null default clock_timestamp(),
     created_by   text not null,
+    changed_at   timestamptz not null default clock_timestamp(),
     primary key (organisation, person)
 );
 create index members_by_person on members (person);
+
+-- An invitation into an organisation. `inviter` is the person who made it; it ends when that person is no owner any more.
+create table invitations (
+    id           text primary key,
+    sha256       bytea not null unique,
+    organisation text not null,
+    role         text not null check (role in ('owner', 'member', 'viewer')),
+    email        text,
+    created_at   timestamptz not null default clock_timestamp(),
+    created_by   text not null,
+    inviter      text,
+    expires_at   timestamptz not null
+);
+create index invitations_by_organisation on invitations (organisation, created_at);
+
+-- A program that waits for its API key, until a person approves or denies it, or the time is over. What it will be is
+-- written with the approval; the key is made when the program asks next, and the row goes.
+create table device_logins (
+    device_sha256  bytea primary key,
+    user_sha256    bytea not null unique,
+    device_name    text not null,
+    address        text not null,
+    created_at     timestamptz not null default clock_timestamp(),
+    expires_at     timestamptz not null,
+    polled_at      timestamptz,
+    interval_s     integer not null,
+    decided_at     timestamptz,
+    approved       boolean,
+    person         text,
+    organisation   text,
+    workspace      text,
+    scopes         text[],
+    approved_by    text,
+    key_expires_at timestamptz
+);
+create index device_logins_by_expiry on device_logins (expires_at);
 
 -- The organisation of each workspace, and the repository (`owner/name`) that names it within the organisation.
 create table workspace_homes (
