@@ -12,6 +12,9 @@ from schemas.sampling import Day, LoraScaling, ModelRef, PolicyRef, Value
 NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 NAME_RULE = "1 to 63 lower-case letters, digits, - and _, the first a letter or a digit"
 
+CHECKPOINT_NAME = re.compile(r"^(?P<run>[^@\s/:]+)-step-(?P<step>[0-9]{1,9})$")
+"""A checkpoint as the name of a model: RUN-step-N is RUN@N."""
+
 DeploymentName = Annotated[str, StringConstraints(pattern=NAME)]
 
 
@@ -48,9 +51,25 @@ class ServedModel(Value):
         return f"{self.run_name}@{self.step}"
 
     @property
+    def checkpoint_model(self) -> str:
+        """Another name of the model, which follows from its checkpoint."""
+        return f"{self.base_name}:{checkpoint_name(self.run_name, self.step)}"
+
+    @property
     def base_key(self) -> str:
         """Identifies the weights of the base model."""
         return derive_id(HEADRACE, f"base/{self.model.model_dump_json()}").hex
+
+
+def checkpoint_name(run: str, step: int) -> str:
+    """A checkpoint of a run (its name) as the name of a model."""
+    return f"{run}-step-{step}"
+
+
+def ref_of_name(text: str) -> str:
+    """RUN@N for RUN-step-N, and every other text as it is."""
+    found = CHECKPOINT_NAME.fullmatch(text)
+    return text if found is None else f"{found['run']}@{int(found['step'])}"
 
 
 def deployment_id(name: str) -> str:

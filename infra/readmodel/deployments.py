@@ -81,6 +81,10 @@ class Deployments:
         row = await self._pool.fetchrow(SQL["deployment"], bound_workspace(), name)
         return _deployment(row) if row else None
 
+    async def is_of_other(self, name: str, workspace: str | None) -> bool:
+        """Whether a deployment of another workspace has or had this name."""
+        return bool(await self._pool.fetchval(SQL["is_deployment_of_other"], name, workspace))
+
     async def active(self) -> list[ServedModel]:
         """The models that are served now, in all workspaces, in the order of deployment."""
         rows = await self._pool.fetch(SQL["active_deployments"])

@@ -23,6 +23,11 @@ order by d.status = 'active' desc, d.created_at desc, d.deployment
 -- name: deployment
 {select_deployments} where d.deployment = $2 and ($1::text is null or {owner} = $1)
 
+-- Whether a name was used by another workspace than this one.
+
+-- name: is_deployment_of_other
+select exists (select from deployments d where d.deployment = $1 and {owner} is distinct from $2)
+
 -- name: active_deployments
 select deployment, number, served from deployments where status = 'active' order by number
 

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from infra.names import PostgresNames
+from infra.readmodel.checkpoint_pages import CheckpointPages
 from infra.readmodel.dead_letters import DeadLetterRows
 from infra.readmodel.deliveries import Deliveries
 from infra.readmodel.deployments import Deployments
@@ -188,6 +189,7 @@ class ReadModel:
         self.names = PostgresNames(database)
         self.runs = Runs(database)
         self.run_pages = RunPages(database)
+        self.checkpoint_pages = CheckpointPages(database)
         self.run_notes = RunNotes(database)
         self.registry = Registry(database)
         self.deliveries = Deliveries(database)

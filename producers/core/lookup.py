@@ -14,6 +14,7 @@ from infra.ports.actor import bound_workspace, may_see
 from infra.spine.ports.event_log import Cursor, EventStore
 from schemas.algorithms import SCORED
 from schemas.artifact_refs import ArtifactRef
+from schemas.deployments import ref_of_name
 from schemas.errors import Conflict, InvalidConfig, NotFound
 from schemas.events import (
     CheckpointSaved,
@@ -127,10 +128,10 @@ class Lookup:
         raise await self._unknown("evaluation", ref, "`headrace eval list` shows all")
 
     async def checkpoint(self, ref: str) -> Checkpoint:
-        """The checkpoint that `run@step`, `run@last`, `run@best` or `run@best:METRIC` names. The best
-        one has the highest reward, or the best value of the metric at its step; among equal ones it is
-        the latest."""
-        parts = CHECKPOINT.fullmatch(ref)
+        """The checkpoint that `run@step`, `run-step-N`, `run@last`, `run@best` or `run@best:METRIC`
+        names. The best one has the highest reward, or the best value of the metric at its step; among
+        equal ones it is the latest."""
+        parts = CHECKPOINT.fullmatch(ref_of_name(ref))
         if parts is None:
             raise NotFound(
                 f"{ref!r} is not the name of a checkpoint; write run@step, run@last, run@best or "

@@ -1,4 +1,5 @@
-"""The models that can be asked for by name: every deployment, and the base model that they share.
+"""The models that can be asked for by name: every deployment, and the base model that they share. A
+deployment is also found by the name of its checkpoint, `BASE:RUN-step-N`.
 
 What is deployed is read from the database at most once in KEPT_S seconds, and again when a name is not
 known.
@@ -49,7 +50,12 @@ class ModelDirectory:
         return self._entries()
 
     def _find_known(self, name: str) -> ModelEntry | None:
-        return next((entry for entry in self._entries() if entry.name == name), None)
+        entries = self._entries()
+        for entry in entries:
+            if entry.name == name:
+                return entry
+        deployed = (entry for entry in entries if not entry.is_base)
+        return next((one for one in deployed if one.served.checkpoint_model == name), None)
 
     def _entries(self) -> list[ModelEntry]:
         visible = [served for served in self._served if may_see(served.workspace)]

@@ -2,7 +2,7 @@
 RUN@best:METRIC."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import click
 from producers.cli.checkpoint_files import fetch_file, keep_out_of_git, name_local_base
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
-from producers.cli.command_tree import FEW, RUN, group
+from producers.cli.command_tree import FEW, LIMIT, OFFSET, group
 from producers.cli.display.figures import difference_rows, value_text
 from producers.cli.display.output import (
     Document,
@@ -21,6 +21,7 @@ from producers.cli.display.output import (
     printable,
     say,
     table,
+    time_ago,
 )
 from producers.cli.display.units import checkpoint_table, format_size
 from producers.cli.display.waiting import told_while_waiting
@@ -37,11 +38,36 @@ UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @command(checkpoint, "list", example="headrace checkpoint list my-run")
-@RUN
-def list_(client: Client, run: str) -> Output:
-    """List the checkpoints of a run."""
+@click.argument("run", metavar="[RUN]", required=False)
+@click.option(
+    "--tuning",
+    type=click.Choice(["lora", "full"]),
+    help="Without RUN: only of runs that train this.",
+)
+@LIMIT
+@OFFSET
+def list_(
+    client: Client, run: str | None, *, tuning: str | None, limit: int, offset: int
+) -> Output:
+    """List the checkpoints of a run, or of all runs.
+
+    Those of all runs are listed with the newest first. RUN-step-N is another name of RUN@N.
+    """
+    if run is None:
+        query = {"tuning": tuning, "limit": limit, "offset": offset}
+        answer = client.get("/checkpoints", query)
+        return Output(answer, _all_checkpoints(answer["checkpoints"]))
+    if tuning is not None:
+        raise click.UsageError("give RUN or --tuning, not both")
     answer = client.get(f"/runs/{path_segment(run)}/checkpoints")
     return Output(answer, checkpoint_table(f"Checkpoints of {run}", answer["checkpoints"]))
+
+
+def _all_checkpoints(found: Sequence[Document]) -> Part:
+    rows = [
+        (c["ref"], c["model"], c["tuning"], c["reward"], time_ago(c["created_at"])) for c in found
+    ]
+    return table("Checkpoints", ("ref", "base model", "tuning", "reward", "created"), rows)
 
 
 @command(checkpoint, "info", example="headrace checkpoint info my-run@last")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from infra.ports.actor import acting
 from infra.settings.model_directories import OWN_MACHINE, VARIABLE, ModelDirectories
-from producers.core.lookup import CHECKPOINT, Lookup
+from producers.core.lookup import CHECKPOINT, Checkpoint, Lookup
 from producers.core.models.gguf_file import CONFIG, find_gguf, read_gguf
+from schemas.deployments import CHECKPOINT_NAME, shown_base_name
 from schemas.errors import InvalidConfig, NotFound
 from schemas.models.gguf import ENDING
 from schemas.models.scratch import PREFIX, scratch_shape
@@ -25,6 +26,8 @@ async def resolve_model(
     when there is no such model, and when it is a directory that the sender may not name."""
     if CHECKPOINT.fullmatch(path) and not path.startswith(PREFIX):
         return await _checkpoint(path, lookup)
+    if (named := await _named_checkpoint(path, lookup)) is not None:
+        return named.model()
     return await asyncio.to_thread(local_model, path, seed=seed, directories=directories)
 
 
@@ -56,6 +59,20 @@ async def _checkpoint(path: str, lookup: Lookup) -> ModelRef:
     except NotFound as error:
         raise InvalidConfig(error.message) from error
     return checkpoint.model()
+
+
+async def _named_checkpoint(path: str, lookup: Lookup) -> Checkpoint | None:
+    """The checkpoint that `path` names as a model, RUN-step-N or BASE:RUN-step-N; None when there is
+    none. A hub id may have this form, too."""
+    base, _, name = path.rpartition(":")
+    if CHECKPOINT_NAME.fullmatch(name) is None:
+        return None
+    try:
+        found = await lookup.checkpoint(name)
+    except NotFound:
+        return None
+    is_named = base in ("", shown_base_name(found.run.config.experiment.model_path))
+    return found if is_named else None
 
 
 def _directory(path: str, directories: ModelDirectories) -> ModelRef:

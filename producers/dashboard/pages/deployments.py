@@ -53,7 +53,7 @@ async def deploy(request: Request) -> Response:
 async def undeploy(request: Request) -> Response:
     await read_session_form(request)
     core, name = services(request), request.path_params["name"]
-    cursor = await core.deployment_requests.undeploy(name, cause=cause_of(request, "undeploy"))
+    _, cursor = await core.deployment_requests.undeploy(name, cause=cause_of(request, "undeploy"))
     await core.readmodel.caught_up(cursor)
     return RedirectResponse("/deployments", status_code=303)
 

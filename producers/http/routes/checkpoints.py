@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.readmodel.checkpoint_pages import CheckpointJson
 from infra.readmodel.hub_uploads import HubUploadJson
 from infra.readmodel.worker_chats import WorkerAddress, WorkerChats
 from infra.spine.ports.event_log import Cursor
@@ -22,10 +23,10 @@ from producers.core.models.hub_upload import SEED, TOKEN, WantedUpload
 from producers.http.auth import actor_of
 from producers.http.downloads import download
 from producers.http.requests import JsonBody, body_of, cause_of
-from producers.http.responses import ApiResponse
+from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
-from schemas.deployments import HubUpload
+from schemas.deployments import HubUpload, checkpoint_name, shown_base_name
 from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
 from schemas.sampling import (
     DrawKey,
@@ -42,6 +43,24 @@ MAX_TOKENS = 8192
 
 OLD_SEGMENT = "pushes"
 """The end of the path before uploads were called so. It is answered for one release, with old names."""
+
+
+async def index(request: Request) -> Response:
+    """A page of the checkpoints of all runs, or of those that trained adapters (`tuning=lora`) or all
+    weights (`tuning=full`)."""
+    page = page_of(request)
+    tuning = request.query_params.get("tuning") or None
+    if tuning not in (None, "lora", "full"):
+        raise InvalidConfig(f"tuning must be lora or full, got {tuning[:20]!r}")
+    pages = services(request).readmodel.checkpoint_pages
+    rows, total = await pages.page(page, tuning=tuning)
+    return page_response("checkpoints", [checkpoint_json(row) for row in rows], total, page)
+
+
+def checkpoint_json(row: CheckpointJson) -> Mapping[str, object]:
+    """A checkpoint of a list. `name` names it as a model, and `model` is its base model."""
+    name = checkpoint_name(row["run_name"], row["step"])
+    return {**row, "name": name, "model": shown_base_name(row["model"])}
 
 
 async def show(request: Request) -> Response:
@@ -231,6 +250,7 @@ async def _find_checkpoint(request: Request) -> Checkpoint:
 
 
 ROUTES = [
+    ScopedRoute("/checkpoints", index, scope="read"),
     ScopedRoute("/checkpoints/{ref}", show, scope="read"),
     ScopedRoute("/checkpoints/{ref}/compare/{other}", compare, scope="read"),
     *(

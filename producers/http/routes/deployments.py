@@ -47,7 +47,7 @@ async def deploy(request: Request) -> Response:
 async def undeploy(request: Request) -> Response:
     name = request.path_params["name"]
     requests = services(request).deployment_requests
-    cursor = await requests.undeploy(name, cause=cause_of(request, "undeploy"))
+    name, cursor = await requests.undeploy(name, cause=cause_of(request, "undeploy"))
     return await _answer(request, name, cursor, status=202)
 
 

@@ -43,9 +43,9 @@ NAME = click.argument("name", metavar="NAME")
 def deploy(client: Client, ref: str, *, name: str | None, no_wait: bool) -> Output:
     """Serve a LoRA checkpoint to clients of OpenAI's API.
 
-    REF is RUN@STEP, RUN@last or RUN@best. Clients call the model BASE:NAME at /v1/chat/completions
-    or /v1/completions, with an API key of the scope inference. If the name is in use, its old
-    version answers until the new one is loaded.
+    REF is RUN@STEP, RUN@last, RUN@best, or RUN-step-N, which also names the deployment. Clients call
+    the model BASE:NAME at /v1/chat/completions or /v1/completions, with an API key of the scope
+    inference. If the name is in use, its old version answers until the new one is loaded.
     """
     body = {"checkpoint": ref, **({"name": name} if name else {})}
     found: Document = client.post("/deployments", body)["deployment"]
@@ -78,9 +78,12 @@ def _wait_until_loaded(client: Client, found: Document) -> Document:
 @command(model, "undeploy", example="headrace model undeploy sums")
 @NAME
 def undeploy(client: Client, name: str) -> Output:
-    """End a deployment. Requests that are being answered are still answered."""
-    client.delete(f"/deployments/{path_segment(name)}")
-    found: Document = client.get(f"/deployments/{path_segment(name)}")["deployment"]
+    """End a deployment. Requests that are being answered are still answered.
+
+    NAME is the name of the deployment, or of its checkpoint: RUN-step-N.
+    """
+    found: Document = client.delete(f"/deployments/{path_segment(name)}")["deployment"]
+    name = str(found["name"])
     until = time.monotonic() + LOADING_S
     while found.get("status") in ("active", "loading") and time.monotonic() < until:
         time.sleep(POLL_S)

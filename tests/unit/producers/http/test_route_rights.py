@@ -66,6 +66,7 @@ TABLE = [
     Row("GET", "/api/v1/runs/{run}", "read"),
     Row("GET", "/api/v1/runs/{run}/metrics", "read"),
     Row("GET", "/api/v1/runs/{run}/checkpoints", "read"),
+    Row("GET", "/api/v1/checkpoints", "read"),
     Row("GET", "/api/v1/runs/{run}/logs", "read"),
     Row("GET", "/api/v1/runs/{run}/events", "read"),
     Row("GET", "/api/v1/runs/{run}/samples", "read"),
