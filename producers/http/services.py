@@ -51,6 +51,7 @@ from producers.core.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
 from producers.core.secrets import SecretKeeping
 from producers.core.submit import Submitter
+from producers.core.validation.synced_rollouts import SyncedRollouts
 from producers.core.verification import Verifications
 from producers.core.workspaces import Workspaces
 from producers.http.browsers import PageReports
@@ -194,6 +195,10 @@ class Services:
     @cached_property
     def connections(self) -> ForgeConnections:
         return ForgeConnections(self.database, self.sealer)
+
+    @cached_property
+    def rollouts(self) -> SyncedRollouts:
+        return SyncedRollouts(self.log, self.readmodel.registry, self.check_repository)
 
     @cached_property
     def connecting(self) -> Connecting:

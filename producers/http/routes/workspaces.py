@@ -58,6 +58,24 @@ async def sync(request: Request) -> Response:
     )
 
 
+async def rollouts(request: Request) -> Response:
+    """The rollouts of a workspace, of a branch (`branch`) or of the default one."""
+    core = services(request)
+    workspace = await core.workspaces.find_workspace(request.path_params["ref"])
+    branch = request.query_params.get("branch") or None
+    found = await core.rollouts.find(workspace, branch)
+    rows = [
+        {
+            **one.found.model_dump(mode="json"),
+            "commit_sha": one.commit,
+            "synced_at": one.synced_at,
+            "created_at": one.created_at,
+        }
+        for one in found
+    ]
+    return ApiResponse({"workspace": workspace.name, "branch": branch, "rollouts": rows})
+
+
 async def deliveries(request: Request) -> Response:
     page = page_of(request)
     core = services(request)
@@ -165,6 +183,7 @@ ROUTES = [
     ScopedRoute("/workspaces", index, scope="read"),
     ScopedRoute("/workspaces/{ref}", show, scope="read"),
     ScopedRoute("/workspaces/{ref}/sync", sync, scope="control", methods=["POST"]),
+    ScopedRoute("/workspaces/{ref}/rollouts", rollouts, scope="read"),
     ScopedRoute("/workspaces/{ref}/deliveries", deliveries, scope="read"),
     ScopedRoute("/workspaces/{ref}/alerts", show_alerts, scope="control"),
     ScopedRoute("/workspaces/{ref}/alerts", add_alert, scope="control", methods=["POST"]),

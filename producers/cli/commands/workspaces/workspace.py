@@ -12,7 +12,7 @@ from producers.cli.command_tree import LIMIT, OFFSET, group
 from producers.cli.commands.workspaces.alerts import alerts
 from producers.cli.commands.workspaces.connection import connect, disconnect, rotate_secret
 from producers.cli.commands.workspaces.quotas import quotas
-from producers.cli.display.output import Document, Output, Part, fields, say, table
+from producers.cli.display.output import Document, Output, Part, fields, say, table, time_ago
 from producers.cli.repository import address_of
 
 workspace = group("workspace", "Git repositories with rollouts: register, list, examine, create.")
@@ -117,6 +117,30 @@ def _entrypoint(rollout: Document) -> str:
     if isinstance(place, dict):
         return f"rollouts/{place.get('rollout')}/{place.get('path')}"
     return str(place or rollout.get("name"))
+
+
+@command(workspace, "rollouts", example="headrace workspace rollouts sums --branch main")
+@click.argument("name", metavar="WORKSPACE")
+@click.option("--branch", help="Of this branch. Default: of the default branch.")
+def rollouts(client: Client, name: str, *, branch: str | None) -> Output:
+    """List the workflows and graders of a repository, with the newest commit of each.
+
+    A branch has those of the commits that were fetched for it, by runs or by pushes.
+    """
+    answer = client.get(f"/workspaces/{path_segment(name)}/rollouts", {"branch": branch})
+    rows = [
+        (
+            _entrypoint(r),
+            r.get("workflow"),
+            r.get("grader"),
+            str(r.get("commit_sha") or "")[:12],
+            time_ago(r.get("synced_at")),
+            r.get("error"),
+        )
+        for r in answer["rollouts"]
+    ]
+    names = ("entry point", "workflow", "grader", "commit", "examined", "error")
+    return Output(answer, table("Rollouts", names, rows))
 
 
 @command(workspace, "sync", example="headrace workspace sync sums")
