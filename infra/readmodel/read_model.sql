@@ -286,6 +286,36 @@ cross join lateral (
 ) m
 order by k.key, m.step
 
+-- Of each metric, at most $2 points that are evenly apart, with the first and the last one. Values that are not
+-- finite are left out.
+
+-- name: metric_histories
+select distinct k.key, m.step, m.value, m.at
+from unnest($3::text[]) as k (key)
+cross join lateral (
+  select f.step as first, l.step as last
+  from (select step from metric_points where run = $1 and key = k.key
+      and value > '-Infinity' and value < 'Infinity' order by step limit 1) f,
+    (select step from metric_points where run = $1 and key = k.key
+      and value > '-Infinity' and value < 'Infinity' order by step desc limit 1) l
+) r
+cross join lateral (
+  select generate_series(r.first, r.last, (r.last - r.first) / ($2::int - 1) + 1) as step
+  union all select r.last
+) wanted
+cross join lateral (
+  select step, value, at from metric_points p
+  where p.run = $1 and p.key = k.key and p.step between wanted.step and r.last
+    and p.value > '-Infinity' and p.value < 'Infinity' order by step limit 1
+) m
+order by k.key, m.step
+
+-- The least and the largest value of each metric, over all its points.
+
+-- name: metric_extremes
+select key, min(value) as least, max(value) as most from metric_points
+where run = $1 and key = any($2::text[]) and value > '-Infinity' and value < 'Infinity' group by key
+
 -- The values of a metric of several runs at some steps. Each is looked up by the key of the table.
 
 -- name: values_at

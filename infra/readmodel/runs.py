@@ -108,6 +108,17 @@ class CurveEnds:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricHistory:
+    """A metric with at least one point. The first and the last point are those of the whole run, and so
+    are the least and the largest value."""
+
+    key: str
+    points: tuple[PointJson, ...]
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunMark:
     """Something at a step of a run that a curve marks. The text is that of a warning."""
 
@@ -261,6 +272,25 @@ class Runs:
         for row in rows:
             found.setdefault(row["key"], []).append((row["step"], row["value"]))
         return found
+
+    async def metric_histories(
+        self, run: str, keys: Sequence[str], *, most_points: int
+    ) -> list[MetricHistory]:
+        """The histories of these metrics of a run, in their order, each with at most `most_points`
+        points (at least 2), evenly apart. Values that are not finite are left out, and a metric
+        without others is absent."""
+        rows = await self._pool.fetch(SQL["metric_histories"], run, most_points, list(keys))
+        points: dict[str, list[PointJson]] = {}
+        for row in rows:
+            point = PointJson(step=row["step"], value=row["value"], at=row["at"])
+            points.setdefault(row["key"], []).append(point)
+        extremes = await self._pool.fetch(SQL["metric_extremes"], run, list(points))
+        ends = {row["key"]: (row["least"], row["most"]) for row in extremes}
+        return [
+            MetricHistory(key, tuple(points[key]), *ends[key])
+            for key in keys
+            if key in points and key in ends
+        ]
 
     async def marks(self, run: str, *, steps: tuple[int, int], most: int) -> list[RunMark]:
         """The newest checkpoints and warnings between two steps, at most so many of each, in order of

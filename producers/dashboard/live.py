@@ -24,9 +24,10 @@ from infra.rate_limited_log import RateLimit
 from infra.readmodel.runs import RunJson, Runs
 from infra.spine.ports.clock import Clock
 from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
+from producers.core.history.metric_titles import VALIDATION
 from producers.dashboard import formats
 from producers.dashboard.charts import finite_points, thin
-from producers.dashboard.pages.run import DRAWN, ENDED, INTERVAL, VALIDATION, figures_of, state_of
+from producers.dashboard.pages.run import DRAWN, ENDED, INTERVAL, figures_of, state_of
 from producers.dashboard.pages.runs import progress, progress_text, times_left
 from producers.dashboard.routing import PageRoute
 from producers.http.auth import is_still_valid

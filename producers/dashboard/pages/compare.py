@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.runs import RunJson
+from producers.core.history.metric_titles import TITLES, VALIDATION
 from producers.dashboard.charts import finite_points
 from producers.dashboard.overlay import MeanPoint, band, mean_points, overlay
-from producers.dashboard.pages.run import SVG_POINTS, TITLES, VALIDATION
+from producers.dashboard.pages.run import SVG_POINTS
 from producers.dashboard.pages.runs import REWARD, finite_run
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute

@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from infra.readmodel.estimates import HIGH, LOW, Interval, interval_of, is_figure
 from infra.readmodel.runs import ALL_STEPS, CurveEnds, RunJson, Runs
+from producers.core.history.metric_titles import LOSSES, TITLES, VALIDATION
 from producers.core.history.notes import LONGEST_NOTE
 from producers.core.history.provenance import Provenance, provenance_of
 from producers.dashboard import formats
@@ -28,32 +29,6 @@ from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import find_run, services, waiting_for
 from schemas.algorithms import OFFLINE
 from schemas.errors import InvalidConfig, Issue
-
-VALIDATION = "eval/validation/reward"
-
-LOSSES = {"train/loss": "Training Loss", "eval/validation/loss": "Validation Loss"}
-"""The metrics that are drawn large where the answers of a dataset are learned, and listed elsewhere."""
-
-TITLES = {
-    REWARD: "Training Reward",
-    VALIDATION: "Validation Reward",
-    "train/entropy_loss": "Model Entropy",
-    "rollout/response_lengths": "Response Length",
-    "rollout/total_lengths": "Total Length",
-    "rollout/truncated_ratio": "Truncation Ratio",
-    "train/kl": "KL Divergence",
-    "train/grad_norm": "Gradient Norm",
-    "train/lag": "Lag (versions)",
-    "rollout/failed_ratio": "Failed Samples",
-    "rollout/zero_variance_ratio": "Groups without Variance",
-    "eval/validation/accuracy": "Validation Accuracy",
-    "rewards/accuracies": "Preference Accuracy",
-    "rewards/margins": "Preference Margin",
-    "pool/normal": "Rows in no Pool",
-    "pool/easy": "Rows in the Easy Pool",
-    "pool/hard": "Rows in the Hard Pool",
-}
-"""The metrics that a run's page draws first, in this order."""
 
 INTERVAL = (VALIDATION + LOW, VALIDATION + HIGH)
 """The ends of the 95 % interval of the held-out reward."""

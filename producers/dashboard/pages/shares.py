@@ -13,8 +13,9 @@ from starlette.responses import RedirectResponse, Response
 from infra.identity.shares import DEFAULT_DAYS, MOST_DAYS
 from infra.ports.actor import Actor, acting_as
 from infra.readmodel.runs import RunJson
+from producers.core.history.metric_titles import TITLES
 from producers.dashboard.forms import read_session_form
-from producers.dashboard.pages.run import DRAWN, SVG_POINTS, TITLES, drawing, figures_of, main_keys
+from producers.dashboard.pages.run import DRAWN, SVG_POINTS, drawing, figures_of, main_keys
 from producers.dashboard.pages.runs import progress, progress_text, times_left
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute

@@ -85,6 +85,7 @@ class _Answer:
     async def _respond(self, response: Response) -> None:
         self.has_begun = True
         response.headers[VERSION_STATUS] = "current"
+        response.headers["X-Content-Type-Options"] = "nosniff"
         await response(self._scope, self._receive, self._send)
 
 

@@ -7,9 +7,10 @@ from starlette.responses import Response
 
 from infra.ports.actor import Actor
 from producers.core.workspaces import Workspace
-from producers.dialects.osmosis.requests import Wire, answer
+from producers.dialects.osmosis.requests import Wire, answer, services
 from producers.dialects.osmosis.scope import has_scope, route, workspace_of
 from producers.http.auth import SETTING_KEYS, actor_of
+from schemas.errors import NotFound
 
 
 class UserWire(Wire):
@@ -65,4 +66,19 @@ def _workspace_wire(actor: Actor, workspace: Workspace) -> VerifiedWorkspace:
     return VerifiedWorkspace(id=workspace.id, name=workspace.name, role=role_of(actor))
 
 
-ROUTES = [route("/verify", verify, scope="read")]
+async def revoke(request: Request) -> Response:
+    """Revoke the API key that sends the request. The ids of other keys are unknown here."""
+    actor, ref = actor_of(request), request.path_params["ref"]
+    if ref != actor.api_key or ref in SETTING_KEYS:
+        raise NotFound(
+            f"{ref[:80]!r} is not the id of the API key that you send; `headrace key revoke` "
+            "revokes others"
+        )
+    await services(request).api_key_issuer.revoke(ref, actor)
+    return Response(status_code=204)
+
+
+ROUTES = [
+    route("/verify", verify, scope="read"),
+    route("/tokens/{ref}", revoke, scope="read", methods=("DELETE",)),
+]

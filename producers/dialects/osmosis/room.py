@@ -4,13 +4,24 @@ commands."""
 from functools import partial
 
 from infra.settings.settings import Settings
-from producers.dialects.osmosis import identity, training
+from producers.dialects.osmosis import (
+    identity,
+    metrics,
+    rollouts,
+    secrets,
+    training,
+    workspaces,
+)
 from producers.dialects.osmosis.client_form import ClientForm
 from producers.http.app import Dialect
 
 RESOURCES = (
     identity,
+    workspaces,
     training,
+    metrics,
+    secrets,
+    rollouts,
 )
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from infra.readmodel.runs import Runs
 from infra.spine.postgres.errors import DatabaseUnavailable
+from producers.core.history.metric_titles import VALIDATION
 from producers.dashboard import live
 from producers.dashboard.formats import number
 from producers.dashboard.live import MOST_WAITING, LiveRuns
-from producers.dashboard.pages.run import DRAWN, INTERVAL, VALIDATION
+from producers.dashboard.pages.run import DRAWN, INTERVAL
 from producers.dashboard.pages.runs import REWARD
 from schemas.events import EvaluationSettled, Event
 from tests.kit.application import API_KEY, Application

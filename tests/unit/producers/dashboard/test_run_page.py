@@ -8,10 +8,11 @@ import re
 import httpx
 import pytest
 
+from producers.core.history.metric_titles import VALIDATION
 from producers.core.history.provenance import provenance_of
 from producers.dashboard import formats
 from producers.dashboard.formats import number
-from producers.dashboard.pages.run import LOG_LINES, SHOWN_CHECKPOINTS, VALIDATION
+from producers.dashboard.pages.run import LOG_LINES, SHOWN_CHECKPOINTS
 from producers.dashboard.pages.runs import REWARD
 from schemas.events import EvaluationSettled, RunStarted
 from schemas.ids import GroupKey, Purpose

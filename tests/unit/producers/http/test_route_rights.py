@@ -83,6 +83,7 @@ TABLE = [
     Row("PUT", "/api/v1/datasets/{dataset}/content", "submit", 409, content=JSONL),
     Row("GET", "/api/v1/workspaces", "read"),
     Row("GET", "/api/v1/workspaces/{workspace}", "read"),
+    Row("GET", "/api/v1/workspaces/{workspace}/rollouts", "read"),
     Row("GET", "/api/v1/workspaces/{workspace}/deliveries", "read"),
     Row("GET", "/api/v1/workspaces/{workspace}/quotas", "read"),
     Row("POST", "/api/v1/workspaces/{workspace}/quotas", "admin", reach="installation"),
@@ -183,7 +184,21 @@ WITHIN: dict[str, Any] = {"headers": {"X-Osmosis-Workspace": "ours"}}
 
 OSMOSIS = [
     Row("GET", "/api/cli/verify", "read", content=WITHIN),
+    Row("DELETE", "/api/cli/tokens/{run_name}", "read", 404, content=WITHIN),
+    Row("GET", "/api/cli/workspaces", "read", content=WITHIN),
+    Row("GET", "/api/cli/quickstart?organizationId={workspace}", "read", content=WITHIN),
+    Row("POST", "/api/cli/quickstart", "read", 400, content=WITHIN),
     Row("GET", "/api/cli/training-runs", "read", content=WITHIN),
+    Row("POST", "/api/cli/training-runs", "submit", 400, content=WITHIN),
+    Row("GET", "/api/cli/training-runs/{run}", "read", content=WITHIN),
+    Row("GET", "/api/cli/training-runs/{run}/checkpoints", "read", content=WITHIN),
+    Row("GET", "/api/cli/training-runs/{run}/metrics", "read", content=WITHIN),
+    Row("GET", "/api/cli/training-runs/{run}/logs", "read", content=WITHIN),
+    Row("POST", "/api/cli/training-runs/{run}/stop", "control", 409, content=WITHIN),
+    Row("GET", "/api/cli/environment-secrets", "read", content=WITHIN),
+    Row("POST", "/api/cli/environment-secrets", "control", 400, content=WITHIN),
+    Row("DELETE", "/api/cli/environment-secrets", "control", 400, content=WITHIN),
+    Row("GET", "/api/cli/rollouts", "read", content=WITHIN),
 ]
 PAGES = [
     Row("GET", "/static/nothing", "open", 404),
