@@ -27,7 +27,7 @@ from infra.repositories.git.smart_http import SmartHttp
 from infra.settings.git import LAPTOP
 from infra.spine.memory.event_log import MemoryLog, World
 from infra.spine.ports.clock import SystemClock
-from producers.core.polling import Ages, Poller, RefSources
+from producers.core.repositories.polling import Ages, Poller, RefSources
 
 NUM_REFS = 20
 MOST_CPU_S = 10.0

@@ -42,8 +42,8 @@ from infra.settings.settings import BadSetting, Settings
 from infra.spine.runtime.hosting import Hosting
 from infra.spine.runtime.runtime import Runtime
 from infra.task_cancellation import end
-from producers.core.mirror_collection import collect_mirrors
-from producers.core.polling import poll_alone
+from producers.core.repositories.mirror_collection import collect_mirrors
+from producers.core.repositories.polling import poll_alone
 from producers.core.retention import archive_periodically, remove_records_periodically
 from producers.core.run_submissions import RunSubmissions
 from producers.dashboard import routes as dashboard

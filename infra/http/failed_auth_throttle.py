@@ -29,7 +29,7 @@ MOST_ADDRESSES = 4096
 
 
 @dataclass(slots=True)
-class Pace:
+class FallingCount:
     """A count that falls by `per_s` each second."""
 
     per_s: float
@@ -45,7 +45,7 @@ class Pace:
 
 @dataclass(slots=True)
 class _Address:
-    refused: Pace
+    refused: FallingCount
     refused_at: float = float("-inf")
     welcome_until: float = float("-inf")
 
@@ -56,7 +56,7 @@ class FailedAuthThrottle:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._addresses: OrderedDict[str, _Address] = OrderedDict()
-        self._all = Pace(ALL_PER_S)
+        self._all = FallingCount(ALL_PER_S)
 
     def refuse(self, address: str) -> None:
         """Count a refused request of an address."""
@@ -84,7 +84,7 @@ class FailedAuthThrottle:
         network = network_of(address)
         seen = self._addresses.get(network)
         if seen is None:
-            seen = self._addresses[network] = _Address(Pace(REFUSED_PER_S))
+            seen = self._addresses[network] = _Address(FallingCount(REFUSED_PER_S))
             if len(self._addresses) > MOST_ADDRESSES:
                 self._addresses.popitem(last=False)
         else:

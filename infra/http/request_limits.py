@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from infra.http.failed_auth_throttle import Pace
+from infra.http.failed_auth_throttle import FallingCount
 
 MOST_SENDERS = 4096
 """How many senders are remembered. The one that was seen least recently is forgotten first."""
@@ -30,8 +30,8 @@ class RequestLimits:
         self, *, each: Rate, together: Rate, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._each, self._together, self._clock = each, together, clock
-        self._senders: OrderedDict[str, Pace] = OrderedDict()
-        self._all = Pace(together.per_s)
+        self._senders: OrderedDict[str, FallingCount] = OrderedDict()
+        self._all = FallingCount(together.per_s)
 
     def wait_s(self, sender: str) -> float:
         """How many seconds a sender has to wait before its next request; 0 when it may send one."""
@@ -46,7 +46,7 @@ class RequestLimits:
         now = self._clock()
         pace = self._senders.get(sender)
         if pace is None:
-            pace = self._senders[sender] = Pace(self._each.per_s)
+            pace = self._senders[sender] = FallingCount(self._each.per_s)
             if len(self._senders) > MOST_SENDERS:
                 self._senders.popitem(last=False)
         else:
@@ -63,6 +63,6 @@ class RequestLimits:
         return wait_s
 
 
-def _excess(pace: Pace, rate: Rate, now: float) -> float:
+def _excess(pace: FallingCount, rate: Rate, now: float) -> float:
     over = pace.now(now) + 1 - rate.per_minute
     return max(0.0, over / rate.per_s)

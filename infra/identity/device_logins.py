@@ -54,7 +54,7 @@ class WaitingLogin:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """What the API key of an approved login will be. `approved_by` is the id of the API key that
+    """The API key that an approved login becomes. `approved_by` is the id of the API key that
     approves."""
 
     person: str

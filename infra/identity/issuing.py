@@ -188,7 +188,7 @@ def _owner_of(wanted: WantedApiKey, creator: Actor) -> str:
 
 
 def _binding(actor: Actor) -> str:
-    """What an API key is bound to, as an error says it."""
+    """The binding of an API key, as an error names it."""
     return "a workspace" if actor.workspace is not None else "an organisation"
 
 

@@ -22,7 +22,7 @@ SQL = queries("infra/identity/people.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class OrganisationMember:
     """A person with the role in an organisation."""
 
     person: Person
@@ -38,14 +38,16 @@ class Members:
         self._pool = database.durable
         self._changed = changed
 
-    async def page(self, organisation: str, *, limit: int, offset: int) -> tuple[list[Member], int]:
+    async def page(
+        self, organisation: str, *, limit: int, offset: int
+    ) -> tuple[list[OrganisationMember], int]:
         """A page of the members of an organisation (an id), in the order in which they came, and how
         many there are in all."""
         rows = await self._pool.fetch(SQL["members"], organisation, limit, offset)
         total = await self._pool.fetchval(SQL["count_members"], organisation)
         return [_member(row) for row in rows], int(total)
 
-    async def find(self, organisation: str, ref: str) -> Member:
+    async def find(self, organisation: str, ref: str) -> OrganisationMember:
         """A member by the person's id, e-mail address or name. Raises NotFound, and Conflict when
         several members have the name."""
         rows = await self._pool.fetch(SQL["members_named"], organisation, ref)
@@ -156,5 +158,5 @@ async def _check_other_owner(connection: Any, organisation: str, person: str) ->
         )
 
 
-def _member(row: Any) -> Member:
-    return Member(person_of(row), row["role"], row["joined_at"])
+def _member(row: Any) -> OrganisationMember:
+    return OrganisationMember(person_of(row), row["role"], row["joined_at"])

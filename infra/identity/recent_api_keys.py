@@ -69,6 +69,10 @@ class RecentApiKeys:
             self._used[found.id] = self._clock.now()
         return found
 
+    async def find_id(self, identity: str) -> ApiKey | None:
+        """The API key with this id, valid or not. Raises TransientError, as `find`."""
+        return await self._find_known(identity)
+
     async def is_valid(self, identity: str, sha256: bytes) -> bool:
         """Whether an API key (its id and the SHA-256 of its text) is still valid. Raises
         TransientError, as `find`."""

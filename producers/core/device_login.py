@@ -23,7 +23,7 @@ LASTS_S = 600
 """How long a code can be approved and used."""
 
 INTERVAL_S = 5
-"""How long a program waits between its questions, unless it is told to wait longer."""
+"""How long a program waits between its questions, unless an answer makes it longer."""
 
 SLOWER_S = 5
 KEY_LASTS_S = 90 * 24 * 3600
@@ -43,7 +43,7 @@ class DeviceLoginPending(Refused):
 
 
 class SlowDown(Refused):
-    """The program asks too often. It waits `interval_s` seconds between questions from now on."""
+    """The program asks too often. It must wait `interval_s` seconds between questions from now on."""
 
     code = "SLOW_DOWN"
 

@@ -20,8 +20,6 @@ from producers.http.auth import Guard
 from producers.http.openai_errors import in_form_of
 from producers.http.responses import problem, refusal_response, unavailable_response
 from producers.http.routes import (
-    api_keys,
-    audit,
     checkpoints,
     connections,
     datasets,
@@ -35,12 +33,12 @@ from producers.http.routes import (
     runs,
     samples,
     secrets,
-    sessions,
     shares,
     verifications,
     webhooks,
     workspaces,
 )
+from producers.http.routes.access import api_keys, audit, device_login, sessions
 from producers.http.routing import ScopedRoute, scoped_table
 from producers.http.services import Services
 from producers.http.tracing import Traced
@@ -66,6 +64,7 @@ RESOURCES = (
     dead_letters,
     retention,
     api_keys,
+    device_login,
     sessions,
     shares,
     audit,

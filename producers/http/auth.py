@@ -1,13 +1,14 @@
-"""Access to the API: a request needs a known Host header (against DNS rebinding), and then an API
-key.
+"""Access to the API: a request needs a known Host header (against DNS rebinding), and then a credential
+(`producers/http/credentials.py`).
 
 A web page in a browser on this machine can reach 127.0.0.1 under a host name of its own, but it
 cannot choose the Host header, so such a request is refused. A refused request is answered before
 its body is read, and its connection is closed. Only HTTP passes: a websocket is closed.
 """
 
-import hmac
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,65 +16,55 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from infra.identity.api_key_format import digest
-from infra.identity.api_keys import ApiKey
+from infra.http.failed_auth_throttle import network_of
+from infra.http.request_limits import Rate, RequestLimits
 from infra.identity.audit_buffer import AuditEntry
-from infra.identity.sessions import Bearer
-from infra.ports.actor import ROOT, ROOT_OWNER, Actor, acting_as
+from infra.ports.actor import Actor, acting_as
 from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
-from producers.http.browsers import (
-    FOREIGN_ORIGIN,
-    bearer_of,
-    comes_from_here,
-    cookie_name,
-    cookie_of,
-    is_for_browsers,
-    is_open_page,
-    sign_in_response,
-)
+from producers.http.browsers import is_for_browsers, is_open_page
 from producers.http.client_address import ClientAddresses
+from producers.http.credentials import (
+    CLOSING,
+    KEY_SHA256,
+    SETTING_KEYS,
+    SEVERAL,
+    UNAUTHORIZED,
+    readers_of,
+)
 from producers.http.openai_errors import in_form_of
-from producers.http.responses import problem, refusal_response, unavailable_response
+from producers.http.responses import problem, refusal_response
 from producers.http.services import Services
-from schemas.errors import QuotaExceeded, TransientError
+from schemas.errors import QuotaExceeded
 
 OPEN_PATHS = ("/healthz", "/readyz")
 SIGNED_PATHS = "/webhooks/"
 """Requests below this path carry a signature instead of an API key."""
 
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-ROOT_KEPT_S = 1.0
-METRICS = "metrics"
-VISITOR = "visitor"
-"""The actor of a page that needs no session."""
+DEVICE_LIMITS = {
+    "authorize": (Rate(per_minute=20), Rate(per_minute=600)),
+    "token": (Rate(per_minute=120), Rate(per_minute=6000)),
+}
+"""The routes of a device login, which need no API key, and how many requests of each address and of all
+together each of them answers in a minute."""
 
-SETTING_KEYS = (ROOT, METRICS)
-"""The ids of API keys that are settings and not rows."""
+DEVICE_PATHS = {
+    f"{prefix}/device/{route}": route
+    for prefix in ("/api/v1", "/api/cli")
+    for route in DEVICE_LIMITS
+}
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+VISITOR = "visitor"
+"""The actor of a page or a route that needs no API key."""
 
 LONGEST_SUBJECT = 200
 
-CLOSING = {"Connection": "close"}
-CHALLENGE = {"WWW-Authenticate": "Bearer", **CLOSING}
 UNKNOWN_HOST = problem(
     421,
     "UNKNOWN_HOST",
     "the Host header does not name this server; set HEADRACE_URL or HEADRACE_PUBLIC_URL to the name by "
     "which it is reached",
     headers=CLOSING,
-)
-UNAUTHORIZED = problem(
-    401,
-    "UNAUTHORIZED",
-    "send `Authorization: Bearer API_KEY`; the API key is in $HEADRACE_HOME/token, or is one that "
-    "`headrace key create` made and that is still valid",
-    headers=CHALLENGE,
-)
-UNKNOWN_KEY = problem(
-    401,
-    "UNAUTHORIZED",
-    "the API key that was sent is not known; send the one in $HEADRACE_HOME/token of this server, or "
-    "one that `headrace key create` made",
-    headers=CHALLENGE,
 )
 NUL_IN_ADDRESS = problem(
     400, "VALIDATION", "the address holds a NUL character; no name contains one", headers=CLOSING
@@ -92,9 +83,23 @@ async def is_still_valid(request: Request) -> bool:
     core, actor = request.app.state.services, actor_of(request)
     if actor.api_key in SETTING_KEYS:
         return True
-    bearer = bearer_of(request.scope["state"])
-    sha256 = digest(_api_key_in(request.headers)) if bearer is None else bearer.sha256
-    return bool(await core.recent_api_keys.is_valid(actor.api_key, sha256))
+    return bool(await core.recent_api_keys.is_valid(actor.api_key, key_sha256_of(request)))
+
+
+def key_sha256_of(request: Request) -> bytes:
+    """The SHA-256 of the API key of a request."""
+    found: bytes = request.scope["state"][KEY_SHA256]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The actor of a request, or the response that refuses it; whether its address is a stranger's, and
+    whether it is known by an API key."""
+
+    found: Actor | Response
+    is_stranger: bool = True
+    is_known: bool = False
 
 
 class Guard:
@@ -106,9 +111,11 @@ class Guard:
         self._services = services
         self._hosts = {*LOCAL_HOSTS, *services.settings.hosts}
         self._addresses = ClientAddresses(services.settings.trusted_proxies)
-        self._cookie = cookie_name(services.settings.public_url)
-        self._root: str | None = None
-        self._root_until = 0.0
+        self._readers, self._cookie = readers_of(services)
+        self._device_limits = {
+            route: RequestLimits(each=each, together=together)
+            for route, (each, together) in DEVICE_LIMITS.items()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -123,18 +130,14 @@ class Guard:
         headers = Headers(scope=scope)
         address = self._addresses.of(scope, headers)
         if not self._known_host(headers.get("host", "")):
-            found: Actor | Response = UNKNOWN_HOST
+            sender = Sender(UNKNOWN_HOST)
         elif scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         else:
-            found = await self._find_actor(scope, headers, address)
-        has_api_key = not scope["path"].startswith(SIGNED_PATHS) and not is_open_page(scope["path"])
-        self._count(
-            scope,
-            is_refused=isinstance(found, Response) and found.status_code in (401, 421),
-            is_known=isinstance(found, Actor) and has_api_key,
-        )
+            sender = await self._find_sender(scope, headers, address)
+        self._count(scope, is_refused=sender.is_stranger, is_known=sender.is_known)
+        found = sender.found
         if isinstance(found, Response):
             self._record(scope, scope["path"], found.status_code, None, address)
             await in_form_of(scope["path"], found)(scope, receive, send)
@@ -148,6 +151,8 @@ class Guard:
 
     async def _over_quota(self, actor: Actor, path: str) -> Response | None:
         """Count a request to the API. Returns the response that refuses it when there were too many."""
+        if route := DEVICE_PATHS.get(path):
+            return self._over_device_limit(route, actor.address)
         if is_for_browsers(path) or path.startswith(SIGNED_PATHS):
             return None
         try:
@@ -157,6 +162,13 @@ class Guard:
         except UNAVAILABLE_ERRORS:
             return None  # the answer to the request says so
         return None
+
+    def _over_device_limit(self, route: str, address: str) -> Response | None:
+        wait_s = self._device_limits[route].take_s(network_of(address))
+        if not wait_s:
+            return None
+        message = f"too many logins from this address; try again in {math.ceil(wait_s)} seconds"
+        return refusal_response(QuotaExceeded(message, retry_s=wait_s))
 
     def _count(self, scope: Scope, *, is_refused: bool, is_known: bool) -> None:
         """Count a refused request, or one with a valid API key, for the address of its connection.
@@ -192,79 +204,38 @@ class Guard:
                     self._record(scope, path, 500, actor, actor.address)
                 raise
 
-    async def _find_actor(self, scope: Scope, headers: Headers, address: str) -> Actor | Response:
+    async def _find_sender(self, scope: Scope, headers: Headers, address: str) -> "Sender":
         """The sender of a request, or the response that refuses it."""
-        if scope["path"].startswith(SIGNED_PATHS):
-            found: Actor | Response = Actor("webhook", "forge", frozenset(), address=address)
-        elif is_open_page(scope["path"]):
-            found = Actor(VISITOR, VISITOR, frozenset(), address=address)
-        elif "authorization" not in headers and is_for_browsers(scope["path"]):
-            found = await self._actor_of_session(scope, headers, address)
-        else:
-            text = _api_key_in(headers)
-            found = await self._actor_with(text, address) if text else UNAUTHORIZED
-        if isinstance(found, Actor) and (
-            "\0" in scope["path"] or b"%00" in scope.get("query_string", b"")
+        path = scope["path"]
+        visitor = Actor(VISITOR, VISITOR, frozenset(), address=address)
+        sender = Sender(visitor, is_stranger=False)
+        if path.startswith(SIGNED_PATHS):
+            found = Actor("webhook", "forge", frozenset(), address=address)
+            sender = Sender(found, is_stranger=False)
+        elif not (is_open_page(path) or path in DEVICE_PATHS):
+            sender = await self._read_credential(scope, headers, address)
+        if isinstance(sender.found, Actor) and (
+            "\0" in path or b"%00" in scope.get("query_string", b"")
         ):
-            return NUL_IN_ADDRESS
-        return found
+            return Sender(NUL_IN_ADDRESS, is_stranger=False)
+        return sender
 
-    async def _actor_with(self, text: str, address: str) -> Actor | Response:
-        """The owner of an API key, or the response that refuses it. Keys of the settings are
-        compared in constant time."""
-        given = text.encode()
-        root, metrics = self._root_key(), self._services.settings.metrics_key
-        if root and hmac.compare_digest(given, root.encode()):
-            return _root_actor(address)
-        if metrics and hmac.compare_digest(given, metrics.encode()):
-            return Actor(METRICS, "operator", frozenset({"metrics"}), address=address)
-        try:
-            api_key = await self._services.recent_api_keys.find(text)
-        except TransientError as error:
-            return unavailable_response(str(error))
-        if api_key is None:
-            return UNKNOWN_KEY
-        if not api_key.is_valid(self._services.clock.now()):
-            return _invalid(api_key)
-        return _actor_of(api_key, address)
-
-    async def _actor_of_session(
-        self, scope: Scope, headers: Headers, address: str
-    ) -> Actor | Response:
-        """The owner of the API key that opened a browser's session, or the response that refuses the
-        request."""
-        try:
-            bearer = await self._services.sessions.find_bearer(
-                cookie_of(headers, name=self._cookie)
-            )
-            found = await self._actor_of_bearer(bearer, address) if bearer else None
-        except TransientError as error:
-            return unavailable_response(str(error))
-        except UNAVAILABLE_ERRORS:
-            return unavailable_response("the database does not answer now; try again")
-        if found is None:
-            return sign_in_response(scope)
-        if not comes_from_here(scope, headers, public_url=self._services.settings.public_url):
-            return FOREIGN_ORIGIN
-        scope.setdefault("state", {})["bearer"] = bearer
-        return found
-
-    async def _actor_of_bearer(self, bearer: Bearer, address: str) -> Actor | None:
-        root = self._root_key()
-        if bearer.api_key == ROOT:
-            is_root = root and hmac.compare_digest(bearer.sha256, digest(root))
-            return _root_actor(address) if is_root else None
-        api_key = await self._services.recent_api_keys.find_digest(bearer.api_key, bearer.sha256)
-        if api_key is None or not api_key.is_valid(self._services.clock.now()):
-            return None
-        return _actor_of(api_key, address)
-
-    def _root_key(self) -> str | None:
-        now = self._services.clock.elapsed_s()
-        if now >= self._root_until:
-            self._root = self._services.settings.read_api_key()
-            self._root_until = now + ROOT_KEPT_S
-        return self._root
+    async def _read_credential(self, scope: Scope, headers: Headers, address: str) -> "Sender":
+        """The sender that the credential of a request names (`producers/http/credentials.py`)."""
+        carried = [one for one in self._readers if one.is_carried(scope, headers)]
+        if len(carried) > 1:
+            return Sender(SEVERAL)
+        if not carried and self._cookie.is_carried(scope, headers):
+            carried = [self._cookie]
+        if not carried:
+            return Sender(UNAUTHORIZED)
+        found = await carried[0].read(scope, headers, address)
+        is_unknown = isinstance(found, Response) and found.status_code in (400, 401, 431)
+        return Sender(
+            found,
+            is_known=isinstance(found, Actor),
+            is_stranger=is_unknown and not carried[0].is_trusted,
+        )
 
     def _known_host(self, host: str) -> bool:
         name, colon, port = host.lower().rpartition(":")
@@ -275,9 +246,10 @@ class Guard:
     ) -> None:
         """Add a request to the audit list. A delivery that was taken is not added, because the log has
         it, nor is a page that everybody may read."""
-        refusals = (303, 400, 401, 403, 421) if actor is None else (401, 403, 429)
+        refusals = (303, 400, 401, 403, 421, 431) if actor is None else (401, 403, 429)
         is_refused = status in refusals
         has_no_api_key = path.startswith(SIGNED_PATHS) or is_open_page(path)
+        has_no_api_key |= path in DEVICE_PATHS and status >= 300
         if has_no_api_key and not is_refused:
             return
         state: Mapping[str, Any] = scope.get("state") or {}
@@ -319,51 +291,6 @@ async def _answer_lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
-
-
-def _root_actor(address: str) -> Actor:
-    return Actor(ROOT, ROOT_OWNER, frozenset({"admin"}), address=address)
-
-
-def _actor_of(api_key: ApiKey, address: str) -> Actor:
-    return Actor(
-        api_key.id,
-        api_key.owner,
-        api_key.effective_scopes,
-        api_key.workspace,
-        address,
-        expires_at=api_key.expires_at,
-        organisation=api_key.organisation,
-        person_id=api_key.person,
-        role=api_key.role,
-    )
-
-
-def _invalid(api_key: ApiKey) -> Response:
-    """The refusal of an API key that is known but not valid. It says why, and what to do."""
-    until = f"{api_key.expires_at:%Y-%m-%d %H:%M} UTC" if api_key.expires_at is not None else ""
-    if api_key.revoked_at is not None:
-        reason = "was revoked; make another one with `headrace key create`"
-    elif api_key.has_lost_its_person:
-        reason = (
-            "belongs to a person who is not a member of its organisation any more; ask an owner for "
-            "an invitation"
-        )
-    elif api_key.has_old_secret:
-        reason = f"was rotated, and this secret of it was valid until {until}; use the new secret"
-    else:
-        reason = (
-            f"expired at {until}; an administrator makes a new secret for it with "
-            f"`headrace key rotate {api_key.name}`"
-        )
-    detail = f"the API key {api_key.prefix} {reason}"
-    return problem(401, "UNAUTHORIZED", detail, headers=CHALLENGE)
-
-
-def _api_key_in(headers: Headers) -> str:
-    """The API key in the Authorization header of a request; empty without one."""
-    scheme, _, text = headers.get("authorization", "").partition(" ")
-    return text.strip() if scheme.lower() == "bearer" else ""
 
 
 def _printable(text: str) -> str:

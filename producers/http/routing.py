@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 from infra.ports.actor import Actor, ApiKeyScope
 from producers.http.responses import problem
 
-RouteScope = ApiKeyScope | Literal["open"]
-"""The scope of a route. An open one needs no API key."""
+RouteScope = ApiKeyScope | Literal["any", "open"]
+"""The scope of a route. `any` needs a valid API key with whatever scopes, and an open one needs none."""
 
 Reach = Literal["workspace", "organisation", "installation"]
 """The things that a route is about. An API key that is bound to a workspace may use a route about
@@ -63,7 +63,7 @@ class ScopedRoute(Route):
         if self.scope == "open":
             return None
         what = f"{scope['method']} {self.path}"
-        if not actor.may(self.scope):
+        if self.scope != "any" and not actor.may(self.scope):
             return (
                 f"{what} needs an API key with the scope {self.scope}; this one has "
                 f"{', '.join(sorted(actor.scopes)) or 'none'}"

@@ -27,6 +27,7 @@ from infra.operations.maintenance.archive import Archives
 from infra.operations.maintenance.dependents import Holders
 from infra.operations.maintenance.records import Records
 from infra.ports.services import Repositories
+from infra.ports.signed_urls import SignatureCheck
 from infra.readmodel.store import ReadModel
 from infra.repositories.forge_connections import ForgeConnections
 from infra.repositories.forges.api import ForgeApis
@@ -47,7 +48,7 @@ from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
 from producers.core.models.hub_upload import HubUploadRequests
 from producers.core.models.vocabularies import Vocabularies
-from producers.core.polling import Ages, Poller, RefSources
+from producers.core.repositories.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
 from producers.core.secrets import SecretKeeping
 from producers.core.submit import Submitter
@@ -78,6 +79,7 @@ class Services:
     clock: Clock
     slow_poll_s: float = field(default=0.25)
     throttle: FailedAuthThrottle = field(default_factory=FailedAuthThrottle)
+    signed_urls: SignatureCheck | None = field(default=None)
 
     @cached_property
     def api_keys(self) -> ApiKeys:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.postgres]
 at_once = AtOnce()
 
 POLLER = """
-from producers.core.polling import poll_alone
+from producers.core.repositories.polling import poll_alone
 
 class Poller:
     run = staticmethod(leading)

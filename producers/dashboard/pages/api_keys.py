@@ -17,7 +17,7 @@ from producers.dashboard.routing import PageRoute
 from producers.http.auth import actor_of
 from producers.http.browsers import cookie_name, cookie_of
 from producers.http.responses import flag, page_of
-from producers.http.routes import api_keys, sessions
+from producers.http.routes.access import api_keys, sessions
 from producers.http.routes.runs import services
 from schemas.errors import InvalidConfig, Issue, Refused
 

@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 
 from infra.readmodel.deliveries import KINDS
 from infra.settings.alerts import ALERT_KINDS
-from producers.core.deliveries import page_of_deliveries, request_refs_check
+from producers.core.repositories.deliveries import page_of_deliveries, request_refs_check
 from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.rendering import html

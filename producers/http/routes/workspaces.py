@@ -11,7 +11,11 @@ from starlette.responses import Response
 from infra.readmodel.deliveries import KINDS, DeliveryFilter
 from infra.readmodel.registry import WorkspaceJson
 from infra.settings.alerts import ALERT_KINDS
-from producers.core.deliveries import ShownDelivery, page_of_deliveries, request_refs_check
+from producers.core.repositories.deliveries import (
+    ShownDelivery,
+    page_of_deliveries,
+    request_refs_check,
+)
 from producers.http.auth import actor_of
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, page_of, page_response

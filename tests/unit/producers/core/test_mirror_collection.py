@@ -6,7 +6,7 @@ from collections.abc import Container
 from infra.names import PostgresNames
 from infra.spine.ports.clock import SystemClock
 from infra.spine.postgres.pool import Database
-from producers.core.mirror_collection import collect_mirrors
+from producers.core.repositories.mirror_collection import collect_mirrors
 
 
 async def test_it_collects_at_start_with_the_ids_of_all_workspaces(database: Database) -> None:

@@ -12,7 +12,7 @@ from infra.readmodel.deliveries import KnownRefs
 from infra.spine.memory.event_log import MemoryLog
 from infra.spine.memory.event_log import World as MemoryWorld
 from infra.spine.ports.clock import ManualClock
-from producers.core.polling import LONGEST_PAUSE_S, Ages, Poller, RefSources, host_of
+from producers.core.repositories.polling import LONGEST_PAUSE_S, Ages, Poller, RefSources, host_of
 from schemas.errors import NotFound, RepositoryAway
 from schemas.events import RefsCheckRequested
 from schemas.ids import delivery_stream

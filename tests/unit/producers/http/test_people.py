@@ -1,6 +1,7 @@
 """People and their roles: what a person's API key may do, and when it stops working."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -146,10 +147,8 @@ async def owners_after_both_leave(app: Application, monkeypatch: pytest.MonkeyPa
     async def check_and_wait(connection: Any, organisation: str, person: str) -> None:
         await check(connection, organisation, person)
         looked[person == bea.id].set()
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(looked[person != bea.id].wait(), 0.5)
-        except TimeoutError:
-            pass
 
     monkeypatch.setattr(members_module, "_check_other_owner", check_and_wait)
     members = app.services.members

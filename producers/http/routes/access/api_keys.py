@@ -93,6 +93,12 @@ async def revoke(request: Request) -> Response:
     return ApiResponse({"revoked": revoked.id, "name": revoked.name})
 
 
+async def revoke_own(request: Request) -> Response:
+    """Refuse the API key of this request from now on, which needs no scope."""
+    revoked = await services(request).api_key_issuer.revoke_own(actor_of(request))
+    return ApiResponse({"revoked": revoked.id, "name": revoked.name})
+
+
 def _field(request: Request) -> str:
     """The name of an API key in an answer. Below the old path it is the old one."""
     return "token" if request.state.route.startswith(OLD_PATH) else "api_key"
@@ -112,12 +118,15 @@ def _lifetime_in(body: JsonBody) -> float | None:
 
 
 ROUTES = [
-    route
-    for path in ("/api-keys", OLD_PATH)
-    for route in (
-        ScopedRoute(path, create, scope="admin", methods=["POST"]),
-        ScopedRoute(path, index, scope="admin"),
-        ScopedRoute(f"{path}/{{ref}}/rotate", rotate, scope="admin", methods=["POST"]),
-        ScopedRoute(f"{path}/{{ref}}", revoke, scope="admin", methods=["DELETE"]),
-    )
+    ScopedRoute("/api-keys/self", revoke_own, scope="any", methods=["DELETE"]),
+    *(
+        route
+        for path in ("/api-keys", OLD_PATH)
+        for route in (
+            ScopedRoute(path, create, scope="admin", methods=["POST"]),
+            ScopedRoute(path, index, scope="admin"),
+            ScopedRoute(f"{path}/{{ref}}/rotate", rotate, scope="admin", methods=["POST"]),
+            ScopedRoute(f"{path}/{{ref}}", revoke, scope="admin", methods=["DELETE"]),
+        )
+    ),
 ]

@@ -4,9 +4,8 @@ from dataclasses import asdict
 
 from starlette.requests import Request
 
-from infra.identity.api_key_format import digest
 from infra.identity.sessions import CODE_S, Bearer, Holder, holder_of
-from producers.http.auth import actor_of
+from producers.http.auth import actor_of, key_sha256_of
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse, flag
 from producers.http.routes.runs import services
@@ -26,8 +25,8 @@ async def create_link(request: Request) -> ApiResponse:
     """A link that opens the dashboard once, for the API key of the request."""
     await body_of(request, ())
     core = services(request)
-    text = request.headers["authorization"].partition(" ")[2].strip()
-    code = await core.sessions.issue_code(Bearer(actor_of(request).api_key, digest(text)))
+    bearer = Bearer(actor_of(request).api_key, key_sha256_of(request))
+    code = await core.sessions.issue_code(bearer)
     url = f"{core.settings.public_url.rstrip('/')}/login?code={code}"
     return ApiResponse({"url": url, "expires_s": int(CODE_S)}, status_code=201)
 
