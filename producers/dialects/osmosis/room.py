@@ -7,6 +7,7 @@ from infra.settings.settings import Settings
 from producers.dialects.osmosis import (
     identity,
     metrics,
+    models,
     rollouts,
     secrets,
     training,
@@ -22,6 +23,7 @@ RESOURCES = (
     metrics,
     secrets,
     rollouts,
+    models,
 )
 
 

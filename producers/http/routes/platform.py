@@ -2,11 +2,8 @@
 exist."""
 
 import asyncio
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,19 +12,15 @@ from infra.readmodel.disks import disks
 from infra.readmodel.platform import oldest_waiting_s
 from infra.readmodel.wait_reasons import describe_holder
 from infra.telemetry import prometheus
-from producers.core.models.hub import parse_object
-from producers.core.models.model_facts import facts_of_config
+from producers.core.models.known_models import known_models
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services, waiting_for
 from producers.http.routing import ScopedRoute
 from schemas.events.pages import asyncapi_json
-from schemas.models.families import describe_families, forward_pass
-from schemas.models.scratch import describe_shapes
+from schemas.models.families import describe_families
 
 Samples = Mapping[str, float]
-
-NO_CONFIG = "its config.json is not in the cache"
 
 
 async def healthz(_: Request) -> Response:
@@ -167,44 +160,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def models(_: Request) -> Response:
-    cached = await asyncio.to_thread(lambda: list(_cached_models()))
-    models = [*describe_shapes(), *cached]
-    return ApiResponse({"models": models, "families": describe_families()})
-
-
-def _cached_models() -> Iterator[Mapping[str, object]]:
-    """Models in the Hugging Face cache of the user who runs the server."""
-    home = os.environ.get("HF_HOME") or _in_home(".cache/huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
-    for found in sorted(cache.glob("models--*--*")) if cache.is_dir() else ():
-        name = found.name.removeprefix("models--").replace("--", "/")
-        config = _newest_config(found)
-        facts = facts_of_config(config or {})
-        runs = forward_pass(config) if config else None
-        yield {
-            "name": name,
-            "kind": "hub",
-            "parameters": facts.parameters,
-            "context": facts.context,
-            "runs": runs.runs if runs else None,
-            "why": runs.why if runs else NO_CONFIG,
-        }
-
-
-def _newest_config(model: Path) -> Mapping[str, Any] | None:
-    """The config.json of the newest snapshot of a cached model that has one."""
-    files = sorted(model.glob("snapshots/*/config.json"), key=lambda f: f.lstat().st_mtime)
-    for file in reversed(files):
-        try:
-            return parse_object(file.read_bytes())
-        except OSError:
-            continue
-    return None
-
-
-def _in_home(path: str) -> str:
-    """A path in the home directory of this process's user. The user may have no home directory."""
-    return os.path.expanduser(f"~/{path}")  # noqa: PTH111 - the other raises without a home
+    return ApiResponse({"models": await known_models(), "families": describe_families()})
 
 
 def own_version() -> str:

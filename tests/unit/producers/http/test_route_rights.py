@@ -203,6 +203,12 @@ OSMOSIS = [
     Row("POST", "/api/cli/environment-secrets", "control", 400, content=WITHIN),
     Row("DELETE", "/api/cli/environment-secrets", "control", 400, content=WITHIN),
     Row("GET", "/api/cli/rollouts", "read", content=WITHIN),
+    Row("GET", "/api/cli/models/base", "read", content=WITHIN),
+    Row("GET", "/api/cli/models/base/{run_name}", "read", 404, content=WITHIN),
+    Row("GET", "/api/cli/models/lora", "read", content=WITHIN),
+    Row("GET", "/api/cli/models/{run_name}-step-3", "read", content=WITHIN),
+    Row("POST", "/api/cli/models/{run_name}-step-3/undeploy", "control", content=WITHIN),
+    Row("POST", "/api/cli/models/{run_name}-step-9/deploy", "control", 404, content=WITHIN),
 ]
 PAGES = [
     Row("GET", "/static/nothing", "open", 404),
