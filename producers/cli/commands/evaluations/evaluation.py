@@ -14,6 +14,7 @@ from producers.cli.command import command
 from producers.cli.command_tree import LIMIT, OFFSET, group
 from producers.cli.commands.evaluations.report import run
 from producers.cli.commands.evaluations.results import ENDED, EVAL, compare, download, samples
+from producers.cli.commands.evaluations.saved_files import files, summary_table
 from producers.cli.config_files import check_kind, read_config
 from producers.cli.datasets.generated import upload_datasets_of
 from producers.cli.display.confirm import confirm
@@ -194,7 +195,9 @@ def list_(client: Client, *, limit: int, offset: int) -> Output:
 def info(client: Client, ref: str) -> Output:
     """Show an evaluation: its reward and metrics."""
     answer = client.get(f"/evals/{path_segment(ref)}")
-    return Output(answer, _describe(answer["eval"]))
+    figures = client.get(f"/evals/{path_segment(ref)}/summary")
+    shown = (_describe(answer["eval"]), summary_table(figures["summary"]))
+    return Output({**answer, **figures}, *shown)
 
 
 def _describe(found: Document) -> Iterator[Part]:
@@ -257,5 +260,5 @@ def retry(client: Client, ref: str, *, watch: bool, as_json: bool) -> Output:
     return Output(answer, said)
 
 
-for more in (samples, download, compare, run):
+for more in (samples, download, files, compare, run):
     evaluation.add_command(more)

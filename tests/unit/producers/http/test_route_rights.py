@@ -97,6 +97,9 @@ TABLE = [
     Row("GET", "/api/v1/evals/{evaluation}/logs", "read"),
     Row("GET", "/api/v1/evals/{evaluation}/samples?offset=9", "read"),
     Row("GET", "/api/v1/evals/{evaluation}/rows", "read"),
+    Row("GET", "/api/v1/evals/{evaluation}/summary", "read"),
+    Row("GET", "/api/v1/evals/{evaluation}/files", "read"),
+    Row("GET", "/api/v1/evals/{evaluation}/files/nothing", "read", 404),
     Row("GET", "/api/v1/evals/{evaluation}/samples/{evaluation}-evaluate-0-0-0.0", "read", 404),
     Row(
         "GET",
