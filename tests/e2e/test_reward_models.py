@@ -86,12 +86,20 @@ def test_a_policy_learns_what_a_reward_model_pays_for(running: Platform) -> None
     assert rewards == pytest.approx([2 * score for score in scores])
     assert sum(scores[-4:]) / 4 > sum(scores[:4]) / 4 + 0.3, scores
     assert verify(running, run)["status"] == "verified"
-    refused = running.post("/runs", {"config": paid(reward_models=[{"model": "paid@last"}])})
-    (issue,) = refused.json()["issues"]
-    assert "is not a reward model but a policy of grpo" in issue["message"]
+    assert_refused(running, "paid@last", "is not a reward model but a policy of grpo")
     gone = running.api.delete("/runs/digits")
     assert gone.status_code == 409
     assert "need its checkpoints: paid" in gone.text
+
+
+def assert_refused(running: Platform, name: str, says: str) -> None:
+    """Assert that a run is refused that names this checkpoint as a reward model, and why."""
+    models = [{"model": name}]
+    answer = running.post("/runs", {"config": paid(reward_models=models), "workspace": "w"})
+    assert answer.status_code == 400
+    (issue,) = answer.json()["issues"]
+    assert issue["key"] == "advanced.reward_models[0].model"
+    assert says in issue["message"]
 
 
 def test_a_score_is_added_to_the_grader_of_a_rollout(running: Platform) -> None:
@@ -113,12 +121,7 @@ def test_a_score_is_added_to_the_grader_of_a_rollout(running: Platform) -> None:
     ],
 )
 def test_another_checkpoint_is_refused_at_submit(running: Platform, name: str, says: str) -> None:
-    models = [{"model": name}]
-    answer = running.post("/runs", {"config": paid(reward_models=models), "workspace": "w"})
-    assert answer.status_code == 400
-    (issue,) = answer.json()["issues"]
-    assert issue["key"] == "advanced.reward_models[0].model"
-    assert says in issue["message"]
+    assert_refused(running, name, says)
 
 
 def test_a_reward_model_is_refused_as_a_policy(running: Platform) -> None:
