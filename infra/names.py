@@ -1,36 +1,64 @@
 """Reserves the names of runs, workspaces, datasets and evaluations before the log has their events. It
 also reserves idempotency keys (kind `request`), each for the hash of its request.
 
-A name is taken in one statement by the id that will use it. So two requests at the same time never get
-the same name, even if the read model is far behind. Taking a name again for the same id changes nothing.
+A name is unique within its scope: the id of a workspace for runs, evaluations and the datasets of a
+workspace's API key, that of an organisation for workspaces and shared datasets, and nothing for what
+belongs to none. A name is taken in one statement by the id that will use it. So two requests at the same
+time never get the same name, even if the read model is far behind. Taking a name again for the same id
+changes nothing.
 """
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from infra.settings.sandbox_level import ONE_WORKSPACE
 from infra.settings.settings import Settings
 from infra.spine.postgres.pool import Database
-from schemas.errors import InvalidConfig
+from schemas.errors import Conflict, InvalidConfig
 
 Kind = Literal["run", "workspace", "dataset", "evaluation", "request"]
 
+MOST_NAMES = 1000
+"""How many names a list of them has at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenName:
+    """A name, the scope in which it is unique, and the id that holds it."""
+
+    name: str
+    scope: str
+    id: str
+
 
 class Names(Protocol):
-    async def take(self, kind: Kind, name: str, thing: str) -> str:
-        """Take `name` for `thing` (an id). Returns the id that holds the name now, which may be another
-        one."""
+    """The names of all kinds of things. A search in `scopes` finds names of these scopes alone; None
+    means all scopes."""
+
+    async def take(self, kind: Kind, name: str, thing: str, *, scope: str = "") -> str:
+        """Take `name` for `thing` (an id). Returns the id that holds the name in this scope now, which
+        may be another one."""
         ...
 
-    async def find_id(self, kind: Kind, name: str) -> str | None:
-        """Return the id that holds a name, or None."""
+    async def find_id(self, kind: Kind, name: str, *, scope: str = "") -> str | None:
+        """Return the id that holds a name in this scope, or None."""
+        ...
+
+    async def find_holders(
+        self, kind: Kind, name: str, *, scopes: Collection[str] | None = None
+    ) -> Sequence[TakenName]:
+        """The holders of a name in these scopes, oldest first; at most 1000."""
         ...
 
     async def release(self, kind: Kind, name: str, thing: str) -> None:
         """Release a name that `thing` took and will not use."""
         ...
 
-    async def all_names(self, kind: Kind) -> dict[str, str]:
-        """Return the names of this kind and their ids, oldest first; at most 1000."""
+    async def all_names(
+        self, kind: Kind, *, scopes: Collection[str] | None = None
+    ) -> Sequence[TakenName]:
+        """The names of this kind in these scopes, oldest first; at most 1000."""
         ...
 
 
@@ -40,31 +68,61 @@ class PostgresNames:
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
-    async def take(self, kind: Kind, name: str, thing: str) -> str:
+    async def take(self, kind: Kind, name: str, thing: str, *, scope: str = "") -> str:
         await self._pool.execute(
-            "insert into names (kind, name, id) values ($1, $2, $3) on conflict do nothing",
+            "insert into names (kind, name, id, scope) values ($1, $2, $3, $4) on conflict do nothing",
             kind,
             name,
             thing,
+            scope,
         )
-        return await self.find_id(kind, name) or thing
+        return await self.find_id(kind, name, scope=scope) or thing
 
-    async def find_id(self, kind: Kind, name: str) -> str | None:
+    async def find_id(self, kind: Kind, name: str, *, scope: str = "") -> str | None:
         holder: str | None = await self._pool.fetchval(
-            "select id from names where kind = $1 and name = $2", kind, name
+            "select id from names where kind = $1 and name = $2 and scope = $3", kind, name, scope
         )
         return holder
+
+    async def find_holders(
+        self, kind: Kind, name: str, *, scopes: Collection[str] | None = None
+    ) -> Sequence[TakenName]:
+        rows = await self._pool.fetch(
+            "select name, scope, id from names where kind = $1 and name = $2"
+            " and ($3::text[] is null or scope = any($3)) order by created_at, id limit $4",
+            kind,
+            name,
+            None if scopes is None else list(scopes),
+            MOST_NAMES,
+        )
+        return [TakenName(row["name"], row["scope"], row["id"]) for row in rows]
 
     async def release(self, kind: Kind, name: str, thing: str) -> None:
         await self._pool.execute(
             "delete from names where kind = $1 and name = $2 and id = $3", kind, name, thing
         )
 
-    async def all_names(self, kind: Kind) -> dict[str, str]:
+    async def all_names(
+        self, kind: Kind, *, scopes: Collection[str] | None = None
+    ) -> Sequence[TakenName]:
         rows = await self._pool.fetch(
-            "select name, id from names where kind = $1 order by created_at limit 1000", kind
+            "select name, scope, id from names where kind = $1"
+            " and ($2::text[] is null or scope = any($2)) order by created_at, id limit $3",
+            kind,
+            None if scopes is None else list(scopes),
+            MOST_NAMES,
         )
-        return {row["name"]: row["id"] for row in rows}
+        return [TakenName(row["name"], row["scope"], row["id"]) for row in rows]
+
+
+def several_error(kind: str, name: str, holders: Sequence[tuple[str, str | None]]) -> Conflict:
+    """The error for a name that several things have which the sender may see: the ids of these, each
+    with the name of its workspace (None: of none)."""
+    listed = ", ".join(f"{identity} ({place or 'no workspace'})" for identity, place in holders)
+    return Conflict(
+        f"{len(holders)} {kind}s have the name {name}: {listed}; give the id of one, or use an API key "
+        "of its workspace"
+    )
 
 
 async def workspace_ids(database: Database) -> frozenset[str]:
@@ -92,17 +150,32 @@ class MemoryNames:
     """`Names` in memory."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[Kind, str], str] = {}
+        self._held: dict[tuple[Kind, str, str], str] = {}
 
-    async def take(self, kind: Kind, name: str, thing: str) -> str:
-        return self._held.setdefault((kind, name), thing)
+    async def take(self, kind: Kind, name: str, thing: str, *, scope: str = "") -> str:
+        return self._held.setdefault((kind, name, scope), thing)
 
-    async def find_id(self, kind: Kind, name: str) -> str | None:
-        return self._held.get((kind, name))
+    async def find_id(self, kind: Kind, name: str, *, scope: str = "") -> str | None:
+        return self._held.get((kind, name, scope))
+
+    async def find_holders(
+        self, kind: Kind, name: str, *, scopes: Collection[str] | None = None
+    ) -> Sequence[TakenName]:
+        known = await self.all_names(kind, scopes=scopes)
+        return [taken for taken in known if taken.name == name]
 
     async def release(self, kind: Kind, name: str, thing: str) -> None:
-        if self._held.get((kind, name)) == thing:
-            del self._held[(kind, name)]
+        held = [
+            key for key, holder in self._held.items() if (*key[:2], holder) == (kind, name, thing)
+        ]
+        for key in held:
+            del self._held[key]
 
-    async def all_names(self, kind: Kind) -> dict[str, str]:
-        return {name: thing for (k, name), thing in self._held.items() if k == kind}
+    async def all_names(
+        self, kind: Kind, *, scopes: Collection[str] | None = None
+    ) -> Sequence[TakenName]:
+        return [
+            TakenName(name, scope, thing)
+            for (k, name, scope), thing in self._held.items()
+            if k == kind and (scopes is None or scope in scopes)
+        ][:MOST_NAMES]

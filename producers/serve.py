@@ -82,7 +82,11 @@ async def serve(settings: Settings) -> int:
         given = {
             "repositories": services.repositories,
             "forges": forges,
-            "submissions": RunSubmissions(services.submitter, level=settings.sandbox),
+            "submissions": RunSubmissions(
+                services.submitter,
+                level=settings.sandbox,
+                home_of=services.organisations.home_of,
+            ),
         }
         async with open_runtime(hosting, backend, settings, given=given) as runtime:
             collecting_mirrors = collect_mirrors(

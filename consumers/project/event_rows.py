@@ -124,6 +124,7 @@ def dataset_registered(event: DatasetRegistered, at: datetime) -> tuple[Write, .
         original=event.original.model_dump_json(),
         created_at=at,
         workspace=event.workspace,
+        organisation=event.organisation,
     )
     return (put,)
 

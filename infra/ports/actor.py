@@ -2,13 +2,13 @@
 
 The guard of the API makes an actor from the API key of a request. While the request is served,
 `acting` returns it. So the log can name the actor on each event that a request appends, and queries
-can leave out what belongs to other workspaces, without every caller passing it on.
+can leave out what belongs to other workspaces and organisations, without every caller passing it on.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, get_args
 
@@ -133,8 +133,41 @@ def acting() -> Actor | None:
     return _ACTING.get()
 
 
-def bound_workspace() -> str | None:
-    """The only workspace (id) whose things this task may see; None when it may see all."""
+def visible_workspaces() -> list[str] | None:
+    """The workspaces (ids) whose things this task may see, for queries; None when it may see all."""
+    actor = _ACTING.get()
+    visible = actor.visible if actor is not None else None
+    return None if visible is None else sorted(visible)
+
+
+def visible_organisation() -> str | None:
+    """The organisation (id) whose shared things this task may see; None when it may see all."""
+    actor = _ACTING.get()
+    return actor.home if actor is not None and actor.is_confined else None
+
+
+def is_confined() -> bool:
+    """Whether there are things that this task may not see."""
+    actor = _ACTING.get()
+    return actor is not None and actor.is_confined
+
+
+def own_workspace() -> str | None:
+    """The workspace (id) of what this task makes without naming one: that of its API key, or the only
+    one of the key's organisation. None for a key of the installation, and with several."""
+    actor = _ACTING.get()
+    visible = actor.visible if actor is not None else None
+    return next(iter(visible)) if visible is not None and len(visible) == 1 else None
+
+
+def own_organisation() -> str:
+    """The organisation (id) of what this task makes."""
+    actor = _ACTING.get()
+    return actor.home if actor is not None else MAIN
+
+
+def key_workspace() -> str | None:
+    """The workspace (id) that this task's API key is bound to; None for a key of several."""
     actor = _ACTING.get()
     return actor.workspace if actor is not None else None
 
@@ -143,14 +176,41 @@ def may_see(workspace: str | None) -> bool:
     """Whether this task may see something that belongs to a workspace (None: to no workspace). The run
     of a push may also start from what belongs to none."""
     actor = _ACTING.get()
-    if actor is None or actor.workspace is None:
+    if actor is None or (visible := actor.visible) is None:
         return True
-    return workspace == actor.workspace or (workspace is None and actor.api_key == PUSH)
+    return workspace in visible or (workspace is None and actor.api_key == PUSH)
 
 
-def may_use_dataset(workspace: str | None) -> bool:
-    """Whether this task may read a dataset of a workspace. One that belongs to none is shared."""
-    return workspace is None or may_see(workspace)
+def may_use_dataset(workspace: str | None, organisation: str | None = None) -> bool:
+    """Whether this task may read a dataset of a workspace. One that belongs to none is shared within
+    its organisation."""
+    if workspace is not None:
+        return may_see(workspace)
+    own = visible_organisation()
+    return own is None or own == (organisation or MAIN)
+
+
+def may_change_shared(organisation: str | None) -> bool:
+    """Whether this task may delete what all workspaces of an organisation share: an API key that is
+    bound to a workspace may not."""
+    actor = _ACTING.get()
+    if actor is None or not actor.is_confined:
+        return True
+    return actor.workspace is None and actor.home == (organisation or MAIN)
+
+
+@contextmanager
+def narrowed_to(workspace: str, organisation: str) -> Iterator[None]:
+    """Let the block see and make only things of one workspace of an organisation (their ids), on behalf
+    of the same actor."""
+    actor = _ACTING.get()
+    if actor is None:
+        raise AssertionError("there is no actor to narrow")
+    token = _ACTING.set(replace(actor, workspace=workspace, organisation=organisation))
+    try:
+        yield
+    finally:
+        _ACTING.reset(token)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ others do not exist."""
 from datetime import datetime
 from typing import TypedDict, cast
 
-from infra.ports.actor import bound_workspace
+from infra.ports.actor import visible_workspaces
 from infra.readmodel.runs import PageRange
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
@@ -38,7 +38,7 @@ class CheckpointPages:
     ) -> tuple[list[CheckpointJson], int]:
         """A page of checkpoints, and how many there are in all; only of runs with this tuning, if one is
         given."""
-        chosen = (bound_workspace(), tuning)
+        chosen = (visible_workspaces(), tuning)
         rows = await self._pool.fetch(SQL["page_of_checkpoints"], *chosen, page.limit, page.offset)
         total = await self._pool.fetchval(SQL["count_checkpoints"], *chosen)
         return [cast(CheckpointJson, dict(row)) for row in rows], int(total)

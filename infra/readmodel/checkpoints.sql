@@ -2,7 +2,7 @@
 -- `infra/spine/postgres/queries.py`.
 
 -- part: shown
-($1::text is null or r.workspace = $1)
+($1::text[] is null or r.workspace = any($1::text[]))
 and ($2::text is null or r.config::json -> 'advanced' ->> 'tuning' = $2)
 
 -- name: page_of_checkpoints

@@ -1,11 +1,11 @@
-"""The queries of the API about deployments. For an API key that is bound to a workspace, the
-deployments of others do not exist."""
+"""The queries of the API about deployments. For an API key that is bound to a workspace
+or an organisation, the deployments of others do not exist."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypedDict, cast
 
-from infra.ports.actor import bound_workspace
+from infra.ports.actor import visible_workspaces
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.deployments import ServedModel
@@ -73,12 +73,12 @@ class Deployments:
 
     async def all_deployments(self) -> list[Deployment]:
         """All deployments, the active ones first, then the newest."""
-        rows = await self._pool.fetch(SQL["deployments"], bound_workspace())
+        rows = await self._pool.fetch(SQL["deployments"], visible_workspaces())
         return [_deployment(row) for row in rows]
 
     async def get_deployment(self, name: str) -> Deployment | None:
         """The deployment with this name; None when there never was one."""
-        row = await self._pool.fetchrow(SQL["deployment"], bound_workspace(), name)
+        row = await self._pool.fetchrow(SQL["deployment"], visible_workspaces(), name)
         return _deployment(row) if row else None
 
     async def is_of_other(self, name: str, workspace: str | None) -> bool:

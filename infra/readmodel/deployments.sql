@@ -17,11 +17,11 @@ from deployments d left join lateral (
   from inference_usage where model = d.served::json ->> 'base_name' || ':' || d.deployment) u on true
 
 -- name: deployments
-{select_deployments} where $1::text is null or {owner} = $1
+{select_deployments} where $1::text[] is null or {owner} = any($1)
 order by d.status = 'active' desc, d.created_at desc, d.deployment
 
 -- name: deployment
-{select_deployments} where d.deployment = $2 and ($1::text is null or {owner} = $1)
+{select_deployments} where d.deployment = $2 and ($1::text[] is null or {owner} = any($1))
 
 -- Whether a name was used by another workspace than this one.
 

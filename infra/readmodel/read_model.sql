@@ -66,10 +66,10 @@ r.archived_at is null
 $2::text is null
 
 -- part: of_workspace
-r.workspace = $3
+r.workspace = any($3::text[])
 
 -- part: of_any_workspace
-$3::text is null
+$3::text[] is null
 
 -- Exact names. A workspace is named by its id or its name.
 
@@ -167,8 +167,8 @@ and greatest(r.completed_at, r.restored_at) < $1 order by r.completed_at limit 1
 
 -- name: run
 select {run_summary}, r.config from runs r
-where (r.run = $1 or r.name = $1) and ($2::text is null or r.workspace = $2)
-order by (r.run = $1) desc, r.created_at desc limit 1
+where (r.run = $1 or r.name = $1) and ($2::text[] is null or r.workspace = any($2))
+order by (r.run = $1) desc, r.created_at desc limit 100
 
 -- The newest runs with the model, data, code and workspace of a run, and with it.
 
@@ -177,7 +177,7 @@ select {run_summary}, r.config from runs r join runs x on x.run = $1
 where r.model = x.model and r.dataset_ref = x.dataset_ref and r.algorithm = x.algorithm
 and r.rollout is not distinct from x.rollout and r.commit_sha is not distinct from x.commit_sha
 and r.workspace is not distinct from x.workspace and r.archived_at is null
-and ($2::text is null or r.workspace = $2)
+and ($2::text[] is null or r.workspace = any($2))
 order by r.run = $1 desc, r.created_at desc, r.run limit $3
 
 -- name: begin_run_notes
@@ -450,32 +450,35 @@ order by xid asc, position asc, line asc limit $5
 
 -- part: datasets_and_uploads
 (select dataset as id, name, 'uploaded' as status, null as error, file_name, file_size,
-   num_rows, columns, ref::json -> 'content' ->> 'sha256' as sha256, created_at, workspace from datasets
+   num_rows, columns, ref::json -> 'content' ->> 'sha256' as sha256, created_at, workspace, organisation
+ from datasets
  union all
  select id, name, status, error, file_name, null::bigint, null::integer, null, null,
-   created_at, workspace from dataset_uploads u
+   created_at, workspace, organisation from dataset_uploads u
  where not exists (select from datasets d where d.dataset = u.id))
 
--- A dataset that belongs to no workspace is shared.
+-- A dataset that belongs to no workspace is shared within its organisation.
 
 -- part: dataset_to_show
-($1::text is null or d.workspace is null or d.workspace = $1)
+($1::text[] is null or d.workspace = any($1)
+  or d.workspace is null and coalesce(d.organisation, 'main') = $2::text)
 
 -- name: page_of_datasets
 select * from {datasets_and_uploads} d
-where {dataset_to_show} order by created_at desc, id limit $2 offset $3
+where {dataset_to_show} order by created_at desc, id limit $3 offset $4
 
 -- name: count_datasets
 select count(*) from {datasets_and_uploads} d where {dataset_to_show}
 
 -- name: dataset
-select * from {datasets_and_uploads} d
-where (id = $2 or name = $2) and {dataset_to_show}
-order by (id = $2) desc, (status = 'uploaded') desc limit 1
+select d.*, (select w.name from workspaces w where w.workspace = d.workspace) as workspace_name
+from {datasets_and_uploads} d
+where (id = $3 or name = $3) and {dataset_to_show}
+order by (id = $3) desc, (status = 'uploaded') desc, created_at limit 100
 
 -- name: announce_upload
-insert into dataset_uploads as u (id, name, file_name, status, workspace)
-values ($1, $2, $3, 'pending', $4) on conflict (id) do update
+insert into dataset_uploads as u (id, name, file_name, status, workspace, organisation)
+values ($1, $2, $3, 'pending', $4, $5) on conflict (id) do update
 set file_name = excluded.file_name, status = 'pending', error = null,
   uploader = null, rejected_at = null, issues = null
 where $4::text is null or u.workspace = $4
@@ -483,7 +486,8 @@ returning id
 
 -- name: upload
 select name, file_name from dataset_uploads
-where id = $1 and ($2::text is null or workspace = $2)
+where id = $1 and ($2::text[] is null or workspace = any($2)
+  or workspace is null and coalesce(organisation, 'main') = $3::text)
 
 -- name: forget_upload
 delete from dataset_uploads where id = $1
@@ -499,24 +503,29 @@ where id = $1
 -- An upload that an earlier version rejected has no `rejected_at`.
 
 -- part: rejected_uploads
-(select id, name, file_name, error, issues, uploader, workspace,
+(select id, name, file_name, error, issues, uploader, workspace, organisation,
    coalesce(rejected_at, created_at) as rejected_at
  from dataset_uploads where status = 'error')
 
 -- name: page_of_rejected_uploads
 select * from {rejected_uploads} d
-where {dataset_to_show} order by rejected_at desc, id limit $2
+where {dataset_to_show} order by rejected_at desc, id limit $3
 
 -- name: count_rejected_uploads
 select count(*) from {rejected_uploads} d where {dataset_to_show}
 
 -- name: rejected_upload
-select * from {rejected_uploads} d where id = $2 and {dataset_to_show}
+select * from {rejected_uploads} d where id = $3 and {dataset_to_show}
 
 -- part: select_workspaces
 select workspace as id, name, url, status, commit_sha, rollouts,
   nullif(error, '') as error, created_at, updated_at, nullif(forge, '') as forge,
-  default_branch, refs_at, nullif(refs_error, '') as refs_error, push_error, status_error from workspaces
+  default_branch, refs_at, nullif(refs_error, '') as refs_error, push_error, status_error,
+  coalesce(home.organisation, 'main') as organisation, home.repository from workspaces
+left join lateral (
+  select o.name as organisation, h.repository from workspace_homes h join organisations o on o.id = h.organisation
+  where h.workspace = workspaces.workspace
+) home on true
 left join lateral (
   select case
     when p.error is not null then p.ref || ' at ' || left(p.after, 12) || ': ' || p.error
@@ -535,15 +544,15 @@ left join lateral (
 ) answered on true
 
 -- name: page_of_workspaces
-{select_workspaces} where $1::text is null or workspace = $1
+{select_workspaces} where $1::text[] is null or workspace = any($1)
 order by created_at desc, workspace limit $2 offset $3
 
 -- name: count_workspaces
-select count(*) from workspaces where $1::text is null or workspace = $1
+select count(*) from workspaces where $1::text[] is null or workspace = any($1)
 
 -- name: workspace
-{select_workspaces} where (workspace = $1 or name = $1) and ($2::text is null or workspace = $2)
-order by (workspace = $1) desc limit 1
+{select_workspaces} where (workspace = $1 or name = $1) and ($2::text[] is null or workspace = any($2))
+order by (workspace = $1) desc, created_at limit 100
 
 -- name: refs_digests
 select workspace, refs_digest as digest, nullif(refs_error, '') as error from workspaces
@@ -602,10 +611,10 @@ select evaluation as id, name, status, model, dataset, rollout, reward, metrics,
   as completed from evaluations e
 
 -- part: in_workspace
-coalesce(e.workspace, (select r.workspace from runs r where r.run = e.run)) = $1
+coalesce(e.workspace, (select r.workspace from runs r where r.run = e.run)) = any($1::text[])
 
 -- part: in_any_workspace
-$1::text is null
+$1::text[] is null
 
 -- name: page_of_evaluations
 {select_evaluations} where run is null and {evaluation_to_show: in_workspace | in_any_workspace}
@@ -616,9 +625,12 @@ select count(*) from evaluations e
 where run is null and {evaluation_to_show: in_workspace | in_any_workspace}
 
 -- name: evaluation
-{select_evaluations} where (evaluation = $2 or name = $2)
+select x.*, r.run as validated_run, w.name as workspace_name from ({select_evaluations}
+where (evaluation = $2 or name = $2)
 and {evaluation_to_show: in_workspace | in_any_workspace}
-order by (evaluation = $2) desc, created_at desc limit 1
+order by (evaluation = $2) desc, created_at desc limit 100) x
+join evaluations r on r.evaluation = x.id left join workspaces w on w.workspace = r.workspace
+order by (x.id = $2) desc, x.created_at desc
 
 
 -- == Dead letters =========================================================================================

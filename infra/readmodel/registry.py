@@ -2,12 +2,20 @@
 is bound to a workspace, the things of others do not exist. The notes on runs do not follow from the
 log, so a rebuild leaves them as they are, and they are deleted with their run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
-from infra.ports.actor import acting, bound_workspace
+from infra.names import several_error
+from infra.ports.actor import (
+    MAIN,
+    acting,
+    key_workspace,
+    own_organisation,
+    visible_organisation,
+    visible_workspaces,
+)
 from infra.readmodel.runs import PageRange
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
@@ -20,7 +28,8 @@ MAX_ERROR = 1000
 
 
 class DatasetJson(TypedDict):
-    """`columns` is JSON text. `workspace` is the only one that may use the dataset; None: all."""
+    """`columns` is JSON text. `workspace` is the only one that may use the dataset; None: all of
+    `organisation` (an id; None: of `main`)."""
 
     id: str
     name: str
@@ -33,6 +42,7 @@ class DatasetJson(TypedDict):
     sha256: str | None
     created_at: datetime
     workspace: str | None
+    organisation: str | None
 
 
 class RejectedUpload(TypedDict):
@@ -46,13 +56,15 @@ class RejectedUpload(TypedDict):
     issues: str | None
     uploader: str | None
     workspace: str | None
+    organisation: str | None
     rejected_at: datetime
 
 
 class WorkspaceJson(TypedDict):
     """`rollouts` is JSON text. `forge` is the connected forge. `refs_error` says why its refs could
     not be listed, `push_error` what is wrong with the newest push that was examined, and
-    `status_error` why the forge refused the last status of a commit."""
+    `status_error` why the forge refused the last status of a commit. `organisation` is a name, and
+    `repository` is `owner/repo`, which names the workspace too."""
 
     id: str
     name: str
@@ -69,6 +81,8 @@ class WorkspaceJson(TypedDict):
     refs_error: str | None
     push_error: str | None
     status_error: str | None
+    organisation: str
+    repository: str | None
 
 
 class EvaluationJson(TypedDict):
@@ -116,43 +130,39 @@ class Registry:
     async def datasets(self, page: PageRange) -> tuple[list[DatasetJson], int]:
         """A page of datasets, the newest first, and how many there are in all. Uploads that are not
         datasets yet are included."""
-        rows = await self._pool.fetch(
-            SQL["page_of_datasets"],
-            bound_workspace(),
-            page.limit,
-            page.offset,
-        )
-        total = await self._pool.fetchval(SQL["count_datasets"], bound_workspace())
+        reach = (visible_workspaces(), visible_organisation())
+        rows = await self._pool.fetch(SQL["page_of_datasets"], *reach, page.limit, page.offset)
+        total = await self._pool.fetchval(SQL["count_datasets"], *reach)
         return [cast(DatasetJson, dict(row)) for row in rows], int(total)
 
     async def dataset(self, ref: str) -> DatasetJson | None:
-        """A dataset or upload by id or name."""
-        row = await self._pool.fetchrow(
-            SQL["dataset"],
-            bound_workspace(),
-            ref,
+        """A dataset or upload by id or name. For an API key that is bound to a workspace, that of the
+        workspace comes before a shared one. Raises Conflict when several have the name."""
+        rows = await self._pool.fetch(
+            SQL["dataset"], visible_workspaces(), visible_organisation(), ref
         )
-        return cast(DatasetJson, dict(row)) if row else None
+        own = key_workspace()
+        nearest = [row for row in rows if own is not None and row["workspace"] == own]
+        row = _only("dataset", ref, nearest or rows)
+        return cast(DatasetJson, row)
 
     async def workspaces(self, page: PageRange) -> tuple[list[WorkspaceJson], int]:
         """A page of workspaces, the newest first, and how many there are in all."""
         rows = await self._pool.fetch(
             SQL["page_of_workspaces"],
-            bound_workspace(),
+            visible_workspaces(),
             page.limit,
             page.offset,
         )
-        total = await self._pool.fetchval(SQL["count_workspaces"], bound_workspace())
+        total = await self._pool.fetchval(SQL["count_workspaces"], visible_workspaces())
         return [cast(WorkspaceJson, dict(row)) for row in rows], int(total)
 
     async def workspace(self, ref: str) -> WorkspaceJson | None:
-        """A workspace by id or name."""
-        row = await self._pool.fetchrow(
-            SQL["workspace"],
-            ref,
-            bound_workspace(),
-        )
-        return cast(WorkspaceJson, dict(row)) if row else None
+        """A workspace by id or name. Raises Conflict when several have the name."""
+        rows = await self._pool.fetch(SQL["workspace"], ref, visible_workspaces())
+        if len(rows) > 1 and rows[0]["id"] != ref:
+            raise several_error("workspace", ref, [(r["id"], r["organisation"]) for r in rows])
+        return cast(WorkspaceJson, dict(rows[0])) if rows else None
 
 
 class Evaluations:
@@ -165,23 +175,25 @@ class Evaluations:
         """A page of evaluations, the newest first, and how many there are in all."""
         rows = await self._pool.fetch(
             SQL.variant("page_of_evaluations", evaluation_to_show=_reach()),
-            bound_workspace(),
+            visible_workspaces(),
             page.limit,
             page.offset,
         )
         total = await self._pool.fetchval(
-            SQL.variant("count_evaluations", evaluation_to_show=_reach()), bound_workspace()
+            SQL.variant("count_evaluations", evaluation_to_show=_reach()), visible_workspaces()
         )
         return [cast(EvaluationJson, dict(row)) for row in rows], int(total)
 
     async def get_evaluation(self, ref: str) -> EvaluationJson | None:
-        """An evaluation by id or name."""
-        row = await self._pool.fetchrow(
-            SQL.variant("evaluation", evaluation_to_show=_reach()),
-            bound_workspace(),
-            ref,
+        """An evaluation by id or name. Raises Conflict when several have the name."""
+        rows = await self._pool.fetch(
+            SQL.variant("evaluation", evaluation_to_show=_reach()), visible_workspaces(), ref
         )
-        return cast(EvaluationJson, dict(row)) if row else None
+        asked = [row for row in rows if row["validated_run"] is None]
+        row = _only("evaluation", ref, asked or rows[:1])
+        if row is not None:
+            del row["validated_run"]
+        return cast(EvaluationJson, row)
 
     async def groups(self, evaluation: str) -> list[EvaluationGroup]:
         """All graded groups of an evaluation (its id), by slot; those of later retries come later."""
@@ -201,8 +213,20 @@ class Evaluations:
         ]
 
 
+def _only(kind: str, ref: str, rows: Sequence[Any]) -> dict[str, Any] | None:
+    """The only row, or that with this id, without the name of its workspace. None without rows. Raises
+    Conflict for several."""
+    if not rows:
+        return None
+    if len(rows) > 1 and rows[0]["id"] != ref:
+        raise several_error(kind, ref, [(row["id"], row["workspace_name"]) for row in rows])
+    found = dict(rows[0])
+    del found["workspace_name"]
+    return found
+
+
 def _reach() -> str:
-    return "in_any_workspace" if bound_workspace() is None else "in_workspace"
+    return "in_any_workspace" if visible_workspaces() is None else "in_workspace"
 
 
 class Uploads:
@@ -219,7 +243,8 @@ class Uploads:
             upload,
             name,
             file_name,
-            bound_workspace(),
+            key_workspace(),
+            None if (organisation := own_organisation()) == MAIN else organisation,
         )
         if announced is None:
             raise Conflict(
@@ -228,7 +253,8 @@ class Uploads:
 
     async def find_upload(self, upload: str) -> tuple[str, str] | None:
         """The name and the file name of an announced upload."""
-        row = await self._pool.fetchrow(SQL["upload"], upload, bound_workspace())
+        shared = None if key_workspace() is not None else visible_organisation()
+        row = await self._pool.fetchrow(SQL["upload"], upload, visible_workspaces(), shared)
         return (row["name"], row["file_name"]) if row else None
 
     async def forget(self, upload: str) -> None:
@@ -253,13 +279,16 @@ class Uploads:
 
     async def list_rejected(self, limit: int) -> tuple[list[RejectedUpload], int]:
         """The uploads that were refused last, the newest first, and how many there are in all."""
-        rows = await self._pool.fetch(SQL["page_of_rejected_uploads"], bound_workspace(), limit)
-        total = await self._pool.fetchval(SQL["count_rejected_uploads"], bound_workspace())
+        reach = (visible_workspaces(), visible_organisation())
+        rows = await self._pool.fetch(SQL["page_of_rejected_uploads"], *reach, limit)
+        total = await self._pool.fetchval(SQL["count_rejected_uploads"], *reach)
         return [cast(RejectedUpload, dict(row)) for row in rows], int(total)
 
     async def find_rejected(self, upload: str) -> RejectedUpload | None:
         """The upload with this id, if it was refused."""
-        row = await self._pool.fetchrow(SQL["rejected_upload"], bound_workspace(), upload)
+        row = await self._pool.fetchrow(
+            SQL["rejected_upload"], visible_workspaces(), visible_organisation(), upload
+        )
         return cast(RejectedUpload, dict(row)) if row else None
 
 

@@ -146,6 +146,7 @@ class PutDataset:
     original: str
     created_at: datetime
     workspace: str | None = None
+    organisation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

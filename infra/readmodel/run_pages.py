@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, cast
 
-from infra.ports.actor import bound_workspace
+from infra.ports.actor import visible_workspaces
 from infra.readmodel.runs import PageRange, RunJson, escape_like
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
@@ -218,16 +218,16 @@ def _status_part(status: str | None) -> str:
     return "with_status" if status else "with_any_status"
 
 
-def _selection(found: RunFilter) -> tuple[dict[str, str], tuple[str | None, ...]]:
+def _selection(found: RunFilter) -> tuple[dict[str, str], tuple[object, ...]]:
     """The parts of a query that select these runs, and its first arguments."""
-    workspace, kind = bound_workspace(), found.kind
+    workspaces, kind = visible_workspaces(), found.kind
     parts = {
         "status": _status_part(found.status),
         "archived": "archived" if found.archived else "present",
         "words": "with_words" if found.search else "with_any_words",
-        "reach": "of_any_workspace" if workspace is None else "of_workspace",
+        "reach": "of_any_workspace" if workspaces is None else "of_workspace",
         "kind": "of_any_kind" if kind == ANY_KIND else "narrowed",
     }
     pattern = f"%{escape_like(found.search)}%" if found.search else None
     names = (kind.dataset, kind.model, kind.rollout, kind.workspace, kind.creator, kind.tag)
-    return parts, (found.status, pattern, workspace, *names)
+    return parts, (found.status, pattern, workspaces, *names)

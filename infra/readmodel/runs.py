@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypedDict, cast
 
-from infra.ports.actor import bound_workspace
+from infra.names import several_error
+from infra.ports.actor import visible_workspaces
 from infra.spine.ports.event_log import Cursor
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
@@ -143,15 +144,14 @@ class Runs:
         return [cast(RunJson, dict(row)) for row in rows]
 
     async def get_run(self, ref: str) -> tuple[RunJson, str] | None:
-        """A run by id or name, and its config as JSON text."""
-        row = await self._pool.fetchrow(
-            SQL["run"],
-            ref,
-            bound_workspace(),
-        )
-        if row is None:
+        """A run by id or name, and its config as JSON text. Raises Conflict when several runs have the
+        name."""
+        rows = await self._pool.fetch(SQL["run"], ref, visible_workspaces())
+        if not rows:
             return None
-        values = dict(row)
+        if len(rows) > 1 and rows[0]["id"] != ref:
+            raise several_error("run", ref, [(one["id"], one["workspace_name"]) for one in rows])
+        values = dict(rows[0])
         config = values.pop("config")
         return cast(RunJson, values), config
 
@@ -159,7 +159,7 @@ class Runs:
         """A run (its id), and the newest ones with its model, data, code and workspace that are not
         archived, each with its config as JSON text."""
         found = []
-        for row in await self._pool.fetch(SQL["runs_beside"], run, bound_workspace(), most):
+        for row in await self._pool.fetch(SQL["runs_beside"], run, visible_workspaces(), most):
             values = dict(row)
             config = values.pop("config")
             found.append((cast(RunJson, values), config))

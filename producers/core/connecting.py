@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from infra.ports.actor import MAIN
 from infra.repositories.forge_connections import ForgeConnection, ForgeConnections
 from infra.repositories.forges.address import guess_forge, is_local
 from infra.repositories.forges.api import ForgeApis
@@ -17,7 +18,7 @@ from infra.repositories.forges.forge import PushHook
 from infra.repositories.git.credentials import AppCredential, Credential, GitCredential
 from infra.spine.ports.clock import Clock
 from infra.spine.ports.event_log import Cursor, EventStore
-from producers.core.workspaces import NAME, Workspace, Workspaces
+from producers.core.workspaces import NAME, Workspace, Workspaces, check_address
 from schemas.errors import ForgeAway, InvalidConfig, Issue, NotFound, Refused
 from schemas.events import (
     ForgeKind,
@@ -41,12 +42,14 @@ LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ConnectRequest:
-    """A request to connect a repository: its URL or directory, or the name of a workspace."""
+    """A request to connect a repository: its URL or directory, or the name of a workspace.
+    `organisation` (id) is whose workspace it is; without one, the sender's."""
 
     url: str
     name: str | None = None
     forge: ForgeKind | None = None
     credential: Credential | None = field(default=None, repr=False)
+    organisation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Connecting:
         when the repository cannot be opened with the credential, and ForgeAway when its forge does not
         answer."""
         known = await self._find_known(request)
+        if known is None:
+            check_address(request.url)
         url = known.url if known else request.url
         forge = _forge_kind(request.forge, url)
         before = await self._readable(known.id) if known else None
@@ -133,8 +138,12 @@ class Connecting:
     async def _find_known(self, request: ConnectRequest) -> Workspace | None:
         """The workspace of a URL, or the one whose name the request holds in place of a URL."""
         if NAME.fullmatch(request.url) and request.name is None:
-            return await self.workspaces.find_workspace(request.url)
-        return await self.workspaces.find_url(request.url, request.name)
+            return await self.workspaces.find_workspace(
+                request.url, organisation=request.organisation
+            )
+        return await self.workspaces.find_url(
+            request.url, request.name, organisation=request.organisation
+        )
 
     async def _is_complete(self, workspace: Workspace) -> bool:
         """Whether the connection that is stored was completed. One that was cut off before its event has
@@ -171,7 +180,9 @@ class Connecting:
         async def check(url: str) -> str:
             return await self.check(url, opened)
 
-        recorded = await self.workspaces.add(request.url, request.name, check=check)
+        recorded = await self.workspaces.add(
+            request.url, request.name, check=check, organisation=request.organisation
+        )
         return await self.workspaces.find_workspace(recorded.event.run_id)
 
     async def _readable(self, workspace: str) -> ForgeConnection | None:
@@ -229,7 +240,8 @@ class Connecting:
         return HookState(self._hook_url(workspace), secret, hook.done, hook.problem)
 
     def _hook_url(self, workspace: Workspace) -> str:
-        return f"{self.public_url}/webhooks/{workspace.name}"
+        ref = workspace.name if workspace.organisation == MAIN else workspace.id
+        return f"{self.public_url}/webhooks/{ref}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
 """Finds runs, evaluations and checkpoints by name or id. It reads the log itself, so it never waits
 for the read model, except for the metrics that choose a best checkpoint. For an API key that is
-bound to a workspace, the things of others do not exist."""
+bound to a workspace or an organisation, the things of others do not exist."""
 
 import difflib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from infra.names import Kind, Names
-from infra.ports.actor import bound_workspace, may_see
+from infra.names import Kind, Names, several_error
+from infra.ports.actor import is_confined, may_see, visible_workspaces
 from infra.spine.ports.event_log import Cursor, EventStore
 from schemas.algorithms import SCORED
 from schemas.artifact_refs import ArtifactRef
@@ -18,6 +19,7 @@ from schemas.deployments import ref_of_name
 from schemas.errors import Conflict, InvalidConfig, NotFound
 from schemas.events import (
     CheckpointSaved,
+    CommitRequested,
     EvaluationRequested,
     Event,
     RunArchived,
@@ -34,6 +36,9 @@ CHECKPOINT = re.compile(
 
 LOWER_IS_BETTER = ("loss", "kl", "grad_norm", "perplexity", "truncated_ratio")
 """How the names of metrics end of which the lowest value is the best one."""
+
+
+T = TypeVar("T", RunRequested, EvaluationRequested)
 
 
 class Curves(Protocol):
@@ -93,23 +98,44 @@ class Lookup:
     """Finds runs and checkpoints by name or id. All methods raise NotFound, which says what to do
     next."""
 
-    def __init__(self, log: EventStore, names: Names, *, curves: Curves | None = None) -> None:
-        """Without `curves`, no checkpoint is found by a metric."""
+    def __init__(
+        self,
+        log: EventStore,
+        names: Names,
+        *,
+        curves: Curves | None = None,
+        workspace: str | None = None,
+    ) -> None:
+        """Without `curves`, no checkpoint is found by a metric. With a `workspace` (id), a name of
+        one of its things means that one, whatever others have the name."""
         self._log = log
         self._names = names
         self._curves = curves
+        self._workspace = workspace
+
+    def within(self, workspace: str | None) -> "Lookup":
+        """The same lookup for a request that names a workspace (id)."""
+        return Lookup(self._log, self._names, curves=self._curves, workspace=workspace)
 
     async def run(self, ref: str) -> RunRequested:
         """The event that requested the run, with the run's current name."""
-        identity = await self._identity("run", ref)
-        event = await self._first(run_stream(identity), identity, RunRequested.type)
-        if not isinstance(event, RunRequested) or not may_see(event.owner_workspace):
+        found = [await self._requested_run(identity) for identity in await self._ids("run", ref)]
+        seen = [one for one in found if one is not None]
+        if not seen:
             raise await self._unknown("run", ref, "`headrace train list` shows all")
+        event = await self._only("run", ref, seen)
+        identity = event.run
         names = [RunRenamed.type, RunArchived.type]
         for recorded in await self._log.read(identity, after=Cursor(), limit=1000, types=names):
             if isinstance(recorded.event, RunRenamed | RunArchived):
                 event = event.model_copy(update={"run_name": recorded.event.run_name})
         return event
+
+    async def _requested_run(self, identity: str) -> RunRequested | None:
+        """The event that requested a run, if this task may see it."""
+        event = await self._first(run_stream(identity), identity, RunRequested.type)
+        is_seen = isinstance(event, RunRequested) and may_see(event.owner_workspace)
+        return event if is_seen and isinstance(event, RunRequested) else None
 
     async def whole_run(self, ref: str) -> RunRequested:
         """Like `run`, but the run's history must be in the log. Raises NotFound, and Conflict when the
@@ -121,11 +147,14 @@ class Lookup:
         return found
 
     async def evaluation(self, ref: str) -> EvaluationRequested:
-        identity = await self._identity("evaluation", ref)
-        event = await self._first(eval_stream(identity), identity, EvaluationRequested.type)
-        if isinstance(event, EvaluationRequested) and await self._may_see(event):
-            return event
-        raise await self._unknown("evaluation", ref, "`headrace eval list` shows all")
+        seen = []
+        for identity in await self._ids("evaluation", ref):
+            event = await self._first(eval_stream(identity), identity, EvaluationRequested.type)
+            if isinstance(event, EvaluationRequested) and await self._may_see(event):
+                seen.append(event)
+        if not seen:
+            raise await self._unknown("evaluation", ref, "`headrace eval list` shows all")
+        return await self._only("evaluation", ref, seen)
 
     async def checkpoint(self, ref: str) -> Checkpoint:
         """The checkpoint that `run@step`, `run-step-N`, `run@last`, `run@best` or `run@best:METRIC`
@@ -180,10 +209,36 @@ class Lookup:
         sign = -1 if key.endswith(LOWER_IS_BETTER) else 1
         return saved[max((sign * value, step) for value, step in found)[1]]
 
-    async def _identity(self, kind: Kind, ref: str) -> str:
-        """The id that a name or an id refers to. A text with the form of an id is one, even if another
-        thing has it as its name."""
-        return ref if is_id(ref) else await self._names.find_id(kind, ref) or ref
+    async def _ids(self, kind: Kind, ref: str) -> list[str]:
+        """The ids that a name or an id may refer to. A text with the form of an id is one, even if
+        another thing has it as its name. The workspace that a request names comes first."""
+        if is_id(ref):
+            return [ref]
+        if self._workspace is not None:
+            own = await self._names.find_id(kind, ref, scope=self._workspace)
+            if own is not None:
+                return [own]
+        visible = visible_workspaces()
+        scopes = None if visible is None else [*visible, ""]
+        holders = await self._names.find_holders(kind, ref, scopes=scopes)
+        return list(dict.fromkeys(taken.id for taken in holders)) or [ref]
+
+    async def _only(self, kind: Kind, ref: str, found: Sequence[T]) -> T:
+        """The only thing that a name refers to. Raises Conflict when there are several."""
+        if len(found) == 1:
+            return found[0]
+        places = [(one.run_id, await self._workspace_name(_workspace_of(one))) for one in found]
+        raise several_error(kind, ref, places)
+
+    async def _workspace_name(self, workspace: str | None) -> str | None:
+        """The name of a workspace, as its first event has it; its id without one."""
+        if workspace is None:
+            return None
+        types = [CommitRequested.type]
+        for recorded in await self._log.read(workspace, after=Cursor(), limit=1, types=types):
+            if isinstance(recorded.event, CommitRequested):
+                return recorded.event.workspace_name
+        return workspace
 
     async def _first(self, stream: StreamName, identity: str, kind: str) -> Event | None:
         """The event that opened a stream. A new event is not below the horizon yet, so the stream
@@ -195,15 +250,20 @@ class Lookup:
 
     async def _may_see(self, evaluation: EvaluationRequested) -> bool:
         """Whether this task may see an evaluation. That of a run belongs to the run's workspace."""
-        if evaluation.run is None or bound_workspace() is None:
+        if evaluation.run is None or not is_confined():
             return may_see(evaluation.workspace)
         return may_see((await self.run(evaluation.run)).owner_workspace)
 
     async def _unknown(self, kind: Kind, ref: str, hint: str) -> NotFound:
-        known = await self._names.all_names(kind) if bound_workspace() is None else ()
-        close = difflib.get_close_matches(ref, known, n=1)
+        known = [] if is_confined() else await self._names.all_names(kind)
+        close = difflib.get_close_matches(ref, [taken.name for taken in known], n=1)
         meant = f"did you mean {close[0]}? " if close else ""
         return NotFound(f"there is no {kind} {ref!r}; {meant}{hint}")
+
+
+def _workspace_of(event: RunRequested | EvaluationRequested) -> str | None:
+    """The workspace (id) of a run, or of an evaluation that a user asked for."""
+    return event.owner_workspace if isinstance(event, RunRequested) else event.workspace
 
 
 def archived_error(name: str) -> Conflict:

@@ -14,7 +14,7 @@ from infra.names import Names
 from infra.operations.maintenance.archive import Archives, Moved
 from infra.operations.maintenance.dependents import Holders
 from infra.operations.maintenance.records import EVALUATIONS, OTHERS, Records
-from infra.ports.actor import may_see
+from infra.ports.actor import may_change_shared, may_see
 from infra.readmodel.runs import RunJson
 from infra.readmodel.store import ReadModel
 from infra.spine.ports.appender import APPENDER
@@ -64,7 +64,8 @@ class Retention:
         found = await self._lookup.whole_run(ref)
         if found.run_name == name:
             return found.run, Cursor()
-        if await self._names.take("run", name, found.run) != found.run:
+        scope = found.owner_workspace or ""
+        if await self._names.take("run", name, found.run, scope=scope) != found.run:
             raise used_name_error("run", name)
         recorded = await self._append_rename(RunRenamed(run=found.run, run_name=name), cause)
         await self._names.release("run", found.run_name, found.run)
@@ -154,14 +155,18 @@ class Retention:
     async def delete_dataset(self, ref: str) -> tuple[str, Cursor]:
         """Delete a dataset, or an upload that was rejected or never completed."""
         try:
-            recorded, event = await registration(self._log, ref)
+            recorded, event = await registration(self._log, self._names, ref)
         except NotFound:
             upload = await self._tables.registry.dataset(ref)
-            if upload is None or upload["status"] == "uploaded" or not may_see(upload["workspace"]):
+            if (
+                upload is None
+                or upload["status"] == "uploaded"
+                or not _may_change(upload["workspace"], upload["organisation"])
+            ):
                 raise
             await self._tables.uploads.forget(upload["id"])
             return upload["id"], Cursor()
-        if not may_see(event.workspace):
+        if not _may_change(event.workspace, event.organisation):
             raise Conflict(
                 f"dataset {event.dataset.name} is shared; only an API key of all workspaces may "
                 "delete it"
@@ -295,6 +300,11 @@ async def remove_records_periodically(
         except (HeadraceError, OSError) as error:
             logger.warning("old records are removed the next time: %s", error)
         await clock.sleep(EVERY_S)
+
+
+def _may_change(workspace: str | None, organisation: str | None) -> bool:
+    """Whether this task may delete a dataset of a workspace, or a shared one of an organisation."""
+    return may_change_shared(organisation) if workspace is None else may_see(workspace)
 
 
 def _in_use_error(what: str, why: str, hint: str, holders: list[str]) -> Conflict:

@@ -6,6 +6,7 @@ is parsed. The run may use only what its workspace may see.
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 
 from infra.ports.actor import PUSH, Actor, acting_as
 from infra.settings.sandbox_level import REFUSES_PUSHES, TRUSTED
@@ -22,8 +23,16 @@ class RunSubmissions:
     """Submits the runs of pushes. `level` says how user code is confined; one that trusts the authors of
     user code refuses them."""
 
-    def __init__(self, submitter: Submitter, *, level: str) -> None:
+    def __init__(
+        self,
+        submitter: Submitter,
+        *,
+        level: str,
+        home_of: Callable[[str], Awaitable[str]],
+    ) -> None:
+        """`home_of` returns the organisation (id) of a workspace (id)."""
         self._submitter = submitter
+        self._home_of = home_of
         self._level = level
 
     async def submit(self, origin: PushOrigin, config: bytes) -> str:
@@ -42,7 +51,14 @@ class RunSubmissions:
             name=match.run_name,
             origin=origin,
         )
-        author = Actor(PUSH, "push", frozenset(), workspace=origin.push.workspace)
+        workspace = origin.push.workspace
+        author = Actor(
+            PUSH,
+            "push",
+            frozenset(),
+            workspace=workspace,
+            organisation=await self._home_of(workspace),
+        )
         with acting_as(author):
             recorded = await self._submitter.submit_run(request, key=origin.key)
         if not isinstance(recorded.event, RunRequested):

@@ -10,7 +10,7 @@ from infra.identity.issuing import BeyondRights
 from infra.identity.secrets.sealed import Sealer
 from infra.identity.secrets.store import PostgresSecrets
 from infra.operations.maintenance.alert_targets import AlertTargets
-from infra.ports.actor import bound_workspace
+from infra.ports.actor import key_workspace
 from infra.ports.secrets import SecretOwner, StoredSecret
 from infra.repositories.forge_connections import ForgeConnections
 from producers.core.workspaces import Workspace, Workspaces
@@ -104,19 +104,14 @@ class SecretKeeping:
         return Rewrapped(await self._sealer.key_id(), done, connections)
 
     async def _workspaces_of(self, ref: str | None) -> Sequence[Workspace]:
-        bound = bound_workspace()
-        if ref is None and bound is None:
-            return await self._workspaces.all_workspaces()
+        if ref is None and key_workspace() is None:
+            return await self._workspaces.visible()
         return [await self._choose(ref)]
 
     async def _choose(self, ref: str | None) -> Workspace:
         """The workspace that is named, or the only one that the API key may see. Raises NotFound
         for any other one."""
-        bound = bound_workspace()
-        found = await self._workspaces.choose(ref or bound)
-        if bound is not None and found.id != bound:
-            raise NotFound(f"there is no workspace {ref!r:.80} that this API key may see")
-        return found
+        return await self._workspaces.choose(ref or key_workspace())
 
     async def _owner(self, by: OwnedBy) -> SecretOwner:
         if by.scope == "personal":

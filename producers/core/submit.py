@@ -20,7 +20,7 @@ from infra import telemetry
 from infra.failpoints import hit
 from infra.identity.quotas import Quotas
 from infra.names import Kind, Names
-from infra.ports.actor import bound_workspace
+from infra.ports.actor import own_workspace, visible_workspaces
 from infra.ports.secrets import SecretStore
 from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
@@ -36,7 +36,7 @@ from producers.core.validation.rollout_issues import entrypoint_of
 from producers.core.validation.validate import Valid, require_valid
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, Experiment, RunConfig
-from schemas.errors import Conflict, Refused
+from schemas.errors import Conflict, InvalidConfig, Issue, Refused
 from schemas.events import CommitRequested, EvaluationRequested, Event, RunDeleted, RunRequested
 from schemas.events.decider_version import DECIDER_VERSION
 from schemas.ids import (
@@ -155,7 +155,8 @@ class Submitter:
         resolved = await self.resolve_run(request)
         if request.name is not None:
             require_name("run", request.name)
-            if await self._names.find_id("run", request.name) is not None:
+            scope = _scope(resolved.valid)
+            if await self._names.find_id("run", request.name, scope=scope) is not None:
                 raise used_name_error("run", request.name)
         return resolved
 
@@ -170,7 +171,7 @@ class Submitter:
         valid = resolved.valid
         requested = RunRequested(
             run=run,
-            run_name=await self._reserve_run_name(request, run),
+            run_name=await self._reserve_run_name(request, run, scope=_scope(valid)),
             config=resolved.config,
             model=valid.model,
             dataset=valid.dataset.dataset,
@@ -181,7 +182,7 @@ class Submitter:
             origin=request.origin,
             submitter=request.requester.submitter,
             creator=request.creator,
-            belongs_to=bound_workspace(),
+            belongs_to=_owner(valid),
             reward_models=valid.reward_models,
             decider=DECIDER_VERSION,
             teacher=valid.teacher,
@@ -213,7 +214,9 @@ class Submitter:
         )
         requested = EvaluationRequested(
             evaluation=evaluation,
-            eval_name=await self._reserve_name("evaluation", request.name, evaluation),
+            eval_name=await self._reserve_name(
+                "evaluation", request.name, evaluation, scope=valid.workspace.id
+            ),
             template=template.model_copy(update={"model": model}),
             rows=evaluated_rows(config, valid.dataset.dataset.num_rows),
             batch_size=config.evaluation.batch_size,
@@ -259,7 +262,7 @@ class Submitter:
         if self._quotas is None:
             yield
             return
-        workspace = getattr(requested, "workspace", None) or bound_workspace()
+        workspace = getattr(requested, "workspace", None) or getattr(requested, "belongs_to", None)
         await self._quotas.admit_run(requested.run_id, requested.stream, workspace=workspace)
         try:
             yield
@@ -278,30 +281,32 @@ class Submitter:
             raise _deletion_error("run", key)
         return found[0] if found else None
 
-    async def _reserve_run_name(self, request: SubmitRequest, run: RunId) -> str:
+    async def _reserve_run_name(self, request: SubmitRequest, run: RunId, *, scope: str) -> str:
         """Reserve a name for a run. Nobody can choose another name for the run of a push, so a name
         that is in use gets a suffix from the run's id."""
         try:
-            return await self._reserve_name("run", request.name, run)
+            return await self._reserve_name("run", request.name, run, scope=scope)
         except Conflict:
             if request.origin is None or request.name is None:
                 raise
         suffix = f"-{run[:6]}"
         return await self._reserve_name(
-            "run", request.name[: LONGEST_NAME - len(suffix)] + suffix, run
+            "run", request.name[: LONGEST_NAME - len(suffix)] + suffix, run, scope=scope
         )
 
-    async def _reserve_name(self, kind: Kind, wanted: str | None, identity: str) -> str:
-        """Reserve the wanted name, or without one a name derived from the id. Returns it. Raises
-        InvalidConfig when the name is not allowed, and Conflict when it is in use."""
+    async def _reserve_name(
+        self, kind: Kind, wanted: str | None, identity: str, *, scope: str
+    ) -> str:
+        """Reserve the wanted name in the workspace `scope`, or without one a name derived from the id.
+        Returns it. Raises InvalidConfig when the name is not allowed, and Conflict when it is in use."""
         if wanted is not None:
             require_name(kind, wanted)
-            if await self._names.take(kind, wanted, identity) != identity:
+            if await self._names.take(kind, wanted, identity, scope=scope) != identity:
                 raise used_name_error(kind, wanted)
             return wanted
         for attempt in range(NAMES_TRIED):
             name = invented_name(identity, attempt)
-            if await self._names.take(kind, name, identity) == identity:
+            if await self._names.take(kind, name, identity, scope=scope) == identity:
                 return name
         return identity
 
@@ -309,6 +314,27 @@ class Submitter:
         """The day by the clock that stamps events. It is recorded with the request, so that a prompt
         does not depend on when it is rendered."""
         return (await self._log.clock_time()).astimezone(UTC).date().isoformat()
+
+
+def _owner(valid: Valid) -> str | None:
+    """The workspace (id) that a run without a rollout belongs to: the one that the request names, or the
+    only one that the sender may see. Raises InvalidConfig for an API key of several workspaces that
+    names none."""
+    named = valid.owner.id if valid.owner is not None else None
+    owner = named or own_workspace()
+    if owner is None and valid.workspace is None and visible_workspaces() is not None:
+        message = (
+            "is not given, and your API key is for an organisation with several or none; name the "
+            "workspace that the run belongs to (--workspace)"
+        )
+        raise InvalidConfig(f"workspace {message}", issues=(Issue("workspace", message),))
+    return owner
+
+
+def _scope(valid: Valid) -> str:
+    """Where the name of a run is unique: in the workspace of its rollout, or else in the one it belongs
+    to, and for a run of none among such runs."""
+    return (valid.workspace.id if valid.workspace is not None else _owner(valid)) or ""
 
 
 def commit_request(requested: RunRequested, workspace: Workspace) -> CommitRequested:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from infra.ports.actor import bound_workspace
+from infra.ports.actor import is_confined
 from infra.spine.ports.event_log import EventStore
 from producers.core.lookup import Lookup
 from schemas.errors import NotFound
@@ -67,7 +67,7 @@ class Verifications:
 
     async def _may_see(self, events: Sequence[Event]) -> bool:
         """Whether this task may see the run that is verified."""
-        if bound_workspace() is None:
+        if not is_confined():
             return True
         try:
             for event in events:

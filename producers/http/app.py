@@ -39,7 +39,7 @@ from producers.http.routes import (
     webhooks,
     workspaces,
 )
-from producers.http.routes.access import api_keys, audit, device_login, sessions
+from producers.http.routes.access import api_keys, audit, device_login, organisations, sessions
 from producers.http.routing import ScopedRoute, scoped_table
 from producers.http.services import Services
 from producers.http.tracing import Traced
@@ -56,6 +56,7 @@ RESOURCES = (
     samples,
     datasets,
     workspaces,
+    organisations,
     connections,
     secrets,
     evaluations,

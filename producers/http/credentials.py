@@ -121,13 +121,13 @@ class Credentials:
             return Actor(METRICS, "operator", frozenset({"metrics"}), address=address)
         try:
             api_key = await self.services.recent_api_keys.find(text)
+            if api_key is None:
+                return UNKNOWN_KEY
+            if not api_key.is_valid(self.services.clock.now()):
+                return _refusal_of(api_key)
+            return await self._actor_of(api_key, address)
         except TransientError as error:
             return unavailable_response(str(error))
-        if api_key is None:
-            return UNKNOWN_KEY
-        if not api_key.is_valid(self.services.clock.now()):
-            return _refusal_of(api_key)
-        return actor_of_key(api_key, address)
 
     async def actor_of_bearer(self, bearer: Bearer, address: str) -> Actor | None:
         """The actor of the API key that opened a session; None when it is not valid any more."""
@@ -138,7 +138,7 @@ class Credentials:
         api_key = await self.services.recent_api_keys.find_digest(bearer.api_key, bearer.sha256)
         if api_key is None or not api_key.is_valid(self.services.clock.now()):
             return None
-        return actor_of_key(api_key, address)
+        return await self._actor_of(api_key, address)
 
     async def actor_with_id(self, identity: str, address: str) -> Actor | None:
         """The actor of the API key with an id; None when it is not valid."""
@@ -147,7 +147,26 @@ class Credentials:
         api_key = await self.services.recent_api_keys.find_id(identity)
         if api_key is None or not api_key.is_valid(self.services.clock.now()):
             return None
-        return actor_of_key(api_key, address)
+        return await self._actor_of(api_key, address)
+
+    async def _actor_of(self, api_key: ApiKey, address: str) -> Actor:
+        """The actor of a valid API key, with the workspaces that it may see. Raises TransientError when
+        they cannot be read."""
+        workspaces = None
+        if api_key.organisation is not None and api_key.workspace is None:
+            workspaces = await self.services.recent_workspaces.workspaces_of(api_key.organisation)
+        return Actor(
+            api_key.id,
+            api_key.owner,
+            api_key.effective_scopes,
+            api_key.workspace,
+            address,
+            expires_at=api_key.expires_at,
+            organisation=api_key.organisation,
+            workspaces=workspaces,
+            person_id=api_key.person,
+            role=api_key.role,
+        )
 
     def _root_key(self) -> str | None:
         now = self.services.clock.elapsed_s()
@@ -275,21 +294,6 @@ def readers_of(services: Services) -> tuple[Sequence[CredentialReader], CookieRe
 def root_actor(address: str) -> Actor:
     """The actor of the root API key."""
     return Actor(ROOT, ROOT_OWNER, frozenset({"admin"}), address=address)
-
-
-def actor_of_key(api_key: ApiKey, address: str) -> Actor:
-    """The actor of a valid API key."""
-    return Actor(
-        api_key.id,
-        api_key.owner,
-        api_key.effective_scopes,
-        api_key.workspace,
-        address,
-        expires_at=api_key.expires_at,
-        organisation=api_key.organisation,
-        person_id=api_key.person,
-        role=api_key.role,
-    )
 
 
 def _refusal_of(api_key: ApiKey) -> Response:

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 from starlette.requests import Request
 
-from infra.ports.actor import bound_workspace
+from infra.ports.actor import acting
 from schemas.errors import InvalidConfig, Issue
 from schemas.ids import HEADRACE, derive_id
 
@@ -108,7 +108,7 @@ async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
 
 def idempotency_key(request: Request) -> str:
     """The idempotency key that the client sent, or a new one, so that a request without a key never
-    repeats another. The keys of an API key that is bound to a workspace are that workspace's own.
+    repeats another. The keys of an API key that is bound to a workspace or an organisation are its own.
     Raises InvalidConfig when the key is malformed."""
     key = request.headers.get("idempotency-key")
     if key is None:
@@ -117,8 +117,12 @@ def idempotency_key(request: Request) -> str:
         raise InvalidConfig(
             f"Idempotency-Key must be 1 to 200 visible ASCII characters, got {key[:40]!r}"
         )
-    workspace = bound_workspace()
-    return key if workspace is None else f"{workspace}/{key}"
+    actor = acting()
+    if actor is None or not actor.is_confined:
+        return key
+    if actor.workspace is not None:
+        return f"{actor.workspace}/{key}"
+    return f"organisation/{actor.home}/{key}"
 
 
 def cause_of(request: Request, what: str) -> UUID:

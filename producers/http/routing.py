@@ -1,5 +1,5 @@
 """Routes of the API. Each names the scope that an API key needs for it, and whether a key that is
-bound to a workspace may use it.
+bound to a workspace or an organisation may use it.
 
 The guard has authenticated the sender before a route is found. The route checks its rights before
 the request's body is read.

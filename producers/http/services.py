@@ -11,9 +11,11 @@ from infra.identity.audit import AuditList
 from infra.identity.device_logins import DeviceLoginStore
 from infra.identity.issuing import ApiKeyIssuer
 from infra.identity.members import Members
+from infra.identity.organisations import Organisations
 from infra.identity.people import People
 from infra.identity.quotas import Quotas
 from infra.identity.recent_api_keys import RecentApiKeys
+from infra.identity.recent_workspaces import RecentWorkspaces
 from infra.identity.secrets.sealed import Sealer
 from infra.identity.secrets.store import PostgresSecrets
 from infra.identity.sessions import Sessions
@@ -103,6 +105,14 @@ class Services:
         return DeviceLogins(store, self.people, self.recent_api_keys, self.clock)
 
     @cached_property
+    def organisations(self) -> Organisations:
+        return Organisations(self.database)
+
+    @cached_property
+    def recent_workspaces(self) -> RecentWorkspaces:
+        return RecentWorkspaces(self.organisations.workspaces_of, self.clock)
+
+    @cached_property
     def sessions(self) -> Sessions:
         return Sessions(self.database)
 
@@ -149,6 +159,7 @@ class Services:
             self.log,
             self.readmodel.names,
             self.repositories,
+            homes=self.organisations,
             is_only_one=self.settings.has_one_workspace,
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from infra.names import Names
+from infra.ports.actor import MAIN
 from infra.rate_limited_log import RateLimit
 from infra.repositories.forge_connections import ForgeConnections
 from schemas.errors import Refused
@@ -52,7 +53,7 @@ class ConnectedHooks:
         self._connections = connections
 
     async def find_hook(self, ref: str) -> Hook | None:
-        identity = await self._names.find_id("workspace", ref) or ref
+        identity = await self._workspace_id(ref)
         try:
             found = await self._connections.get_connection(identity)
         except Refused as error:  # a secret that does not open: the sender learns nothing of it
@@ -61,6 +62,14 @@ class ConnectedHooks:
         if found is None or not found.secrets:
             return None
         return Hook(WorkspaceId(found.workspace), found.forge, found.secrets)
+
+    async def _workspace_id(self, ref: str) -> str:
+        """The workspace (id) that the path of a webhook names. Names stand for workspaces of `main`, and
+        for those from before there were organisations. The paths of others hold ids."""
+        for scope in (MAIN, ""):
+            if found := await self._names.find_id("workspace", ref, scope=scope):
+                return found
+        return ref
 
 
 class RecentHooks:

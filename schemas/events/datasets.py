@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from schemas.artifact_refs import ArtifactRef
 from schemas.events.event import WORKSPACE_TOPIC, Event
 from schemas.ids import StreamName, dataset_stream
@@ -12,7 +14,7 @@ class DatasetRegistered(Event):
     """A dataset was uploaded, validated and stored. `columns` are the names after mapping. `mapping`
     holds the renamed columns: the file's name of each and the name under which it is read.
     `characters` holds the characters of prompts and labels, sorted, the first 512. `workspace` is the
-    only one that may use the dataset; None means all."""
+    only one that may use the dataset; None means all of `organisation` (an id; None: of `main`)."""
 
     type: ClassVar[str] = "rl.dataset.registered"
     topic: ClassVar[str] = WORKSPACE_TOPIC
@@ -24,6 +26,7 @@ class DatasetRegistered(Event):
     mapping: dict[str, str] = {}
     characters: str = ""
     workspace: str | None = None
+    organisation: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def stream(self) -> StreamName:

@@ -25,7 +25,7 @@ from schemas.specs import GroupSpec, GroupTemplate, SampleEntry
 from tests.kit.application import Application
 from tests.kit.specs import DATASET, ref
 from tests.kit.specs import template as group_template
-from tests.kit.story import batch_of, checkpoint, whole_run
+from tests.kit.story import WORKSPACE, batch_of, checkpoint, whole_run
 
 STEPS = 3
 TEXTS = ("rows", "tree", "{}", *(f"{kind}{step}" for kind in "ws" for step in range(STEPS + 1)))
@@ -47,7 +47,8 @@ async def ended_run(
     )
     manifest = await artifacts.put_artifact(f'"manifest of {run}"'.encode(), run=run, blob=True)
     weights = await artifacts.put_artifact(f"weights of {run}".encode(), run=run, blob=True)
-    await app.services.readmodel.names.take("run", name, run)
+    names = app.services.readmodel.names
+    await names.take("run", name, run, scope=workspace or WORKSPACE)
     for text in TEXTS:
         await keep(app, text.encode())
     for event in whole_run(run, name, steps=STEPS):

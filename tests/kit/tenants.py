@@ -23,6 +23,7 @@ class Tenant:
     dataset: str
     verification: str
     api_key: str
+    organisation: str = "main"
 
     def fill(self, text: str) -> str:
         """A path with the ids of this workspace's things, and the name of its run."""
@@ -33,6 +34,7 @@ class Tenant:
             evaluation=self.evaluation,
             dataset=self.dataset,
             verification=self.verification,
+            organisation=self.organisation,
         )
 
 

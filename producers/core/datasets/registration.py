@@ -1,7 +1,8 @@
 """Uploads of dataset files. A file is checked in a confined process, normalised, stored and registered.
 
-A dataset's id is derived from its name, and so is the cause of its one event. One name therefore
-means one content, even when several users upload at the same time.
+A name is unique within its scope: the workspace of the API key that uploads, or else the organisation.
+A dataset's id is derived from both, and so is the cause of its one event. One name therefore means one
+content there, even when several users upload at the same time.
 """
 
 import asyncio
@@ -11,14 +12,21 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from infra.names import Names
-from infra.ports.actor import bound_workspace, may_see, may_use_dataset
+from infra.names import Names, several_error
+from infra.ports.actor import (
+    MAIN,
+    key_workspace,
+    may_use_dataset,
+    own_organisation,
+    visible_organisation,
+    visible_workspaces,
+)
 from infra.ports.services import Blobs
 from infra.spine.ports.event_log import EventStore, Recorded
 from producers.core.datasets.confined_check import MAX_FILE_BYTES
@@ -46,8 +54,42 @@ class Checked:
     normalised: Path
 
 
+@dataclass(frozen=True, slots=True)
+class DatasetKey:
+    """The key of a new dataset: its name, the scope in which the name is unique, and the id that
+    follows from both."""
+
+    name: str
+    scope: str
+    id: DatasetId
+
+    @property
+    def cause(self) -> str:
+        """The text from which the causes of its registrations are derived."""
+        if self.id == dataset_id(self.name):
+            return f"dataset/{self.name}"
+        return f"dataset/{self.scope}/{self.name}"
+
+
 def dataset_id(name: str) -> DatasetId:
+    """The id of a dataset that all of the organisation `main` share, and of one from before there were
+    organisations."""
     return DatasetId(short_id("dataset", name))
+
+
+async def dataset_key(names: Names, name: str) -> DatasetKey:
+    """The key of a dataset that the sender uploads under this name."""
+    scope = key_workspace() or own_organisation()
+    held = await names.find_id("dataset", name, scope=scope)
+    if held is not None:
+        return DatasetKey(name, scope, DatasetId(held))
+    if scope == MAIN:
+        identity = dataset_id(name)
+        holders = await names.find_holders("dataset", name)
+        if all(taken.id != identity for taken in holders):
+            return DatasetKey(name, scope, identity)
+        # A dataset of a workspace has this id from before there were organisations.
+    return DatasetKey(name, scope, DatasetId(short_id("dataset", f"{scope}/{name}")))
 
 
 def check_name(name: str) -> None:
@@ -157,7 +199,9 @@ async def register(
     dataset with other content."""
     if checked.report.issues:
         raise refusal(file_name, checked.report)
-    identity = dataset_id(name)
+    key = await dataset_key(names, name)
+    identity = DatasetId(await names.take("dataset", name, key.id, scope=key.scope))
+    key = DatasetKey(name, key.scope, identity)
     content = await _store(checked.normalised, blobs)
     raw = await _store(original, blobs)
     event = DatasetRegistered(
@@ -170,12 +214,12 @@ async def register(
         original=raw,
         mapping=dict(mapping or {}),
         characters=checked.report.characters,
-        workspace=bound_workspace(),
+        workspace=key_workspace(),
+        organisation=None if own_organisation() == MAIN else own_organisation(),
     )
-    await names.take("dataset", name, identity)
-    [recorded] = await log.append([event], cause=await _find_cause(log, name))
+    [recorded] = await log.append([event], cause=await _find_cause(log, key))
     registered = recorded.event
-    if isinstance(registered, DatasetRegistered) and not may_see(registered.workspace):
+    if isinstance(registered, DatasetRegistered) and not _may_use(registered):
         raise Conflict(f"the name {name} is already used by another dataset; choose another name")
     if isinstance(registered, DatasetRegistered) and registered.dataset.content != content:
         raise Conflict(
@@ -185,34 +229,70 @@ async def register(
     return recorded
 
 
-async def _find_cause(log: EventStore, name: str) -> UUID:
-    """The cause of a registration under this name. Each deletion of a dataset with this name changes
+async def _find_cause(log: EventStore, key: DatasetKey) -> UUID:
+    """The cause of a registration under this key. Each deletion of a dataset with this key changes
     it."""
-    stream = dataset_stream(dataset_id(name))
+    stream = dataset_stream(key.id)
     for recorded in (await log.load({stream: 0}))[stream]:
         if isinstance(recorded.event, DatasetDeleted):
-            return derive_id(HEADRACE, f"dataset/{name}/{recorded.id}")
-    return derive_id(HEADRACE, f"dataset/{name}")
+            return derive_id(HEADRACE, f"{key.cause}/{recorded.id}")
+    return derive_id(HEADRACE, key.cause)
 
 
-async def find(log: EventStore, ref: str) -> DatasetRegistered:
-    """A registered dataset by name or id. Raises NotFound."""
-    return (await registration(log, ref))[1]
+async def find(
+    log: EventStore, names: Names, ref: str, *, workspace: str | None = None
+) -> DatasetRegistered:
+    """A registered dataset by name or id, as `registration` finds it."""
+    return (await registration(log, names, ref, workspace=workspace))[1]
 
 
-async def registration(log: EventStore, ref: str) -> tuple[Recorded, DatasetRegistered]:
-    """The event that registered a dataset, by name or id, or by what it was generated from. Raises
-    NotFound, and InvalidConfig for a name that does not say how to generate it."""
-    streams = [dataset_stream(dataset_id(dataset_name(ref))), dataset_stream(ref)]
-    loaded = await log.load(dict.fromkeys(streams, 0))
-    for stream in streams:
-        for recorded in loaded[stream]:
-            event = recorded.event
-            if isinstance(event, DatasetRegistered) and may_use_dataset(event.workspace):
-                return recorded, event
+async def dataset_ids(
+    names: Names, name: str, *, workspace: str | None = None
+) -> tuple[Sequence[str], Sequence[str]]:
+    """The ids of the datasets with this name in the nearest scope, the workspace of the request (its id,
+    or that of the API key), and those in all scopes that the sender may see."""
+    visible, organisation = visible_workspaces(), visible_organisation()
+    scopes = None if visible is None else [*visible, organisation or MAIN, ""]
+    holders = await names.find_holders("dataset", name, scopes=scopes)
+    near = workspace or key_workspace()
+    nearest = [taken.id for taken in holders if near is not None and taken.scope == near]
+    return nearest, [taken.id for taken in holders]
+
+
+async def registration(
+    log: EventStore, names: Names, ref: str, *, workspace: str | None = None
+) -> tuple[Recorded, DatasetRegistered]:
+    """The event that registered a dataset, by name or id, or by what it was generated from. A name means
+    the dataset of the request's workspace (its id, or that of the API key), and else a shared one.
+    Raises NotFound, Conflict when several have the name, and InvalidConfig for a name that does not say
+    how to generate it."""
+    name = dataset_name(ref)
+    nearest, known = await dataset_ids(names, name, workspace=workspace)
+    for ids in (nearest, known or [dataset_id(name)], [ref]):
+        streams = [dataset_stream(identity) for identity in dict.fromkeys(ids)]
+        loaded = await log.load(dict.fromkeys(streams, 0))
+        found = [
+            (recorded, recorded.event)
+            for stream in streams
+            for recorded in loaded[stream]
+            if isinstance(recorded.event, DatasetRegistered) and _may_use(recorded.event)
+        ]
+        if len(found) > 1:
+            places = [(event.dataset.dataset, _place(event)) for _, event in found]
+            raise several_error("dataset", ref, places)
+        if found:
+            return found[0]
     upload = f"`headrace dataset upload FILE --name {ref}` makes one"
     how = how_to_generate(ref) if is_generated(ref) else upload
     raise NotFound(f"there is no dataset {ref!r}; {how}")
+
+
+def _may_use(event: DatasetRegistered) -> bool:
+    return may_use_dataset(event.workspace, event.organisation)
+
+
+def _place(event: DatasetRegistered) -> str:
+    return f"workspace {event.workspace}" if event.workspace is not None else "shared"
 
 
 def refusal(file_name: str, report: FileReport) -> InvalidConfig:

@@ -122,13 +122,14 @@ def _outside(path: str, directories: ModelDirectories) -> InvalidConfig:
 
 def _refuse_sender(path: str, directories: ModelDirectories) -> None:
     """Raise InvalidConfig for a sender that may name no directory of the server: an API key that is
-    bound to a workspace, or a push. Without the operator's list, only an administrator of a server
-    that no other machine reaches may name one."""
+    bound to a workspace or an organisation, or a push. Without the operator's list, only an
+    administrator of a server that no other machine reaches may name one."""
     actor = acting()
-    if actor is not None and actor.workspace is not None:
+    if actor is not None and actor.is_confined:
+        owner = "a workspace" if actor.workspace is not None else "an organisation"
         raise InvalidConfig(
-            f"{path!r} is a directory of the server, which an API key of a workspace cannot name; give "
-            "a hub id, a checkpoint like run@last, or scratch:NAME"
+            f"{path!r} is a directory of the server, which an API key of {owner} cannot name; give a "
+            "hub id, a checkpoint like run@last, or scratch:NAME"
         )
     if directories.roots:
         return

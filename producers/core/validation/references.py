@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from infra.model_api.providers.endpoints import MisdirectedKey
 from infra.names import Names
+from infra.ports.actor import is_confined, own_organisation, visible_workspaces
 from infra.ports.secrets import SecretStore
 from infra.settings.model_directories import OWN_MACHINE, ModelDirectories
 from infra.settings.network_policy import NetworkPolicy
@@ -27,7 +28,7 @@ from producers.core.validation.rollout_issues import SyncedCommit, synced_commit
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.algorithms import DISTILLED
 from schemas.config import EvalConfig, RunConfig
-from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import CommitRequested, DatasetRegistered, WorkspaceSynced
 from schemas.generated_tasks import is_generated
 from schemas.models.reward_model import RewardModelSpec
@@ -54,6 +55,8 @@ class References:
     facts: ModelFacts = UNKNOWN
     teacher: TeacherRef | None = None
     workspace: Workspace | None = None
+    owner: Workspace | None = None
+    """the workspace that a request for a run without a rollout names"""
     no_workspace: NotFound | None = None
     commits: tuple[SyncedCommit, ...] = ()
     network: frozenset[NetworkAddress] = frozenset()
@@ -104,19 +107,28 @@ class ReferenceFinder:
     ) -> References:
         """Look up every name in the config, and the workspace that the request names."""
         issues: list[Issue] = []
-        dataset = await self._dataset(config.experiment.dataset, "experiment.dataset", issues)
+        chosen, owner, missing = None, None, None
+        later: list[Issue] = []
+        if config.experiment.rollout is not None:
+            chosen, missing = await self._workspace(requester.workspace, later)
+        elif requester.workspace is not None and is_confined():
+            owner, missing = await self._workspace(requester.workspace, later)
+        named = chosen or owner
+        place = named.id if named else None
+        lookup = self._lookup.within(place)
+        dataset = await self._dataset(
+            config.experiment.dataset, "experiment.dataset", issues, place
+        )
         validation = None
         if isinstance(config, RunConfig) and config.advanced.validation_dataset is not None:
             name = config.advanced.validation_dataset
-            validation = await self._dataset(name, "advanced.validation_dataset", issues)
-        model, facts = await self._model(config, issues)
+            validation = await self._dataset(name, "advanced.validation_dataset", issues, place)
+        model, facts = await self._model(config, issues, lookup)
         teacher = None
         if model is not None and isinstance(config, RunConfig):
-            teacher = await self._teacher(config, model, issues)
-        chosen, missing = None, None
+            teacher = await self._teacher(config, model, issues, lookup)
+        issues += later
         commits: tuple[SyncedCommit, ...] = ()
-        if config.experiment.rollout is not None:
-            chosen, missing = await self._workspace(requester.workspace, issues)
         if chosen is not None:
             commits = await self._commits(chosen)
             await self._find_secrets(config, chosen, requester.submitter, issues)
@@ -135,17 +147,22 @@ class ReferenceFinder:
             facts=facts,
             teacher=teacher,
             workspace=chosen,
+            owner=owner,
             no_workspace=missing,
             commits=commits,
-            network=self._network.addresses_of(chosen.name) if chosen else frozenset(),
+            network=self._network.addresses_of(chosen.setting_name) if chosen else frozenset(),
             vllm=self._vllm,
-            reward_models=await find_reward_models(config, self._lookup, chosen, issues),
+            reward_models=await find_reward_models(config, lookup, chosen, issues),
             issues=tuple(issues),
         )
 
-    async def _dataset(self, ref: str, key: str, issues: list[Issue]) -> DatasetRegistered | None:
+    async def _dataset(
+        self, ref: str, key: str, issues: list[Issue], workspace: str | None
+    ) -> DatasetRegistered | None:
         try:
-            return await find_dataset(self._log, ref)
+            return await find_dataset(self._log, self._names, ref, workspace=workspace)
+        except Conflict as error:
+            issues.append(Issue(key, error.message))
         except NotFound as error:
             close = None if is_generated(ref) else await self._close_dataset(ref)
             issues.append(Issue(key, error.message, close))
@@ -155,16 +172,21 @@ class ReferenceFinder:
 
     async def _close_dataset(self, ref: str) -> str | None:
         """The name of a dataset that is similar to `ref`, and that the sender may use."""
-        for name in difflib.get_close_matches(ref, await self._names.all_names("dataset"), n=3):
+        visible = visible_workspaces()
+        scopes = None if visible is None else [*visible, own_organisation(), ""]
+        known = await self._names.all_names("dataset", scopes=scopes)
+        for name in difflib.get_close_matches(ref, {taken.name for taken in known}, n=3):
             try:
-                await find_dataset(self._log, name)
+                await find_dataset(self._log, self._names, name)
+            except Conflict:
+                return name
             except NotFound:
                 continue
             return name
         return None
 
     async def _model(
-        self, config: RunConfig | EvalConfig, issues: list[Issue]
+        self, config: RunConfig | EvalConfig, issues: list[Issue], lookup: Lookup
     ) -> tuple[ModelRef | None, ModelFacts]:
         path, seed = config.experiment.model_path, config.advanced.seed
         try:
@@ -172,11 +194,11 @@ class ReferenceFinder:
                 found = provider_model(config) if isinstance(config, EvalConfig) else None
                 return found, UNKNOWN
             model = await resolve_model(
-                path, seed=seed, lookup=self._lookup, directories=self._directories
+                path, seed=seed, lookup=lookup, directories=self._directories
             )
             if isinstance(config, RunConfig):
                 model = model.model_copy(update={"dtype": config.advanced.precision})
-            return model, await model_facts(model, self._lookup)
+            return model, await model_facts(model, lookup)
         except MisdirectedKey as error:
             issues.append(Issue("advanced.api_key_secret", error.message))
             return None, ModelFacts()
@@ -186,7 +208,7 @@ class ReferenceFinder:
             return None, ModelFacts()
 
     async def _teacher(
-        self, config: RunConfig, model: ModelRef, issues: list[Issue]
+        self, config: RunConfig, model: ModelRef, issues: list[Issue], lookup: Lookup
     ) -> TeacherRef | None:
         if config.advanced.algorithm not in DISTILLED:
             return None
@@ -194,12 +216,12 @@ class ReferenceFinder:
             teacher = await resolve_teacher(
                 config,
                 model,
-                lookup=self._lookup,
+                lookup=lookup,
                 directories=self._directories,
                 vocabularies=self._vocabularies,
             )
             if teacher is not None and teacher.model.kind == "hub" and teacher.model != model:
-                await model_facts(teacher.model, self._lookup)  # raises if the hub does not have it
+                await model_facts(teacher.model, lookup)  # raises if the hub does not have it
             return teacher
         except MisdirectedKey as error:
             issues.append(Issue("advanced.teacher_api_key_secret", error.message))

@@ -62,8 +62,11 @@ class Valid:
     facts: ModelFacts
     teacher: TeacherRef | None
     workspace: Workspace | None
+    """that of the rollout"""
     warnings: tuple[str, ...]
     reward_models: tuple[RewardModelSpec, ...] = ()
+    owner: Workspace | None = None
+    """the one that the request names for a run without a rollout"""
 
 
 def require_valid(config: RunConfig | EvalConfig, references: References) -> Valid:
@@ -82,6 +85,7 @@ def require_valid(config: RunConfig | EvalConfig, references: References) -> Val
         facts=references.facts,
         teacher=references.teacher,
         workspace=references.workspace,
+        owner=references.owner,
         warnings=tuple(_warnings(config, references)),
         reward_models=references.reward_models,
     )

@@ -96,7 +96,7 @@ async def _find(
         raise NotFound(f"there is no dataset {ref[:200]!r}; `headrace dataset list` shows all")
     registered = None
     if found["status"] == "uploaded":
-        registered = await registration.find(core.log, ref)
+        registered = await registration.find(core.log, core.readmodel.names, ref)
     return found, registered, await core.readmodel.uploads.find_rejected(found["id"])
 
 

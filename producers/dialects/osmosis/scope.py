@@ -13,7 +13,7 @@ from typing import TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.ports.actor import acting_as, may_see
+from infra.ports.actor import acting_as
 from producers.core.workspaces import NAME, Workspace, Workspaces
 from producers.dialects.osmosis.client_form import PREFIX
 from producers.dialects.osmosis.errors import ClientRefused, response_of
@@ -50,7 +50,9 @@ def in_workspace(endpoint: WorkspaceEndpoint) -> Endpoint:
 
     async def respond(request: Request) -> Response:
         workspace = await workspace_of(request)
-        with acting_as(replace(actor_of(request), workspace=workspace.id)):
+        own = workspace.organisation
+        actor = replace(actor_of(request), workspace=workspace.id, organisation=own)
+        with acting_as(actor):
             return await endpoint(request, workspace)
 
     return respond
@@ -125,7 +127,7 @@ async def _by_name(workspaces: Workspaces, given: list[str]) -> Workspace:
 
 async def visible_workspaces(workspaces: Workspaces) -> list[Workspace]:
     """The workspaces that the sender sees, by name."""
-    return [one for one in await workspaces.all_workspaces() if may_see(one.id)]
+    return list(await workspaces.visible())
 
 
 def repository_of(workspace: Workspace) -> str | None:

@@ -21,6 +21,7 @@ from producers.core.connecting import ConnectRequest, HookState
 from producers.core.workspaces import Workspace
 from producers.http.requests import JsonBody, body_of, cause_of
 from producers.http.responses import ApiResponse
+from producers.http.routes.access.organisations import organisation_id
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 from schemas.errors import InvalidConfig, Issue
@@ -30,7 +31,7 @@ OLD_FORGE = "provider"
 """The name of the field `forge` before. For one release it is accepted, and answered beside the new
 one."""
 
-FIELDS = ("url", "name", "forge", OLD_FORGE, "token", "deploy_key", "app")
+FIELDS = ("url", "name", "forge", OLD_FORGE, "token", "deploy_key", "app", "organisation")
 FORGES: tuple[ForgeKind, ...] = get_args(ForgeKind)
 MOST_TOKEN = 4096
 
@@ -42,6 +43,7 @@ async def connect(request: Request) -> Response:
         url=body.text("url"),
         name=body.optional("name"),
         forge=forge,
+        organisation=await organisation_id(request, body.optional("organisation")),
         credential=_credential_of(body, forge or guess_forge(body.text("url"))),
     )
     core = services(request).connecting
@@ -136,7 +138,7 @@ def _invalid(name: str, message: str) -> InvalidConfig:
 
 ROUTES = [
     ScopedRoute(
-        "/workspaces/connect", connect, scope="admin", reach="installation", methods=["POST"]
+        "/workspaces/connect", connect, scope="admin", reach="organisation", methods=["POST"]
     ),
     ScopedRoute("/workspaces/{ref}/connection", disconnect, scope="admin", methods=["DELETE"]),
     ScopedRoute("/workspaces/{ref}/rotate-secret", rotate_secret, scope="admin", methods=["POST"]),

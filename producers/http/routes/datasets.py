@@ -37,7 +37,7 @@ async def announce(request: Request) -> Response:
     name, file_name = body.text("name"), body.text("file_name")
     registration.check_name(name)
     registration.file_kind(file_name)
-    identity = registration.dataset_id(name)
+    identity = (await registration.dataset_key(services(request).readmodel.names, name)).id
     await services(request).readmodel.uploads.announce(identity, name, file_name)
     pending = {"id": identity, "name": name, "status": "pending", "file_name": file_name}
     upload = {"path": f"/api/v1/datasets/{identity}/content{as_query(mapping)}"}
@@ -133,7 +133,7 @@ async def show(request: Request) -> Response:
     ref = request.path_params["ref"]
     found = await services(request).readmodel.registry.dataset(ref)
     if found is None:
-        await registration.find(services(request).log, ref)
+        await registration.find(services(request).log, services(request).readmodel.names, ref)
         raise TransientError(f"dataset {ref} is not in the read model yet; try again")
     registered = await _find_registration(request) if found["status"] == "uploaded" else None
     return ApiResponse({"dataset": to_json(found, registered)})
@@ -153,7 +153,8 @@ async def download_content(request: Request) -> Response:
 
 
 async def _find_registration(request: Request) -> DatasetRegistered:
-    return await registration.find(services(request).log, request.path_params["ref"])
+    core = services(request)
+    return await registration.find(core.log, core.readmodel.names, request.path_params["ref"])
 
 
 ROUTES = [

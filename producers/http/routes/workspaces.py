@@ -19,6 +19,7 @@ from producers.core.repositories.deliveries import (
 from producers.http.auth import actor_of
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, page_of, page_response
+from producers.http.routes.access.organisations import organisation_id
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 from schemas.errors import InvalidConfig, Issue, TransientError
@@ -30,9 +31,14 @@ def to_json(workspace: WorkspaceJson) -> Mapping[str, object]:
 
 
 async def add(request: Request) -> Response:
-    body = await body_of(request, ("url", "name"))
+    body = await body_of(request, ("url", "name", "organisation", "repository"))
     core = services(request)
-    recorded = await core.workspaces.add(body.text("url"), body.optional("name"))
+    recorded = await core.workspaces.add(
+        body.text("url"),
+        body.optional("name"),
+        organisation=await organisation_id(request, body.optional("organisation")),
+        repository=body.optional("repository"),
+    )
     await core.readmodel.caught_up(recorded.cursor)
     return ApiResponse(
         {"workspace": await find_workspace_json(request, recorded.event.run_id)}, status_code=201
@@ -49,6 +55,16 @@ async def show(request: Request) -> Response:
     return ApiResponse(
         {"workspace": await find_workspace_json(request, request.path_params["ref"])}
     )
+
+
+async def set_repository(request: Request) -> Response:
+    """Name a workspace after a repository `owner/repo`, or with null after none."""
+    body = await body_of(request, ("repository",))
+    core = services(request)
+    workspace = await core.workspaces.set_repository(
+        request.path_params["ref"], body.optional("repository")
+    )
+    return ApiResponse({"workspace": await find_workspace_json(request, workspace.id)})
 
 
 async def sync(request: Request) -> Response:
@@ -183,9 +199,16 @@ async def find_workspace_json(request: Request, ref: str) -> Mapping[str, object
 
 
 ROUTES = [
-    ScopedRoute("/workspaces", add, scope="admin", reach="installation", methods=["POST"]),
+    ScopedRoute("/workspaces", add, scope="admin", reach="organisation", methods=["POST"]),
     ScopedRoute("/workspaces", index, scope="read"),
     ScopedRoute("/workspaces/{ref}", show, scope="read"),
+    ScopedRoute(
+        "/workspaces/{ref}/repository",
+        set_repository,
+        scope="admin",
+        reach="organisation",
+        methods=["PUT"],
+    ),
     ScopedRoute("/workspaces/{ref}/sync", sync, scope="control", methods=["POST"]),
     ScopedRoute("/workspaces/{ref}/rollouts", rollouts, scope="read"),
     ScopedRoute("/workspaces/{ref}/deliveries", deliveries, scope="read"),

@@ -1255,7 +1255,8 @@ create table datasets (
     file_size  bigint not null,
     original   text not null,
     created_at timestamptz not null,
-    workspace  text
+    workspace  text,
+    organisation text
 );
 create index datasets_name on datasets (name);
 
@@ -1398,6 +1399,7 @@ create table names (
     primary key (kind, name, scope)
 );
 create index names_by_id on names (kind, id);
+create index names_by_scope on names (kind, scope);
 
 -- Uploads that are not datasets yet, or never became one.
 create table dataset_uploads (
@@ -1410,7 +1412,8 @@ create table dataset_uploads (
     workspace   text,
     uploader    text,
     rejected_at timestamptz,
-    issues      text
+    issues      text,
+    organisation text
 );
 
 -- Where the device workers that are alive answer requests of the API.

@@ -11,6 +11,7 @@ from infra.identity.issuing import LONGEST_OVERLAP_S, LONGEST_S, NEVER, OVERLAP_
 from producers.http.auth import actor_of
 from producers.http.requests import JsonBody, body_of
 from producers.http.responses import ApiResponse, flag, page_of, page_response
+from producers.http.routes.access.organisations import organisation_id
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 from schemas.errors import InvalidConfig, Issue
@@ -18,7 +19,7 @@ from schemas.errors import InvalidConfig, Issue
 OLD_PATH = "/tokens"
 """The path before keys were called so. It is answered for one release."""
 
-FIELDS = ("name", "scopes", "owner", "workspace", "expires_s")
+FIELDS = ("name", "scopes", "owner", "workspace", "organisation", "expires_s")
 
 
 def to_json(api_key: ApiKey) -> Mapping[str, object]:
@@ -49,13 +50,15 @@ async def create(request: Request) -> Response:
         message = "must be a list of scopes"
         raise InvalidConfig(f"scopes {message}", issues=(Issue("scopes", message),))
     core, workspace = services(request), body.optional("workspace")
+    organisation = await organisation_id(request, body.optional("organisation"))
     wanted = WantedApiKey(
         name=body.text("name"),
         scopes=[str(scope) for scope in scopes],
         owner=body.optional("owner"),
         workspace=None
         if workspace is None
-        else (await core.workspaces.find_workspace(workspace)).id,
+        else (await core.workspaces.find_workspace(workspace, organisation=organisation)).id,
+        organisation=organisation,
         expires_s=_lifetime_in(body),
     )
     made, issued = await core.api_key_issuer.create(wanted, actor_of(request))

@@ -69,7 +69,9 @@ async def pushed(app: Application, number: int = 1, **match: Any) -> PushOrigin:
 async def submit(
     app: Application, of: PushOrigin, config: str = CONFIG, level: str = "bwrap"
 ) -> str:
-    submissions = RunSubmissions(app.services.submitter, level=level)
+    submissions = RunSubmissions(
+        app.services.submitter, level=level, home_of=app.services.organisations.home_of
+    )
     return await submissions.submit(of, config.encode())
 
 
@@ -129,6 +131,7 @@ async def test_a_name_in_use_gets_a_suffix_and_a_persons_does_not(ready: Applica
     longer = await pushed(ready, 4, run_name="x" * 100)
     assert await submit(ready, longer) == f"{'x' * 93}-{longer.run[:6]}"
     request = SubmitRequest(config=tomllib.loads(SFT), name="grpo-aaa")
+    await ready.services.submitter.submit_run(request, key="of-no-workspace")
     with pytest.raises(Conflict):
         await ready.services.submitter.submit_run(request, key="a person's")
 

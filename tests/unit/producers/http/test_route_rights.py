@@ -176,8 +176,13 @@ TABLE = [
     Row("GET", "/api/v1/sessions", "read"),
     Row("DELETE", "/api/v1/sessions", "read"),
     Row("GET", "/api/v1/audit", "admin"),
-    Row("POST", "/api/v1/workspaces", "admin", reach="installation"),
-    Row("POST", "/api/v1/workspaces/connect", "admin", reach="installation"),
+    Row("GET", "/api/v1/organisations", "read"),
+    Row("GET", "/api/v1/organisations/main", "read"),
+    Row("POST", "/api/v1/organisations", "admin", reach="installation"),
+    Row("PATCH", "/api/v1/organisations/{organisation}", "admin", reach="organisation"),
+    Row("POST", "/api/v1/workspaces", "admin", reach="organisation"),
+    Row("POST", "/api/v1/workspaces/connect", "admin", reach="organisation"),
+    Row("PUT", "/api/v1/workspaces/{workspace}/repository", "admin", reach="organisation"),
     Row("GET", "/api/v1/dead-letters", "admin", reach="installation"),
     Row("GET", "/api/v1/dead-letters/{run}", "admin", reach="installation"),
     Row("POST", "/api/v1/dead-letters/{run}/redrive", "admin", reach="installation"),
@@ -379,14 +384,14 @@ async def test_an_api_key_needs_the_scope_of_the_route(shared: Application) -> N
     """The requests are about nothing that exists, so that a request with enough rights changes
     nothing."""
     nothing = dict.fromkeys(("run", "run_name", "dataset", "evaluation"), "none")
-    nothing |= {"workspace": "none", "verification": "none"}
+    nothing |= {"workspace": "none", "verification": "none", "organisation": "none"}
     for scope in SCOPES:
         api_key = await create_api_key(shared, scope, scope)
         for row in TABLE:
             if row.scope == "open":
                 continue
             allowed = row.scope == "any" or row.scope in CONTAINED[scope]
-            content = {} if row.reach == "installation" else row.content
+            content = {} if row.reach != "workspace" else row.content
             answer = await send(shared, row, row.path.format(**nothing), api_key, **content)
             assert (answer.status_code == 403) is not allowed, (scope, row, answer.text)
             assert answer.status_code != 401, (scope, row)
@@ -472,5 +477,5 @@ def _shape(path: str) -> str:
     """A path without the names of its parameters."""
     parts = path.partition("?")[0].split("/")
     return "/".join(
-        "*" if "{" in part or part in ("nothing", "API_KEY") else part for part in parts
+        "*" if "{" in part or part in ("nothing", "API_KEY", "main") else part for part in parts
     )

@@ -687,5 +687,5 @@ async def test_the_key_of_a_deleted_evaluation_makes_no_other_one(ready: Applica
     again = await ready.post("/evals", body, Idempotency_Key="k")
     assert again.status_code == 409, again.text
     assert "was deleted; send a new key" in again.json()["detail"]
-    assert await ready.services.readmodel.names.find_id("evaluation", "gone") is None
+    assert await ready.services.readmodel.names.find_holders("evaluation", "gone") == []
     assert (await ready.post("/evals", body)).status_code == 201

@@ -8,6 +8,7 @@ import pytest
 
 from producers.core.datasets import registration
 from schemas.errors import InvalidConfig, NotFound
+from schemas.events import DatasetRegistered
 from schemas.generated_tasks import dataset_name
 from tests.kit.application import Application, application, rows
 from tests.kit.platform import run_config
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.postgres
 async def app(database_url: str, tmp_path: Path) -> AsyncIterator[Application]:
     async with application(database_url, tmp_path / "home", confines_checks=True) as served:
         yield served
+
+
+async def _find(app: Application, ref: str) -> DatasetRegistered:
+    return await registration.find(app.services.log, app.services.readmodel.names, ref)
 
 
 async def test_a_dataset_is_announced_sent_and_readable(app: Application) -> None:
@@ -59,7 +64,7 @@ async def test_a_mapping_is_recorded_and_unread_columns_are_listed(app: Applicat
     assert shown["unread_columns"] == ["source"]
     assert shown["mapping"] == mapping
     assert (await app.get("/datasets/gsm"))["dataset"] == shown
-    registered = await registration.find(app.services.log, "gsm")
+    registered = await _find(app, "gsm")
     assert registered.mapping == mapping
     assert registered.characters == "0123?"
     (row, *_) = (await app.get("/datasets/gsm/preview"))["rows"]
@@ -76,16 +81,16 @@ async def test_a_mapping_is_recorded_and_unread_columns_are_listed(app: Applicat
 async def test_a_generated_dataset_is_found_by_what_it_was_generated_from(app: Application) -> None:
     written = "reasoning-gym:chain_sum?size=6&max_terms=3"
     with pytest.raises(NotFound, match=r"generate it once with .headrace dataset generate 'reason"):
-        await registration.find(app.services.log, written)
+        await _find(app, written)
     put = await app.upload(dataset_name(written), rows(6))
     assert put.status_code == 200, put.text
     for same in (written, "reasoning-gym:chain_sum?max_terms=3&seed=0&size=6"):
-        found = await registration.find(app.services.log, same)
+        found = await _find(app, same)
         assert found.dataset.name == put.json()["dataset"]["name"]
     with pytest.raises(NotFound):
-        await registration.find(app.services.log, f"{written}&split=held_out")
+        await _find(app, f"{written}&split=held_out")
     with pytest.raises(InvalidConfig, match=r"size in .* is 0; write a whole number"):
-        await registration.find(app.services.log, "reasoning-gym:chain_sum?size=0")
+        await _find(app, "reasoning-gym:chain_sum?size=0")
 
 
 async def test_a_submit_says_how_a_dataset_is_generated(app: Application) -> None:

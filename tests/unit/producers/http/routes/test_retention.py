@@ -42,7 +42,7 @@ from schemas.sampling import ModelRef
 from tests.kit.application import Application, rows
 from tests.kit.history import ended_run, keep, named_by_checkpoint
 from tests.kit.specs import DATASET, MODEL, ref, template, version
-from tests.kit.story import batch_of, beginning, whole_run
+from tests.kit.story import WORKSPACE, batch_of, beginning, whole_run
 
 pytestmark = pytest.mark.postgres
 
@@ -382,7 +382,10 @@ async def test_a_deleted_run_is_gone_and_its_name_is_free(ended: Application) ->
     assert (await deleted(ended, "/runs/first")).status_code == 200
     assert (await ended.api.get("/api/v1/runs/first")).status_code == 404
     assert (await ended.api.get("/api/v1/runs/r1")).status_code == 404
-    assert await ended.services.readmodel.names.take("run", "first", "another") == "another"
+    assert (
+        await ended.services.readmodel.names.take("run", "first", "another", scope=WORKSPACE)
+        == "another"
+    )
     assert (await deleted(ended, "/runs/r1")).status_code == 404
     now = ended.services.clock.now() + LATER
     await collect(ended.database, ended.services.blobs, now=now)
@@ -482,7 +485,10 @@ async def test_a_run_is_renamed_and_its_former_name_is_free(ended: Application) 
     assert answer.json()["run"]["id"] == "r1"
     assert (await ended.api.get("/api/v1/runs/first")).status_code == 404
     assert (await ended.services.lookup.checkpoint("better@last")).ref == "better@3"
-    assert await ended.services.readmodel.names.take("run", "first", "another") == "another"
+    assert (
+        await ended.services.readmodel.names.take("run", "first", "another", scope=WORKSPACE)
+        == "another"
+    )
     await archived(ended, "better")
     assert (await ended.services.lookup.run("better")).run_name == "better"
     await ended.projector.rebuild()
