@@ -99,6 +99,10 @@ class ApiKeyRequest:
     person: str | None = None
 
 
+class NameInUse(Conflict):
+    """An API key has the name already."""
+
+
 class ApiKeys:
     """Creates, lists, rotates and revokes API keys."""
 
@@ -108,31 +112,8 @@ class ApiKeys:
     async def create(self, request: ApiKeyRequest) -> tuple[ApiKey, IssuedApiKey]:
         """Make an API key. Raises Conflict when its name is in use, or when there are too many
         keys."""
-        issued = issue_api_key()
-        try:
-            row = await self._pool.fetchrow(
-                SQL["insert_api_key"],
-                issued.id,
-                request.name,
-                request.owner,
-                issued.prefix,
-                issued.sha256,
-                sorted(request.scopes),
-                request.workspace,
-                request.expires_at,
-                request.created_by,
-                MOST_API_KEYS,
-                request.organisation,
-                request.person,
-            )
-        except asyncpg.UniqueViolationError as error:
-            raise Conflict(
-                f"there is an API key with the name {request.name}; revoke it first, or choose "
-                "another name"
-            ) from error
-        if row is None:
-            raise Conflict(f"there are {MOST_API_KEYS} API keys; revoke those that nobody uses")
-        return api_key_of(row), issued
+        async with self._pool.acquire() as connection:
+            return await insert_api_key(connection, request)
 
     async def page(
         self,
@@ -206,6 +187,37 @@ class ApiKeys:
     async def mark_used(self, times: dict[str, datetime]) -> None:
         """Record when API keys (their ids) were used last."""
         await self._pool.execute(SQL["mark_used"], list(times), list(times.values()))
+
+
+async def insert_api_key(connection: Any, request: ApiKeyRequest) -> tuple[ApiKey, IssuedApiKey]:
+    """Make an API key on a connection, which may be in a transaction. Raises Conflict when its name is
+    in use, or when there are too many keys."""
+    issued = issue_api_key()
+    try:
+        async with connection.transaction():
+            row = await connection.fetchrow(
+                SQL["insert_api_key"],
+                issued.id,
+                request.name,
+                request.owner,
+                issued.prefix,
+                issued.sha256,
+                sorted(request.scopes),
+                request.workspace,
+                request.expires_at,
+                request.created_by,
+                MOST_API_KEYS,
+                request.organisation,
+                request.person,
+            )
+    except asyncpg.UniqueViolationError as error:
+        raise NameInUse(
+            f"there is an API key with the name {request.name}; revoke it first, or choose "
+            "another name"
+        ) from error
+    if row is None:
+        raise Conflict(f"there are {MOST_API_KEYS} API keys; revoke those that nobody uses")
+    return api_key_of(row), issued
 
 
 def api_key_of(row: Any) -> ApiKey:

@@ -8,21 +8,17 @@ the login, so that a login makes at most one key.
 
 import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-import asyncpg
-
-from infra.identity.api_key_format import IssuedApiKey, digest, issue_api_key
-from infra.identity.api_keys import MOST_API_KEYS, ApiKey, api_key_of
+from infra.identity.api_key_format import IssuedApiKey, digest
+from infra.identity.api_keys import ApiKey, ApiKeyRequest, NameInUse, insert_api_key
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.errors import Conflict
 
 SQL = queries("infra/identity/people.sql")
-ACCESS_SQL = queries("infra/identity/access.sql")
 
 USER_LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 """The letters of user codes: those of RFC 8628, section 6.1. None looks like a digit that is a letter of
@@ -55,12 +51,11 @@ class WaitingLogin:
 @dataclass(frozen=True, slots=True)
 class Approval:
     """The API key that an approved login becomes. `approved_by` is the id of the API key that
-    approves."""
+    approves, whose scopes it will have."""
 
     person: str
     organisation: str
     workspace: str | None
-    scopes: Sequence[str]
     approved_by: str
     expires_at: datetime
 
@@ -110,11 +105,11 @@ class DeviceLoginStore:
     async def decide(self, user_code: str, approval: Approval | None) -> str | None:
         """Approve a login that waits, or deny it (None). Returns the name of the device; None when no
         login waits under the code."""
-        parts: tuple[object, ...] = (None,) * 6
+        parts: tuple[object, ...] = (None,) * 5
         if approval is not None:
             parts = (
                 *(approval.person, approval.organisation, approval.workspace),
-                *(list(approval.scopes), approval.approved_by, approval.expires_at),
+                *(approval.approved_by, approval.expires_at),
             )
         row = await self._pool.fetchrow(
             SQL["decide_device_login"], digest(_letters(user_code)), approval is not None, *parts
@@ -149,32 +144,21 @@ class DeviceLoginStore:
             return await self._make_key(connection, row) if stands else None
 
     async def _make_key(self, connection: Any, row: Any) -> tuple[ApiKey, IssuedApiKey]:
-        issued = issue_api_key()
-        names = (_key_name(row["device_name"]), f"{_key_name(row['device_name'])}-{issued.id}")
-        for name in names:
-            try:
-                async with connection.transaction():
-                    made = await connection.fetchrow(
-                        ACCESS_SQL["insert_api_key"],
-                        issued.id,
-                        name,
-                        row["person"],
-                        issued.prefix,
-                        issued.sha256,
-                        row["scopes"],
-                        row["workspace"],
-                        row["key_expires_at"],
-                        f"{row['person']}/{row['approved_by']}",
-                        MOST_API_KEYS,
-                        row["organisation"],
-                        row["person"],
-                    )
-            except asyncpg.UniqueViolationError:
-                continue
-            if made is None:
-                raise Conflict(f"there are {MOST_API_KEYS} API keys; revoke those that nobody uses")
-            return api_key_of(made), issued
-        raise Conflict(f"there is an API key with the name {names[-1]}; start the login again")
+        request = ApiKeyRequest(
+            name=_key_name(row["device_name"]),
+            owner=row["person"],
+            scopes=frozenset(row["scopes"]),
+            workspace=row["workspace"],
+            expires_at=row["key_expires_at"],
+            created_by=f"{row['person']}/{row['approved_by']}",
+            organisation=row["organisation"],
+            person=row["person"],
+        )
+        try:
+            return await insert_api_key(connection, request)
+        except NameInUse:
+            other = replace(request, name=f"{request.name}-{secrets.token_hex(4)}")
+            return await insert_api_key(connection, other)
 
 
 def new_user_code() -> str:

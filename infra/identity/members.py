@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, get_args
 
-from infra.identity.issuing import BeyondRights
 from infra.identity.people import Person, person_of
 from infra.ports.actor import Actor, Role
 from infra.spine.postgres.pool import Database
@@ -30,6 +29,15 @@ class OrganisationMember:
     joined_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class OrganisationName:
+    """The id of an organisation, its name in addresses, and its title for people."""
+
+    id: str
+    name: str
+    title: str
+
+
 class Members:
     """Lists and changes the members of organisations. `changed` is called after each change, so that
     this process reads API keys and roles again."""
@@ -37,6 +45,14 @@ class Members:
     def __init__(self, database: Database, changed: Callable[[], None]) -> None:
         self._pool = database.durable
         self._changed = changed
+
+    async def organisation(self, ref: str, actor: Actor) -> OrganisationName:
+        """The organisation with this id or name, whose members an actor may reach. Raises NotFound, also
+        for one that the actor does not see."""
+        row = await self._pool.fetchrow(SQL["organisation_named"], ref)
+        if row is None or actor.organisation not in (None, row["id"]):
+            raise NotFound(f"there is no organisation {ref[:80]!r}")
+        return OrganisationName(row["id"], row["name"], row["title"])
 
     async def page(
         self, organisation: str, *, limit: int, offset: int
@@ -120,15 +136,6 @@ def check_role(text: str) -> Role:
             return found
     message = f"{text[:40]!r} is not a role; choose from {', '.join(get_args(Role))}"
     raise InvalidConfig(message, issues=(Issue("role", message),))
-
-
-def check_reach(actor: Actor, organisation: str) -> None:
-    """Refuse an actor that another organisation confines, as if the organisation did not exist. Raises
-    NotFound, and BeyondRights for an API key that is bound to a workspace."""
-    if actor.organisation not in (None, organisation):
-        raise NotFound(f"there is no organisation {organisation[:80]!r}")
-    if actor.workspace is not None:
-        raise BeyondRights("members need an API key of all workspaces; yours is bound to one")
 
 
 async def _remove(connection: Any, organisation: str, person: str) -> None:

@@ -36,6 +36,9 @@ select organisation, role from members where person = $1 order by organisation
 -- name: lock_organisation
 select id from organisations where id = $1 for update
 
+-- name: organisation_named
+select id, name, title from organisations where id = $1 or name = $1 order by (id = $1) desc limit 1
+
 -- part: select_members
 select {person_columns}, m.role, m.created_at as joined_at from members m join people p on p.id = m.person
 
@@ -118,9 +121,11 @@ returning created_at
 select device_name, address, created_at, expires_at from device_logins
 where user_sha256 = $1 and expires_at > clock_timestamp() and decided_at is null
 
+-- The key will have the scopes of the key that approves.
+
 -- name: decide_device_login
 update device_logins set decided_at = clock_timestamp(), approved = $2, person = $3, organisation = $4,
-  workspace = $5, scopes = $6, approved_by = $7, key_expires_at = $8
+  workspace = $5, scopes = (select k.scopes from api_keys k where k.id = $6), approved_by = $6, key_expires_at = $7
 where user_sha256 = $1 and expires_at > clock_timestamp() and decided_at is null
 returning device_name
 

@@ -151,7 +151,6 @@ class DeviceLogins:
             person=_person_of(actor),
             organisation=str(actor.organisation),
             workspace=actor.workspace,
-            scopes=sorted(actor.scopes),
             approved_by=actor.api_key,
             expires_at=expires_at,
         )

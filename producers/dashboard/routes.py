@@ -2,7 +2,6 @@
 
 from producers.dashboard import assets, live, reports
 from producers.dashboard.pages import (
-    api_keys,
     compare,
     datasets,
     deployments,
@@ -19,16 +18,19 @@ from producers.dashboard.pages import (
     runs,
     samples,
     shares,
-    sign_in,
     timeline,
     workspaces,
 )
+from producers.dashboard.pages.access import api_keys, device, joining, members, sign_in
 from producers.dashboard.routing import MissingPage
 
 PAGES = (
     assets,
     reports,
     sign_in,
+    joining,
+    device,
+    members,
     api_keys,
     runs,
     run,

@@ -39,7 +39,14 @@ from producers.http.routes import (
     webhooks,
     workspaces,
 )
-from producers.http.routes.access import api_keys, audit, device_login, organisations, sessions
+from producers.http.routes.access import (
+    api_keys,
+    audit,
+    device_login,
+    members,
+    organisations,
+    sessions,
+)
 from producers.http.routing import ScopedRoute, scoped_table
 from producers.http.services import Services
 from producers.http.tracing import Traced
@@ -68,6 +75,7 @@ RESOURCES = (
     retention,
     api_keys,
     device_login,
+    members,
     sessions,
     shares,
     audit,

@@ -27,7 +27,10 @@ REPORTS = "/reports"
 SHARED = "/shared"
 """The page that a share link opens. The key is in the query, because no log has queries."""
 
-OPEN_PAGES = ("/login", "/static/", REPORTS, SHARED)
+JOIN = "/join"
+"""The page that the link of an invitation opens."""
+
+OPEN_PAGES = ("/login", "/static/", REPORTS, SHARED, JOIN)
 SAFE_METHODS = ("GET", "HEAD")
 PORTS = {"http": 80, "https": 443}
 LONGEST_NEXT = 2000

@@ -9,6 +9,7 @@ from infra.http.failed_auth_throttle import FailedAuthThrottle
 from infra.identity.api_keys import ApiKeys
 from infra.identity.audit import AuditList
 from infra.identity.device_logins import DeviceLoginStore
+from infra.identity.invitations import Invitations
 from infra.identity.issuing import ApiKeyIssuer
 from infra.identity.members import Members
 from infra.identity.organisations import Organisations
@@ -98,6 +99,10 @@ class Services:
     @cached_property
     def members(self) -> Members:
         return Members(self.database, self.recent_api_keys.forget)
+
+    @cached_property
+    def invitations(self) -> Invitations:
+        return Invitations(self.database, self.recent_api_keys, self.clock)
 
     @cached_property
     def device_logins(self) -> DeviceLogins:

@@ -9,7 +9,8 @@ from infra.ports.actor import Actor
 from producers.core.workspaces import Workspace
 from producers.dialects.osmosis.requests import Wire, answer, services
 from producers.dialects.osmosis.scope import has_scope, route, workspace_of
-from producers.http.auth import SETTING_KEYS, actor_of
+from producers.http.auth import actor_of
+from producers.http.credentials import SETTING_KEYS
 from schemas.errors import NotFound
 
 

@@ -2359,7 +2359,7 @@ create table members (
 );
 create index members_by_person on members (person);
 
--- An invitation into an organisation. `inviter` is the person who made it; it ends when that person is no owner any more.
+-- An invitation into an organisation. `inviter` is the person who made it; it ends when that person is not an owner any more.
 create table invitations (
     id           text primary key,
     sha256       bytea not null unique,

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from infra.http.failed_auth_throttle import REFUSED_AT_ONCE
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
-from producers.dashboard.pages import sign_in
+from producers.dashboard.pages.access import sign_in
 from producers.http.app import create_app
 from producers.http.client_address import ClientAddresses
 from tests.kit.application import API_KEY, Application

@@ -147,8 +147,11 @@ def _number(fields: Mapping[str, str], name: str, least: int, most: int) -> int:
 async def show_sessions(request: Request) -> Response:
     core = services(request)
     cookie = cookie_of(request.headers, name=cookie_name(core.settings.public_url))
-    found = await core.sessions.list_open(holder_of(actor_of(request)))
-    return html(request, "sessions.html", {"sessions": found, "here": session_id(cookie)})
+    actor = actor_of(request)
+    found = await core.sessions.list_open(holder_of(actor))
+    person = await core.people.find(actor.person_id) if actor.person_id else None
+    values = {"sessions": found, "here": session_id(cookie), "person": person}
+    return html(request, "sessions.html", values)
 
 
 async def end_sessions(request: Request) -> Response:

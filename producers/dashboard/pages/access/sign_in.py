@@ -69,7 +69,7 @@ async def sign_out(request: Request) -> Response:
 
 async def _offer(request: Request, code: str, bearer: Bearer, following: str) -> Response:
     """The page of a link: who its session would be of, and whose session it would replace."""
-    now = await _services(request).sessions.find_bearer(_cookie_of(request))
+    now = await signed_in_bearer(request)
     values = {
         "code": code,
         "next": following,
@@ -107,16 +107,26 @@ async def _open_session(request: Request, bearer: Bearer, following: str) -> Res
     services = _services(request)
     cookie = await services.sessions.open(bearer)
     answer = RedirectResponse(following, status_code=303)
+    set_session(answer, cookie, services.settings.public_url)
+    return answer
+
+
+def set_session(answer: Response, cookie: str, public_url: str) -> None:
+    """Give a browser the cookie of a session with an answer."""
     answer.set_cookie(
-        cookie_name(services.settings.public_url),
+        cookie_name(public_url),
         cookie,
         max_age=int(SESSION_S),
         path="/",
-        secure=services.settings.public_url.startswith("https:"),
+        secure=public_url.startswith("https:"),
         httponly=True,
         samesite="lax",
     )
-    return answer
+
+
+async def signed_in_bearer(request: Request) -> Bearer | None:
+    """The API key of the session of a browser at a page that needs none."""
+    return await _services(request).sessions.find_bearer(_cookie_of(request))
 
 
 def _cookie_of(request: Request) -> str:
