@@ -7,6 +7,7 @@ the sandbox and nowhere else: the events hold names.
 from infra.ports.secrets import SecretStore
 from infra.ports.services import SandboxOwner
 from schemas.errors import FailureCategory, UserCodeError
+from schemas.ids import run_of_owner
 from schemas.secrets.rules import how_to_set
 from schemas.specs import GroupSpec, RolloutRef
 
@@ -18,7 +19,10 @@ async def sandbox_owner(spec: GroupSpec, rollout: RolloutRef, secrets: SecretSto
         return SandboxOwner(run=spec.owner)
     submitter = None if rollout.pushed else rollout.submitter
     values = await secrets.resolve(
-        rollout.secrets, workspace=rollout.workspace, submitter=submitter
+        rollout.secrets,
+        workspace=rollout.workspace,
+        submitter=submitter,
+        run=run_of_owner(spec.owner),
     )
     if missing := [name for name in rollout.secrets if name not in values]:
         raise UserCodeError(

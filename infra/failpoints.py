@@ -51,6 +51,7 @@ NAMED = (
     "judge.answered",
     "judge.recorded",
     "submit.before_commit",
+    "submit.secrets_given",
     "submit.after_commit",
     "webhook.before_commit",
     "webhook.after_commit",

@@ -26,6 +26,7 @@ from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.identity.audit import record_access
 from infra.identity.secrets.sealed import Sealer
+from infra.identity.secrets.store import LEFT_S
 from infra.names import check_one_workspace
 from infra.operations.local.child import AWAY
 from infra.operations.maintenance.alerts import Alerts, alert_alone
@@ -39,9 +40,10 @@ from infra.repositories.git.mirrors import GitRepositories
 from infra.repositories.git.smart_http import SmartHttp
 from infra.sandbox.service.self_protection import hide_memory
 from infra.settings.settings import BadSetting, Settings
+from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
 from infra.spine.runtime.hosting import Hosting
 from infra.spine.runtime.runtime import Runtime
-from infra.task_cancellation import end
+from infra.task_cancellation import end, go_on
 from producers.core.repositories.mirror_collection import collect_mirrors
 from producers.core.repositories.polling import poll_alone
 from producers.core.retention import archive_periodically, remove_records_periodically
@@ -135,6 +137,7 @@ async def _serve(
         )
         if settings.poll_s:
             jobs.append(poll_alone(services.poller, backend.database.url))
+        jobs.append(_take_back_left_secrets(services))
         alerts = Alerts(
             backend.database,
             backend.log,
@@ -197,6 +200,18 @@ def _services(
         settings=settings,
         clock=backend.clock,
     )
+
+
+async def _take_back_left_secrets(services: Services) -> None:
+    """Delete secrets whose run was never requested, because the process that took its submission died,
+    again and again."""
+    while True:
+        try:
+            await services.secret_store.take_left_back()
+        except UNAVAILABLE_ERRORS as error:
+            go_on()
+            logger.warning("secrets of runs that ended cannot be deleted now: %s", error)
+        await services.clock.sleep(LEFT_S)
 
 
 def _dialects(settings: Settings) -> tuple[Dialect, ...]:

@@ -44,6 +44,13 @@ def short_id(kind: str, key: str) -> str:
     return derive_id(HEADRACE, f"{kind}/{key}").hex[:16]
 
 
+def run_of_owner(owner: str) -> str:
+    """The run that the owner of a group belongs to. A validation of a run has the run's id and its step
+    as its id; every other owner is a run or an evaluation itself."""
+    run, mark, step = owner.rpartition("v")
+    return run if mark and run and step.isdigit() else owner
+
+
 def is_id(text: str) -> bool:
     """Whether a text has the form of the id of a run, an evaluation (`RUNv4` is a run's own after step
     4) or a dataset. Nothing is given a name of this form, because another thing may have that id."""

@@ -14,6 +14,7 @@ from infra.readmodel.rows import (
     ChangeRun,
     ChangeWorkspace,
     DropDataset,
+    DropGivenSecrets,
     DropHistory,
     DropRun,
     PutCheckpoint,
@@ -165,7 +166,7 @@ def run_approved(event: RunApproved, at: datetime) -> tuple[Write, ...]:
 
 @rows.register
 def run_rejected(event: RunRejected, at: datetime) -> tuple[Write, ...]:
-    return (_end_of_run(event.run, at, "failed", "error", event.message),)
+    return _end_of_run(event.run, at, "failed", "error", event.message)
 
 
 @rows.register
@@ -261,18 +262,18 @@ def run_resumed(event: RunResumed, at: datetime) -> tuple[Write, ...]:
 
 @rows.register
 def run_stopped(event: RunStopped, at: datetime) -> tuple[Write, ...]:
-    return (_end_of_run(event.run, at, "stopped", "complete"),)
+    return _end_of_run(event.run, at, "stopped", "complete")
 
 
 @rows.register
 def run_failed(event: RunFailed, at: datetime) -> tuple[Write, ...]:
     status = "crashed" if event.kind == "crash" else "failed"
-    return (_end_of_run(event.run, at, status, "error", event.message),)
+    return _end_of_run(event.run, at, status, "error", event.message)
 
 
 @rows.register
 def run_finished(event: RunFinished, at: datetime) -> tuple[Write, ...]:
-    return (_end_of_run(event.run, at, "finished", "complete"),)
+    return _end_of_run(event.run, at, "finished", "complete")
 
 
 @rows.register
@@ -357,13 +358,15 @@ def evaluation_completed(event: EvaluationCompleted, at: datetime) -> tuple[Writ
         error=event.message,
         completed_at=at,
     )
-    return (change,)
+    return (change, DropGivenSecrets(event.evaluation, at))
 
 
 def _end_of_run(
     run: str, at: datetime, status: str, phase: str, error: str | None = None
-) -> ChangeRun:
-    return ChangeRun(run, at, status=status, phase=phase, error=error, completed_at=at)
+) -> tuple[Write, ...]:
+    """The rows of a run that ended. Secrets that were given for it alone go with it."""
+    change = ChangeRun(run, at, status=status, phase=phase, error=error, completed_at=at)
+    return (change, DropGivenSecrets(run, at))
 
 
 def _metric_points(

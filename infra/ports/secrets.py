@@ -56,11 +56,26 @@ class SecretStore(Protocol):
         ...
 
     async def resolve(
-        self, names: Sequence[str], *, workspace: str | None, submitter: str | None
+        self,
+        names: Sequence[str],
+        *,
+        workspace: str | None,
+        submitter: str | None,
+        run: str | None = None,
     ) -> Mapping[str, SecretValue]:
-        """Return the values for a run, and note that they were used. The submitter's own secret comes
-        before the workspace's. A name that neither has is left out. Raises InvalidConfig when a value
-        does not open with this process's keys."""
+        """Return the values for a run, and note that they were used. One that was given for the run or
+        evaluation `run` alone comes first, and then the submitter's own before the workspace's. A name
+        that none has is left out. Raises InvalidConfig when a value does not open with this process's
+        keys."""
+        ...
+
+    async def give(self, run: str, values: Mapping[str, SecretValue]) -> None:
+        """Store the values for a run or evaluation alone, in the place of all that it was given before.
+        Raises Refused when a name or a value is not allowed."""
+        ...
+
+    async def take_back(self, run: str) -> None:
+        """Delete the values that were given for a run or evaluation alone."""
         ...
 
 

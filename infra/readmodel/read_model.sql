@@ -929,6 +929,10 @@ delete from run_shares where run = $1
 -- name: drop_run_notes
 delete from run_notes where run = $1
 
+-- name: drop_given_secrets
+delete from run_secrets s using unnest($1::text[], $2::timestamptz[]) as ended (owner, at)
+where s.owner = ended.owner and s.created_at <= ended.at
+
 -- name: drop_evaluations
 delete from evaluations where run = $1
 

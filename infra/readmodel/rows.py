@@ -62,6 +62,15 @@ class DropRun:
 
 
 @dataclass(frozen=True, slots=True)
+class DropGivenSecrets:
+    """Delete the secrets that were given for a run or evaluation alone before it ended (`at`). A retry
+    of the evaluation may have been given others since."""
+
+    owner: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class DropSkippedEvent:
     """Forget that an event was skipped, because it is projected now."""
 
@@ -377,6 +386,7 @@ Write = (
     | ChangeHubUpload
     | DropHistory
     | DropRun
+    | DropGivenSecrets
     | DropSkippedEvent
     | DropDataset
     | Unarchive

@@ -30,6 +30,7 @@ from infra.readmodel.rows import (
     ChangeTriggeredRun,
     ChangeWorkspace,
     DropDataset,
+    DropGivenSecrets,
     DropHistory,
     DropRun,
     DropSkippedEvent,
@@ -276,6 +277,9 @@ async def _write(connection: Any, writes: Sequence[Write]) -> None:
             if type(write) is kind:
                 for statement in statements:
                     await connection.execute(SQL[statement], getattr(write, key))
+    if ended := [write for write in writes if isinstance(write, DropGivenSecrets)]:
+        owners, times = [write.owner for write in ended], [write.at for write in ended]
+        await connection.execute(SQL["drop_given_secrets"], owners, times)
 
 
 async def _move(connection: Any, before: Cursor, after: Cursor) -> bool:

@@ -21,6 +21,11 @@ LIMIT = click.option("--limit", default=50, show_default=True, help="Show at mos
 FEW = click.option(
     "--limit", default=20, show_default=True, type=click.IntRange(1), help="Show at most this many."
 )
+SECRETS_FILE = click.option(
+    "--secrets-file",
+    metavar="FILE",
+    help="Values of required secrets for this alone: lines NAME=value, or - for stdin.",
+)
 OFFSET = click.option("--offset", default=0, show_default=True, help="Skip this many first.")
 
 AGE = re.compile(r"([0-9]{1,6})([smhdw])")

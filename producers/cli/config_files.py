@@ -2,6 +2,7 @@
 validates its content, in one place for all clients."""
 
 import json
+import sys
 import tomllib
 from collections.abc import Mapping
 from datetime import date, time
@@ -11,6 +12,7 @@ from typing import Literal
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 from schemas.errors import Issue
+from schemas.secrets.rules import SECRET_NAME
 from schemas.toml.finite import non_finite_issues
 
 MAX_BYTES = 256 << 10
@@ -44,6 +46,43 @@ def read_config(path: Path) -> Document:
         first = issues[0]
         raise Failure("VALIDATION", f"{path}: {first.key}: {first.message}", issues=issues)
     return config
+
+
+def read_secrets(file: str | None) -> dict[str, str]:
+    """The secrets in a file of lines NAME=value, or in stdin for `-`; none without a file. Quotes around
+    a value are left out, and so are empty lines and comments. Raises Failure, which names a line and
+    never shows it."""
+    if file is None:
+        return {}
+    try:
+        data = sys.stdin.buffer.read(MAX_BYTES + 1) if file == "-" else Path(file).read_bytes()
+        text = data[: MAX_BYTES + 1].decode()
+    except OSError as error:
+        raise Failure(
+            "NOT_FOUND",
+            f"the file of secrets {file} cannot be read: {error.strerror}; give another",
+        ) from error
+    except UnicodeDecodeError:
+        raise Failure(
+            "VALIDATION", f"{file} is not text in UTF-8; write NAME=value in each line"
+        ) from None
+    if len(data) > MAX_BYTES:
+        raise Failure("VALIDATION", f"{file} is larger than {MAX_BYTES >> 10} KiB; give less")
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if not line.strip() or line.strip().startswith("#"):
+            continue
+        if not equals or not SECRET_NAME.fullmatch(name.strip()):
+            raise Failure(
+                "VALIDATION",
+                f"line {number} of {file} is not NAME=value with a name of capital letters, digits "
+                "and _; write one secret in each line",
+            )
+        value = value.strip()
+        is_quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'"
+        found[name.strip()] = value[1:-1] if is_quoted else value
+    return found
 
 
 def _reject_dates(value: object, path: Path, key: str) -> None:

@@ -4,15 +4,19 @@ A command that would have no meaning is refused. The stream's owner decides at t
 boundary what a command leads to.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from uuid import UUID
 
+from infra.ports.secrets import SecretStore
 from infra.spine.ports.event_log import Cursor, EventStore
 from producers.core.history.run_status import TELLING, RunStatus, status_after
 from producers.core.lookup import Lookup
+from producers.core.validation.given_secrets import SecretsNotSet, check_given_secrets
 from schemas.errors import Conflict
 from schemas.events import (
     EvaluationCompleted,
+    EvaluationRequested,
     EvaluationRetryRequested,
     EvaluationStarted,
     EvaluationStopRequested,
@@ -24,6 +28,7 @@ from schemas.events import (
     RunStopRequested,
 )
 from schemas.ids import HEADRACE, derive_id
+from schemas.secrets.secret_value import SecretValue
 
 COMMANDS: dict[str, Callable[[str], Event]] = {
     "stop": lambda run: RunStopRequested(run=run),
@@ -32,12 +37,16 @@ COMMANDS: dict[str, Callable[[str], Event]] = {
 }
 
 
-class Control:
-    """Appends the commands pause, resume and stop."""
+NO_SECRETS: Mapping[str, SecretValue] = MappingProxyType({})
 
-    def __init__(self, log: EventStore, lookup: Lookup) -> None:
+
+class Control:
+    """Appends the commands pause, resume, stop and retry."""
+
+    def __init__(self, log: EventStore, lookup: Lookup, secrets: SecretStore) -> None:
         self._log = log
         self._lookup = lookup
+        self._secrets = secrets
 
     async def run(self, verb: str, ref: str, *, cause: UUID) -> tuple[str, Cursor]:
         """Ask a run to `verb` (stop, pause, resume). Returns the run's id and the cursor of the
@@ -69,9 +78,13 @@ class Control:
         [recorded] = await self._log.append([stop], cause=cause)
         return request.evaluation, recorded.cursor
 
-    async def retry_evaluation(self, ref: str) -> tuple[str, Cursor]:
+    async def retry_evaluation(
+        self, ref: str, *, given: Mapping[str, SecretValue] = NO_SECRETS
+    ) -> tuple[str, Cursor]:
         """Ask to repeat the attempts of an evaluation that were left out. Returns its id and the cursor
-        of the command. Two requests at the same time are one. Raises NotFound, Conflict."""
+        of the command. Two requests at the same time are one. `given` are values of required secrets
+        for the repeated attempts alone, because those of the first ones are gone. Raises NotFound,
+        Conflict, InvalidConfig, and SecretsNotSet when a required secret is neither given nor set."""
         request = await self._lookup.evaluation(ref)
         name = request.eval_name
         if request.run is not None:
@@ -86,11 +99,27 @@ class Control:
             raise Conflict(f"evaluation {name} has not started, so it has nothing to repeat")
         if not isinstance(events[-1], EvaluationCompleted):
             raise Conflict(f"evaluation {name} is running; repeat its failed attempts once it ends")
+        await self._give_secrets(request, given)
         number = 1 + sum(isinstance(event, EvaluationRetryRequested) for event in events)
         retry = EvaluationRetryRequested(evaluation=request.evaluation, number=number)
         cause = derive_id(HEADRACE, f"control/retry-evaluation/{request.evaluation}/{number}")
         [recorded] = await self._log.append([retry], cause=cause)
         return request.evaluation, recorded.cursor
+
+    async def _give_secrets(
+        self, request: EvaluationRequested, given: Mapping[str, SecretValue]
+    ) -> None:
+        if request.config is None:
+            return
+        check_given_secrets(given, request.config)
+        wanted = [name for name in request.config.secrets.required if name not in given]
+        missing = await self._secrets.missing(
+            wanted, workspace=request.workspace, submitter=request.submitter
+        )
+        if missing:
+            raise SecretsNotSet(missing)
+        if given:
+            await self._secrets.give(request.evaluation, given)
 
     async def _refuse_held(self, run: str, name: str) -> None:
         """Raises Conflict when the run waits for a dead letter, because only its redelivery lets the

@@ -11,9 +11,9 @@ and its run uses the pushed commit.
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 
 from infra import telemetry
@@ -31,6 +31,7 @@ from producers.core.lookup import Lookup
 from producers.core.models.provider_model import owned_model
 from producers.core.models.vocabularies import Vocabularies
 from producers.core.run_names import invented_name, require_name, used_name_error
+from producers.core.validation.given_secrets import check_given_secrets
 from producers.core.validation.references import ReferenceFinder, Requester
 from producers.core.validation.rollout_issues import entrypoint_of
 from producers.core.validation.validate import Valid, require_valid
@@ -51,6 +52,7 @@ from schemas.ids import (
 )
 from schemas.limits import longest_answer
 from schemas.sampling import Day, PolicyRef, SamplingParams
+from schemas.secrets.secret_value import SecretValue
 from schemas.specs import CommitSpec, GroupTemplate, PushOrigin
 from schemas.toml.parser import parse_eval, parse_run
 
@@ -67,7 +69,7 @@ class SubmitRequest:
     """A request to run or evaluate a TOML. `start`, if set, replaces the TOML's
     `experiment.model_path`. `origin` is the push that submits, or None. `submitter` is the person
     whose personal secrets the run may use, or None. `creator` is the owner of the API key, for
-    lists."""
+    lists. `given` are values of required secrets that are for this run alone."""
 
     config: Mapping[str, object]
     workspace: str | None = None
@@ -76,16 +78,21 @@ class SubmitRequest:
     origin: PushOrigin | None = None
     submitter: str | None = None
     creator: str | None = None
+    given: Mapping[str, SecretValue] = field(default_factory=dict, repr=False)
 
     @property
     def requester(self) -> Requester:
-        return Requester(self.workspace, None if self.origin else self.submitter)
+        submitter = None if self.origin else self.submitter
+        return Requester(self.workspace, submitter, frozenset(self.given))
 
     def digest(self, kind: str) -> str:
-        """A hash of the request: two requests are the same when their digests are equal."""
-        content = [kind, self.config, self.workspace, self.name, self.start]
+        """A hash of the request: two requests are the same when their digests are equal. It is stored,
+        so of the secrets that are given it has the names alone."""
+        content: list[object] = [kind, self.config, self.workspace, self.name, self.start]
         if self.origin is not None:
             content.append(self.origin.key)
+        if self.given:
+            content.append(sorted(self.given))
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -126,6 +133,7 @@ class Submitter:
         self._log = log
         self._quotas = quotas
         self._names = names
+        self._secrets = secrets
         self._references = ReferenceFinder(
             log,
             names,
@@ -142,6 +150,7 @@ class Submitter:
         """Validate a request and look up everything that it names. Appends nothing. Raises InvalidConfig
         with all issues, and NotFound when there is no such workspace."""
         config = parse_run(request.config)
+        check_given_secrets(request.given, config)
         if request.start is not None:
             experiment = config.experiment.model_copy(update={"model_path": request.start})
             config = config.model_copy(update={"experiment": experiment})
@@ -191,7 +200,7 @@ class Submitter:
         if valid.workspace is not None and not requested.needs_approval:
             events.append(commit_request(requested, valid.workspace))
         reserved = ReservedName("run", requested.run_name, run)
-        return await self._append(events, reserved, key=key, digest=digest)
+        return await self._append(events, reserved, request.given, key=key, digest=digest)
 
     async def submit_eval(self, request: SubmitRequest, *, key: str) -> Recorded:
         """Append EvaluationRequested and the request that fetches its commit. Raises InvalidConfig,
@@ -202,6 +211,7 @@ class Submitter:
         if recorded := await self._find_recorded(digest, key=key, stream=stream):
             return recorded
         config = parse_eval(request.config)
+        check_given_secrets(request.given, config)
         valid = require_valid(
             config, await self._references.find_references(config, request.requester)
         )
@@ -229,18 +239,29 @@ class Submitter:
         )
         fetching = _request_commit(valid.workspace, config.experiment, stream)
         reserved = ReservedName("evaluation", requested.eval_name, evaluation)
-        return await self._append([requested, fetching], reserved, key=key, digest=digest)
+        events = [requested, fetching]
+        return await self._append(events, reserved, request.given, key=key, digest=digest)
 
     async def _append(
-        self, events: list[Event], reserved: ReservedName, *, key: str, digest: str
+        self,
+        events: Sequence[Event],
+        reserved: ReservedName,
+        given: Mapping[str, SecretValue],
+        *,
+        key: str,
+        digest: str,
     ) -> Recorded:
-        """Bind the key to this request, then append, if the quotas allow it. Raises Conflict when the
+        """Bind the key to this request and store the secrets that are given for it alone, so that the
+        run finds them. Then append, if the quotas allow it. Raises Conflict when the
         key was bound to another request meanwhile or its evaluation was deleted, QuotaExceeded, and
         Refused when an event is too large. All release the name."""
         hit("submit.before_commit")
         try:
             if await self._names.take("request", key, digest) != digest:
                 raise Conflict(KEY_USED)
+            if given:
+                await self._secrets.give(reserved.identity, given)
+                hit("submit.secrets_given")
             async with self._count_run(events[0]):
                 recorded = await self._log.append(
                     events,
@@ -252,6 +273,8 @@ class Submitter:
                 raise _deletion_error("evaluation", key)
         except Refused:
             await self._names.release(reserved.kind, reserved.name, reserved.identity)
+            if given:
+                await self._secrets.take_back(reserved.identity)
             raise
         hit("submit.after_commit")
         return recorded[0]

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from infra.ports.actor import acting
 from schemas.errors import InvalidConfig, Issue
 from schemas.ids import HEADRACE, derive_id
+from schemas.secrets.secret_value import SecretValue
 
 MAX_JSON_BYTES = 1 << 20
 NOT_TEXT = re.compile("[\0\ud800-\udfff]")
@@ -55,6 +56,14 @@ class JsonBody:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise _invalid_field(name, f"must be a list of strings, got {value!r:.40}")
         return tuple(value)
+
+    def secrets(self, name: str) -> Mapping[str, SecretValue]:
+        """Secrets by name; empty when the field is missing. No error shows a value."""
+        value = self.values.get(name, {})
+        if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+            message = "must be an object with a string for each name of a secret"
+            raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
+        return {key: SecretValue(text) for key, text in value.items()}
 
     def flag(self, name: str) -> bool:
         value = self.values.get(name, False)

@@ -276,7 +276,7 @@ class Services:
 
     @cached_property
     def control(self) -> Control:
-        return Control(self.log, self.lookup)
+        return Control(self.log, self.lookup, self.secret_store)
 
     @cached_property
     def notes(self) -> Notes:

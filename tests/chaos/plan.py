@@ -62,6 +62,10 @@ OF_ENDED_RUNS = ("archive.",)
 OF_PUSHES = ("webhook.", "trigger.", "status.", "sync.perform.ListRefs.")
 """Points that no submitted run passes: tests/crash/scenarios/push.py and webhook.py kill there."""
 
+OF_GIVEN_SECRETS = ("submit.secrets_given",)
+"""The point that no run without secrets of its own passes: tests/crash/scenarios/given_secrets.py kills
+there."""
+
 OF_JUDGES = ("judge.",)
 """Points that no run without a rubric passes: tests/crash/scenarios/judge.py kills there."""
 
@@ -149,7 +153,10 @@ def batches(points: Sequence[str]) -> list[tuple[Shape, list[str]]]:
 
 def points(stack: str) -> tuple[str, ...]:
     """The failpoints that a run on this stack passes."""
-    elsewhere = (*OF_ENDED_RUNS, *OF_PUSHES, *OF_JUDGES, *OF_PACKAGES, *OF_DEPLOYMENTS, *OF_HUBS)
+    elsewhere = (
+        *(*OF_ENDED_RUNS, *OF_PUSHES, *OF_GIVEN_SECRETS, *OF_JUDGES),
+        *(*OF_PACKAGES, *OF_DEPLOYMENTS, *OF_HUBS),
+    )
     absent = elsewhere if stack == "real" else (*elsewhere, *WITH_KAFKA)
     return tuple(name for name in names() if not name.startswith(absent))
 

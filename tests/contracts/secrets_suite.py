@@ -68,6 +68,46 @@ class SecretsSuite(ABC):
         assert not await store.delete(ANN, "KEY")
         assert await store.missing(["KEY"], workspace=None, submitter="ann") == ("KEY",)
 
+    async def test_a_secret_of_one_run_comes_first_and_for_it_alone(
+        self, store: SecretStore
+    ) -> None:
+        await store.put_secret(ANN, "KEY", VALUE, by="a")
+        await store.give("r1", {"KEY": SecretValue("of-this-run-alone"), "MORE": VALUE})
+        names, request = ("KEY", "MORE"), {"workspace": "w1", "submitter": "ann"}
+        own = await store.resolve(names, **request, run="r1")
+        assert {name: value.reveal() for name, value in own.items()} == {
+            "KEY": "of-this-run-alone",
+            "MORE": VALUE.reveal(),
+        }
+        for run in (None, "r2", "r1v0", ""):
+            others = await store.resolve(names, **request, run=run)
+            assert {name: value.reveal() for name, value in others.items()} == {
+                "KEY": VALUE.reveal()
+            }
+        assert await store.missing(names, **request) == ("MORE",)
+        assert [one.name for one in await store.all_secrets([ANN, WORKSPACE])] == ["KEY"]
+
+    async def test_the_secrets_of_one_run_are_replaced_and_taken_back(
+        self, store: SecretStore
+    ) -> None:
+        nobody = {"workspace": None, "submitter": None}
+        await store.give("r1", {"KEY": VALUE, "OLD": VALUE})
+        await store.give("r2", {"KEY": VALUE})
+        await store.give("r1", {"KEY": SecretValue("another-value")})
+        found = await store.resolve(("KEY", "OLD"), **nobody, run="r1")
+        assert {name: value.reveal() for name, value in found.items()} == {"KEY": "another-value"}
+        await store.take_back("r1")
+        await store.take_back("r1")
+        assert await store.resolve(("KEY",), **nobody, run="r1") == {}
+        assert set(await store.resolve(("KEY",), **nobody, run="r2")) == {"KEY"}
+
+    async def test_a_bad_value_is_not_given(self, store: SecretStore) -> None:
+        for name, value in (("key", VALUE), ("KEY", SecretValue("b1!"))):
+            with pytest.raises(InvalidConfig):
+                await store.give("r1", {"FINE": VALUE, name: value})
+        found = await store.resolve(("FINE", "KEY"), workspace=None, submitter=None, run="r1")
+        assert found == {}
+
     async def test_a_bad_name_or_value_is_refused_and_not_shown(self, store: SecretStore) -> None:
         for name in ("key", "1KEY", "KEY\n", "K-Y", "", "K" * 65, "LD_PRELOAD", "PATH"):
             with pytest.raises(InvalidConfig):

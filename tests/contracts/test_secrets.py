@@ -34,6 +34,40 @@ class TestPostgres(SecretsSuite):
         assert b"hush" not in bytes(row["sealed"])
         assert "hush" not in row["whole"]
 
+    async def test_the_table_of_a_runs_secrets_holds_no_value(
+        self, database: Database, store: SecretStore
+    ) -> None:
+        await store.give("r1", {"KEY": SecretValue("hush-hush-1")})
+        [row] = await database.durable.fetch("select s::text as whole, sealed from run_secrets s")
+        assert b"hush" not in bytes(row["sealed"])
+        assert "hush" not in row["whole"]
+        await database.durable.execute("update run_secrets set owner = 'r2'")
+        with pytest.raises(InvalidConfig):
+            await store.resolve(["KEY"], workspace=None, submitter=None, run="r2")
+
+    async def test_a_secret_of_no_run_is_taken_back(self, database: Database) -> None:
+        """The twin that looks too early, and runs that go on, keep theirs."""
+        store, nobody = (
+            PostgresSecrets(database, Sealer(OLD)),
+            {"workspace": None, "submitter": None},
+        )
+        for run in ("never-requested", "ended", "going"):
+            await store.give(run, {"KEY": SecretValue("hush-hush-1")})
+        for run, status in (("ended", "finished"), ("going", "running")):
+            await database.durable.execute(
+                "insert into runs (run, name, status, phase, algorithm, execution_mode, model, dataset,"
+                " config, dataset_ref, created_at, last_at) values ($1, $1, $2, 'train', 'grpo', 'sync',"
+                " 'm', 'd', '{}', '{}', now(), now())",
+                run,
+                status,
+            )
+        await store.take_left_back(left_s=60)
+        assert await database.durable.fetchval("select count(*) from run_secrets") == 3
+        await store.take_left_back(left_s=0)
+        left = await database.durable.fetch("select owner from run_secrets")
+        assert [row["owner"] for row in left] == ["going"]
+        assert await store.resolve(["KEY"], **nobody, run="going")
+
     async def test_a_value_that_is_moved_does_not_open(
         self, database: Database, store: SecretStore
     ) -> None:
@@ -60,11 +94,14 @@ class TestPostgres(SecretsSuite):
     async def test_a_key_is_replaced_without_touching_the_values(self, database: Database) -> None:
         before = PostgresSecrets(database, Sealer(OLD))
         await before.put_secret(ANN, "KEY", SecretValue("hush-hush-1"), by="a")
+        await before.give("r1", {"KEY": SecretValue("hush-hush-2")})
         after = PostgresSecrets(database, Sealer(NEW))
         with pytest.raises(InvalidConfig, match="HEADRACE_SECRET_KEYS_OLD"):
             await after.resolve(["KEY"], workspace=None, submitter="ann")
         both = PostgresSecrets(database, Sealer(NEW, lambda: [OLD]))
-        assert await both.rewrap() == 1
+        assert await both.rewrap() == 2
+        own = await after.resolve(["KEY"], workspace=None, submitter=None, run="r1")
+        assert own["KEY"].reveal() == "hush-hush-2"
         found = await after.resolve(["KEY"], workspace=None, submitter="ann")
         assert found["KEY"].reveal() == "hush-hush-1"
         assert [one.key for one in await after.all_secrets([ANN])] == [await NEW.key_id()]

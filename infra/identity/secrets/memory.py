@@ -23,6 +23,7 @@ class MemorySecrets:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[SecretOwner, str], _Kept] = {}
+        self._given: dict[str, Mapping[str, SecretValue]] = {}
 
     async def put_secret(
         self, owner: SecretOwner, name: str, value: SecretValue, *, by: str
@@ -55,13 +56,30 @@ class MemorySecrets:
         return tuple(name for name in names if name not in found)
 
     async def resolve(
-        self, names: Sequence[str], *, workspace: str | None, submitter: str | None
+        self,
+        names: Sequence[str],
+        *,
+        workspace: str | None,
+        submitter: str | None,
+        run: str | None = None,
     ) -> Mapping[str, SecretValue]:
+        given = self._given.get(run or "", {})
+        own = {name: given[name] for name in names if name in given}
+        names = [name for name in names if name not in own]
         found = self._find(names, workspace, submitter)
         for kept in found.values():
             stored = replace(kept.stored, used_at=datetime.now(UTC))
             self._kept[stored.owner, stored.name] = _Kept(stored, kept.value)
-        return {name: kept.value for name, kept in found.items()}
+        return own | {name: kept.value for name, kept in found.items()}
+
+    async def give(self, run: str, values: Mapping[str, SecretValue]) -> None:
+        for name, value in values.items():
+            check_secret_name(name)
+            check_secret_value(value.reveal())
+        self._given[run] = dict(values)
+
+    async def take_back(self, run: str) -> None:
+        self._given.pop(run, None)
 
     def _find(
         self, names: Sequence[str], workspace: str | None, submitter: str | None

@@ -31,17 +31,60 @@ ALL = (
 )
 
 FOR_RUN = (
-    "select distinct on (name) id, scope, owner, name, sealed,"
+    "select distinct on (name) id, scope, owner, name, sealed, is_due from ("
+    "select id, scope, owner, name, sealed, 2 as place,"
     " used_at is null or used_at < clock_timestamp() - make_interval(secs => $4) as is_due"
     " from secrets where name = any($1)"
     " and (scope = 'workspace' and owner = $2 or scope = 'personal' and owner = $3)"
-    " order by name, scope"
+    " union all"
+    " select null, 'run', owner, name, sealed, 1, false from run_secrets"
+    " where owner = $5 and name = any($1)) found"
+    " order by name, place, scope"
 )
-"""A personal secret comes before the workspace's, by the order of the scopes' names."""
+"""A secret of the run alone comes first. A personal one comes before the workspace's, by the order of
+the scopes' names."""
+
+GIVE = (
+    "insert into run_secrets (owner, name, sealed, key)"
+    " select $1, * from unnest($2::text[], $3::bytea[], $4::text[])"
+    " on conflict (owner, name) do update set sealed = excluded.sealed, key = excluded.key,"
+    " created_at = clock_timestamp()"
+)
+
+TAKE_BACK = "delete from run_secrets where owner = $1"
+
+LEFT_S = 300
+"""How long a submission may take, from giving secrets to the event that requests its run."""
+
+TAKE_LEFT_BACK = (
+    "delete from run_secrets s where s.created_at < clock_timestamp() - make_interval(secs => $1)"
+    " and not exists (select from runs r where r.run = s.owner"
+    " and r.status in ('pending', 'running', 'unknown'))"
+    " and not exists (select from evaluations e where e.evaluation = s.owner"
+    " and e.status in ('pending', 'running', 'unknown'))"
+    " and not exists (select from events e where e.run_id = s.owner and not exists"
+    " (select from runs r where r.run = s.owner) and not exists"
+    " (select from evaluations o where o.evaluation = s.owner))"
+)
+"""Secrets whose run ended, or was never requested. A run whose request the read model does not have yet
+keeps them."""
+
+REWRAPPED = (
+    (
+        "select scope, owner, name, sealed from secrets",
+        "update secrets set sealed = $2, key = $3 where sealed = $1",
+    ),
+    (
+        "select 'run' as scope, owner, name, sealed from run_secrets",
+        "update run_secrets set sealed = $2, key = $3 where sealed = $1",
+    ),
+)
+"""How the values are read that the current key has to wrap, and how one is replaced. Each has a random
+part, so no two are equal."""
 
 
-_Request = tuple[tuple[str, ...], str | None, str | None]
-"""Names, workspace and submitter."""
+_Request = tuple[tuple[str, ...], str | None, str | None, str | None]
+"""Names, workspace, submitter and run."""
 
 
 class PostgresSecrets:
@@ -90,15 +133,40 @@ class PostgresSecrets:
         return tuple(name for name in names if name not in found)
 
     async def resolve(
-        self, names: Sequence[str], *, workspace: str | None, submitter: str | None
+        self,
+        names: Sequence[str],
+        *,
+        workspace: str | None,
+        submitter: str | None,
+        run: str | None = None,
     ) -> Mapping[str, SecretValue]:
-        request = (tuple(names), workspace, submitter)
+        request = (tuple(names), workspace, submitter, run)
         async with self._resolving:
             until, values = self._cache.get(request, (0.0, {}))
             if time.monotonic() >= until:
                 values = await self._open(*request)
                 self._remember(request, values)
             return values
+
+    async def give(self, run: str, values: Mapping[str, SecretValue]) -> None:
+        sealed = {}
+        for name, value in values.items():
+            check_secret_name(name)
+            check_secret_value(value.reveal())
+            sealed[name] = await self._sealer.seal(value.reveal(), owner=f"run/{run}", field=name)
+        keys = [self._sealer.key_of(one) for one in sealed.values()]
+        async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute(TAKE_BACK, run)
+            await connection.execute(GIVE, run, list(sealed), list(sealed.values()), keys)
+
+    async def take_back(self, run: str) -> None:
+        await self._pool.execute(TAKE_BACK, run)
+
+    async def take_left_back(self, *, left_s: float = LEFT_S) -> None:
+        """Delete the values that were given at least `left_s` seconds ago for runs and evaluations that
+        do not go on: those that ended, and those that were never requested, because the process that
+        took the submission died."""
+        await self._pool.execute(TAKE_LEFT_BACK, float(left_s))
 
     def _remember(self, request: "_Request", values: Mapping[str, SecretValue]) -> None:
         """Keep values for a moment, and forget those whose moment is over."""
@@ -108,14 +176,17 @@ class PostgresSecrets:
             self._cache[request] = (now + self._cache_s, values)
 
     async def _open(
-        self, names: Sequence[str], workspace: str | None, submitter: str | None
+        self,
+        names: Sequence[str],
+        workspace: str | None,
+        submitter: str | None,
+        run: str | None,
     ) -> Mapping[str, SecretValue]:
-        rows = await self._rows(names, workspace, submitter)
+        rows = await self._rows(names, workspace, submitter, run)
         opened = {}
         for row in rows:
-            owner = SecretOwner(row["scope"], row["owner"])
             text = await self._sealer.open(
-                row["sealed"], owner=_sealing_owner(owner), field=row["name"]
+                row["sealed"], owner=f"{row['scope']}/{row['owner']}", field=row["name"]
             )
             opened[row["name"]] = SecretValue(text)
         if due := [row["id"] for row in rows if row["is_due"]]:
@@ -127,26 +198,31 @@ class PostgresSecrets:
     async def rewrap(self) -> int:
         """Wrap the data keys of all secrets with the current key. Returns the number of secrets. A
         secret that changes meanwhile stays as it is, because the current key has sealed it."""
-        rows = await self._pool.fetch("select id, scope, owner, name, sealed from secrets")
-        for row in rows:
-            owner = SecretOwner(row["scope"], row["owner"])
-            fresh = await self._sealer.rewrap(
-                row["sealed"], owner=_sealing_owner(owner), field=row["name"]
-            )
-            await self._pool.execute(
-                "update secrets set sealed = $3, key = $4 where id = $1 and sealed = $2",
-                row["id"],
-                row["sealed"],
-                fresh,
-                self._sealer.key_of(fresh),
-            )
-        return len(rows)
+        count = 0
+        for read, replace in REWRAPPED:
+            rows = await self._pool.fetch(read)
+            for row in rows:
+                fresh = await self._sealer.rewrap(
+                    row["sealed"], owner=f"{row['scope']}/{row['owner']}", field=row["name"]
+                )
+                await self._pool.execute(
+                    replace,
+                    row["sealed"],
+                    fresh,
+                    self._sealer.key_of(fresh),
+                )
+            count += len(rows)
+        return count
 
     async def _rows(
-        self, names: Sequence[str], workspace: str | None, submitter: str | None
+        self,
+        names: Sequence[str],
+        workspace: str | None,
+        submitter: str | None,
+        run: str | None = None,
     ) -> Sequence[Row]:
         rows: Sequence[Row] = await self._pool.fetch(
-            FOR_RUN, list(names), workspace, submitter, float(NOTED_S)
+            FOR_RUN, list(names), workspace, submitter, float(NOTED_S), run
         )
         return rows
 

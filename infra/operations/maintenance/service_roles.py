@@ -37,6 +37,7 @@ PRIVATE: dict[str, dict[str, str]] = {
     "quota_use": {},
     "run_notes": {},
     "run_shares": {},
+    "run_secrets": dict.fromkeys(("rollout", "grade"), "select"),
     "secrets": dict.fromkeys(("rollout", "grade", "publish"), "select, update"),
     "serving_grants": {"deploy": "select"},
     "sign_in_codes": {},

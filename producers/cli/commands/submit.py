@@ -1,6 +1,7 @@
 """`headrace train submit`: start a run from a TOML file and a git commit."""
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import click
 
 from producers.cli.client import Client
 from producers.cli.command import command
-from producers.cli.config_files import check_kind, needs_workspace, read_config
+from producers.cli.command_tree import SECRETS_FILE
+from producers.cli.config_files import check_kind, needs_workspace, read_config, read_secrets
 from producers.cli.datasets.generated import upload_datasets_of
 from producers.cli.display.output import (
     Document,
@@ -41,6 +43,7 @@ from producers.cli.repository import repository_around, workspace_of
     is_flag=True,
     help="Go on as a recorded fork when other hardware gives a repeated step other bits.",
 )
+@SECRETS_FILE
 @click.option("--name", help="Name of the run. Default: chosen by the server.")
 @click.option(
     "--workspace",
@@ -55,6 +58,7 @@ def submit(
     start: str | None,
     priority: int | None,
     allow_divergence: bool,
+    secrets_file: str | None,
     name: str | None,
     workspace: str | None,
     as_json: bool,
@@ -65,7 +69,7 @@ def submit(
     CONFIG names another. The repository is looked up on the server by its path or its origin, and
     registered when it is new.
     """
-    document = read_config(config)
+    document, secrets = read_config(config), read_secrets(secrets_file)
     check_kind(document, config, group="train")
     given = {"priority": priority, "allow_divergence": allow_divergence or None}
     keys = {key: value for key, value in given.items() if value is not None}
@@ -73,11 +77,14 @@ def submit(
     if isinstance(advanced, dict):  # the server says what is wrong with anything else
         advanced.update(keys)
     place = workspace or _find_workspace(client, config, document, quiet=as_json)
+    submit_it = partial(
+        submit_run, client, document, workspace=place, name=name, start=start, secrets=secrets
+    )
     if dry_run:
-        answer = submit_run(client, document, workspace=place, name=name, start=start, dry_run=True)
+        answer = submit_it(dry_run=True)
         return Output(answer, partial(_print_dry_run, answer))
     upload_datasets_of(client, document, quiet=as_json)
-    answer = submit_run(client, document, workspace=place, name=name, start=start)
+    answer = submit_it()
     run: Document = answer["run"]
     if not as_json:
         say_warnings(answer)
@@ -109,10 +116,17 @@ def submit_run(
     workspace: str | None = None,
     name: str | None = None,
     start: str | None = None,
+    secrets: Mapping[str, str] | None = None,
     dry_run: bool = False,
 ) -> Document:
-    """Submit a run; returns the server's response. Raises Failure."""
-    more = {"workspace": workspace, "name": name, "from": start, "dry_run": dry_run or None}
+    """Submit a run, with secrets for it alone; returns the server's response. Raises Failure."""
+    more = {
+        "workspace": workspace,
+        "name": name,
+        "from": start,
+        "secrets": secrets or None,
+        "dry_run": dry_run or None,
+    }
     body = {"config": config} | {key: value for key, value in more.items() if value is not None}
     return client.post("/runs", body)
 

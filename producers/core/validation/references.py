@@ -69,11 +69,12 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Where a request comes from: the workspace that it names, and the person whose personal secrets
-    its run may use, who is None for a push."""
+    """Where a request comes from: the workspace that it names, the person whose personal secrets its
+    run may use, who is None for a push, and the names of secrets that it gives for its run alone."""
 
     workspace: str | None = None
     submitter: str | None = None
+    given: frozenset[str] = frozenset()
 
 
 class ReferenceFinder:
@@ -131,7 +132,7 @@ class ReferenceFinder:
         commits: tuple[SyncedCommit, ...] = ()
         if chosen is not None:
             commits = await self._commits(chosen)
-            await self._find_secrets(config, chosen, requester.submitter, issues)
+            await self._find_secrets(config, chosen, requester, issues)
             judges = judge_secrets(judges_of(config, commits))
             keys = {f"{key}.api_key_secret": secret for key, secret in judges.items()}
             if model is not None and model.provider is not None and model.provider.secret:
@@ -247,12 +248,14 @@ class ReferenceFinder:
         self,
         config: RunConfig | EvalConfig,
         workspace: Workspace,
-        submitter: str | None,
+        requester: Requester,
         issues: list[Issue],
     ) -> None:
-        """Report the required secrets that are not set. No value is read."""
+        """Report the required secrets that are neither given nor set. No value is read."""
+        submitter = requester.submitter
+        wanted = [name for name in config.secrets.required if name not in requester.given]
         if missing := await self._secrets.missing(
-            config.secrets.required, workspace=workspace.id, submitter=submitter
+            wanted, workspace=workspace.id, submitter=submitter
         ):
             issues.append(Issue("secrets.required", how_to_set(missing, pushed=submitter is None)))
 

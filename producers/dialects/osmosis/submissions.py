@@ -14,6 +14,7 @@ from producers.dialects.osmosis.errors import ClientRefused
 from producers.dialects.osmosis.requests import Wire, services
 from producers.http.auth import actor_of
 from schemas.errors import InvalidConfig
+from schemas.secrets.secret_value import SecretValue
 
 REQUIRED = "secrets.required"
 
@@ -27,6 +28,10 @@ class SecretsWire(Wire):
 
     required: tuple[str, ...] = ()
     provided: dict[str, str] = Field(default={}, repr=False)
+
+    def values(self) -> Mapping[str, SecretValue]:
+        """The values that are given, which nothing prints."""
+        return {name: SecretValue(value) for name, value in self.provided.items()}
 
 
 class SubmitWire(Wire):
@@ -76,8 +81,9 @@ async def refused_submission(
     if any(issue.key != REQUIRED for issue in error.issues):
         return refused
     core = services(request)
+    wanted = [name for name in body.secrets.required if name not in body.secrets.provided]
     missing = await core.secret_store.missing(
-        body.secrets.required, workspace=workspace.id, submitter=actor_of(request).person
+        wanted, workspace=workspace.id, submitter=actor_of(request).person
     )
     if not missing:
         return refused

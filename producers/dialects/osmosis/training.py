@@ -154,6 +154,7 @@ async def submit(request: Request, workspace: Workspace) -> Response:
         workspace=workspace.id,
         submitter=actor.person,
         creator=actor.owner,
+        given=body.secrets.values(),
     )
     try:
         recorded = await core.submitter.submit_run(wanted, key=idempotency_key(request))

@@ -57,7 +57,7 @@ def to_json(evaluation: EvaluationJson) -> Mapping[str, object]:
 
 
 async def submit(request: Request) -> Response:
-    body = await body_of(request, ("config", "workspace", "name"))
+    body = await body_of(request, ("config", "workspace", "name", "secrets"))
     core = services(request)
     wanted = request_from(body, actor_of(request))
     recorded = await core.submitter.submit_eval(wanted, key=idempotency_key(request))
@@ -188,7 +188,7 @@ async def compare_evaluations(
 async def retry(request: Request) -> Response:
     """Repeat the attempts that were left out."""
     ref = request.path_params["ref"]
-    await body_of(request, ())
+    body = await body_of(request, ("secrets",))
     core = services(request)
     before = await find_evaluation(request, ref)
     config = json.loads(before["config"] or "{}")
@@ -198,7 +198,7 @@ async def retry(request: Request) -> Response:
         raise Conflict(
             f"every attempt of evaluation {before['name']} counts; there is nothing to repeat"
         )
-    evaluation, cursor = await core.control.retry_evaluation(ref)
+    evaluation, cursor = await core.control.retry_evaluation(ref, given=body.secrets("secrets"))
     await core.readmodel.caught_up(cursor)
     found = await find_evaluation(request, evaluation)
     return ApiResponse({"eval": to_json(found), "retryable_samples": retryable})

@@ -54,11 +54,12 @@ def request_from(body: JsonBody, actor: Actor) -> SubmitRequest:
         start=body.optional("from"),
         submitter=actor.person,
         creator=actor.owner,
+        given=body.secrets("secrets"),
     )
 
 
 async def submit(request: Request) -> Response:
-    body = await body_of(request, ("config", "workspace", "name", "from", "dry_run"))
+    body = await body_of(request, ("config", "workspace", "name", "from", "secrets", "dry_run"))
     core = services(request).submitter
     if body.flag("dry_run"):
         return ApiResponse(await _dry_run(request, request_from(body, actor_of(request))))

@@ -15,6 +15,7 @@ from infra.ports.services import WorkflowResult
 from schemas.datasets import DatasetRow
 from schemas.effects import GenerateSample, GradeGroup, SampleFinished
 from schemas.errors import UserCodeError
+from schemas.ids import GroupKey, Purpose
 from schemas.sampling import Message
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import GroupSpec, RolloutRef
@@ -88,6 +89,33 @@ async def test_secrets_reach_only_their_workspace_or_person(
         return
     with pytest.raises(UserCodeError, match="secret KEY is not set; set it with: headrace secret"):
         await sandbox_owner(spec, code_of(spec), world.ports.secrets)
+
+
+@pytest.mark.parametrize(
+    ("owner", "is_found"),
+    [
+        ("r1", True),
+        ("r1v12", True),
+        ("r2", False),
+        ("r2v12", False),
+        ("r1v", False),
+        ("vr1", False),
+    ],
+)
+async def test_a_secret_of_one_run_reaches_it_and_its_validations(
+    tmp_path: Path, owner: str, is_found: bool
+) -> None:
+    secrets = MemorySecrets()
+    await secrets.give("r1", {"KEY": SecretValue(VALUE)})
+    world = world_of(tmp_path, secrets)
+    spec = await requiring(world)
+    spec = spec.model_copy(update={"group": str(GroupKey(owner, Purpose.TRAIN, 1, 0))})
+    if is_found:
+        found = await sandbox_owner(spec, code_of(spec), secrets)
+        assert found.secrets["KEY"].reveal() == VALUE
+        return
+    with pytest.raises(UserCodeError, match="secret KEY is not set"):
+        await sandbox_owner(spec, code_of(spec), secrets)
 
 
 async def test_a_missing_secret_fails_the_sample_and_says_its_name(tmp_path: Path) -> None:

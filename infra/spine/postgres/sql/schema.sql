@@ -2489,6 +2489,17 @@ create table secrets (
     unique (scope, owner, name)
 );
 
+-- Secrets that a submission gave for its run or evaluation (`owner`) alone, sealed in the same way. The projector
+-- deletes them when it sees that the run ended.
+create table run_secrets (
+    owner      text not null,
+    name       text not null check (length(name) <= 64),
+    sealed     bytea not null,
+    key        text not null,
+    created_at timestamptz not null default clock_timestamp(),
+    primary key (owner, name)
+);
+
 
 -- == The rights of processes ==============================================================================
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,11 @@ import click
 from infra.readmodel.estimates import interval_of
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
-from producers.cli.command_tree import LIMIT, OFFSET, group
+from producers.cli.command_tree import LIMIT, OFFSET, SECRETS_FILE, group
 from producers.cli.commands.evaluations.report import run
 from producers.cli.commands.evaluations.results import ENDED, EVAL, compare, download, samples
 from producers.cli.commands.evaluations.saved_files import files, summary_table
-from producers.cli.config_files import check_kind, read_config
+from producers.cli.config_files import check_kind, read_config, read_secrets
 from producers.cli.datasets.generated import upload_datasets_of
 from producers.cli.display.confirm import confirm
 from producers.cli.display.figures import COLUMNS, figure_rows, interval_text
@@ -59,6 +59,7 @@ CRASHES_PAY = (
     "--workspace",
     help="Workspace whose code runs. Default: the git repository that contains CONFIG.",
 )
+@SECRETS_FILE
 @click.option("--watch", is_flag=True, help="Wait until the evaluation ends.")
 def submit(
     client: Client,
@@ -66,17 +67,18 @@ def submit(
     *,
     name: str | None,
     workspace: str | None,
+    secrets_file: str | None,
     watch: bool,
     as_json: bool,
 ) -> Output:
     """Start an evaluation from a TOML file."""
-    document = read_config(config)
+    document, secrets = read_config(config), read_secrets(secrets_file)
     check_kind(document, config, group="eval")
     place = workspace
     if place is None:
         place = workspace_of(client, repository_around(config), document, quiet=as_json)
     upload_datasets_of(client, document, quiet=as_json)
-    answer = submit_evaluation(client, document, workspace=place, name=name)
+    answer = submit_evaluation(client, document, workspace=place, name=name, secrets=secrets)
     started: Document = answer["eval"]
     if not as_json:
         say_warnings(answer)
@@ -88,11 +90,17 @@ def submit(
 
 
 def submit_evaluation(
-    client: Client, config: Document, *, workspace: str, name: str | None = None
+    client: Client,
+    config: Document,
+    *,
+    workspace: str,
+    name: str | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Document:
-    """Start an evaluation; returns the server's response. Raises Failure."""
-    body = {"config": config, "workspace": workspace} | ({"name": name} if name else {})
-    return client.post("/evals", body)
+    """Start an evaluation, with secrets for it alone; returns the server's response. Raises Failure."""
+    given = {"name": name, "secrets": secrets}
+    body = {"config": config, "workspace": workspace}
+    return client.post("/evals", body | {key: value for key, value in given.items() if value})
 
 
 def wait_for_end(client: Client, ref: str, *, each: Callable[[Document], None]) -> Document:
@@ -245,13 +253,20 @@ def delete(client: Client, ref: str, *, yes: bool, as_json: bool) -> Output:
 
 @command(evaluation, "retry", example="headrace eval retry my-eval --watch")
 @EVAL
+@SECRETS_FILE
 @click.option("--watch", is_flag=True, help="Wait until the evaluation ends.")
-def retry(client: Client, ref: str, *, watch: bool, as_json: bool) -> Output:
+def retry(
+    client: Client, ref: str, *, secrets_file: str | None, watch: bool, as_json: bool
+) -> Output:
     """Repeat the attempts of an evaluation that were left out.
 
-    Their results take the places of the missing ones.
+    Their results take the places of the missing ones. Secrets that were given for the first attempts
+    alone are given again.
     """
-    answer = client.post(f"/evals/{path_segment(ref)}/retry")
+    secrets = read_secrets(secrets_file)
+    answer = client.post(
+        f"/evals/{path_segment(ref)}/retry", {"secrets": secrets} if secrets else {}
+    )
     started: Document = answer["eval"]
     if watch:
         ended = watch_evaluation(client, started, quiet=as_json)

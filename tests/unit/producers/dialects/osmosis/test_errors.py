@@ -23,7 +23,7 @@ async def ask(
     credential = [("Authorization", f"Bearer {key}")] if key else []
     transport = httpx.ASGITransport(app.app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url=app.api.base_url) as client:
-        sent = [(name, value.encode("latin-1")) for name, value in (*headers, *credential)]
+        sent = [(name.encode(), value.encode("latin-1")) for name, value in (*headers, *credential)]
         return await client.request(method, path, headers=sent)
 
 
