@@ -33,7 +33,8 @@ class RewardSpread:
 @dataclass(frozen=True, slots=True)
 class EvaluationSummary:
     """`rows` of the dataset are evaluated with `n` attempts at each, so `attempts` are made in all.
-    `pass_rate` is None before an attempt counts. `pass_at_k` is empty until the evaluation ends."""
+    `reward`, the mean over the attempts that count, and `pass_rate` are None before one does.
+    `pass_at_k` is empty until the evaluation ends."""
 
     rows: int
     n: int
@@ -42,6 +43,7 @@ class EvaluationSummary:
     passed: int
     failed: int
     skipped: int
+    reward: float | None
     pass_rate: float | None
     pass_threshold: float
     rewards: RewardSpread | None
@@ -64,6 +66,7 @@ def summarize(
     ended with."""
     attempts = [attempt for result in results for attempt in result.attempts]
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
+    counted = [reward for result in results for reward in result.counted_rewards]
     passes = [value for result in results for value in result.passes]
     return EvaluationSummary(
         rows=rows,
@@ -73,6 +76,7 @@ def summarize(
         passed=int(sum(passes)),
         failed=len(attempts) - len(rewards),
         skipped=rows * n - len(attempts),
+        reward=math.fsum(counted) / len(counted) if counted else None,
         pass_rate=sum(passes) / len(passes) if passes else None,
         pass_threshold=threshold,
         rewards=_spread(rewards),

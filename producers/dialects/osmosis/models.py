@@ -128,7 +128,7 @@ async def lora_model(request: Request, workspace: Workspace) -> Response:
             **dict(listed),
             hf_upload_status=newest["status"] if newest else "",
             hf_url=newest["url"] if newest else None,
-            uploaded_by=newest["requested_by"] if newest else None,
+            uploaded_by=_owner_of(newest["requested_by"]) if newest else None,
             inference_model=f"{listed.base_model}:{listed.model_name}",
         )
     )
@@ -141,7 +141,7 @@ async def deploy(request: Request, workspace: Workspace) -> Response:
     name, cursor = await services(request).deployment_requests.deploy(
         _name_of(found), name=None, cause=cause_of(request, "deploy")
     )
-    deployment = await _settled(request, name, cursor)
+    deployment = await _settled(request, name, cursor, is_active=True)
     if deployment.error and not deployment.is_active:
         raise Conflict(deployment.error)
     return answer(
@@ -160,21 +160,22 @@ async def undeploy(request: Request, workspace: Workspace) -> Response:
         name, cursor = await core.deployment_requests.undeploy(
             deployed.name, cause=cause_of(request, "undeploy")
         )
-        deployed = await _settled(request, name, cursor)
+        deployed = await _settled(request, name, cursor, is_active=False)
     return answer(
         DeployedWire(id=_id_of(found), model_name=_name_of(found), status=_status(deployed))
     )
 
 
-async def _settled(request: Request, name: str, cursor: Cursor) -> Deployment:
-    """A deployment after the request at `cursor`, once nothing of it is being loaded, or when that takes
-    too long."""
+async def _settled(request: Request, name: str, cursor: Cursor, *, is_active: bool) -> Deployment:
+    """A deployment after the request at `cursor`, once it is active or not as wanted, or has failed, or
+    when that takes too long."""
     readmodel = services(request).readmodel
     await readmodel.caught_up(cursor)
     until = time.monotonic() + LOADED_WITHIN_S
     while True:
         found = await find_deployment(readmodel.deployments, name)
-        if not found.pending or time.monotonic() >= until:
+        is_done = found.is_active == is_active or bool(found.error)
+        if (is_done and not found.pending) or time.monotonic() >= until:
             return found
         await asyncio.sleep(LOOK_S)
 
@@ -237,8 +238,13 @@ def _deployment_fields(deployment: Deployment | None) -> dict[str, Any]:
     return {
         "deployment_status": _status(deployment),
         "deployed_at": deployment.deployed_at if deployment else None,
-        "deployed_by": deployment.requested_by if deployment else None,
+        "deployed_by": _owner_of(deployment.requested_by) if deployment else None,
     }
+
+
+def _owner_of(actor: str | None) -> str | None:
+    """The owner of an API key, from the text by which events name it."""
+    return actor.partition("/")[0] if actor else None
 
 
 def _status(deployment: Deployment | None) -> str:

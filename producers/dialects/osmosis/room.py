@@ -5,6 +5,7 @@ from functools import partial
 
 from infra.settings.settings import Settings
 from producers.dialects.osmosis import (
+    evaluations,
     identity,
     metrics,
     models,
@@ -24,6 +25,7 @@ RESOURCES = (
     secrets,
     rollouts,
     models,
+    evaluations,
 )
 
 

@@ -21,6 +21,7 @@ from infra.readmodel.evaluation_results import (
     select_attempts,
 )
 from infra.readmodel.registry import EvaluationJson
+from producers.core.control import NO_SECRETS
 from producers.http.auth import actor_of
 from producers.http.requests import body_of, cause_of, idempotency_key
 from producers.http.responses import ApiResponse, flag, number, page_of, page_response
@@ -38,6 +39,7 @@ from producers.http.routing import ScopedRoute
 from schemas.datasets import DatasetRow
 from schemas.errors import Conflict, TransientError
 from schemas.sampling import Judgement, SampleRecord
+from schemas.secrets.secret_value import SecretValue
 from schemas.specs import DatasetRef
 
 ENDED = ("finished", "failed", "stopped")
@@ -187,8 +189,19 @@ async def compare_evaluations(
 
 async def retry(request: Request) -> Response:
     """Repeat the attempts that were left out."""
-    ref = request.path_params["ref"]
     body = await body_of(request, ("secrets",))
+    found, retryable = await repeat_attempts(
+        request, request.path_params["ref"], given=body.secrets("secrets")
+    )
+    return ApiResponse({"eval": to_json(found), "retryable_samples": retryable})
+
+
+async def repeat_attempts(
+    request: Request, ref: str, *, given: Mapping[str, SecretValue] = NO_SECRETS
+) -> tuple[EvaluationJson, int]:
+    """Repeat the attempts of an evaluation that were left out, with the values of secrets that were
+    given to it alone. Returns the evaluation and how many these are. Raises NotFound, and Conflict when
+    there are none."""
     core = services(request)
     before = await find_evaluation(request, ref)
     config = json.loads(before["config"] or "{}")
@@ -198,10 +211,9 @@ async def retry(request: Request) -> Response:
         raise Conflict(
             f"every attempt of evaluation {before['name']} counts; there is nothing to repeat"
         )
-    evaluation, cursor = await core.control.retry_evaluation(ref, given=body.secrets("secrets"))
+    evaluation, cursor = await core.control.retry_evaluation(before["id"], given=given)
     await core.readmodel.caught_up(cursor)
-    found = await find_evaluation(request, evaluation)
-    return ApiResponse({"eval": to_json(found), "retryable_samples": retryable})
+    return await find_evaluation(request, evaluation), retryable
 
 
 async def results_of(

@@ -43,6 +43,7 @@ def test_attempts_are_counted_by_their_outcome() -> None:
     assert (found.failed, found.skipped) == (2, 2)
     assert found.graded + found.failed + found.skipped == found.attempts
     assert found.pass_rate == pytest.approx(1 / 3), "the lost attempt does not count"
+    assert found.reward == pytest.approx(0.5), "what the policy failed counts as 0"
     assert found.rewards == RewardSpread(mean=0.75, std=0.25, min=0.5, median=0.75, max=1.0)
 
 

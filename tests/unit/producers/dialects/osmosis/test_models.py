@@ -73,7 +73,9 @@ async def test_a_lora_model_is_deployed_and_undeployed(
     assert begun["status"] == "loading"
     assert begun["model_name"] == f"{ours.run_name}-step-3"
     await load(app, ours)
-    assert (await wire(app, ours, path))["deployment_status"] == "active"
+    shown = await wire(app, ours, path)
+    assert shown["deployment_status"] == "active"
+    assert shown["deployed_by"] == "admin"
     listed = await wire(app, ours, "/lora")
     assert listed["active_deployments"] == 1
     ended = await wire(app, ours, f"{path}/undeploy", method="POST")
