@@ -199,6 +199,14 @@ def may_change_shared(organisation: str | None) -> bool:
     return actor.workspace is None and actor.home == (organisation or MAIN)
 
 
+def see_added(workspace: str) -> None:
+    """Let the rest of this request see a workspace (id) that it has just added to the organisation of
+    its API key."""
+    actor = _ACTING.get()
+    if actor is not None and actor.workspace is None and actor.workspaces is not None:
+        _ACTING.set(replace(actor, workspaces=actor.workspaces | {workspace}))
+
+
 @contextmanager
 def narrowed_to(workspace: str, organisation: str) -> Iterator[None]:
     """Let the block see and make only things of one workspace of an organisation (their ids), on behalf

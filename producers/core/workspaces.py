@@ -25,6 +25,7 @@ from infra.ports.actor import (
     is_confined,
     may_see,
     own_organisation,
+    see_added,
     visible_organisation,
     visible_workspaces,
 )
@@ -111,6 +112,7 @@ class Workspaces:
         for candidate in (name,) if name else _candidates(url):
             recorded = await self._request_commit(url, candidate, organisation)
             if recorded is not None:
+                see_added(recorded.event.run_id)
                 await self._name_by(recorded.event.run_id, url, named_by)
                 return recorded
         raise Conflict(

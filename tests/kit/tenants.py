@@ -53,15 +53,22 @@ async def ask(
     return await app.api.request(method, path, headers=headers, **content)
 
 
-async def tenant(app: Application, name: str, url: str) -> Tenant:
+async def tenant(
+    app: Application, name: str, url: str, *, organisation: str | None = None
+) -> Tenant:
     """A workspace with a finished run, its validation (`{run}v`) and its verification, an evaluation
-    that a user asked for, and a dataset."""
-    made = await app.post("/workspaces", {"url": url, "name": name})
+    that a user asked for, and a dataset. With an `organisation` (its name) the ids of the run and of the
+    evaluation begin with it, and its API key is of the whole
+    organisation."""
+    home = {} if organisation is None else {"organisation": organisation}
+    made = await app.post("/workspaces", {"url": url, "name": name, **home})
     assert made.status_code == 201, made.text
     workspace = made.json()["workspace"]["id"]
-    run = f"{name}-r"
+    prefix = name if organisation is None else f"{organisation}-{name}"
+    run = f"{prefix}-r"
     await ended_run(app, run, f"{name}-run", workspace=workspace)
-    api_key = await create_api_key(app, f"{name}-admin", "admin", workspace=name)
+    place = {"workspace": name} if organisation is None else home
+    api_key = await create_api_key(app, f"{name}-admin", "admin", **place)
     announced = await ask(
         app,
         "POST",
@@ -73,12 +80,14 @@ async def tenant(app: Application, name: str, url: str) -> Tenant:
     sent = await ask(app, "PUT", announced.json()["upload"]["path"], api_key, content=rows(4))
     assert sent.status_code == 200, sent.text
     evaluation = EvaluationRequested(
-        evaluation=f"{name}-e",
+        evaluation=f"{prefix}-e",
         eval_name=f"{name}-eval",
         template=template(),
         rows=(0,),
         workspace=workspace,
     )
+    names = app.services.readmodel.names
+    await names.take("evaluation", f"{name}-eval", evaluation.evaluation, scope=workspace)
     await app.append([evaluation])
     verification = (await app.post(f"/runs/{run}/verify", {})).json()["verification"]["id"]
     return Tenant(
@@ -90,4 +99,5 @@ async def tenant(app: Application, name: str, url: str) -> Tenant:
         dataset=announced.json()["dataset"]["id"],
         verification=verification,
         api_key=api_key,
+        organisation=organisation or "main",
     )
