@@ -62,6 +62,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "models.model:model",
         "Models: fetch, deploy, undeploy, list, info, upload.",
     ),
+    "org": (
+        CLI + "access.organisation:organisation",
+        "Organisations: create, list, show, rename.",
+    ),
     "key": (CLI + "access.api_key:api_key", "API keys: create, list, rotate, revoke."),
     "sessions": (
         CLI + "access.sessions:sessions",

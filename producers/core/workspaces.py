@@ -201,7 +201,7 @@ class Workspaces:
             return found[0]
         raise NotFound(
             f"no workspace is of the repository {repository[:80]!r}; `headrace workspace add URL "
-            "--repository OWNER/REPO` adds one, and `headrace workspace set-repository` names one"
+            "--repository OWNER/REPO` adds one, and `headrace workspace repository` names one"
         )
 
     async def _several(self, ref: str, ids: Sequence[str]) -> Conflict:

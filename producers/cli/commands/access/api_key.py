@@ -24,6 +24,7 @@ api_key = group("key", "API keys: create, list, rotate, revoke.")
     "Default: read.",
 )
 @click.option("--workspace", metavar="NAME", help="The only workspace that the API key is for.")
+@click.option("--organisation", metavar="NAME", help="The only organisation that it is for.")
 @click.option("--expires", metavar="AGE", help="12h, 90d or never. Default: 365d.")
 @click.option("--owner", metavar="NAME", help="Whose API key it is. Default: yours.")
 def create(
@@ -32,6 +33,7 @@ def create(
     *,
     scopes: tuple[str, ...],
     workspace: str | None,
+    organisation: str | None,
     expires: str | None,
     owner: str | None,
 ) -> Output:
@@ -40,6 +42,7 @@ def create(
         "name": name,
         "scopes": list(scopes or ("read",)),
         "workspace": workspace,
+        "organisation": organisation,
         "owner": owner,
         "expires_s": _lifetime(expires),
     }

@@ -13,6 +13,7 @@ from producers.cli.commands.workspaces.alerts import alerts
 from producers.cli.commands.workspaces.connection import connect, disconnect, rotate_secret
 from producers.cli.commands.workspaces.quotas import quotas
 from producers.cli.display.output import Document, Output, Part, fields, say, table, time_ago
+from producers.cli.errors import Failure
 from producers.cli.repository import address_of
 
 workspace = group("workspace", "Git repositories with rollouts: register, list, examine, create.")
@@ -21,18 +22,33 @@ SYNC_S, INSTALL_S = 20.0, 600.0
 WAITING = ("pending", "syncing", "installing")
 ALWAYS_SHOWN = ("id", "url", "status", "commit_sha", "error")
 ERRORS = ("refs_error", "push_error", "status_error")
-SHOWN = (*ALWAYS_SHOWN, "forge", "default_branch", "refs_at", *ERRORS)
+SHOWN = (*ALWAYS_SHOWN, "organisation", "repository", "forge", "default_branch", "refs_at", *ERRORS)
 
 
 @command(workspace, "add", example="headrace workspace add . --name sums")
 @click.argument("path_or_url", metavar="PATH_OR_URL")
 @click.option("--name", help="Name of the workspace. Default: the last part of its path or URL.")
-def add(client: Client, path_or_url: str, *, name: str | None, as_json: bool) -> Output:
+@click.option("--organisation", metavar="NAME", help="Whose it is. Default: that of your API key.")
+@click.option(
+    "--repository",
+    metavar="OWNER/REPO",
+    help="Another name for it. Default: the last two parts of its URL.",
+)
+def add(
+    client: Client,
+    path_or_url: str,
+    *,
+    name: str | None,
+    organisation: str | None,
+    repository: str | None,
+    as_json: bool,
+) -> Output:
     """Register a git repository and check its rollouts.
 
     The server reads a path from its own disk, and fetches a URL.
     """
-    body = {"url": address_of(path_or_url)} | ({"name": name} if name else {})
+    wanted = {"name": name, "organisation": organisation, "repository": repository}
+    body = {"url": address_of(path_or_url)} | {key: text for key, text in wanted.items() if text}
     made: Document = client.post("/workspaces", body)
     found = await_first_sync(client, made["workspace"], tell=ignore if as_json else say)
     waiting = (
@@ -41,6 +57,23 @@ def add(client: Client, path_or_url: str, *, name: str | None, as_json: bool) ->
     )
     is_waiting = found.get("status") in WAITING
     return Output({"workspace": found}, _describe(found), waiting if is_waiting else None)
+
+
+@command(workspace, "repository", example="headrace workspace repository sums rivers/sums")
+@click.argument("name", metavar="WORKSPACE")
+@click.argument("repository", metavar="OWNER/REPO", required=False)
+@click.option("--none", "is_none", is_flag=True, help="Take the name away.")
+def set_repository(client: Client, name: str, repository: str | None, *, is_none: bool) -> Output:
+    """Name a workspace after its repository.
+
+    This is for a repository that moved to another owner: the name before is free again, and another
+    workspace of the organisation that had the new name loses it.
+    """
+    if is_none == (repository is not None):
+        raise Failure("INVALID_OPTION", "give either OWNER/REPO or --none")
+    path = f"/workspaces/{path_segment(name)}/repository"
+    changed = client.put_json(path, {} if is_none else {"repository": repository})
+    return Output(changed, _describe(changed["workspace"]))
 
 
 def ignore(text: str) -> None:
@@ -123,7 +156,7 @@ def _entrypoint(rollout: Document) -> str:
 @click.argument("name", metavar="WORKSPACE")
 @click.option("--branch", help="Of this branch. Default: of the default branch.")
 def rollouts(client: Client, name: str, *, branch: str | None) -> Output:
-    """List the workflows and graders of a repository, with the newest commit of each.
+    """List the workflows and graders of a repository, each with its newest commit.
 
     A branch has those of the commits that were fetched for it, by runs or by pushes.
     """

@@ -85,6 +85,6 @@ ROUTES = [
     ScopedRoute("/organisations", create, scope="admin", reach="installation", methods=["POST"]),
     ScopedRoute("/organisations/{ref}", show, scope="read"),
     ScopedRoute(
-        "/organisations/{ref}", set_title, scope="admin", reach="organisation", methods=["PATCH"]
+        "/organisations/{ref}", set_title, scope="admin", reach="organisation", methods=["PUT"]
     ),
 ]

@@ -205,7 +205,7 @@ TABLE = [
     Row("GET", "/api/v1/organisations", "read"),
     Row("GET", "/api/v1/organisations/main", "read"),
     Row("POST", "/api/v1/organisations", "admin", reach="installation"),
-    Row("PATCH", "/api/v1/organisations/{organisation}", "admin", reach="organisation"),
+    Row("PUT", "/api/v1/organisations/{organisation}", "admin", reach="organisation"),
     Row("POST", "/api/v1/workspaces", "admin", reach="organisation"),
     Row("POST", "/api/v1/workspaces/connect", "admin", reach="organisation"),
     Row("PUT", "/api/v1/workspaces/{workspace}/repository", "admin", reach="organisation"),
