@@ -7,6 +7,7 @@ or refuses a request, the client raises a Failure with the server's own code and
 """
 
 import hashlib
+import json
 import os
 import ssl
 import time
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO
 from urllib.parse import quote
 from uuid import uuid4
@@ -27,6 +29,11 @@ from producers.cli.errors import Failure
 from schemas.errors import Issue
 
 PREFIX = "/api/v1"
+
+LOGINS = "logins.json"
+"""The file in HEADRACE_HOME with the API keys that `headrace login` stored, one for each server. Only
+its owner may read it."""
+
 BACKOFF_S = (0.1, 0.3, 0.6, 1.0)
 """Pauses between the attempts of one request."""
 LOST_S = 30.0
@@ -41,6 +48,8 @@ LISTS = {
     "deployments": "model list",
     "api-keys": "key list",
     "secrets": "secret list",
+    "organisations": "member list",
+    "people": "person list",
 }
 """The first segment of a path -> the command that lists what a write there changes."""
 
@@ -72,10 +81,11 @@ class ServerAddress:
 
     @classmethod
     def from_environment(cls) -> "ServerAddress":
-        """The address from the settings: HEADRACE_URL, and HEADRACE_API_KEY or the local API key
-        file."""
+        """The address from the settings: HEADRACE_URL, and HEADRACE_API_KEY, or else the key that
+        `headrace login` stored for this address, or else the local API key file."""
         settings = Settings.load(os.environ)
-        return cls(settings.url, settings.read_api_key())
+        stored = None if settings.api_key else read_login(settings.home, settings.url)
+        return cls(settings.url, stored or settings.read_api_key())
 
 
 class Client:
@@ -275,7 +285,10 @@ def failure_from(answer: httpx.Response) -> Failure:
         return _failure_of_another_program(answer)
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {answer.status_code}")
     if answer.status_code == 401:
-        message += " (the API key is read from HEADRACE_API_KEY, else from $HEADRACE_HOME/token)"
+        message += (
+            " (the API key is that of HEADRACE_API_KEY, else of `headrace login`, else of "
+            "$HEADRACE_HOME/token)"
+        )
     issues = tuple(
         Issue(str(i.get("key", "")), str(i.get("message", "")), i.get("did_you_mean"))
         for i in problem.get("issues") or ()
@@ -308,3 +321,47 @@ def _rewind(content: object) -> None:
     seek = getattr(content, "seek", None)
     if seek is not None:
         seek(0)
+
+
+def read_login(home: Path, url: str) -> str | None:
+    """The API key for a server; None when there was no login, or when the file cannot be read."""
+    return _read_logins(home).get(_login_place(url))
+
+
+def store_login(home: Path, url: str, api_key: str) -> Path:
+    """Keep the API key for a server in the place of an earlier one, and return the file."""
+    return _write_logins(home, {**_read_logins(home), _login_place(url): api_key})
+
+
+def forget_login(home: Path, url: str) -> None:
+    """Forget the API key for a server."""
+    _write_logins(
+        home,
+        {place: key for place, key in _read_logins(home).items() if place != _login_place(url)},
+    )
+
+
+def _login_place(url: str) -> str:
+    return url.rstrip("/").lower()
+
+
+def _read_logins(home: Path) -> dict[str, str]:
+    try:
+        document = json.loads((home / LOGINS).read_text())
+    except (OSError, ValueError):
+        return {}
+    logins = document.get("logins") if isinstance(document, dict) else None
+    found = logins if isinstance(logins, dict) else {}
+    return {place: key for place, key in found.items() if isinstance(key, str)}
+
+
+def _write_logins(home: Path, logins: Mapping[str, str]) -> Path:
+    """Replace the file as a whole. A temporary file has mode 0600 from its first byte on."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = home / LOGINS
+    with NamedTemporaryFile("w", dir=home, prefix=f".{LOGINS}", delete=False) as file:
+        json.dump({"version": 1, "logins": logins}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)
+    return path

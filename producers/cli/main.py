@@ -66,6 +66,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "access.organisation:organisation",
         "Organisations: create, list, show, rename.",
     ),
+    "login": (CLI + "access.login:login", "Sign in, and store an API key of yours."),
+    "logout": (CLI + "access.login:logout", "Revoke and forget the stored API key."),
+    "whoami": (CLI + "access.login:whoami", "Show to whom your API key belongs."),
+    "member": (
+        CLI + "access.people:member",
+        "Members of an organisation: list, invite, role, remove.",
+    ),
+    "person": (CLI + "access.people:person", "People of the installation: list, remove."),
     "key": (CLI + "access.api_key:api_key", "API keys: create, list, rotate, revoke."),
     "sessions": (
         CLI + "access.sessions:sessions",
