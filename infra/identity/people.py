@@ -7,7 +7,7 @@ person's API keys. So lists, the audit list and the log name people without thei
 import re
 import secrets
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -59,6 +59,11 @@ class People:
         if row is None:
             raise NotFound(f"there is no person {person[:80]!r}; `headrace person list` shows all")
         return person_of(row)
+
+    async def find_all(self, people: Collection[str]) -> dict[str, Person]:
+        """Those of these people (ids) who are known, by id, also those who were removed."""
+        rows = await self._pool.fetch(SQL["people_with_ids"], list(people))
+        return {row["id"]: person_of(row) for row in rows}
 
     async def find_named(self, ref: str) -> Person:
         """A person by id or e-mail address. Raises NotFound."""

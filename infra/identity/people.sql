@@ -13,6 +13,9 @@ returning id, name, email, created_at, removed_at
 -- name: person
 select {person_columns} from people p where p.id = $1
 
+-- name: people_with_ids
+select {person_columns} from people p where p.id = any($1::text[])
+
 -- name: person_with_email
 select {person_columns} from people p where lower(p.email) = lower($1) and p.removed_at is null
 

@@ -314,7 +314,9 @@ def _refusal_of(api_key: ApiKey) -> Response:
             f"`headrace key rotate {api_key.name}`"
         )
     detail = f"the API key {api_key.prefix} {reason}"
-    return problem(401, "UNAUTHORIZED", detail, headers=CHALLENGE)
+    is_revoked = api_key.revoked_at is not None or api_key.has_lost_its_person
+    kind = "revoked" if is_revoked else "expired"
+    return problem(401, "UNAUTHORIZED", detail, headers=CHALLENGE, reason=kind)
 
 
 def _bearer_text(value: str) -> str:

@@ -81,8 +81,9 @@ def problem(
     *,
     issues: Sequence[Issue] = (),
     headers: Mapping[str, str] | None = None,
+    reason: str | None = None,
 ) -> Response:
-    """An RFC 9457 problem document."""
+    """An RFC 9457 problem document. `reason` tells apart what has the same code."""
     content = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
@@ -94,7 +95,7 @@ def problem(
         ],
     }
     return ApiResponse(
-        content,
+        content if reason is None else {**content, "reason": reason},
         status_code=status,
         headers=dict(headers or {}),
         media_type="application/problem+json",

@@ -11,7 +11,8 @@ from schemas.secrets.redact import redact
 
 KEPT_HEADERS = ("www-authenticate", "connection", "retry-after", "allow")
 
-UNKNOWN_AUTH_ERROR = "UNKNOWN_AUTH_ERROR"
+REASONS = {"expired": "TOKEN_EXPIRED", "revoked": "TOKEN_REVOKED"}
+"""The codes of API keys that are known and not valid, by the reasons of the guard."""
 
 
 class ClientRefused(Refused):
@@ -66,7 +67,8 @@ def error_of_problem(
     problem = json.loads(document)
     code = str(problem["code"])
     if status == 401:
-        code = problem.get("reason") or ("TOKEN_INVALID" if has_api_key else "AUTH_HEADER_MISSING")
+        code = REASONS.get(problem.get("reason"), "TOKEN_INVALID")
+        code = code if has_api_key else "AUTH_HEADER_MISSING"
     issues = [Issue(one["key"], one["message"], one["did_you_mean"]) for one in problem["issues"]]
     kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
     return error_response(status, code, problem["detail"], issues=issues, headers=kept)

@@ -1,12 +1,13 @@
 """Training runs: submit, list, show, stop, and their checkpoints and logs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.identity.people import Person
 from infra.readmodel.run_pages import RunFilter
 from infra.readmodel.runs import CheckpointJson, LogJson, RunJson
 from producers.core.lookup import archived_error
@@ -177,7 +178,8 @@ async def index(request: Request, workspace: Workspace) -> Response:
     del workspace  # the sender is within it, so that no other run is found
     page = page_of(request)
     runs, total = await services(request).readmodel.run_pages.at_offset(page, RunFilter())
-    rows = [_list_item(request, run) for run in runs]
+    people = await creators_of(request, runs)
+    rows = [_list_item(request, run, people) for run in runs]
     return page_answer("training_runs", rows, total, page)
 
 
@@ -189,7 +191,7 @@ async def show(request: Request, workspace: Workspace) -> Response:
     experiment, rollout = config.experiment, run["rollout"]
     samples = await services(request).readmodel.runs.total(run["id"], NUM_SAMPLES)
     shown = ShownRun(
-        **run_fields(request, run),
+        **run_fields(request, run, await creators_of(request, [run])),
         examples_processed_count=None if samples is None else int(samples),
         notes=run["note"],
     )
@@ -285,8 +287,15 @@ async def log_page(request: Request, owner: str) -> Response:
     return answer(LogPage(logs=[_log_line(line) for line in lines], next_cursor=following))
 
 
-def run_fields(request: Request, run: RunJson) -> dict[str, Any]:
-    """The fields of TrainingRunWire for a run."""
+async def creators_of(request: Request, runs: Sequence[RunJson]) -> Mapping[str, Person]:
+    """The people who submitted runs, by their ids. Runs of API keys without a person have none."""
+    creators = {run["creator"] for run in runs if run["creator"] is not None}
+    return await services(request).people.find_all(creators) if creators else {}
+
+
+def run_fields(request: Request, run: RunJson, people: Mapping[str, Person]) -> dict[str, Any]:
+    """The fields of TrainingRunWire for a run. `people` are those who submitted runs."""
+    creator = people.get(run["creator"] or "")
     return {
         "id": run["id"],
         "name": run["name"],
@@ -294,8 +303,8 @@ def run_fields(request: Request, run: RunJson) -> dict[str, Any]:
         "created_at": run["created_at"],
         "started_at": run["started_at"],
         "completed_at": run["completed_at"],
-        "creator_name": run["creator"],
-        "creator_email": None,
+        "creator_name": run["creator"] if creator is None else creator.name,
+        "creator_email": None if creator is None else creator.email,
         "platform_url": url_of_run(request, run),
         "current_step": run["current_step"],
         "total_steps": run["total_steps"],
@@ -313,10 +322,10 @@ def checkpoint_name(run: RunJson, step: int) -> str:
     return f"{run['name']}-step-{step}"
 
 
-def _list_item(request: Request, run: RunJson) -> ListedRun:
+def _list_item(request: Request, run: RunJson, people: Mapping[str, Person]) -> ListedRun:
     rollout = run["rollout"]
     return ListedRun(
-        **run_fields(request, run),
+        **run_fields(request, run, people),
         model=ListedModel(id=run["model"], model_name=run["model"]),
         dataset=ListedDataset(id=run["dataset"], file_name=run["dataset"]),
         rollout=None if rollout is None else NamedWire(id=rollout, name=rollout),

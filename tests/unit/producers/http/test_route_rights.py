@@ -221,8 +221,10 @@ WITHIN: dict[str, Any] = {"headers": {"X-Osmosis-Workspace": "ours"}}
 """The workspace that requests of the osmosis client name."""
 
 OSMOSIS = [
-    Row("GET", "/api/cli/verify", "read", content=WITHIN),
-    Row("DELETE", "/api/cli/tokens/{run_name}", "read", 404, content=WITHIN),
+    Row("GET", "/api/cli/verify", "any", content=WITHIN),
+    Row("DELETE", "/api/cli/tokens/{run_name}", "any", 404, content=WITHIN),
+    Row("POST", "/api/cli/device/authorize", "open"),
+    Row("POST", "/api/cli/device/token", "open", 400),
     Row("GET", "/api/cli/workspaces", "read", content=WITHIN),
     Row("GET", "/api/cli/quickstart?organizationId={workspace}", "read", content=WITHIN),
     Row("POST", "/api/cli/quickstart", "read", 400, content=WITHIN),
