@@ -8,7 +8,7 @@ from starlette.responses import Response
 from producers.core.validation.synced_rollouts import SyncedRollout
 from producers.core.workspaces import Workspace
 from producers.dialects.osmosis.requests import Wire, page_answer, page_of, services
-from producers.dialects.osmosis.scope import in_workspace, repository_of, route
+from producers.dialects.osmosis.scope import in_workspace, route
 
 
 class RolloutWire(Wire):
@@ -39,7 +39,7 @@ def _rollout(rollout: SyncedRollout, workspace: Workspace) -> RolloutWire:
         description=rollout.found.error or rollout.found.workflow,
         last_synced_at=rollout.synced_at,
         last_synced_commit_sha=rollout.commit,
-        repo_full_name=repository_of(workspace),
+        repo_full_name=workspace.repository,
         created_at=rollout.created_at,
     )
 

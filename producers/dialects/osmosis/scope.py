@@ -7,18 +7,16 @@ names of other tenants.
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.ports.actor import acting_as
+from infra.ports.actor import narrowed_to
 from producers.core.workspaces import NAME, Workspace, Workspaces
 from producers.dialects.osmosis.client_form import PREFIX
 from producers.dialects.osmosis.errors import ClientRefused, response_of
 from producers.dialects.osmosis.requests import services
-from producers.http.auth import actor_of
 from producers.http.routing import Endpoint, RouteScope, ScopedRoute
 from schemas.errors import NotFound
 
@@ -50,9 +48,7 @@ def in_workspace(endpoint: WorkspaceEndpoint) -> Endpoint:
 
     async def respond(request: Request) -> Response:
         workspace = await workspace_of(request)
-        own = workspace.organisation
-        actor = replace(actor_of(request), workspace=workspace.id, organisation=own)
-        with acting_as(actor):
+        with narrowed_to(workspace.id, workspace.organisation):
             return await endpoint(request, workspace)
 
     return respond
@@ -93,22 +89,10 @@ async def _by_repository(workspaces: Workspaces, given: list[str]) -> Workspace:
             "GIT_SCOPE_HEADER_INVALID",
             f"X-Osmosis-Git must be one OWNER/REPO, got {', '.join(given)[:120]!r}",
         )
-    found = await _find_repository(workspaces, repository)
-    if found is None:
-        raise ClientRefused(
-            404,
-            "GIT_REPOSITORY_NOT_CONNECTED",
-            f"no workspace that this API key sees has the repository {repository}; "
-            f"`headrace workspace add URL --repository {repository}` adds one",
-        )
-    return found
-
-
-async def _find_repository(workspaces: Workspaces, repository: str) -> Workspace | None:
-    for workspace in await visible_workspaces(workspaces):
-        if repository_of(workspace) == repository:
-            return workspace
-    return None
+    try:
+        return await workspaces.of_repository(repository)
+    except NotFound as error:
+        raise ClientRefused(404, "GIT_REPOSITORY_NOT_CONNECTED", error.message) from error
 
 
 async def _by_name(workspaces: Workspaces, given: list[str]) -> Workspace:
@@ -123,16 +107,3 @@ async def _by_name(workspaces: Workspaces, given: list[str]) -> Workspace:
         "WORKSPACE_SCOPE_HEADER_ACCESS_DENIED",
         f"this API key sees no workspace {name[:80]!r}; `headrace workspace list` shows all",
     )
-
-
-async def visible_workspaces(workspaces: Workspaces) -> list[Workspace]:
-    """The workspaces that the sender sees, by name."""
-    return list(await workspaces.visible())
-
-
-def repository_of(workspace: Workspace) -> str | None:
-    """The repository of a workspace as `owner/repo`, which the client takes from its git origin; None
-    when the address has no such form."""
-    parts = workspace.url.rstrip("/").removesuffix(".git").replace(":", "/").split("/")
-    repository = "/".join(parts[-2:]).lower()
-    return repository if REPOSITORY.fullmatch(repository) else None

@@ -33,6 +33,7 @@ from producers.http.auth import actor_of
 from producers.http.requests import cause_of, idempotency_key, json_object
 from producers.http.responses import number
 from schemas.config import RunConfig
+from schemas.deployments import checkpoint_name
 from schemas.errors import Conflict, InvalidConfig, TransientError
 
 SECTIONS = {
@@ -317,11 +318,6 @@ def url_of_run(request: Request, run: RunJson) -> str:
     return f"{services(request).settings.public_url}/runs/{run['id']}"
 
 
-def checkpoint_name(run: RunJson, step: int) -> str:
-    """The name of a checkpoint, by which the client deploys it."""
-    return f"{run['name']}-step-{step}"
-
-
 def _list_item(request: Request, run: RunJson, people: Mapping[str, Person]) -> ListedRun:
     rollout = run["rollout"]
     return ListedRun(
@@ -338,7 +334,7 @@ def _checkpoint(run: RunJson, checkpoint: CheckpointJson) -> CheckpointWire:
         id=f"{run['id']}@{step}",
         checkpoint_step=step,
         status="saved",
-        checkpoint_name=checkpoint_name(run, step),
+        checkpoint_name=checkpoint_name(run["name"], step),
         created_at=checkpoint["created_at"],
     )
 

@@ -1,18 +1,15 @@
 """The workspaces that the client offers, and what its `quickstart` asks about one."""
 
-from dataclasses import replace
-
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.ports.actor import acting_as
+from infra.ports.actor import narrowed_to
 from infra.readmodel.run_pages import RunFilter
 from infra.readmodel.runs import PageRange
 from producers.core.workspaces import Workspace
 from producers.dialects.osmosis.requests import Wire, answer, read_body, services
-from producers.dialects.osmosis.scope import repository_of, route, visible_workspaces
-from producers.http.auth import actor_of
+from producers.dialects.osmosis.scope import route
 from schemas.errors import InvalidConfig, Issue
 
 ORGANISATION = "organizationId"
@@ -51,7 +48,7 @@ class CompleteQuickstart(Wire):
 
 async def index(request: Request) -> Response:
     """Return the workspaces that the sender sees."""
-    found = await visible_workspaces(services(request).workspaces)
+    found = await services(request).workspaces.visible()
     return answer(WorkspacesWire(workspaces=[_workspace(one) for one in found]))
 
 
@@ -73,9 +70,9 @@ async def complete_quickstart(request: Request) -> Response:
 async def _quickstart_of(request: Request, ref: str) -> Quickstart:
     core = services(request)
     workspace = await core.workspaces.find_workspace(ref)
-    with acting_as(replace(actor_of(request), workspace=workspace.id)):
+    with narrowed_to(workspace.id, workspace.organisation):
         _, runs = await core.readmodel.run_pages.at_offset(PageRange(limit=1), RunFilter())
-    repository = repository_of(workspace)
+    repository = workspace.repository
     return Quickstart(
         repo=QuickstartRepository(connected=repository is not None, full_name=repository),
         billing_ready=True,
@@ -84,7 +81,7 @@ async def _quickstart_of(request: Request, ref: str) -> Quickstart:
 
 
 def _workspace(workspace: Workspace) -> WorkspaceWire:
-    repository = repository_of(workspace)
+    repository = workspace.repository
     return WorkspaceWire(
         id=workspace.id,
         name=workspace.name,
