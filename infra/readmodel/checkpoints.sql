@@ -1,4 +1,4 @@
--- The checkpoints of all runs: what `infra/readmodel/checkpoint_pages.py` asks. How this file is read:
+-- The checkpoints of all runs: what `infra/readmodel/checkpoints.py` asks. How this file is read:
 -- `infra/spine/postgres/queries.py`.
 
 -- part: shown

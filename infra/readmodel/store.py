@@ -13,11 +13,10 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from infra.names import PostgresNames
-from infra.readmodel.checkpoint_pages import CheckpointPages
+from infra.readmodel.checkpoints import CheckpointPages, HubUploadRows
 from infra.readmodel.dead_letters import DeadLetterRows
 from infra.readmodel.deliveries import Deliveries
 from infra.readmodel.deployments import Deployments
-from infra.readmodel.hub_uploads import HubUploadRows
 from infra.readmodel.platform import PlatformState
 from infra.readmodel.registry import Evaluations, Registry, RunNotes, Uploads
 from infra.readmodel.rows import (

@@ -10,7 +10,8 @@ from tests.osmosis.client import Osmosis
 LAYOUT = ("rollouts", "configs/training", "configs/eval", "data")
 ROLLOUT = "sums"
 TODO = "        raise NotImplementedError(\n"
-WORKFLOW = """        context = get_rollout_context()
+WORKFLOW = """        await asyncio.sleep(float(os.environ.get("PAUSE_S", "0")))
+        context = get_rollout_context()
         async with httpx.AsyncClient(timeout=60) as client:
             answer = await client.post(
                 f"{context.chat_completions_url}/chat/completions",
@@ -49,6 +50,31 @@ seed = 7
 deterministic = true
 """
 
+EVALUATION = f"""
+[experiment]
+rollout = "{ROLLOUT}"
+entrypoint = "main.py"
+model_path = "MODEL"
+dataset = "numbers"
+
+[evaluation]
+limit = 8
+n = 2
+pass_threshold = 0.1
+agent_workflow_timeout_s = 60
+
+[env]
+PAUSE_S = "3"
+
+[secrets]
+required = []
+
+[advanced]
+seed = 3
+temperature = 1.0
+"""
+"""An evaluation of MODEL. Each attempt pauses, so that the evaluation can be stopped before it ends."""
+
 
 def rows_of(rows: list[dict[str, str]]) -> str:
     """The rows as JSON Lines."""
@@ -83,6 +109,7 @@ def fill_in(main: Path) -> None:
     )
     text = text.replace("        ctx.set_reward(0.0)\n", GRADER)
     text = text.replace("import uvicorn\n", "import httpx\nimport uvicorn\n")
+    text = text.replace("import os\n", "import asyncio\nimport os\n")
     text = text.replace(
         "import AgentWorkflowContext, GraderContext",
         "import AgentWorkflowContext, GraderContext, get_rollout_context",

@@ -80,7 +80,7 @@ class SpreadWithPasses(SpreadWire):
 
 
 class ListedResults(Wire):
-    """What is known of an evaluation without reading its attempts."""
+    """The results that are known without reading the attempts."""
 
     score: float | None
     pass_rate: float | None

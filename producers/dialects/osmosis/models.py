@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.readmodel.checkpoint_pages import CheckpointJson
+from infra.readmodel.checkpoints import ListedCheckpointJson
 from infra.readmodel.deployments import Deployment
 from infra.spine.ports.event_log import Cursor
 from producers.core.lookup import Checkpoint
@@ -106,7 +106,7 @@ async def lora_models(request: Request, workspace: Workspace) -> Response:
     deployments = await core.readmodel.deployments.all_deployments()
     return page_answer(
         "models",
-        [_listed(row, deployment_of(deployments, row["ref"])) for row in rows],
+        [_list_item(row, deployment_of(deployments, row["ref"])) for row in rows],
         total,
         page,
         active_deployments=sum(deployment.is_active for deployment in deployments),
@@ -141,7 +141,7 @@ async def deploy(request: Request, workspace: Workspace) -> Response:
     name, cursor = await services(request).deployment_requests.deploy(
         _name_of(found), name=None, cause=cause_of(request, "deploy")
     )
-    deployment = await _settled(request, name, cursor, is_active=True)
+    deployment = await _await_deployment(request, name, cursor, is_active=True)
     if deployment.error and not deployment.is_active:
         raise Conflict(deployment.error)
     return answer(
@@ -160,13 +160,15 @@ async def undeploy(request: Request, workspace: Workspace) -> Response:
         name, cursor = await core.deployment_requests.undeploy(
             deployed.name, cause=cause_of(request, "undeploy")
         )
-        deployed = await _settled(request, name, cursor, is_active=False)
+        deployed = await _await_deployment(request, name, cursor, is_active=False)
     return answer(
         DeployedWire(id=_id_of(found), model_name=_name_of(found), status=_status(deployed))
     )
 
 
-async def _settled(request: Request, name: str, cursor: Cursor, *, is_active: bool) -> Deployment:
+async def _await_deployment(
+    request: Request, name: str, cursor: Cursor, *, is_active: bool
+) -> Deployment:
     """A deployment after the request at `cursor`, once it is active or not as wanted, or has failed, or
     when that takes too long."""
     readmodel = services(request).readmodel
@@ -200,7 +202,7 @@ def _base_model_detail(name: str, model: Mapping[str, object]) -> BaseModelDetai
     )
 
 
-def _listed(row: CheckpointJson, deployment: Deployment | None) -> LoraModelWire:
+def _list_item(row: ListedCheckpointJson, deployment: Deployment | None) -> LoraModelWire:
     return LoraModelWire(
         id=f"{row['run']}@{row['step']}",
         model_name=checkpoint_name(row["run_name"], row["step"]),

@@ -13,8 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.readmodel.checkpoint_pages import CheckpointJson
-from infra.readmodel.hub_uploads import HubUploadJson
+from infra.readmodel.checkpoints import HubUploadJson, ListedCheckpointJson
 from infra.readmodel.worker_chats import WorkerAddress, WorkerChats
 from infra.spine.ports.event_log import Cursor
 from producers.core.lookup import Checkpoint
@@ -57,7 +56,7 @@ async def index(request: Request) -> Response:
     return page_response("checkpoints", [checkpoint_json(row) for row in rows], total, page)
 
 
-def checkpoint_json(row: CheckpointJson) -> Mapping[str, object]:
+def checkpoint_json(row: ListedCheckpointJson) -> Mapping[str, object]:
     """A checkpoint of a list. `name` names it as a model, and `model` is its base model."""
     name = checkpoint_name(row["run_name"], row["step"])
     return {**row, "name": name, "model": shown_base_name(row["model"])}

@@ -1,0 +1,32 @@
+"""The same walk where the blobs of the platform are in a bucket."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.kit.s3 import fresh_bucket
+from tests.osmosis.test_walk import (
+    model,
+    pytestmark,
+    test_a_deployed_model_answers,
+    test_a_deployed_model_is_evaluated_stopped_and_repeated,
+    test_a_run_is_followed_to_its_end,
+    trained,
+)
+from tests.stack.s3 import S3Server
+
+__all__ = [
+    "model",
+    "pytestmark",  # pytest.mark.osmosis, among others
+    "test_a_deployed_model_answers",
+    "test_a_deployed_model_is_evaluated_stopped_and_repeated",
+    "test_a_run_is_followed_to_its_end",
+    "trained",
+]
+
+
+@pytest.fixture(scope="module")
+def settings(s3: S3Server, s3_client: Any) -> Iterator[Mapping[str, str]]:
+    with fresh_bucket(s3, s3_client) as bucket:
+        yield {"HEADRACE_BLOBS": f"s3://{bucket.name}/p", **s3.environment}
