@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Literal, get_args
 
 from infra.spine.ports.appender import APPENDER
+from infra.spine.ports.visible_workspaces import VISIBLE
 
 ApiKeyScope = Literal["read", "submit", "control", "admin", "metrics", "inference"]
 
@@ -204,7 +205,9 @@ def see_added(workspace: str) -> None:
     its API key."""
     actor = _ACTING.get()
     if actor is not None and actor.workspace is None and actor.workspaces is not None:
-        _ACTING.set(replace(actor, workspaces=actor.workspaces | {workspace}))
+        added = replace(actor, workspaces=actor.workspaces | {workspace})
+        _ACTING.set(added)
+        VISIBLE.set(added.visible)
 
 
 @contextmanager
@@ -214,20 +217,23 @@ def narrowed_to(workspace: str, organisation: str) -> Iterator[None]:
     actor = _ACTING.get()
     if actor is None:
         raise AssertionError("there is no actor to narrow")
-    token = _ACTING.set(replace(actor, workspace=workspace, organisation=organisation))
+    narrowed = replace(actor, workspace=workspace, organisation=organisation)
+    token, visible = _ACTING.set(narrowed), VISIBLE.set(narrowed.visible)
     try:
         yield
     finally:
+        VISIBLE.reset(visible)
         _ACTING.reset(token)
 
 
 @contextmanager
 def acting_as(actor: Actor) -> Iterator[None]:
     """Run the block on behalf of an actor."""
-    before = _ACTING.set(actor)
+    before, visible = _ACTING.set(actor), VISIBLE.set(actor.visible)
     appender = APPENDER.set(str(actor) if actor.is_recorded else None)
     try:
         yield
     finally:
         APPENDER.reset(appender)
+        VISIBLE.reset(visible)
         _ACTING.reset(before)

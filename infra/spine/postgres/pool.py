@@ -20,9 +20,10 @@ from urllib.parse import unquote, urlsplit
 import asyncpg
 
 from infra.settings.settings import DatabaseLimits
+from infra.spine.ports.visible_workspaces import VISIBLE
 from infra.spine.postgres.errors import CLIENT_ERRORS, translating_errors
 from infra.spine.postgres.history import History
-from infra.spine.postgres.known_types import KnownTypes
+from infra.spine.postgres.row_security import ConfinedConnection
 from schemas.errors import InvalidConfig, TransientError
 
 ROLE = "headrace_worker"
@@ -74,12 +75,13 @@ class Pool:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Any]:
-        """Reserve a connection for the caller inside the block, for a transaction. Errors inside the
-        block also become DatabaseUnavailable."""
+        """Reserve a connection for the caller inside the block, for a transaction. It shows only rows
+        that the task may see. Errors inside the block also become DatabaseUnavailable."""
         with translating_errors():
             connection = await self._pool.acquire(timeout=CONNECT_S)
             try:
                 self.history.check()
+                await connection.show_rows_of(VISIBLE.get())
                 yield connection
             except TimeoutError:
                 # The network dropped the connection silently, so the idle ones are dead too.
@@ -195,7 +197,7 @@ async def _pool(
             command_timeout=limits.statement_s + GRACE_S,
             reset=_keep_session,
             init=history.meet,
-            connection_class=KnownTypes,
+            connection_class=ConfinedConnection,
             server_settings={
                 "application_name": "headrace",
                 "role": role_of(url),
@@ -222,4 +224,5 @@ async def _pool(
 
 async def _keep_session(_: Any) -> None:
     """Reset nothing when a connection is returned to the pool. No statement here changes a session's
-    state, so the round trip of a reset is not needed."""
+    state but the one that says whose rows it shows, which is sent again when that changes. So the round
+    trip of a reset is not needed."""

@@ -1384,6 +1384,36 @@ create table skipped_events (
 );
 
 
+-- Behind the filters of queries the database itself shows only rows of the workspaces that the sender of a request
+-- may see (`infra/spine/postgres/row_security.py`). A process that sets no `headrace.visible` sees all rows, and so do
+-- the owner of the tables and backups.
+create function shown_workspaces() returns text[] language sql stable as $$
+    select nullif(current_setting('headrace.visible', true), '')::text[]
+$$;
+
+alter table runs enable row level security;
+create policy visible_workspaces on runs using (
+    (select shown_workspaces()) is null or workspace = any ((select shown_workspaces())::text[]));
+alter table workspaces enable row level security;
+create policy visible_workspaces on workspaces using (
+    (select shown_workspaces()) is null or workspace = any ((select shown_workspaces())::text[]));
+alter table deliveries enable row level security;
+create policy visible_workspaces on deliveries using (
+    (select shown_workspaces()) is null or workspace = any ((select shown_workspaces())::text[]));
+alter table pushes enable row level security;
+create policy visible_workspaces on pushes using (
+    (select shown_workspaces()) is null or workspace = any ((select shown_workspaces())::text[]));
+alter table triggered_runs enable row level security;
+create policy visible_workspaces on triggered_runs using (
+    (select shown_workspaces()) is null or workspace = any ((select shown_workspaces())::text[]));
+
+-- A validation has the workspace of its run.
+alter table evaluations enable row level security;
+create policy visible_workspaces on evaluations using (
+    (select shown_workspaces()) is null or workspace = any ((select shown_workspaces())::text[])
+    or workspace is null and run is not null and exists (select from runs r where r.run = evaluations.run));
+
+
 -- == What edges keep ======================================================================================
 
 -- Not in the log, and not rebuilt from it.

@@ -17,6 +17,7 @@ from infra.spine.postgres.effects import PostgresEffects
 from infra.spine.postgres.event_log import PostgresLog
 from infra.spine.postgres.notify import Notifier
 from infra.spine.postgres.pool import Database, Pool
+from infra.spine.postgres.row_security import ConfinedConnection
 from schemas.effects import Lane
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import ConsumerName, EventId, WorkerId, run_stream
@@ -109,7 +110,7 @@ class OneConnection:
 @asynccontextmanager
 async def explained(url: str) -> AsyncIterator[tuple[Database, Plans]]:
     plans = Plans()
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(url, connection_class=ConfinedConnection)
     await connection.execute("load 'auto_explain'")
     for name, value in EXPLAIN.items():
         await connection.execute(f"set {name} = '{value}'")
