@@ -10,7 +10,6 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 
 SQL = queries("infra/readmodel/read_model.sql")
-PAGES = queries("infra/readmodel/checkpoints.sql")
 
 
 class HubUploadJson(TypedDict):
@@ -71,8 +70,6 @@ class CheckpointPages:
         """A page of checkpoints, and how many there are in all; only of runs with this tuning, if one is
         given."""
         chosen = (visible_workspaces(), tuning)
-        rows = await self._pool.fetch(
-            PAGES["page_of_checkpoints"], *chosen, page.limit, page.offset
-        )
-        total = await self._pool.fetchval(PAGES["count_checkpoints"], *chosen)
+        rows = await self._pool.fetch(SQL["page_of_checkpoints"], *chosen, page.limit, page.offset)
+        total = await self._pool.fetchval(SQL["count_all_checkpoints"], *chosen)
         return [cast(ListedCheckpointJson, dict(row)) for row in rows], int(total)

@@ -956,3 +956,18 @@ delete from datasets where dataset = $1
 
 -- name: unarchive_run
 update runs set archived_at = null where run = $1
+
+-- The checkpoints of all runs.
+
+-- part: checkpoints_to_show
+($1::text[] is null or r.workspace = any($1::text[]))
+and ($2::text is null or r.config::json -> 'advanced' ->> 'tuning' = $2)
+
+-- name: page_of_checkpoints
+select c.run, r.name as run_name, c.step, r.name || '@' || c.step as ref, r.model,
+  r.config::json -> 'advanced' ->> 'tuning' as tuning, r.workspace, c.reward, c.adapter_sha256, c.created_at
+from checkpoints c join runs r using (run) where {checkpoints_to_show}
+order by c.created_at desc, c.run, c.step desc limit $3 offset $4
+
+-- name: count_all_checkpoints
+select count(*) from checkpoints c join runs r using (run) where {checkpoints_to_show}
