@@ -175,11 +175,12 @@ def key_workspace() -> str | None:
 
 def may_see(workspace: str | None) -> bool:
     """Whether this task may see something that belongs to a workspace (None: to no workspace). The run
-    of a push may also start from what belongs to none."""
+    of a push in `main` may also start from what belongs to none."""
     actor = _ACTING.get()
     if actor is None or (visible := actor.visible) is None:
         return True
-    return workspace in visible or (workspace is None and actor.api_key == PUSH)
+    is_push_of_main = actor.api_key == PUSH and actor.home == MAIN
+    return workspace in visible or (workspace is None and is_push_of_main)
 
 
 def may_use_dataset(workspace: str | None, organisation: str | None = None) -> bool:
