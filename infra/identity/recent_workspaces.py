@@ -22,7 +22,7 @@ MOST_KEPT = 1024
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of an organisation, the query that runs, and the one that begins after it."""
+    """An organisation as it is known, the query that runs, and the one that begins after it."""
 
     workspaces: frozenset[str] = frozenset()
     read_at: float = float("-inf")

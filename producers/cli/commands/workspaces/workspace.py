@@ -156,7 +156,7 @@ def _entrypoint(rollout: Document) -> str:
 @click.argument("name", metavar="WORKSPACE")
 @click.option("--branch", help="Of this branch. Default: of the default branch.")
 def rollouts(client: Client, name: str, *, branch: str | None) -> Output:
-    """List the rollouts of a repository, each with its newest commit.
+    """List the rollouts of a branch with their newest commits.
 
     A branch has those of the commits that were fetched for it, by runs or by pushes.
     """

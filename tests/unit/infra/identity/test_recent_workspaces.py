@@ -71,7 +71,7 @@ async def test_a_question_that_is_given_up_leaves_the_others_their_answer() -> N
     assert [await asked[1], await asked[3]] == [{"a"}, {"a"}]
 
 
-async def test_what_was_read_last_stays_valid_for_a_while_without_the_database() -> None:
+async def test_the_last_answer_stays_valid_for_a_while_without_the_database() -> None:
     source, clock = Source(), ManualClock()
     recent = RecentWorkspaces(source.read, clock)
     assert await recent.workspaces_of("rivers") == {"a"}

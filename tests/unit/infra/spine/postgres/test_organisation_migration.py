@@ -49,7 +49,7 @@ def bare_url(postgres_url: str) -> Iterator[str]:
         yield url
 
 
-async def test_what_was_there_before_belongs_to_main(bare_url: str) -> None:
+async def test_an_installation_from_before_belongs_to_main(bare_url: str) -> None:
     bound, free = issue_api_key(), issue_api_key()
     async with administering(bare_url) as connection, connection.transaction():
         await connection.execute(TABLE)
