@@ -126,12 +126,34 @@ select count(*) from ended where was_open
 
 -- == The audit list =======================================================================================
 
+-- The lock on the heads gives the entries of all processes one order.
+
+-- name: lock_heads
+select chain, sha256 from audit_heads order by chain for update
+
+-- name: set_heads
+update audit_heads h set sha256 = n.sha256 from unnest($1::text[], $2::bytea[]) as n (chain, sha256)
+where h.chain = n.chain
+
 -- name: insert_audit
 insert into audit (at, last_at, count, allowed, api_key, owner, workspace, address, method, route, subject,
-                   status, organisation)
-select * from unnest($1::timestamptz[], $2::timestamptz[], $3::integer[], $4::boolean[], $5::text[],
-                     $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::smallint[],
-                     $13::text[])
+                   status, organisation, previous_sha256, sha256)
+select at, last_at, count, allowed, api_key, owner, workspace, address, method, route, subject, status, organisation,
+  previous_sha256, sha256
+from unnest($1::timestamptz[], $2::timestamptz[], $3::integer[], $4::boolean[], $5::text[],
+            $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::smallint[],
+            $13::text[], $14::bytea[], $15::bytea[]) with ordinality
+  as e (at, last_at, count, allowed, api_key, owner, workspace, address, method, route, subject, status, organisation,
+        previous_sha256, sha256, place)
+order by place
+
+-- name: audit_after
+select id, at, last_at, count, allowed, api_key, owner, workspace, organisation, address, method, route, subject, status,
+  encode(previous_sha256, 'hex') as previous_sha256, encode(sha256, 'hex') as sha256
+from audit where id > $1 and id <= $2 order by id limit $3
+
+-- name: audit_heads
+select chain, encode(sha256, 'hex') as sha256, (select coalesce(max(id), 0) from audit) as last_id from audit_heads
 
 -- part: audit_to_show
 ($1::timestamptz is null or last_at >= $1) and ($2::text is null or api_key = $2 or owner = $2
@@ -146,15 +168,19 @@ from audit a where {audit_to_show} order by at desc, id desc limit $5 offset $6
 -- name: count_audit
 select count(*) from audit where {audit_to_show}
 
--- Rows that are too old, and of each kind those beyond the newest ones.
+-- The oldest rows of each kind: those that are too old, up to the first that is not, and those beyond the newest ones. So
+-- what stays of a chain has no gap.
 
 -- part: changes
 allowed and method not in ('GET', 'HEAD')
 
 -- name: trim_audit
-delete from audit where last_at < $1
-or ({changes}) and id <= (select id from audit where {changes} order by id desc offset $2 limit 1)
-or not ({changes}) and id <= (select id from audit where not ({changes}) order by id desc offset $3 limit 1)
+delete from audit where
+({changes}) and (id < coalesce((select min(id) from audit where {changes} and last_at >= $1), 9223372036854775807)
+  or id <= (select id from audit where {changes} order by id desc offset $2 limit 1))
+or not ({changes}) and (id < coalesce((select min(id) from audit where not ({changes}) and last_at >= $1),
+                                      9223372036854775807)
+  or id <= (select id from audit where not ({changes}) order by id desc offset $3 limit 1))
 
 -- Links that show one run. Each new one deletes a few that have expired.
 

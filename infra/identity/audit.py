@@ -3,15 +3,19 @@
 A request only adds an entry in memory. A loop writes the entries, those of changes within FLUSH_S. So a
 crash loses the changes of the last FLUSH_S and the counts of the last window at most. The event of a
 change names its actor in the same write, and that is never lost.
+
+Entries are chained by hash as they are written (`infra/identity/audit_chain.py`).
 """
 
 import logging
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
 from infra.identity.api_keys import ApiKeys
 from infra.identity.audit_buffer import AuditBuffer, AuditEntry
+from infra.identity.audit_chain import ChainCheck, ChainReport, chain_of, hash_of
 from infra.identity.recent_api_keys import RecentApiKeys
 from infra.rate_limited_log import RateLimit
 from infra.spine.ports.clock import Clock
@@ -28,10 +32,11 @@ FLUSH_S = 0.5
 TRIM_S = 3600.0
 MOST_CHANGES_KEPT = 1_000_000
 MOST_OTHERS_KEPT = 200_000
+ROWS_AT_ONCE = 5000
 
 COLUMNS = (
     *("at", "last_at", "count", "allowed", "api_key", "owner", "workspace", "address"),
-    *("method", "route", "subject", "status", "organisation"),
+    *("method", "route", "subject", "status", "organisation", "previous_sha256", "sha256"),
 )
 """The columns in the order of the parameters of the query insert_audit."""
 
@@ -56,9 +61,12 @@ class AuditList:
             return
         rows = [asdict(entry) for entry in entries]
         try:
-            await self._pool.execute(
-                SQL["insert_audit"], *([row[name] for row in rows] for name in COLUMNS)
-            )
+            async with self._pool.acquire() as connection, connection.transaction():
+                heads = dict(await connection.fetch(SQL["lock_heads"]))
+                _chain(rows, heads)
+                columns = ([row[name] for row in rows] for name in COLUMNS)
+                await connection.execute(SQL["insert_audit"], *columns)
+                await connection.execute(SQL["set_heads"], list(heads), list(heads.values()))
         except BaseException:
             self._buffer.put_back(entries)
             raise
@@ -85,6 +93,30 @@ class AuditList:
         )
         return [dict(row) for row in rows], int(total)
 
+    async def export(self) -> AsyncIterator[dict[str, Any]]:
+        """All entries that were written before the call, the oldest first, with their hashes as
+        hexadecimal digits (None for entries from before there were chains)."""
+        await self.flush(everything=True)
+        heads = await self._pool.fetch(SQL["audit_heads"])
+        async for row in self._rows(heads[0]["last_id"]):
+            yield row
+
+    async def verify(self) -> Mapping[str, ChainReport]:
+        """Verify both chains, from the oldest entry that is kept to the head."""
+        await self.flush(everything=True)
+        heads = await self._pool.fetch(SQL["audit_heads"])
+        check = ChainCheck()
+        async for row in self._rows(heads[0]["last_id"]):
+            check.add(row)
+        return check.finish({head["chain"]: head["sha256"] for head in heads})
+
+    async def _rows(self, last_id: int) -> AsyncIterator[dict[str, Any]]:
+        after = 0
+        while rows := await self._pool.fetch(SQL["audit_after"], after, last_id, ROWS_AT_ONCE):
+            for row in rows:
+                yield dict(row)
+            after = rows[-1]["id"]
+
     async def trim(
         self, *, changes: int = MOST_CHANGES_KEPT, others: int = MOST_OTHERS_KEPT
     ) -> None:
@@ -92,6 +124,14 @@ class AuditList:
         changes and `others` other entries."""
         oldest = self._clock.now() - timedelta(days=self._days)
         await self._pool.execute(SQL["trim_audit"], oldest, changes, others)
+
+
+def _chain(rows: list[dict[str, Any]], heads: dict[str, bytes]) -> None:
+    """Give each row its hashes, and the heads (chain -> last hash) those of the last rows."""
+    for row in rows:
+        chain = chain_of(row)
+        row["previous_sha256"] = heads[chain]
+        row["sha256"] = heads[chain] = hash_of(heads[chain], row)
 
 
 async def record_access(

@@ -24,6 +24,7 @@ PRIVATE: dict[str, dict[str, str]] = {
     "alerts": {},
     "api_keys": {},
     "audit": {},
+    "audit_heads": {},
     "browser_sessions": {},
     "chat_grants": {"rollout": "select, delete"},
     "connections": {"sync": "select"},

@@ -2478,10 +2478,20 @@ create table audit (
     route     text not null,
     subject   text not null,
     status    smallint not null,
-    organisation text
+    organisation text,
+    previous_sha256 bytea,
+    sha256    bytea
 );
 create index audit_by_time on audit (at);
 create index audit_by_api_key on audit (api_key, id);
+
+-- The last hash of each chain of the audit list. Its lock gives the entries of all processes one order.
+create table audit_heads (
+    chain  text primary key,
+    sha256 bytea not null
+);
+insert into audit_heads (chain, sha256)
+values ('changes', decode(repeat('00', 32), 'hex')), ('others', decode(repeat('00', 32), 'hex'));
 
 
 -- == Connections to forges ==================================================================================

@@ -1,8 +1,11 @@
 """The audit list: who asked for what, and whether it was allowed."""
 
+from collections.abc import AsyncIterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from producers.http.auth import actor_of
 from producers.http.responses import ApiResponse, page_of, page_response
@@ -37,4 +40,25 @@ def _since(request: Request) -> datetime | None:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-ROUTES = [ScopedRoute("/audit", index, scope="admin")]
+async def export(request: Request) -> Response:
+    """All entries with their hashes, the oldest first, as JSON Lines."""
+    entries = services(request).audit.export()
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for entry in entries:
+            yield bytes(ApiResponse(entry).body) + b"\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def verify(request: Request) -> Response:
+    """Whether the chains of entries are whole."""
+    reports = await services(request).audit.verify()
+    return ApiResponse({"chains": {name: asdict(report) for name, report in reports.items()}})
+
+
+ROUTES = [
+    ScopedRoute("/audit", index, scope="admin"),
+    ScopedRoute("/audit/export", export, scope="admin", reach="installation"),
+    ScopedRoute("/audit/verification", verify, scope="admin", reach="installation"),
+]

@@ -205,6 +205,8 @@ TABLE = [
     Row("GET", "/api/v1/sessions", "read"),
     Row("DELETE", "/api/v1/sessions", "read"),
     Row("GET", "/api/v1/audit", "admin"),
+    Row("GET", "/api/v1/audit/export", "admin", reach="installation"),
+    Row("GET", "/api/v1/audit/verification", "admin", reach="installation"),
     Row("GET", "/api/v1/organisations", "read"),
     Row("GET", "/api/v1/organisations/main", "read"),
     Row("POST", "/api/v1/organisations", "admin", reach="installation"),
