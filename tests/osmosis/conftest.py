@@ -33,4 +33,4 @@ def team(
     """The people of a workspace, on a platform of their own."""
     root = tmp_path_factory.mktemp("osmosis")
     with platform(root / "home", environment=settings) as started:
-        yield join(started, program, root, owner="acme")
+        yield join(started, program, root, organisation="acme")
