@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.runs import PageRange
 from producers.http.requests import json_object
-from producers.http.responses import ApiResponse, number
+from producers.http.responses import number
 from producers.http.services import Services
 from schemas.errors import InvalidConfig, Issue
 
@@ -58,7 +59,7 @@ def page_of(request: Request) -> PageRange:
 
 def answer(content: Wire, *, status: int = 200) -> Response:
     """A wire model as a response."""
-    return ApiResponse(content.model_dump(mode="json"), status_code=status)
+    return _json_response(content, status=status)
 
 
 def page_answer(
@@ -71,15 +72,19 @@ def page_answer(
     """A page of a list, whose items are under the key `items`, and the fields beside it."""
     following = page.offset + len(rows)
     has_more = bool(rows) and following < total
-    return ApiResponse(
+    return _json_response(
         {
-            items: [row.model_dump(mode="json") for row in rows],
+            items: rows,
             "total_count": total,
             "has_more": has_more,
             "next_offset": following if has_more else None,
             **others,
         }
     )
+
+
+def _json_response(content: object, *, status: int = 200) -> Response:
+    return Response(to_json(content), status_code=status, media_type="application/json")
 
 
 def _plain(message: str) -> str:

@@ -1186,6 +1186,7 @@ create table runs (
 create index runs_name on runs (name);
 create index runs_recent on runs (created_at desc, run);
 create index runs_by_workspace on runs (workspace, created_at desc, run);
+create index runs_present on runs (workspace) where archived_at is null;
 
 -- The tags and the note that people gave to a run. They do not follow from the log.
 create table run_notes (
