@@ -109,7 +109,7 @@ async def _serve(
     settings = services.settings
     projector = Projector(backend.log, services.readmodel, wakeups=backend.notifier)
     await services.archives.tidy()
-    app = create_app(services, pages=dashboard.ROUTES, dialects=_dialects(settings))
+    app = create_app(services, pages=dashboard.ROUTES, dialects=dialects_of(settings))
     server = _server(app, settings, services.throttle)
     await server.listen()
     loop = asyncio.get_running_loop()
@@ -214,7 +214,7 @@ async def _take_back_left_secrets(services: Services) -> None:
         await services.clock.sleep(LEFT_S)
 
 
-def _dialects(settings: Settings) -> tuple[Dialect, ...]:
+def dialects_of(settings: Settings) -> tuple[Dialect, ...]:
     """The APIs of other platforms' clients that are not turned off."""
     return (osmosis(settings),) if settings.osmosis_api else ()
 

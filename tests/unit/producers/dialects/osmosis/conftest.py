@@ -11,8 +11,10 @@ from tests.kit.tenants import Tenant, tenant
 
 @pytest.fixture
 async def app(database_url: str, tmp_path: Path) -> AsyncIterator[Application]:
-    repositories = ("https://git.example/acme/ours", "https://git.example/acme/theirs")
-    async with application(database_url, tmp_path / "home", repositories=repositories) as served:
+    repositories = [f"https://git.example/acme/{name}" for name in ("ours", "theirs", "new")]
+    async with application(
+        database_url, tmp_path / "home", repositories=tuple(repositories)
+    ) as served:
         yield served
 
 

@@ -2,11 +2,16 @@
 headers and the routes."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from infra.settings.settings import BadSetting, Settings
+from producers.http.app import create_app
+from producers.serve import dialects_of
+from schemas.errors import QuotaExceeded, TransientError
 from tests.kit.application import API_KEY, Application
 from tests.kit.tenants import Tenant, create_api_key
 
@@ -151,3 +156,45 @@ async def test_a_page_out_of_range_is_refused(app: Application, ours: Tenant, qu
     assert (answer.status_code, error["code"]) == (400, "VALIDATION")
     assert error["issues"][0]["key"] == query.split("=")[0]
     assert json.dumps(error["issues"][0]["message"])
+
+
+async def test_a_quota_and_an_outage_say_when_to_ask_again(
+    app: Application, ours: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def over(_: object) -> None:
+        raise QuotaExceeded("too many requests", retry_s=7.2)
+
+    async def away(*_: object, **__: object) -> None:
+        raise TransientError("the database does not answer now")
+
+    scope = ("X-Osmosis-Git", "acme/ours")
+    with monkeypatch.context() as patch:
+        patch.setattr(app.services.quotas, "count_request", over)
+        limited = await ask(app, LIST, scope, key=ours.api_key)
+    assert (limited.status_code, error_of(limited)["code"]) == (429, "QUOTA_EXCEEDED")
+    assert limited.headers["retry-after"] == "8"
+    monkeypatch.setattr(app.services.readmodel.run_pages, "at_offset", away)
+    outage = await ask(app, LIST, scope)
+    assert (outage.status_code, error_of(outage)["code"]) == (503, "UNAVAILABLE")
+    assert int(outage.headers["retry-after"]) >= 1
+
+
+def test_a_setting_turns_the_dialect_off(tmp_path: Path) -> None:
+    def dialects(**more: str) -> int:
+        return len(dialects_of(Settings.load({"HEADRACE_HOME": str(tmp_path), **more})))
+
+    assert dialects() == dialects(HEADRACE_OSMOSIS_API="on") == 1
+    assert dialects(HEADRACE_OSMOSIS_API="off") == 0
+    for name, value in (("HEADRACE_OSMOSIS_API", "no"), ("HEADRACE_OSMOSIS_OLDEST", "new")):
+        with pytest.raises(BadSetting, match=name):
+            dialects(**{name: value})
+
+
+async def test_nothing_is_served_where_the_dialect_is_off(app: Application) -> None:
+    bare = create_app(app.services)
+    transport = httpx.ASGITransport(bare, raise_app_exceptions=False)
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    async with httpx.AsyncClient(transport=transport, base_url=app.api.base_url) as client:
+        answer = await client.get("/api/cli/verify", headers=headers)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
