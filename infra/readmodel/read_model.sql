@@ -717,19 +717,25 @@ select reason, count from bus_skips order by reason
 -- name: horizon_age_s
 select horizon_age_s()
 
+-- Running runs of several workspaces may have the same name; a metric then also names the run by its id.
+
+-- part: metric_name
+case when exists (select from runs o where o.name = r.name and o.run <> r.run and o.status = 'running')
+  then r.name || ' (' || r.run || ')' else r.name end as name
+
 -- name: metrics_of_last_steps
-select r.name, m.key, m.value from runs r join metric_points m
+select {metric_name}, m.key, m.value from runs r join metric_points m
 on m.run = r.run and m.step = r.current_step where r.status = 'running'
 and (m.key like 'time/%' or m.key in ('train/lag', 'rollout/raw_reward'))
 
 -- name: tokens_per_s
-with recent as (select r.name, m.step, m.value, m.at,
+with recent as (select {metric_name}, r.run, m.step, m.value, m.at,
     min(m.step) over (partition by r.run) as first from runs r join metric_points m
     on m.run = r.run and m.key = 'rollout/tokens' and m.step > r.current_step - $1
     where r.status = 'running')
 select name, sum(value) filter (where step > first)
     / extract(epoch from max(at) - min(at))::float8 as rate from recent
-group by name having max(at) > min(at)
+group by run, name having max(at) > min(at)
 
 -- name: count_runs_by_status
 select status, count(*) from runs group by status

@@ -5,13 +5,17 @@ name. It misses nothing, because a name is taken before anything is appended und
 those that the read model has.
 """
 
+from infra.ports.actor import visible_workspaces
 from infra.spine.postgres.pool import Database
 
 SHOWN = 5
 """How many names a refusal lists."""
 
+HIDDEN = "some of another workspace"
+"""The text in the place of names that the sender may not see."""
+
 STARTED = """
-select n.name from names n join events e on e.stream = 'run-' || n.id and e.version = 1
+select n.name, n.scope from names n join events e on e.stream = 'run-' || n.id and e.version = 1
 where n.kind = 'run' and n.id <> $1
   and (e.data -> 'model' ->> 'kind' = 'checkpoint'
        and split_part(e.data -> 'model' ->> 'name', '@', 1) = $1
@@ -24,7 +28,7 @@ order by n.created_at limit $2
 """
 
 EVALUATING = """
-select n.name from names n join events e on e.stream = 'eval-' || n.id and e.version = 1
+select n.name, n.scope from names n join events e on e.stream = 'eval-' || n.id and e.version = 1
 left join evaluations v on v.evaluation = n.id
 where n.kind = 'evaluation' and coalesce(v.status, 'pending') in ('pending', 'running')
   and e.data -> 'template' -> 'model' ->> 'kind' = 'checkpoint'
@@ -33,21 +37,23 @@ order by n.created_at limit $2
 """
 
 SERVED = """
-select deployment as name from deployments
+select deployment as name,
+  case when served is null then workspace else served::json ->> 'workspace' end as scope
+from deployments
 where status = 'active' and served::json ->> 'run' = $1
   or split_part(pending, '@', 1) in (select name from names where kind = 'run' and id = $1)
 order by number limit $2
 """
 
 TRAINED_ON = """
-select n.name from names n join events e on e.stream = 'run-' || n.id and e.version = 1
+select n.name, n.scope from names n join events e on e.stream = 'run-' || n.id and e.version = 1
 where n.kind = 'run' and (e.data -> 'dataset' ->> 'dataset' = $1
                           or e.data -> 'validation' ->> 'dataset' = $1)
 order by n.created_at limit $2
 """
 
 MEASURED_ON = """
-select n.name from names n join events e on e.stream = 'eval-' || n.id and e.version = 1
+select n.name, n.scope from names n join events e on e.stream = 'eval-' || n.id and e.version = 1
 left join evaluations v on v.evaluation = n.id
 where n.kind = 'evaluation' and coalesce(v.status, 'pending') in ('pending', 'running')
   and e.data -> 'template' -> 'dataset' ->> 'dataset' = $1
@@ -56,7 +62,8 @@ order by n.created_at limit $2
 
 
 class Holders:
-    """Finds the dependents of a run or dataset. Each method returns at most SHOWN names."""
+    """Finds the dependents of a run or dataset. Each method returns at most SHOWN names of
+    what the sender may see, and HIDDEN for others."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
@@ -83,4 +90,7 @@ class Holders:
         return await self._names(MEASURED_ON, dataset)
 
     async def _names(self, sql: str, identity: str) -> list[str]:
-        return [row["name"] for row in await self._pool.fetch(sql, identity, SHOWN)]
+        rows = await self._pool.fetch(sql, identity, SHOWN)
+        visible = visible_workspaces()
+        shown = [row["name"] for row in rows if visible is None or row["scope"] in visible]
+        return shown + [HIDDEN] * (len(shown) < len(rows))
