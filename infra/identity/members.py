@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, get_args
 
 from infra.identity.people import Person, person_of
-from infra.ports.actor import Actor, Role
+from infra.ports.actor import Role
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
@@ -29,15 +29,6 @@ class OrganisationMember:
     joined_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class OrganisationName:
-    """The id of an organisation, its name in addresses, and its title for people."""
-
-    id: str
-    name: str
-    title: str
-
-
 class Members:
     """Lists and changes the members of organisations. `changed` is called after each change, so that
     this process reads API keys and roles again."""
@@ -45,14 +36,6 @@ class Members:
     def __init__(self, database: Database, changed: Callable[[], None]) -> None:
         self._pool = database.durable
         self._changed = changed
-
-    async def organisation(self, ref: str, actor: Actor) -> OrganisationName:
-        """The organisation with this id or name, whose members an actor may reach. Raises NotFound, also
-        for one that the actor does not see."""
-        row = await self._pool.fetchrow(SQL["organisation_named"], ref)
-        if row is None or actor.organisation not in (None, row["id"]):
-            raise NotFound(f"there is no organisation {ref[:80]!r}")
-        return OrganisationName(row["id"], row["name"], row["title"])
 
     async def page(
         self, organisation: str, *, limit: int, offset: int

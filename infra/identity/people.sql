@@ -39,9 +39,6 @@ select organisation, role from members where person = $1 order by organisation
 -- name: lock_organisation
 select id from organisations where id = $1 for update
 
--- name: organisation_named
-select id, name, title from organisations where id = $1 or name = $1 order by (id = $1) desc limit 1
-
 -- part: select_members
 select {person_columns}, m.role, m.created_at as joined_at from members m join people p on p.id = m.person
 

@@ -69,7 +69,7 @@ UNAUTHORIZED = problem(
     401,
     "UNAUTHORIZED",
     "send `Authorization: Bearer API_KEY`; the API key is in $HEADRACE_HOME/token, or is one that "
-    "`headrace key create` made and that is still valid",
+    "`headrace login` or `headrace key create` made and that is still valid",
     headers=CHALLENGE,
 )
 UNKNOWN_KEY = problem(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from infra.identity.members import OrganisationName
+from infra.identity.organisations import Organisation
 from infra.ports.actor import MAIN, ROLES
 from producers.dashboard.forms import read_session_form
 from producers.dashboard.rendering import html
@@ -14,6 +14,7 @@ from producers.dashboard.routing import PageRoute
 from producers.http.auth import actor_of
 from producers.http.responses import page_of
 from producers.http.routes.access.members import link_of, remove_member
+from producers.http.routes.access.organisations import find_organisation
 from producers.http.routes.runs import services
 from schemas.errors import Refused
 
@@ -71,12 +72,12 @@ async def revoke_invitation(request: Request) -> Response:
     return RedirectResponse(PAGE, status_code=303)
 
 
-async def _organisation(request: Request) -> OrganisationName:
+async def _organisation(request: Request) -> Organisation:
     """The organisation of the reader's API key. That of an administrator of the installation is named in
     the address, and else it is the first one."""
     actor = actor_of(request)
     ref = actor.organisation or request.query_params.get("organisation") or MAIN
-    return await services(request).members.organisation(ref, actor)
+    return await find_organisation(request, ref)
 
 
 async def _page(

@@ -7,12 +7,14 @@ from starlette.responses import Response
 
 from infra.identity.invitations import Invitation
 from infra.identity.issuing import BeyondRights
-from infra.identity.members import OrganisationMember, OrganisationName
+from infra.identity.members import OrganisationMember
+from infra.identity.organisations import Organisation
 from infra.identity.people import Person
 from infra.ports.actor import Actor
 from producers.http.auth import actor_of
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse, flag, page_of, page_response
+from producers.http.routes.access.organisations import find_organisation
 from producers.http.routes.runs import services
 from producers.http.routing import Reach, ScopedRoute
 
@@ -46,7 +48,7 @@ def link_of(public_url: str, code: str) -> str:
 
 
 async def remove_member(
-    request: Request, organisation: OrganisationName, ref: str
+    request: Request, organisation: Organisation, ref: str
 ) -> OrganisationMember:
     """Remove a member, or let the sender leave. Raises BeyondRights when another member is meant and the
     sender's API key has not the scope admin."""
@@ -62,9 +64,8 @@ def _check_may_change(actor: Actor, member: OrganisationMember) -> None:
         raise BeyondRights("only owners remove other members; ask an owner of the organisation")
 
 
-async def _organisation(request: Request) -> OrganisationName:
-    ref = request.path_params["organisation"]
-    return await services(request).members.organisation(ref, actor_of(request))
+async def _organisation(request: Request) -> Organisation:
+    return await find_organisation(request, request.path_params["organisation"])
 
 
 async def index(request: Request) -> Response:

@@ -16,6 +16,7 @@ from infra.ports.secrets import SecretOwner
 from producers.http.browsers import COOKIE
 from schemas.secrets.secret_value import SecretValue
 from tests.kit.application import Application, application, rows
+from tests.kit.people import member
 from tests.kit.specs import ref
 from tests.kit.story import beginning, checkpoint, step
 from tests.kit.tenants import ask, create_api_key
@@ -211,3 +212,26 @@ async def send_form(app: Application, key: str) -> httpx.Response:
     async with httpx.AsyncClient(transport=transport, base_url=here) as browser:
         headers = {"Cookie": f"{COOKIE}={cookie}", "Origin": here}
         return await browser.post("/new", data={**fields, "once": key[-9:]}, headers=headers)
+
+
+async def test_a_run_of_a_removed_person_goes_on_with_the_persons_secrets(app: Application) -> None:
+    """And nobody else reaches them, a new person with the same address included."""
+    await member(app, "owner", "owner")
+    ada = await member(app, "ada", "member")
+    secret = {"value": "hush-hush-2", "scope": "personal"}
+    put = await ask(app, "PUT", f"/api/v1/secrets/{MINE}", ada.api_key, json=secret)
+    assert put.status_code == 201, put.text
+    body = {"config": RUN, "workspace": "w"}
+    submitted = await ask(app, "POST", "/api/v1/runs", ada.api_key, json=body)
+    assert submitted.status_code == 201, submitted.text
+    run = submitted.json()["run"]["id"]
+    before = await app.recorded(run)
+    await app.services.members.remove_person(ada.id)
+    assert (await ask(app, "GET", "/api/v1/runs", ada.api_key)).status_code == 401
+    assert (await app.get(f"/runs/{run}"))["run"]["status"] == "pending"
+    assert await app.recorded(run) == before
+    values = await app.services.secret_store.resolve([MINE], workspace=None, submitter=ada.id)
+    assert values[MINE].reveal() == "hush-hush-2", "the run still has it"
+    again = await member(app, "ada", "member")
+    listed = await ask(app, "GET", "/api/v1/secrets", again.api_key)
+    assert listed.json()["secrets"] == []

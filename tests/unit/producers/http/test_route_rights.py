@@ -14,10 +14,11 @@ from starlette.routing import Mount, Route
 
 from infra.identity.api_key_format import api_key_id, digest
 from infra.identity.sessions import Bearer, form_key
-from infra.ports.actor import CONTAINED, SCOPES
+from infra.ports.actor import CONTAINED, ROLE_SCOPES, ROLES, SCOPES, Role
 from producers.http.browsers import COOKIE
 from producers.http.routing import Reach, RouteScope, scoped_routes, scoped_table
 from tests.kit.application import Application, application, rows
+from tests.kit.people import member
 from tests.kit.tenants import Tenant, ask, create_api_key, tenant
 
 pytestmark = pytest.mark.postgres
@@ -444,6 +445,25 @@ async def test_an_api_key_needs_the_scope_of_the_route(shared: Application) -> N
             answer = await send(shared, row, row.path.format(**nothing), api_key, **content)
             assert (answer.status_code == 403) is not allowed, (scope, row, answer.text)
             assert answer.status_code != 401, (scope, row)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_person_opens_what_the_role_allows_within_the_organisation(
+    shared: Application, role: Role
+) -> None:
+    """With a key of all scopes, on every route, page and form. Nobody reaches the installation."""
+    nothing = dict.fromkeys(("run", "run_name", "dataset", "evaluation"), "none")
+    nothing |= {"workspace": "none", "verification": "none", "organisation": "none"}
+    person = await member(shared, role, role, scopes=frozenset({"admin"}))
+    for row in TABLE:
+        if row.scope == "open":
+            continue
+        has_scope = row.scope in ("any", *ROLE_SCOPES[role])
+        allowed = has_scope and row.reach != "installation"
+        content = {} if row.reach != "workspace" else row.content
+        answer = await send(shared, row, row.path.format(**nothing), person.api_key, **content)
+        assert (answer.status_code == 403) is not allowed, (row, answer.text)
+        assert answer.status_code != 401, row
 
 
 async def test_an_api_key_that_is_not_valid_opens_nothing(shared: Application) -> None:
