@@ -45,7 +45,7 @@ def train(team: Team) -> str:
 @pytest.fixture(scope="module")
 def trained(team: Team) -> str:
     """A run that has finished; its name."""
-    team.upload("numbers", workspace.rows_of(workspace.ROWS))
+    team.member.run("dataset", "upload", "data/numbers.jsonl", "--yes")
     name = train(team)
     found = wait(team.member, "train", name, lambda one: one["training_run"]["status"] in ENDED)
     assert found["training_run"]["status"] == "finished", found
@@ -162,6 +162,13 @@ def test_a_deployed_model_is_evaluated_stopped_and_repeated(team: Team, model: s
     assert results["total_tokens"] > 16 * 6
     assert name in [one["name"] for one in team.viewer.run("eval", "list")["items"]]
     assert team.viewer.run("eval", "logs", name)["items"]
+    saved = team.directory.parent / "saved"
+    done = team.viewer.run("eval", "download", name, "--type", "all", "-o", str(saved), "--yes")
+    assert done["resource"]["files_failed"] == []
+    assert done["resource"]["files_downloaded"] == 3 + 16, "figures, log, rows and attempts"
+    assert len(list(saved.glob("trajectories/*/*.json"))) == 16
+    again = team.viewer.run("eval", "download", name, "--type", "all", "-o", str(saved), "--yes")
+    assert again["resource"]["files_skipped"] == 19, "the sizes are those of the list"
 
 
 def test_a_model_is_undeployed(team: Team, model: str) -> None:

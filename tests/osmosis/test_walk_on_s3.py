@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 
 from tests.kit.s3 import fresh_bucket
+from tests.osmosis.test_datasets import (
+    data,
+    test_a_dataset_of_100_mb_goes_up_in_parts_and_down,
+    test_a_small_dataset_goes_up_and_down,
+)
 from tests.osmosis.test_walk import (
     model,
     pytestmark,
@@ -17,11 +22,14 @@ from tests.osmosis.test_walk import (
 from tests.stack.s3 import S3Server
 
 __all__ = [
+    "data",
     "model",
     "pytestmark",  # pytest.mark.osmosis, among others
+    "test_a_dataset_of_100_mb_goes_up_in_parts_and_down",
     "test_a_deployed_model_answers",
     "test_a_deployed_model_is_evaluated_stopped_and_repeated",
     "test_a_run_is_followed_to_its_end",
+    "test_a_small_dataset_goes_up_and_down",
     "trained",
 ]
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from infra.settings.settings import Settings
 from producers.dialects.osmosis import (
+    eval_files,
     evaluations,
     identity,
     metrics,
@@ -26,6 +27,7 @@ RESOURCES = (
     rollouts,
     models,
     evaluations,
+    eval_files,
 )
 
 
