@@ -84,6 +84,20 @@ def test_two_submits_carry_two_keys(server: FakeServer, headrace: Run, tmp_path:
     assert first != second
 
 
+def test_submit_sends_the_secrets_of_a_file(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    config, keys = tmp_path / "run.toml", tmp_path / "keys.env"
+    config.write_text('[experiment]\nmodel_path = "scratch:x"\ndataset = "d"\n')
+    server.answer("POST", "/runs", {"run": {"id": "1", "name": "n"}}, status=201)
+    keys.write_text("KEY=hush-hush-1\n")
+    ran = headrace("train", "submit", str(config), "--secrets-file", str(keys))
+    assert ran.code == 0
+    assert server.requests[-1].document["secrets"] == {"KEY": "hush-hush-1"}
+    assert headrace("train", "submit", str(config)).code == 0
+    assert "secrets" not in server.requests[-1].document
+
+
 def test_submit_registers_the_repository_around_the_config(
     server: FakeServer, headrace: Run, repository: Path
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from producers.cli.config_files import MAX_BYTES, check_kind, read_config
+from producers.cli.config_files import MAX_BYTES, check_kind, read_config, read_secrets
 from producers.cli.errors import Failure
 from tests.unit.producers.cli.conftest import Run
 
@@ -77,3 +77,40 @@ def test_only_a_file_that_is_surely_of_the_other_kind_is_refused(tmp_path: Path)
     check_kind({"experiment": {}}, tmp_path, group="train")
     check_kind({"experiment": {}}, tmp_path, group="eval")
     check_kind({"training": {}, "evaluation": {}}, tmp_path, group="train")
+
+
+def test_a_file_of_secrets_has_a_name_and_a_value_in_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys.env"
+    file.write_text(
+        '# keys\n\nPLAIN=a=b c\nexport QUOTED="x y"\n SPACED = v \nSINGLE=\'z\'\nHALF="w\nEMPTY=\n'
+    )
+    assert read_secrets(str(file)) == {
+        "PLAIN": "a=b c",
+        "QUOTED": "x y",
+        "SPACED": "v",
+        "SINGLE": "z",
+        "HALF": '"w',
+        "EMPTY": "",
+    }
+    assert read_secrets(None) == {}
+
+
+@pytest.mark.parametrize(
+    "line", ["hush-hush-1", "key=hush-hush-1", "A B=hush-hush-1", "=hush-hush"]
+)
+def test_a_wrong_line_of_secrets_is_named_by_its_number_alone(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "keys.env"
+    file.write_text(f"FINE=1\n{line}\n")
+    with pytest.raises(Failure, match="line 2") as refused:
+        read_secrets(str(file))
+    assert "hush" not in str(refused.value)
+
+
+def test_a_file_of_secrets_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    wrong = tmp_path / "binary"
+    wrong.write_bytes(b"KEY=\xff\xfe")
+    large = tmp_path / "large"
+    large.write_bytes(b"A=" + b"x" * (1 << 20))
+    for path in (tmp_path / "absent", tmp_path, wrong, large):
+        with pytest.raises(Failure):
+            read_secrets(str(path))
