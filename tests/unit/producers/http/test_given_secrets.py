@@ -99,6 +99,15 @@ async def test_a_secret_of_one_run_goes_when_it_ends(ready: Application, kind: s
     assert await given(ready) == [(other, "KEY")]
 
 
+async def test_twin_a_secret_stays_where_the_projector_does_not_drop_it(
+    ready: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.readmodel.store.DropGivenSecrets", type("Nothing", (), {}))
+    ended = await submit(ready, KEY=VALUE)
+    await ready.append([RunFinished(run=ended, step=1)])
+    assert await given(ready) == [(ended, "KEY")]
+
+
 async def test_a_refused_submission_leaves_no_secret(ready: Application) -> None:
     for config, secrets, status in (
         (RUN, {"KEY": "short"}, 400),

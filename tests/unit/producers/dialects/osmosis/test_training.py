@@ -1,6 +1,7 @@
 """Training runs as the client submits and reads them: every field that it requires, names and ids as
 keys, pages, logs, metrics and stops."""
 
+import contextlib
 from datetime import datetime
 from typing import Any
 
@@ -302,6 +303,15 @@ async def test_the_runs_of_another_workspace_are_absent(
         absent = await call(ready, method, f"{RUNS}/none{rest}", {} if rest == "/stop" else None)
         assert answer.status_code == absent.status_code == 404
         assert answer.text.replace(ref, "none") == absent.text
+
+
+async def test_twin_without_narrowing_another_workspaces_run_is_found(
+    ready: Application, theirs: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "producers.dialects.osmosis.scope.narrowed_to", lambda *_: contextlib.nullcontext()
+    )
+    assert (await call(ready, "GET", f"{RUNS}/{theirs.run}")).status_code == 200
 
 
 async def test_a_viewer_submits_nothing(ready: Application) -> None:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from schemas.events import CommitRequested, WorkspaceSynced
+from schemas.ids import run_stream
 from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint
 from tests.kit.application import API_KEY, Application
 from tests.kit.specs import ref
@@ -152,7 +153,7 @@ async def sync(app: Application, tenant: Tenant, branch: str | None, sha: str, *
         workspace=tenant.workspace,
         workspace_name=tenant.name,
         commit=CommitSpec(url="u", branch=branch),
-        requester=None if branch is None else f"run-{sha}",
+        requester=None if branch is None else run_stream(f"r{sha[:4]}"),
     )
     [recorded] = await app.services.log.append([asked], cause=uuid4())
     found = [
