@@ -61,6 +61,9 @@ NAMED = (
     "archive.removed",
     "archive.blobs_back",
     "archive.restored",
+    "upload.joined",
+    "upload.claimed",
+    "upload.registered",
 )
 
 CONSUMERS: dict[str, tuple[type[Effect], ...]] = {

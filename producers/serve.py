@@ -123,6 +123,7 @@ async def _serve(
                 services.audit, services.recent_api_keys, services.api_keys, backend.clock
             )
         )
+        jobs.append(services.dataset_uploads.run())
         jobs.append(watch_stalled_effects(services.readmodel.stalled, backend.clock))
         if settings.retention_days is not None:
             days = settings.retention_days

@@ -256,12 +256,13 @@ class DiscoveredRollout(Value):
 
 
 class DatasetRef(Value):
-    """A registered dataset: its normalised content (JSON Lines) and its number of rows."""
+    """A version of a registered dataset: its normalised content (JSON Lines) and its number of rows."""
 
     dataset: str
     name: str
     content: ArtifactRef
     num_rows: int = Field(ge=1)
+    version: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
 
 
 class RewardSpec(Value):
@@ -274,11 +275,10 @@ class RolloutRef(Value):
 
     A rollout of kind `server` makes attempts and grades them itself, so it has neither workflow nor
     grader of ours. `environment` has the packages of the rollout (None: it needs the standard library
-    only), and `network` the host:port pairs that it may connect to. `max_turns`,
-    `max_sample_tokens` and `max_response_tokens` (those that the policy generates) limit each sample
-    (None: the run sets no limit). `failed_rewards` are the rewards of samples that the
-    policy made fail, by category (`schemas.algorithms.failed_rewards`). Judges score `rubrics` outside
-    of user code, within the budget `judge`, and `reward_models` score each sample where it is made.
+    only), and `network` the host:port pairs that it may connect to. `max_turns`, `max_sample_tokens`
+    and `max_response_tokens` (those that the policy generates) limit each sample. `failed_rewards` are
+    the rewards of samples that the policy made fail, by category. Judges score `rubrics` outside of user
+    code, within the budget `judge`, and `reward_models` score each sample where it is made.
 
     It gets the secrets that `secrets` names: those of `workspace`, and the personal ones of the person
     `submitter`. If a push started the run, `pushed` is true and `submitter` is None, because the author

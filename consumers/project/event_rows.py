@@ -126,6 +126,8 @@ def dataset_registered(event: DatasetRegistered, at: datetime) -> tuple[Write, .
         created_at=at,
         workspace=event.workspace,
         organisation=event.organisation,
+        version=ref.version,
+        series=event.series or ref.dataset,
     )
     return (put,)
 

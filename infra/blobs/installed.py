@@ -17,7 +17,7 @@ from pathlib import Path
 
 from infra.blobs.artifacts import SHARED
 from infra.blobs.installation import KEY, identity
-from infra.ports.services import BlobInfo, Blobs
+from infra.ports.services import BlobInfo, Blobs, StreamedBlob
 from infra.spine.postgres.advisory_lock import exclusively
 from infra.spine.postgres.pool import Database
 from schemas.errors import CorruptData
@@ -111,8 +111,13 @@ class InstalledBlobs:
     async def get_blob(self, uri: str) -> bytes:
         return await self._inner.get_blob(await self.current_uri(uri))
 
-    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
-        async for piece in self._inner.chunks(await self.current_uri(uri)):
+    async def put_stream(self, key: str, body: AsyncIterator[bytes]) -> StreamedBlob:
+        return await self._inner.put_stream(key, body)
+
+    async def chunks(
+        self, uri: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        async for piece in self._inner.chunks(await self.current_uri(uri), start=start, stop=stop):
             yield piece
 
     async def delete(self, uri: str) -> None:

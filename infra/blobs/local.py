@@ -14,15 +14,17 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from infra.ports.services import BlobExists, BlobInfo
+from infra.blobs.streamed import FileWriter, blocks_of
+from infra.ports.services import BlobExists, BlobInfo, StreamedBlob
 from infra.settings.blob_keys import check_key, check_prefix, is_key
 from schemas.errors import InvalidConfig, NotFound, StoreAway, TransientError
 
@@ -77,14 +79,32 @@ class LocalBlobs:
         except FileNotFoundError as error:
             raise NotFound(f"no blob at {uri}") from error
 
-    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
+    async def put_stream(self, key: str, body: AsyncIterator[bytes]) -> StreamedBlob:
+        path = self._path(key)
+        writer = await asyncio.to_thread(self._open_writer)
+        try:
+            async for block in blocks_of(body, CHUNK_BYTES):
+                await self._await_write(writer.write(block))
+            await self._await_write(writer.finish())
+            publishing = asyncio.to_thread(self._publish, writer.path, path, create_only=False)
+            await self._await_write(publishing)
+        finally:
+            await asyncio.shield(writer.discard())
+        return StreamedBlob(path.as_uri(), writer.size, writer.sha256)
+
+    async def chunks(
+        self, uri: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
         path = self._path_of(uri)
         try:
             file = await asyncio.to_thread(path.open, "rb")
         except FileNotFoundError as error:
             raise NotFound(f"no blob at {uri}") from error
         with file:
-            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+            file.seek(start)
+            left = sys.maxsize if stop is None else stop - start
+            while piece := await asyncio.to_thread(file.read, min(CHUNK_BYTES, left)):
+                left -= len(piece)
                 yield piece
 
     async def delete(self, uri: str) -> None:
@@ -218,6 +238,16 @@ class LocalBlobs:
             raise self._full(error) from error
         finally:
             scratch.unlink(missing_ok=True)
+
+    async def _await_write(self, writing: Awaitable[None]) -> None:
+        """Wait for a write. Raises TransientError, as `_full`."""
+        try:
+            await writing
+        except OSError as error:
+            raise self._full(error) from error
+
+    def _open_writer(self) -> FileWriter:
+        return FileWriter(self._scratch_file())
 
     def _scratch_file(self) -> Path:
         try:

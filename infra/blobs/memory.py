@@ -2,13 +2,14 @@
 `infra/blobs/s3/store.py`."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from infra.blobs.local import CHUNK_BYTES
-from infra.ports.services import BlobExists, BlobInfo
+from infra.ports.services import BlobExists, BlobInfo, StreamedBlob
 from infra.settings.blob_keys import check_key, check_prefix
 from schemas.errors import NotFound
 
@@ -43,8 +44,15 @@ class MemoryBlobs:
             raise NotFound(f"no blob at {uri}")
         return self._blobs[uri].data
 
-    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
-        data = await self.get_blob(uri)
+    async def put_stream(self, key: str, body: AsyncIterator[bytes]) -> StreamedBlob:
+        data = b"".join([piece async for piece in body])
+        uri = await self.put_blob(key, data)
+        return StreamedBlob(uri, len(data), hashlib.sha256(data).hexdigest())
+
+    async def chunks(
+        self, uri: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        data = (await self.get_blob(uri))[start:stop]
         for start in range(0, len(data), CHUNK_BYTES):
             yield data[start : start + CHUNK_BYTES]
 

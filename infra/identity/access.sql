@@ -201,3 +201,14 @@ where run = $1 and expires_at > clock_timestamp() order by created_at desc, shar
 
 -- name: delete_share
 delete from run_shares where run = $1 and share = $2 returning share
+
+-- == Signed URLs ==========================================================================================
+
+-- name: url_key
+select sealed from url_keys
+
+-- A key is replaced only if it is still the one that did not open.
+
+-- name: put_url_key
+insert into url_keys as k (id, sealed) values (1, $1) on conflict (id) do update
+set sealed = excluded.sealed, created_at = clock_timestamp() where k.sealed = $2::bytea

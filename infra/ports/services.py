@@ -45,6 +45,15 @@ class BlobInfo:
     modified: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class StreamedBlob:
+    """A blob that was stored piece by piece: its URI, its size and the SHA-256 of its content."""
+
+    uri: str
+    size: int
+    sha256: str
+
+
 class Blobs(Protocol):
     """Bytes under keys (`runs/<run>/objects/<sha>`, `datasets/<sha>` ...). Durable on return."""
 
@@ -59,13 +68,19 @@ class Blobs(Protocol):
         """Store a file's bytes and return their URI."""
         ...
 
+    async def put_stream(self, key: str, body: AsyncIterator[bytes]) -> StreamedBlob:
+        """Store what `body` yields, with a few pieces in memory at a time. When `body` raises, nothing
+        is stored."""
+        ...
+
     async def get_blob(self, uri: str) -> bytes:
         """Return all bytes. Raises NotFound."""
         ...
 
-    def chunks(self, uri: str) -> AsyncIterator[bytes]:
-        """Yield the content in pieces of a few MiB, for callers that do not need all of it in memory. It
-        is not verified; the caller checks the hash at the end. Raises NotFound at the first piece."""
+    def chunks(self, uri: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+        """Yield the bytes from `start` to before `stop` in pieces of a few MiB, for callers that do not
+        need all of them in memory. They are not verified; the caller checks the hash of all of them.
+        Raises NotFound at the first piece."""
         ...
 
     async def delete(self, uri: str) -> None:

@@ -450,12 +450,18 @@ order by xid asc, position asc, line asc limit $5
 
 -- part: datasets_and_uploads
 (select dataset as id, name, 'uploaded' as status, null as error, file_name, file_size,
-   num_rows, columns, ref::json -> 'content' ->> 'sha256' as sha256, created_at, workspace, organisation
- from datasets
+   num_rows, columns, ref::json -> 'content' ->> 'sha256' as sha256, created_at, workspace, organisation, version,
+   coalesce(series, dataset) as series,
+   not exists (select from datasets n where n.series = coalesce(e.series, e.dataset) and n.version > e.version)
+     as is_newest
+ from datasets e
  union all
- select id, name, status, error, file_name, null::bigint, null::integer, null, null,
-   created_at, workspace, organisation from dataset_uploads u
- where not exists (select from datasets d where d.dataset = u.id))
+ select id, name, case when u.status = 'pending' and exists (select from upload_parts p where p.upload = u.id)
+     then 'uploading' else status end, error, file_name, file_size, null::integer, null, null,
+   created_at, workspace, organisation, null::integer, coalesce(u.series, u.id), true
+ from dataset_uploads u
+ where status <> 'cancelled' and u.dataset is null
+   and not exists (select from datasets d where d.dataset = u.id))
 
 -- A dataset that belongs to no workspace is shared within its organisation.
 
@@ -463,18 +469,25 @@ order by xid asc, position asc, line asc limit $5
 ($1::text[] is null or d.workspace = any($1)
   or d.workspace is null and coalesce(d.organisation, 'main') = $2::text)
 
+-- Of each dataset the newest version.
+
 -- name: page_of_datasets
 select * from {datasets_and_uploads} d
-where {dataset_to_show} order by created_at desc, id limit $3 offset $4
+where {dataset_to_show} and is_newest order by created_at desc, id limit $3 offset $4
 
 -- name: count_datasets
-select count(*) from {datasets_and_uploads} d where {dataset_to_show}
+select count(*) from {datasets_and_uploads} d where {dataset_to_show} and is_newest
 
 -- name: dataset
 select d.*, (select w.name from workspaces w where w.workspace = d.workspace) as workspace_name
 from {datasets_and_uploads} d
-where (id = $3 or name = $3) and {dataset_to_show}
+where (id = $3 or name = $3 and case when $4::integer is null then is_newest else version = $4 end)
+  and {dataset_to_show}
 order by (id = $3) desc, (status = 'uploaded') desc, created_at limit 100
+
+-- name: versions_of_dataset
+select * from {datasets_and_uploads} d
+where series = $3 and status = 'uploaded' and {dataset_to_show} order by version desc
 
 -- name: announce_upload
 insert into dataset_uploads as u (id, name, file_name, status, workspace, organisation)

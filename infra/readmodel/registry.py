@@ -29,7 +29,8 @@ MAX_ERROR = 1000
 
 class DatasetJson(TypedDict):
     """`columns` is JSON text. `workspace` is the only one that may use the dataset; None: all of
-    `organisation` (an id; None: of `main`)."""
+    `organisation` (an id; None: of `main`). `version` is None for an upload that is not a dataset yet,
+    and `series` is the id of the first version."""
 
     id: str
     name: str
@@ -43,6 +44,9 @@ class DatasetJson(TypedDict):
     created_at: datetime
     workspace: str | None
     organisation: str | None
+    version: int | None
+    series: str
+    is_newest: bool
 
 
 class RejectedUpload(TypedDict):
@@ -135,16 +139,24 @@ class Registry:
         total = await self._pool.fetchval(SQL["count_datasets"], *reach)
         return [cast(DatasetJson, dict(row)) for row in rows], int(total)
 
-    async def dataset(self, ref: str) -> DatasetJson | None:
-        """A dataset or upload by id or name. For an API key that is bound to a workspace, that of the
-        workspace comes before a shared one. Raises Conflict when several have the name."""
+    async def dataset(self, ref: str, *, version: int | None = None) -> DatasetJson | None:
+        """A dataset or upload by id or name. A name means the newest version, unless one is given. For
+        an API key that is bound to a workspace, that of the workspace comes before a shared one. Raises
+        Conflict when several have the name."""
         rows = await self._pool.fetch(
-            SQL["dataset"], visible_workspaces(), visible_organisation(), ref
+            SQL["dataset"], visible_workspaces(), visible_organisation(), ref, version
         )
         own = key_workspace()
-        nearest = [row for row in rows if own is not None and row["workspace"] == own]
-        row = _only("dataset", ref, nearest or rows)
+        nearest = [row for row in rows if own is not None and row["workspace"] == own] or rows
+        first = {row["series"]: row for row in reversed(nearest)}
+        row = _only("dataset", ref, [one for one in nearest if one is first[one["series"]]])
         return cast(DatasetJson, row)
+
+    async def versions(self, series: str) -> list[DatasetJson]:
+        """The versions of a dataset, by the id of its first one, the newest first."""
+        reach = (visible_workspaces(), visible_organisation())
+        rows = await self._pool.fetch(SQL["versions_of_dataset"], *reach, series)
+        return [cast(DatasetJson, dict(row)) for row in rows]
 
     async def workspaces(self, page: PageRange) -> tuple[list[WorkspaceJson], int]:
         """A page of workspaces, the newest first, and how many there are in all."""

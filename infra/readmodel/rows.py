@@ -156,6 +156,8 @@ class PutDataset:
     created_at: datetime
     workspace: str | None = None
     organisation: str | None = None
+    version: int = 1
+    series: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,12 @@ from infra.spine.ports.clock import Clock
 from infra.spine.ports.event_log import Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
 from infra.spine.postgres.codec import edge_ids
 from producers.core.datasets.registration import registration
+from producers.core.datasets.versions import (
+    DatasetVersion,
+    load_versions,
+    name_of_version,
+    split_version,
+)
 from producers.core.lookup import Lookup
 from producers.core.run_names import require_name, used_name_error
 from schemas.errors import Conflict, HeadraceError, NotFound, TransientError
@@ -153,9 +159,10 @@ class Retention:
         return found.run, cursor
 
     async def delete_dataset(self, ref: str) -> tuple[str, Cursor]:
-        """Delete a dataset, or an upload that was rejected or never completed."""
+        """Delete a dataset with all of its versions; or one version, by its id or as NAME@VERSION; or an
+        upload that was rejected or never completed."""
         try:
-            recorded, event = await registration(self._log, self._names, ref)
+            _, event = await registration(self._log, self._names, ref)
         except NotFound:
             upload = await self._tables.registry.dataset(ref)
             if (
@@ -171,22 +178,41 @@ class Retention:
                 f"dataset {event.dataset.name} is shared; only an API key of all workspaces may "
                 "delete it"
             )
-        dataset, what = event.dataset.dataset, f"dataset {event.dataset.name}"
-        if runs := await self._holders.runs_on(dataset):
+        series = event.series or event.dataset.dataset
+        versions = (await load_versions(self._log, series)).found
+        is_one = split_version(ref)[1] or ref in [one.event.dataset.dataset for one in versions]
+        doomed = [one for one in versions if not is_one or one.event.dataset == event.dataset]
+        for version in doomed:
+            await self._refuse_unless_unused(version)
+        cursor = Cursor()
+        for version in reversed(doomed):
+            is_last = len(doomed) == len(versions) and version is doomed[0]
+            cursor = max(cursor, await self._delete_version(version, series, is_last=is_last))
+        return event.dataset.dataset, cursor
+
+    async def _refuse_unless_unused(self, version: DatasetVersion) -> None:
+        ref = version.event.dataset
+        what = f"dataset {name_of_version(ref.name, ref.version)}"
+        if runs := await self._holders.runs_on(ref.dataset):
             raise _in_use_error(
                 what, "learn from it or are validated on it", "delete them first", runs
             )
-        if evaluations := await self._holders.evaluations_on(dataset):
+        if evaluations := await self._holders.evaluations_on(ref.dataset):
             raise _in_use_error(what, "measure on it", "wait for them or stop them", evaluations)
+
+    async def _delete_version(
+        self, version: DatasetVersion, series: str, *, is_last: bool
+    ) -> Cursor:
+        event = version.event
         uris = sorted({event.dataset.content.uri, event.original.uri})
-        cause = derive_id(recorded.id, "delete")
+        cause = derive_id(version.recorded.id, "delete")
+        notice = DatasetDeleted(dataset=event.dataset.dataset)
         try:
-            cursor = await self._archives.remove_dataset(
-                DatasetDeleted(dataset=dataset), uris, cause=cause
+            return await self._archives.remove_dataset_version(
+                notice, uris, series=series, is_last=is_last, cause=cause
             )
         except Moved:
-            return dataset, Cursor()  # another request deleted it meanwhile
-        return dataset, cursor
+            return Cursor()  # another request deleted it meanwhile
 
     async def delete_evaluation(self, ref: str) -> str:
         """Delete an evaluation that has ended, with its samples and its name."""

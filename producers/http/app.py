@@ -16,6 +16,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from infra.spine.postgres.errors import UNAVAILABLE_ERRORS, DiskFull
+from producers.http import transfers
 from producers.http.auth import Guard
 from producers.http.openai_errors import in_form_of
 from producers.http.responses import problem, refusal_response, unavailable_response
@@ -78,6 +79,7 @@ RESOURCES = (
     members,
     sessions,
     shares,
+    transfers,
     audit,
 )
 

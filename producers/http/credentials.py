@@ -196,15 +196,13 @@ class SignedUrlReader:
 
     is_trusted = True
 
-    def __init__(self, credentials: Credentials, check: SignatureCheck | None) -> None:
+    def __init__(self, credentials: Credentials, check: SignatureCheck) -> None:
         self._credentials, self._check = credentials, check
 
     def is_carried(self, scope: Scope, headers: Headers) -> bool:
-        return self._check is not None and scope["path"].startswith(TRANSFERS)
+        return bool(scope["path"].startswith(TRANSFERS))
 
     async def read(self, scope: Scope, headers: Headers, address: str) -> Actor | Response:
-        if self._check is None:
-            return UNAUTHORIZED
         query = scope.get("query_string", b"").decode("latin-1")
         try:
             grant = await self._check.read(scope["method"], scope["path"], query)

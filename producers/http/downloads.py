@@ -1,6 +1,7 @@
 """Downloads: artifacts and dataset files. Large ones are streamed."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from itertools import islice
 from pathlib import Path
@@ -10,12 +11,16 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from producers.core.datasets.recent_statistics import open_stored
+from producers.http.responses import problem
 from producers.http.routes.runs import services
 from schemas.artifact_refs import ArtifactRef
 
 WHOLE_BYTES = 4 << 20
 """Files up to this size are read, verified and sent. Larger files are streamed unverified, and the
 client verifies their hash."""
+
+RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,15})-(?P<last>[0-9]{0,15})")
+"""One range of bytes, as the header Range names it."""
 
 
 async def download(request: Request, ref: ArtifactRef, file_name: str) -> Response:
@@ -107,3 +112,40 @@ def _select_lines(path: Path, numbers: set[int]) -> dict[int, bytes]:
 def _read_head(path: Path, count: int) -> list[bytes]:
     with open_stored(path) as file:
         return [line for _, line in zip(range(count), file, strict=False)]
+
+
+async def download_range(request: Request, ref: ArtifactRef, file_name: str) -> Response:
+    """The bytes of `ref`, or the range of them that the request asks for, as a download with this file
+    name. The ETag is their SHA-256. Raises NotFound when they are not stored."""
+    headers = {
+        "Content-Disposition": f"attachment; filename*=utf-8''{quote(Path(file_name).name)}",
+        "ETag": f'"{ref.sha256}"',
+        "Accept-Ranges": "bytes",
+        "Content-Type": "application/octet-stream",
+    }
+    span, status = _span_of(request, ref), 206
+    if span is None:
+        span, status = range(ref.size), 200
+    elif not span:
+        detail = f"the file has {ref.size} bytes; ask for a range inside of it"
+        return problem(416, "RANGE", detail, headers={"Content-Range": f"bytes */{ref.size}"})
+    else:
+        headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{ref.size}"
+    headers["Content-Length"] = str(len(span))
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=headers)
+    chunks = services(request).blobs.chunks(ref.uri, start=span.start, stop=span.stop)
+    return StreamingResponse(await first_chunk_checked(chunks), status, headers)
+
+
+def _span_of(request: Request, ref: ArtifactRef) -> range | None:
+    """The bytes that a request asks for; empty when there are none of them, and None for all. Several
+    ranges at once are answered with the whole file, as RFC 9110 allows."""
+    match = RANGE.fullmatch(request.headers.get("range", "").strip())
+    if match is None or request.headers.get("if-range", f'"{ref.sha256}"') != f'"{ref.sha256}"':
+        return None
+    first, last = match["first"], match["last"]
+    if first:
+        stop = min(int(last) + 1, ref.size) if last else ref.size
+        return None if last and int(last) < int(first) else range(int(first), stop)
+    return range(max(0, ref.size - int(last)), ref.size) if last else None

@@ -115,6 +115,15 @@ async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
     return JsonBody(values)
 
 
+def own_address(request: Request) -> str:
+    """The address of this server in URLs for the sender of a request: HEADRACE_PUBLIC_URL where it is
+    set, which may have a path, or else the address that the sender used."""
+    settings = request.app.state.services.settings
+    if settings.public_url != settings.url:
+        return str(settings.public_url)
+    return f"{request.url.scheme}://{request.url.netloc}"
+
+
 def idempotency_key(request: Request) -> str:
     """The idempotency key that the client sent, or a new one, so that a request without a key never
     repeats another. The keys of an API key that is bound to a workspace or an organisation are its own.

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from infra.blobs.installed import InstalledBlobs
+from infra.blobs.staged_uploads import StagedUploads
+from infra.blobs.uploads import UploadStore
 from infra.http.checked_addresses import CheckedDialling
 from infra.http.failed_auth_throttle import FailedAuthThrottle
 from infra.identity.api_keys import ApiKeys
@@ -21,6 +23,7 @@ from infra.identity.secrets.sealed import Sealer
 from infra.identity.secrets.store import PostgresSecrets
 from infra.identity.sessions import Sessions
 from infra.identity.shares import Shares
+from infra.identity.signed_urls import SignedUrls
 from infra.model_api.gateway.bytes_in_flight import BytesInFlight
 from infra.model_api.serving.client import ServingClient
 from infra.model_api.serving.directory import ModelDirectory
@@ -30,7 +33,6 @@ from infra.operations.maintenance.archive import Archives
 from infra.operations.maintenance.dependents import Holders
 from infra.operations.maintenance.records import Records
 from infra.ports.services import Repositories
-from infra.ports.signed_urls import SignatureCheck
 from infra.readmodel.store import ReadModel
 from infra.repositories.forge_connections import ForgeConnections
 from infra.repositories.forges.api import ForgeApis
@@ -44,6 +46,7 @@ from producers.core.approval import Approvals
 from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
 from producers.core.datasets.recent_statistics import RecentStatistics
+from producers.core.datasets.uploads import DatasetUploads
 from producers.core.dead_letters import DeadLetters
 from producers.core.device_login import DeviceLogins
 from producers.core.history.notes import Notes
@@ -55,6 +58,7 @@ from producers.core.repositories.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
 from producers.core.secrets import SecretKeeping
 from producers.core.submit import Submitter
+from producers.core.transfers import Transfers
 from producers.core.validation.synced_rollouts import SyncedRollouts
 from producers.core.verification import Verifications
 from producers.core.workspaces import Workspaces
@@ -82,7 +86,6 @@ class Services:
     clock: Clock
     slow_poll_s: float = field(default=0.25)
     throttle: FailedAuthThrottle = field(default_factory=FailedAuthThrottle)
-    signed_urls: SignatureCheck | None = field(default=None)
 
     @cached_property
     def api_keys(self) -> ApiKeys:
@@ -133,6 +136,30 @@ class Services:
     @cached_property
     def shares(self) -> Shares:
         return Shares(self.database)
+
+    @cached_property
+    def signed_urls(self) -> SignedUrls:
+        return SignedUrls(self.database, self.sealer, self.clock)
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        return Transfers(
+            UploadStore(self.database, self.blobs),
+            self.signed_urls,
+            public_url=self.settings.public_url,
+        )
+
+    @cached_property
+    def dataset_uploads(self) -> DatasetUploads:
+        return DatasetUploads(
+            self.log,
+            self.transfers,
+            StagedUploads(self.database),
+            blobs=self.blobs,
+            names=self.readmodel.names,
+            scratch=self.settings.home / "uploads",
+            clock=self.clock,
+        )
 
     @cached_property
     def page_reports(self) -> PageReports:

@@ -11,10 +11,11 @@ from schemas.specs import DatasetRef
 
 
 class DatasetRegistered(Event):
-    """A dataset was uploaded, validated and stored. `columns` are the names after mapping. `mapping`
-    holds the renamed columns: the file's name of each and the name under which it is read.
-    `characters` holds the characters of prompts and labels, sorted, the first 512. `workspace` is the
-    only one that may use the dataset; None means all of `organisation` (an id; None: of `main`)."""
+    """A version of a dataset was uploaded, validated and stored. `columns` are the names after
+    mapping. `mapping` holds the renamed columns: the file's name of each and the name under which it
+    is read. `characters` holds the characters of prompts and labels, sorted, the first 512.
+    `workspace` is the only one that may use the dataset; None means all of `organisation` (an id;
+    None: of `main`). `series` is the id of the dataset's first version; None means that this is it."""
 
     type: ClassVar[str] = "rl.dataset.registered"
     topic: ClassVar[str] = WORKSPACE_TOPIC
@@ -27,6 +28,7 @@ class DatasetRegistered(Event):
     characters: str = ""
     workspace: str | None = None
     organisation: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    series: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def stream(self) -> StreamName:
@@ -38,8 +40,8 @@ class DatasetRegistered(Event):
 
 
 class DatasetDeleted(Event):
-    """A user deleted a dataset. Its registration is removed from the log, and its name can be used
-    again."""
+    """A user deleted a version of a dataset. Its registration is removed from the log. With the last
+    version the name of the dataset can be used again."""
 
     type: ClassVar[str] = "rl.dataset.deleted"
     topic: ClassVar[str] = WORKSPACE_TOPIC

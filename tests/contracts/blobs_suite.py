@@ -1,6 +1,8 @@
 """The contract that every Blobs adapter keeps."""
 
 import asyncio
+import hashlib
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,6 +34,42 @@ class BlobsSuite:
         await blobs.delete(gone)
         with pytest.raises(NotFound):
             await anext(blobs.chunks(gone))
+
+    async def test_a_part_of_the_content_is_read(self, blobs: Blobs) -> None:
+        data = bytes(range(256)) * (36 << 10)
+        uri = await blobs.put_blob("ranged", data)
+        for start, stop in (
+            (0, 1),
+            (5, 5),
+            (0, None),
+            (3, 9 << 20),
+            (len(data) - 2, len(data) + 9),
+        ):
+            read = [piece async for piece in blobs.chunks(uri, start=start, stop=stop)]
+            assert b"".join(read) == data[start:stop], (start, stop)
+
+    @pytest.mark.parametrize("size", [0, 1, 100, (8 << 20), (8 << 20) + 1, 20 << 20])
+    async def test_content_is_stored_as_it_arrives(self, blobs: Blobs, size: int) -> None:
+        data = (bytes(range(251)) * (size // 251 + 1))[:size]
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for start in range(0, size, 300_001):
+                yield data[start : start + 300_001]
+
+        stored = await blobs.put_stream("streamed/x", pieces())
+        assert await blobs.get_blob(stored.uri) == data
+        assert stored.size == size
+        assert stored.sha256 == hashlib.sha256(data).hexdigest()
+
+    async def test_content_that_ends_early_is_not_stored(self, blobs: Blobs) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(20):
+                yield b"x" * (1 << 20)
+            raise ConnectionResetError
+
+        with pytest.raises(ConnectionResetError):
+            await blobs.put_stream("streamed/y", pieces())
+        assert await blobs.exists("streamed/y") is None
 
     async def test_create_only_has_one_winner(self, blobs: Blobs) -> None:
         async def write(n: int) -> bool:

@@ -130,10 +130,14 @@ def rows(count: int) -> str:
 
 
 async def check_here(
-    path: Path, kind: str, *, mapping: Mapping[str, str] | None = None
+    path: Path,
+    kind: str,
+    *,
+    mapping: Mapping[str, str] | None = None,
+    out: Path | None = None,
 ) -> registration.Checked:
     """Check a file as `registration.check` does, but in this process."""
-    out = path.with_suffix(".rows")
+    out = out or path.with_suffix(".rows")
     with out.open("wb") as file:
         return registration.Checked(check_file(path, kind, file.write, mapping=mapping), out)
 
@@ -199,6 +203,7 @@ async def application(
         base = "http://127.0.0.1:8420"
         async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as api:
             yield Application(api, app, services, projector, database)
+        await services.dataset_uploads.close()
         await forges.aclose()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

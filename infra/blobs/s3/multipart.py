@@ -72,6 +72,84 @@ async def upload(
         raise
 
 
+class StreamedUpload:
+    """Content that is uploaded as it arrives, block by block. While one block is sent, the next one may
+    arrive. Content of one block is sent in one request."""
+
+    def __init__(self, store: S3Store, object_key: str, metadata: Mapping[str, str]) -> None:
+        self._store = store
+        self._where: dict[str, Any] = {"Bucket": store.place.bucket, "Key": object_key}
+        self._metadata = dict(metadata)
+        self._held: bytes | None = None
+        self._hash = hashlib.sha256()
+        self._parts: list[dict[str, Any]] = []
+        self._sending: asyncio.Task[dict[str, Any]] | None = None
+        self._number = 0
+        self.size = 0
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    async def send(self, block: bytes) -> None:
+        """Take the next block, after the block before the last one was sent."""
+        self.size += len(block)
+        await asyncio.to_thread(self._hash.update, block)
+        held, self._held = self._held, block
+        if held is not None:
+            await self._send_part(held)
+
+    async def finish(self) -> None:
+        """Send the rest, and join the parts. The content can be read when this returns."""
+        last = self._held or b""
+        if not self._number:
+            await self._store.call(
+                self._store.client.put_object, **self._where, Body=last, Metadata=self._metadata
+            )
+            return
+        await self._send_part(last)
+        await self._await_part()
+        try:
+            await self._store.call(
+                self._store.client.complete_multipart_upload,
+                **self._where,
+                MultipartUpload={"Parts": self._parts},
+            )
+        except NotFound as error:
+            raise TransientError(
+                "the upload to the S3 store was ended by another client, or its answer was lost; "
+                "send the content again"
+            ) from error
+
+    async def give_up(self) -> None:
+        """End an upload that is not finished, and abort it at the store, if it answers."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
+        if self._number:
+            await _give_up(self._store, self._where)
+
+    async def _send_part(self, block: bytes) -> None:
+        await self._await_part()
+        if not self._number:
+            begun = await self._store.call(
+                self._store.client.create_multipart_upload, **self._where, Metadata=self._metadata
+            )
+            self._where["UploadId"] = begun["UploadId"]
+        self._number += 1
+        source = UploadSource(len(block), "", lambda start, size: block[start : start + size])
+        self._sending = asyncio.ensure_future(
+            _send_one(
+                self._store, self._where, source, number=self._number, start=0, size=len(block)
+            )
+        )
+
+    async def _await_part(self) -> None:
+        if self._sending is not None:
+            self._parts.append(await self._sending)
+            self._sending = None
+
+
 async def _send(
     store: S3Store, where: Mapping[str, str], source: UploadSource
 ) -> list[dict[str, Any]]:

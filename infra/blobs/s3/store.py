@@ -15,8 +15,9 @@ from uuid import uuid4
 
 from infra.blobs.s3.client import S3Store
 from infra.blobs.s3.errors import StoreRefuses, require_fields
-from infra.blobs.s3.multipart import WHOLE_BYTES, UploadSource, upload
-from infra.ports.services import BlobExists, BlobInfo
+from infra.blobs.s3.multipart import WHOLE_BYTES, StreamedUpload, UploadSource, upload
+from infra.blobs.streamed import blocks_of
+from infra.ports.services import BlobExists, BlobInfo, StreamedBlob
 from infra.settings.blob_keys import check_prefix, is_key
 from infra.settings.s3 import S3Place
 from schemas.errors import CorruptData, InvalidConfig, NotFound, TransientError
@@ -26,6 +27,9 @@ PUT = "put"
 """The names of our metadata on every object."""
 
 CHUNK_BYTES = 8 << 20
+STREAMED_BYTES = 8 << 20
+"""The parts of content that is stored as it arrives. Three of them are in memory at a time."""
+
 PROBE_PATIENCE_S = 10.0
 """A mistyped name should be reported soon after a process starts."""
 
@@ -70,11 +74,25 @@ class S3Blobs:
             f"{uri} does not have the sha256 of what was written there; bring it back from a backup"
         )
 
-    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
+    async def put_stream(self, key: str, body: AsyncIterator[bytes]) -> StreamedBlob:
+        sending = StreamedUpload(self._store, self._place.object_key(key), {PUT: uuid4().hex})
+        try:
+            async for block in blocks_of(body, STREAMED_BYTES):
+                await sending.send(block)
+            await sending.finish()
+        except BaseException:
+            await asyncio.shield(sending.give_up())
+            raise
+        return StreamedBlob(self._place.uri(key), sending.size, sending.sha256)
+
+    async def chunks(
+        self, uri: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
         where = {"Bucket": self._place.bucket, "Key": self._place.object_key_of(uri)}
         about = await self._store.call(self._head, where=where)
-        for start in range(0, about["ContentLength"], CHUNK_BYTES):
-            span = {"Range": f"bytes={start}-{start + CHUNK_BYTES - 1}"}
+        end = about["ContentLength"] if stop is None else min(stop, about["ContentLength"])
+        for first in range(start, end, CHUNK_BYTES):
+            span = {"Range": f"bytes={first}-{min(first + CHUNK_BYTES, end) - 1}"}
             piece, _ = await self._store.call(self._read, where={**where, **span})
             yield piece
 

@@ -120,13 +120,21 @@ class Archives:
         whole = isinstance(notice, RunDeleted)
         return await self._remove("remove_run", (notice.run, whole, num_events), notice, cause)
 
-    async def remove_dataset(
-        self, notice: DatasetDeleted, uris: Sequence[str], *, cause: UUID
+    async def remove_dataset_version(
+        self,
+        notice: DatasetDeleted,
+        uris: Sequence[str],
+        *,
+        series: str,
+        is_last: bool,
+        cause: UUID,
     ) -> Cursor:
-        """Delete a dataset's registration from the log, append `notice`, and return the notice's place
-        in the log. The dataset's blobs at `uris` are collected later. Raises Moved when the registration
-        was already removed, and TransientError."""
-        return await self._remove("remove_dataset", (notice.dataset, list(uris)), notice, cause)
+        """Delete the registration of a version of a dataset from the log, append `notice`, and return
+        the notice's place in the log. Its blobs at `uris` are collected later. With the last version
+        the name of the dataset, whose first version is `series`, is free. Raises Moved when the
+        registration was already removed, and TransientError."""
+        what = (notice.dataset, series, is_last, list(uris))
+        return await self._remove("remove_dataset_version", what, notice, cause)
 
     async def restore(self, archive: ArtifactRef, notice: RunRestored, *, cause: UUID) -> Cursor:
         """Restore an archived history, append `notice` to it, and return the notice's place in the log.

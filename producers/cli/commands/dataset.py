@@ -15,6 +15,7 @@ from producers.cli.command import command
 from producers.cli.command_tree import LIMIT, OFFSET, group
 from producers.cli.datasets.generated import describe_rows, generate, upload_generated
 from producers.cli.datasets.parquet import as_text
+from producers.cli.datasets.staged import LARGE_BYTES, upload_in_stages
 from producers.cli.display.confirm import confirm
 from producers.cli.display.output import (
     Document,
@@ -31,6 +32,8 @@ dataset = group(
     "dataset",
     "Datasets in JSON Lines, CSV or Parquet, or generated. Each upload is validated.",
 )
+
+COLUMNS = ("version", "rows", "size", "sha256", "created")
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -76,11 +79,24 @@ def default_name(file: Path) -> str:
 @command(dataset, "upload", example="headrace dataset upload data/rl.jsonl --name sums")
 @click.argument("file", metavar="FILE", type=FILE)
 @click.option("--name", help="Name of the dataset. Default: derived from the file name.")
+@click.option(
+    "--overwrite", is_flag=True, help="Make the file the next version of an existing dataset."
+)
 @MAP
 def upload(
-    client: Client, file: Path, *, name: str | None, mapping: Mapping[str, str], as_json: bool
+    client: Client,
+    file: Path,
+    *,
+    name: str | None,
+    overwrite: bool,
+    mapping: Mapping[str, str],
+    as_json: bool,
 ) -> Output:
     """Upload a dataset: JSON Lines, CSV, or Parquet.
+
+    A name means the newest version of a dataset, and NAME@2 the second one. Runs keep the version with
+    which they were submitted. A large file is sent in parts; if that is interrupted, the same command
+    sends the rest.
 
     The server validates the file first and reports errors by row and column. It also lists the columns
     that nothing reads. Parquet needs pyarrow on this machine.
@@ -89,9 +105,14 @@ def upload(
     """
     with as_text(_require_file(file), mapped=mapping) as text:
         created = upload_file(
-            client, text, name or default_name(file), quiet=as_json, mapping=mapping
+            client,
+            text,
+            name or default_name(file),
+            quiet=as_json,
+            mapping=mapping,
+            overwrites=overwrite,
         )
-    said = f"uploaded {created.get('name')}: {created.get('num_rows')} rows"
+    said = f"uploaded {version_name(created)}: {created.get('num_rows')} rows"
     return Output({"dataset": created}, said, _unread_note(created))
 
 
@@ -109,14 +130,26 @@ def upload_file(
     *,
     quiet: bool,
     mapping: Mapping[str, str] | None = None,
+    overwrites: bool = False,
 ) -> Document:
     """Register a dataset and stream its content; returns the dataset. Raises Failure."""
+    if overwrites or file.stat().st_size > LARGE_BYTES:
+        with _open_with_progress(file, quiet=quiet) as stream:
+            return upload_in_stages(
+                client, file, stream, name, mapping=mapping, overwrites=overwrites
+            )
     body = {"name": name, "file_name": file.name} | ({"mapping": mapping} if mapping else {})
     created = client.post("/datasets", body)
     with _open_with_progress(file, quiet=quiet) as stream:
         put: Document = client.put(str(created["upload"]["path"]), stream)
     found: Document = put["dataset"]
     return found
+
+
+def version_name(found: Document) -> str:
+    """The name of a version of a dataset. The first one has the name of the dataset."""
+    version = found.get("version") or 1
+    return f"{found.get('name')}@{version}" if version > 1 else str(found.get("name"))
 
 
 @contextmanager
@@ -198,7 +231,7 @@ def list_(client: Client, *, limit: int, offset: int) -> Output:
     answer = client.get("/datasets", {"limit": limit, "offset": offset})
     found: list[Document] = answer["datasets"]
     rows = [
-        (d.get("name"), d.get("status"), d.get("num_rows"), time_ago(d.get("created_at")))
+        (version_name(d), d.get("status"), d.get("num_rows"), time_ago(d.get("created_at")))
         for d in found
     ]
     refused = [f"{d['name']}: {one_line(d['error'], limit=400)}" for d in found if d.get("error")]
@@ -214,6 +247,49 @@ def info(client: Client, name: str) -> Output:
     shown = found | {"file_size": format_size(found.get("file_size"))}
     pairs = [(key, value) for key, value in shown.items() if value != {}]
     return Output(answer, fields(f"Dataset {name}", pairs))
+
+
+@command(dataset, "versions", example="headrace dataset versions sums")
+@click.argument("name", metavar="DATASET")
+def versions(client: Client, name: str) -> Output:
+    """List the versions of a dataset, the newest first."""
+    answer = client.get(f"/datasets/{path_segment(name)}/versions")
+    found: list[Document] = answer["versions"]
+    rows = [
+        (
+            version_name(d),
+            d.get("num_rows"),
+            format_size(d.get("file_size")),
+            str(d.get("sha256"))[:12],
+            time_ago(d.get("created_at")),
+        )
+        for d in found
+    ]
+    return Output(answer, table(f"Dataset {name}", COLUMNS, rows))
+
+
+@command(dataset, "logs", example="headrace dataset logs sums")
+@click.argument("name", metavar="DATASET")
+@click.option(
+    "--limit",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, 200),
+    help="Number of lines to show.",
+)
+@click.option("--cursor", help="Show the lines before this place, which the last page named.")
+def logs(client: Client, name: str, *, limit: int, cursor: str | None) -> Output:
+    """Show the log of an upload in parts.
+
+    It says when the parts had arrived, and what the check found. Of several uploads under a name the
+    newest is shown.
+    """
+    path = f"/datasets/{path_segment(name)}/logs"
+    answer = client.get(path, {"limit": limit, "cursor": cursor})
+    rows = [(one["at"], one["level"], one["step"], one["message"]) for one in answer["logs"]]
+    following = answer.get("next_cursor")
+    more = f"older lines: --cursor {following}" if following else None
+    return Output(answer, table(f"Dataset {name}", ("at", "level", "step", "message"), rows), more)
 
 
 @command(dataset, "preview", example="headrace dataset preview sums --rows 3")
@@ -277,6 +353,8 @@ def download(client: Client, name: str, file: Path | None, *, force: bool) -> Ou
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(client: Client, name: str, *, yes: bool, as_json: bool) -> Output:
     """Delete a dataset or a rejected upload permanently.
+
+    NAME@2 deletes the second version alone. Without a number, all versions are deleted.
 
     The server refuses this while a run exists that was trained or validated on the dataset, because such
     a run could no longer be verified: delete the run first. It also refuses while an evaluation uses it.

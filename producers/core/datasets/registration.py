@@ -1,8 +1,8 @@
 """Uploads of dataset files. A file is checked in a confined process, normalised, stored and registered.
 
 A name is unique within its scope: the workspace of the API key that uploads, or else the organisation.
-A dataset's id is derived from both, and so is the cause of its one event. One name therefore means one
-content there, even when several users upload at the same time.
+A dataset's id is derived from both, and so is the cause of the event of each version. A version
+therefore has one content, even when several users upload at the same time.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from infra.blobs.staged_uploads import NameTaken
 from infra.names import Names, several_error
 from infra.ports.actor import (
     MAIN,
@@ -33,8 +34,16 @@ from producers.core.datasets.confined_check import MAX_FILE_BYTES
 from producers.core.datasets.readers import FORMATS
 from producers.core.datasets.row_issues import ISSUES
 from producers.core.datasets.rules import FileReport
+from producers.core.datasets.versions import (
+    DatasetVersion,
+    Versions,
+    load_versions,
+    name_of_version,
+    split_version,
+    version_id,
+)
 from schemas.artifact_refs import ArtifactRef
-from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered
 from schemas.generated_tasks import dataset_name, how_to_generate, is_generated
 from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, is_id, short_id
@@ -148,11 +157,13 @@ async def check(
     *,
     memory_bytes: int = MEMORY_BYTES,
     mapping: Mapping[str, str] | None = None,
+    out: Path | None = None,
 ) -> Checked:
     """Read a file in a confined process (`producers/core/datasets/confined_check.py`). If it cannot be
     read within the limits, that is reported as a problem of the file. `mapping` renames columns
-    (`producers/core/datasets/mapping.py`)."""
-    out = path.with_suffix(".rows")
+    (`producers/core/datasets/mapping.py`). The rows are written to `out`, or beside the file."""
+    out = out or path.with_suffix(".rows")
+    scale = max(1, -(-(await asyncio.to_thread(path.stat)).st_size // MAX_FILE_BYTES))
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -162,13 +173,14 @@ async def check(
         str(out),
         str(memory_bytes),
         json.dumps(dict(mapping or {})),
+        str(scale),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "LANG": "C.UTF-8"},
     )
     try:
-        async with asyncio.timeout(WALL_S):
+        async with asyncio.timeout(scale * WALL_S):
             printed, _ = await child.communicate()
     finally:
         if child.returncode is None:
@@ -193,50 +205,104 @@ async def register(
     blobs: Blobs,
     names: Names,
     mapping: Mapping[str, str] | None = None,
+    overwrites: bool = False,
 ) -> Recorded:
-    """Store both forms and append DatasetRegistered. The same content under the same name is the same
-    dataset. Raises InvalidConfig with the issues of the file, and Conflict when the name belongs to a
-    dataset with other content."""
+    """Store both forms and append DatasetRegistered. The same content as that of the newest version is
+    the same version. Other content makes the next version if the upload `overwrites`. Raises
+    InvalidConfig with the issues of the file, and Conflict when the name belongs to another dataset or
+    has other content."""
     if checked.report.issues:
         raise refusal(file_name, checked.report)
     key = await dataset_key(names, name)
-    identity = DatasetId(await names.take("dataset", name, key.id, scope=key.scope))
-    key = DatasetKey(name, key.scope, identity)
+    content = await _digest_of(checked.normalised)
+    existing = same_content(await load_versions(log, key.id), name, content, overwrites=overwrites)
+    if existing is not None:
+        return existing
     content = await _store(checked.normalised, blobs)
     raw = await _store(original, blobs)
-    event = DatasetRegistered(
-        dataset=DatasetRef(
-            dataset=identity, name=name, content=content, num_rows=checked.report.num_rows
-        ),
-        columns=checked.report.columns,
-        file_name=file_name,
-        file_size=raw.size,
-        original=raw,
-        mapping=dict(mapping or {}),
-        characters=checked.report.characters,
-        workspace=key_workspace(),
-        organisation=None if own_organisation() == MAIN else own_organisation(),
-    )
-    [recorded] = await log.append([event], cause=await _find_cause(log, key))
-    registered = recorded.event
-    if isinstance(registered, DatasetRegistered) and not _may_use(registered):
-        raise Conflict(f"the name {name} is already used by another dataset; choose another name")
-    if isinstance(registered, DatasetRegistered) and registered.dataset.content != content:
-        raise Conflict(
-            f"dataset {name} exists with other content ({registered.dataset.num_rows} rows, sha256 "
-            f"{registered.dataset.content.sha256[:12]}); upload under another name, like {name}-2"
+    series = DatasetId(await names.take("dataset", name, key.id, scope=key.scope))
+    key = DatasetKey(name, key.scope, series)
+    while True:
+        versions = await load_versions(log, series)
+        existing = same_content(versions, name, content, overwrites=overwrites)
+        if existing is not None:
+            return existing
+        number = versions.next_number
+        event = DatasetRegistered(
+            dataset=DatasetRef(
+                dataset=version_id(series, number),
+                name=name,
+                content=content,
+                num_rows=checked.report.num_rows,
+                version=number,
+            ),
+            columns=checked.report.columns,
+            file_name=file_name,
+            file_size=raw.size,
+            original=raw,
+            mapping=dict(mapping or {}),
+            characters=checked.report.characters,
+            workspace=key_workspace(),
+            organisation=None if own_organisation() == MAIN else own_organisation(),
+            series=None if number == 1 else series,
         )
-    return recorded
+        [recorded] = await log.append([event], cause=await _find_cause(log, key, event))
+        registered = recorded.event
+        if (
+            isinstance(registered, DatasetRegistered)
+            and may_use(registered)
+            and registered.dataset.content.sha256 == content.sha256
+        ):
+            return recorded  # or else another upload was faster
 
 
-async def _find_cause(log: EventStore, key: DatasetKey) -> UUID:
-    """The cause of a registration under this key. Each deletion of a dataset with this key changes
-    it."""
-    stream = dataset_stream(key.id)
-    for recorded in (await log.load({stream: 0}))[stream]:
+def same_content(
+    versions: Versions, name: str, content: ArtifactRef, *, overwrites: bool
+) -> Recorded | None:
+    """The newest version if it has this content; None when the content may become a version. Raises
+    NameTaken when the name belongs to another dataset, or has other content that is not overwritten."""
+    newest = versions.newest
+    if newest is None:
+        return None
+    if not may_use(newest.event):
+        raise used_name(name)
+    if newest.event.dataset.content.sha256 == content.sha256:
+        return newest.recorded
+    if not overwrites:
+        raise existing_dataset(newest)
+    return None
+
+
+def existing_dataset(newest: DatasetVersion) -> NameTaken:
+    """The error for a name that has other content."""
+    ref = newest.event.dataset
+    return NameTaken(
+        f"dataset {ref.name} exists with other content ({ref.num_rows} rows, sha256 "
+        f"{ref.content.sha256[:12]}, id {ref.dataset}); upload it as the next version with --overwrite, "
+        f"or under another name, like {ref.name}-2",
+        holder=ref.dataset,
+    )
+
+
+def used_name(name: str) -> NameTaken:
+    """The error for a name of a dataset that the sender of the request may not see."""
+    return NameTaken(
+        f"the name {name} is already used by another dataset; choose another name", holder=None
+    )
+
+
+async def _find_cause(log: EventStore, key: DatasetKey, event: DatasetRegistered) -> UUID:
+    """The cause of a registration under this key. Each deletion of the version changes it."""
+    label = name_of_version(key.cause, event.dataset.version)
+    for recorded in (await log.load({event.stream: 0}))[event.stream]:
         if isinstance(recorded.event, DatasetDeleted):
-            return derive_id(HEADRACE, f"{key.cause}/{recorded.id}")
-    return derive_id(HEADRACE, key.cause)
+            return derive_id(HEADRACE, f"{label}/{recorded.id}")
+    return derive_id(HEADRACE, label)
+
+
+def may_use(event: DatasetRegistered) -> bool:
+    """Whether the sender of the request may use a version of a dataset."""
+    return may_use_dataset(event.workspace, event.organisation)
 
 
 async def find(
@@ -262,33 +328,37 @@ async def dataset_ids(
 async def registration(
     log: EventStore, names: Names, ref: str, *, workspace: str | None = None
 ) -> tuple[Recorded, DatasetRegistered]:
-    """The event that registered a dataset, by name or id, or by what it was generated from. A name means
-    the dataset of the request's workspace (its id, or that of the API key), and else a shared one.
-    Raises NotFound, Conflict when several have the name, and InvalidConfig for a name that does not say
-    how to generate it."""
-    name = dataset_name(ref)
+    """The event that registered a version of a dataset, by its id, by name, or by what it was
+    generated from. A name means the newest version of the dataset of the request's workspace (its id,
+    or that of the API key), and else of a shared one. NAME@2 means the second version. Raises
+    NotFound, Conflict when several have the name, and InvalidConfig for a name that does not say how
+    to generate it."""
+    name, number = split_version(dataset_name(ref))
     nearest, known = await dataset_ids(names, name, workspace=workspace)
-    for ids in (nearest, known or [dataset_id(name)], [ref]):
-        streams = [dataset_stream(identity) for identity in dict.fromkeys(ids)]
-        loaded = await log.load(dict.fromkeys(streams, 0))
-        found = [
-            (recorded, recorded.event)
-            for stream in streams
-            for recorded in loaded[stream]
-            if isinstance(recorded.event, DatasetRegistered) and _may_use(recorded.event)
-        ]
+    there: list[str] = []
+    for ids in (nearest, known or [dataset_id(name)]):
+        found = []
+        for identity in dict.fromkeys(ids):
+            versions = await load_versions(log, identity)
+            usable = [one for one in versions.found if may_use(one.event)]
+            there = [str(one.number) for one in usable] or there
+            found += [one for one in usable if number in (None, one.number)][-1:]
         if len(found) > 1:
-            places = [(event.dataset.dataset, _place(event)) for _, event in found]
+            places = [(one.event.dataset.dataset, _place(one.event)) for one in found]
             raise several_error("dataset", ref, places)
         if found:
-            return found[0]
+            return found[0].recorded, found[0].event
+    stream = dataset_stream(ref)
+    for recorded in (await log.load({stream: 0}))[stream]:
+        event = recorded.event
+        if isinstance(event, DatasetRegistered) and may_use(event):
+            return recorded, event
+    if there:
+        listed = ", ".join(there[-20:])
+        raise NotFound(f"dataset {name} has no version {number}; it has {listed}")
     upload = f"`headrace dataset upload FILE --name {ref}` makes one"
     how = how_to_generate(ref) if is_generated(ref) else upload
     raise NotFound(f"there is no dataset {ref!r}; {how}")
-
-
-def _may_use(event: DatasetRegistered) -> bool:
-    return may_use_dataset(event.workspace, event.organisation)
 
 
 def _place(event: DatasetRegistered) -> str:
@@ -300,6 +370,12 @@ def refusal(file_name: str, report: FileReport) -> InvalidConfig:
     first, *_ = issues = tuple(issue.for_text() for issue in report.issues)
     message = f"{file_name} cannot be a dataset: {first.key} {first.message}"
     return InvalidConfig(message, issues=issues)
+
+
+async def _digest_of(path: Path) -> ArtifactRef:
+    """The content of a file, before it is stored."""
+    sha256, size = await asyncio.to_thread(_digest, path)
+    return ArtifactRef(uri="", sha256=sha256, size=size)
 
 
 async def _store(path: Path, blobs: Blobs) -> ArtifactRef:

@@ -5,6 +5,7 @@ from functools import partial
 
 from infra.settings.settings import Settings
 from producers.dialects.osmosis import (
+    datasets,
     eval_files,
     evaluations,
     identity,
@@ -28,6 +29,7 @@ RESOURCES = (
     models,
     evaluations,
     eval_files,
+    datasets,
 )
 
 

@@ -6,20 +6,27 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.blobs.staged_uploads import StagedUpload
+from infra.blobs.uploads import MAX_BYTES, MOST_PARTS
 from infra.identity.quotas import BLOCK_BYTES
 from infra.readmodel.registry import DatasetJson
 from producers.core.datasets import registration
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
 from producers.core.datasets.row_issues import RowIssue, to_text
+from producers.core.datasets.versions import split_version
+from producers.core.transfers import UploadPlan
 from producers.http.auth import actor_of
 from producers.http.downloads import download, first_lines
-from producers.http.requests import body_of
+from producers.http.requests import body_of, own_address
 from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
+from producers.http.services import Services
 from schemas.datasets import DatasetRow
-from schemas.errors import InvalidConfig, NotFound, Refused, TransientError
+from schemas.errors import InvalidConfig, Issue, NotFound, Refused, TransientError
 from schemas.events import DatasetRegistered
+
+ANNOUNCED = ("name", "file_name", "mapping", "file_size", "overwrite", "sha256")
 
 
 def to_json(
@@ -28,13 +35,25 @@ def to_json(
     """A dataset as JSON. With the event `registered` it also says how its columns were mapped."""
     columns = json.loads(dataset["columns"] or "[]")
     mapping = {"mapping": registered.mapping} if registered else {}
-    return {**dataset, "columns": columns, "unread_columns": unread(columns), **mapping}
+    shown = {key: value for key, value in dataset.items() if key != "is_newest"}
+    return {**shown, "columns": columns, "unread_columns": unread(columns), **mapping}
 
 
 async def announce(request: Request) -> Response:
-    body = await body_of(request, ("name", "file_name", "mapping"))
+    """Expect a file: with its `file_size` in parts, and else in one request."""
+    body = await body_of(request, ANNOUNCED)
     mapping = mapping_of(body.values.get("mapping"))
     name, file_name = body.text("name"), body.text("file_name")
+    if "file_size" in body.values:
+        begun = await services(request).dataset_uploads.begin(
+            name,
+            file_name,
+            int(body.number("file_size", default=0, least=1, most=MAX_BYTES)),
+            overwrites=body.flag("overwrite"),
+            sha256=body.optional("sha256"),
+            mapping=mapping,
+        )
+        return await _begun_response(request, begun)
     registration.check_name(name)
     registration.file_kind(file_name)
     identity = (await registration.dataset_key(services(request).readmodel.names, name)).id
@@ -42,6 +61,130 @@ async def announce(request: Request) -> Response:
     pending = {"id": identity, "name": name, "status": "pending", "file_name": file_name}
     upload = {"path": f"/api/v1/datasets/{identity}/content{as_query(mapping)}"}
     return ApiResponse({"dataset": pending, "upload": upload}, status_code=201)
+
+
+async def _begun_response(request: Request, begun: StagedUpload | DatasetRegistered) -> Response:
+    """The plan of an upload, or the dataset that has the same file already."""
+    core = services(request)
+    if isinstance(begun, DatasetRegistered):
+        found = await dataset_row(core, begun.dataset.dataset)
+        return ApiResponse({"dataset": to_json(found, begun), "upload": None})
+    plan = await core.dataset_uploads.plan(begun.id, address=own_address(request))
+    return ApiResponse({"dataset": upload_json(begun), "upload": plan_json(plan)}, status_code=201)
+
+
+def upload_json(upload: StagedUpload) -> Mapping[str, object]:
+    """An upload in stages as JSON. `dataset` is the id of the version that it became."""
+    return {
+        "id": upload.id,
+        "name": upload.name,
+        "status": upload.status,
+        "error": upload.error,
+        "file_name": upload.file_name,
+        "file_size": upload.file_size,
+        "created_at": upload.created_at,
+        "dataset": upload.dataset,
+    }
+
+
+def plan_json(plan: UploadPlan) -> Mapping[str, object]:
+    """How to send the parts of an upload, as JSON. A part with an ETag has arrived."""
+    return {
+        "method": "multipart" if plan.is_multipart else "simple",
+        "part_size": plan.part_size,
+        "total_parts": len(plan.parts),
+        "expires_in": plan.expires_in,
+        "parts": [
+            {"part_number": p.number, "size": p.size, "url": p.url, "etag": p.etag}
+            for p in plan.parts
+        ],
+    }
+
+
+async def dataset_row(core: Services, identity: str) -> DatasetJson:
+    """The row of a dataset that was just registered. Raises TransientError when it is not there yet."""
+    await core.readmodel.caught_up(await core.log.visible_head())
+    found = await core.readmodel.registry.dataset(identity)
+    if found is None:
+        raise TransientError(f"dataset {identity} is not in the read model yet; try again")
+    return found
+
+
+async def show_plan(request: Request) -> Response:
+    """The parts of an upload that goes on, with new URLs."""
+    core, ref = services(request), request.path_params["ref"]
+    plan = await core.dataset_uploads.plan(ref, address=own_address(request))
+    upload = await core.dataset_uploads.find(ref)
+    return ApiResponse({"dataset": upload_json(upload), "upload": plan_json(plan)})
+
+
+async def complete(request: Request) -> Response:
+    """Complete an upload: its file is checked in the background."""
+    body = await body_of(request, ("parts",))
+    parts = parts_in(body.values.get("parts"), number="part_number", etag="etag")
+    upload = await services(request).dataset_uploads.complete(request.path_params["ref"], parts)
+    return ApiResponse({"dataset": upload_json(upload)}, status_code=202)
+
+
+def parts_in(value: object, *, number: str, etag: str) -> list[tuple[int, str]] | None:
+    """The parts that a client names: the number and the ETag of each under these keys. None when it
+    names none. Raises InvalidConfig."""
+    if value is None:
+        return None
+    found = []
+    for one in value if isinstance(value, list) and len(value) <= MOST_PARTS else [None]:
+        given = (one.get(number), one.get(etag)) if isinstance(one, dict) else (None, None)
+        if type(given[0]) is not int or not isinstance(given[1], str):
+            message = f"must be a list of objects with {number} (a number) and {etag} (text)"
+            raise InvalidConfig(f"parts {message}", issues=(Issue("parts", message),))
+        found.append((given[0], given[1]))
+    return found
+
+
+async def abort(request: Request) -> Response:
+    upload = await services(request).dataset_uploads.abort(request.path_params["ref"])
+    return ApiResponse({"dataset": upload_json(upload)})
+
+
+async def logs(request: Request) -> Response:
+    """The log of the upload of a dataset: the newest lines before `cursor`, the oldest of them first."""
+    core, ref = services(request), request.path_params["ref"]
+    limit = number(request, "limit", default=50, least=1, most=200)
+    before = number(request, "cursor", default=0, least=0, most=2**31 - 1) or None
+    upload = await core.dataset_uploads.find_id(ref)
+    lines = await core.dataset_uploads.lines(upload, limit=limit, before=before)
+    more = bool(lines) and lines[0].line > 1
+    return ApiResponse(
+        {
+            "logs": [
+                {"at": one.at, "level": one.level, "step": one.step, "message": one.message}
+                for one in lines
+            ],
+            "next_cursor": str(lines[0].line) if more else None,
+        }
+    )
+
+
+async def versions(request: Request) -> Response:
+    core = services(request)
+    _, event = await registration.registration(
+        core.log, core.readmodel.names, request.path_params["ref"]
+    )
+    found = await core.readmodel.registry.versions(event.series or event.dataset.dataset)
+    return ApiResponse({"versions": [to_json(row) for row in found]})
+
+
+async def download_url(request: Request) -> Response:
+    """A signed URL by which the file of a dataset can be read without an API key."""
+    registered = await _find_registration(request)
+    link = await services(request).transfers.download_url(
+        f"/datasets/{registered.dataset.dataset}",
+        registered.file_name,
+        address=own_address(request),
+    )
+    return ApiResponse(
+        {"url": link.url, "expires_in": link.expires_in, "file_name": link.file_name}
+    )
 
 
 async def upload_content(request: Request) -> Response:
@@ -130,12 +273,25 @@ async def index(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    ref = request.path_params["ref"]
-    found = await services(request).readmodel.registry.dataset(ref)
+    core, ref = services(request), request.path_params["ref"]
+    try:
+        upload = await core.dataset_uploads.find(ref)
+    except NotFound:
+        pass
+    else:
+        if upload.dataset is None:
+            return ApiResponse({"dataset": upload_json(upload)})
+        await dataset_row(core, upload.dataset)
+        ref = upload.dataset
+    name, version = split_version(ref)
+    found = await core.readmodel.registry.dataset(name, version=version)
     if found is None:
         await registration.find(services(request).log, services(request).readmodel.names, ref)
         raise TransientError(f"dataset {ref} is not in the read model yet; try again")
-    registered = await _find_registration(request) if found["status"] == "uploaded" else None
+    is_dataset = found["status"] == "uploaded"
+    registered = (
+        await registration.find(core.log, core.readmodel.names, found["id"]) if is_dataset else None
+    )
     return ApiResponse({"dataset": to_json(found, registered)})
 
 
@@ -165,4 +321,10 @@ ROUTES = [
     ScopedRoute("/datasets/{ref}/content", upload_content, scope="submit", methods=["PUT"]),
     ScopedRoute("/datasets/{ref}/content", download_content, scope="read"),
     ScopedRoute("/datasets/{ref}/preview", preview, scope="read"),
+    ScopedRoute("/datasets/{ref}/upload", show_plan, scope="submit"),
+    ScopedRoute("/datasets/{ref}/complete", complete, scope="submit", methods=["POST"]),
+    ScopedRoute("/datasets/{ref}/abort", abort, scope="submit", methods=["POST"]),
+    ScopedRoute("/datasets/{ref}/logs", logs, scope="read"),
+    ScopedRoute("/datasets/{ref}/versions", versions, scope="read"),
+    ScopedRoute("/datasets/{ref}/url", download_url, scope="read"),
 ]

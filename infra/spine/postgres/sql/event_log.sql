@@ -217,8 +217,8 @@ select remove_evaluation($1) as removed
 -- name: remove_old_rows
 select remove_old_rows($1, $2, $3) as removed
 
--- name: remove_dataset
-select * from remove_dataset($1, $2, $3, $4, $5, $6, $7)
+-- name: remove_dataset_version
+select * from remove_dataset_version($1, $2, $3, $4, $5, $6, $7, $8, $9)
 
 -- name: restore_run
 select * from restore_run($1, $2, $3, $4, $5, $6, $7)

@@ -128,7 +128,8 @@ async def test_a_header_at_a_page_counts_before_the_cookie(app: Application) -> 
 @pytest.fixture
 def signed(app: Application) -> Application:
     """The application with signed URLs."""
-    services = replace(app.services, signed_urls=Signatures())
+    services = replace(app.services)
+    services.__dict__["signed_urls"] = Signatures()
     return replace(app, services=services, app=create_app(services))
 
 

@@ -1,0 +1,278 @@
+"""Uploads in stages and signed URLs, over the application: what is stored, and what is refused."""
+
+import asyncio
+import hashlib
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from infra.blobs import uploads
+from infra.http.failed_auth_throttle import REFUSED_AT_ONCE
+from tests.kit.application import Application, rows
+from tests.kit.tenants import ask, create_api_key
+
+pytestmark = pytest.mark.postgres
+
+DATA = rows(400).encode()
+PART = 1000
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are sent in parts of 1000 bytes, and those up to 500 bytes as a whole."""
+    monkeypatch.setattr(uploads, "PART_BYTES", PART)
+    monkeypatch.setattr(uploads, "WHOLE_BYTES", 500)
+    monkeypatch.setattr(uploads, "part_bytes", lambda size: size if size <= 500 else PART)
+
+
+async def begin(app: Application, name: str, data: bytes = DATA, **more: Any) -> Any:
+    body = {"name": name, "file_name": "r.jsonl", "file_size": len(data), **more}
+    answer = await app.post("/datasets", body)
+    assert answer.status_code in (200, 201), answer.text
+    return answer.json()
+
+
+async def put(app: Application, url: str, data: Any, **headers: str) -> httpx.Response:
+    """PUT without an API key."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.app)) as client:
+        return await client.put(url, content=data, headers=headers)
+
+
+async def fetch(app: Application, url: str, method: str = "GET", **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.app)) as client:
+        return await client.request(method, url, headers=named)
+
+
+async def send(app: Application, begun: Any, data: bytes = DATA) -> list[dict[str, Any]]:
+    """Send all parts. Returns what `complete` names."""
+    named, start = [], 0
+    for part in begun["upload"]["parts"]:
+        piece = data[start : start + part["size"]]
+        answer = await put(app, part["url"], piece)
+        assert answer.status_code == 200, answer.text
+        named.append({"part_number": part["part_number"], "etag": answer.headers["etag"]})
+        start += len(piece)
+    assert start == len(data)
+    return named
+
+
+async def ended(app: Application, upload: str) -> Any:
+    """The upload, or the dataset that it became, once its check has ended."""
+    async with asyncio.timeout(60):
+        while True:
+            found = (await app.get(f"/datasets/{upload}"))["dataset"]
+            if found["status"] not in ("pending", "uploading", "processing"):
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def upload(app: Application, name: str, data: bytes = DATA, **more: Any) -> Any:
+    begun = await begin(app, name, data, **more)
+    named = await send(app, begun, data)
+    answer = await app.post(f"/datasets/{begun['dataset']['id']}/complete", {"parts": named})
+    assert answer.status_code == 202, answer.text
+    return await ended(app, begun["dataset"]["id"])
+
+
+async def test_an_upload_in_parts_becomes_a_dataset(app: Application) -> None:
+    begun = await begin(app, "sums")
+    plan, identity = begun["upload"], begun["dataset"]["id"]
+    assert plan["method"] == "multipart"
+    assert plan["total_parts"] == -(-len(DATA) // PART) == len(plan["parts"])
+    assert begun["dataset"]["status"] == "pending"
+    named = await send(app, begun)
+    assert (await app.get(f"/datasets/{identity}"))["dataset"]["status"] == "uploading"
+    answer = await app.post(f"/datasets/{identity}/complete", {"parts": named})
+    assert answer.json()["dataset"]["status"] == "processing"
+    for _ in range(4):
+        again = await app.post(f"/datasets/{identity}/complete", {"parts": named})
+        assert again.status_code == 202
+    found = await ended(app, identity)
+    assert (found["status"], found["num_rows"], found["version"]) == ("uploaded", 400, 1)
+    saved = await app.api.get("/api/v1/datasets/sums/content")
+    assert saved.content == DATA
+    told = [one["message"] for one in (await app.get(f"/datasets/{identity}/logs"))["logs"]]
+    assert told[0] == f"r.jsonl of {len(DATA)} bytes, in {plan['total_parts']} parts"
+    assert told[-1] == "400 rows are stored as sums"
+    async with asyncio.timeout(30):
+        while await app.services.blobs.keys("uploads/"):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_refused_file_says_why_in_its_log(app: Application) -> None:
+    found = await upload(app, "bad", b'{"user_prompt": 1}\n' * 5)
+    assert found["status"] == "error"
+    pages = [await app.get(f"/datasets/{found['id']}/logs", limit=1)]
+    while cursor := pages[-1]["next_cursor"]:
+        pages.append(await app.get(f"/datasets/{found['id']}/logs", limit=1, cursor=cursor))
+    whole = await app.get(f"/datasets/{found['id']}/logs", limit=200)
+    assert [page["logs"][0] for page in reversed(pages)] == whole["logs"]
+    assert any("ground_truth" in one["message"] for one in whole["logs"] if one["level"] == "error")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda named: named[:-1], "is missing"),
+        (lambda named: [*named, named[-1]], "each part once"),
+        (lambda named: named[::-1], "in order"),
+        (lambda named: [*named[:-1], {**named[-1], "etag": '"0"'}], "not "),
+        (lambda _: [{"part_number": "1", "etag": 3}], "list of objects"),
+        (lambda _: "parts", "list of objects"),
+    ],
+)
+async def test_parts_that_are_named_wrongly_are_refused(
+    app: Application, change: Any, said: str
+) -> None:
+    begun = await begin(app, "sums")
+    named = await send(app, begun)
+    path = f"/datasets/{begun['dataset']['id']}/complete"
+    answer = await app.post(path, {"parts": change(named)})
+    assert answer.status_code == 400
+    assert said in answer.json()["detail"]
+    assert (await app.post(path, {"parts": named})).status_code == 202
+
+
+async def test_a_part_may_be_sent_again_and_the_last_one_counts(app: Application) -> None:
+    begun = await begin(app, "sums")
+    named = await send(app, begun)
+    first = begun["upload"]["parts"][0]
+    other = await put(app, first["url"], b" " * first["size"])
+    assert other.headers["etag"] != named[0]["etag"]
+    path = f"/datasets/{begun['dataset']['id']}/complete"
+    assert (await app.post(path, {"parts": named})).status_code == 400
+    again = await put(app, first["url"], DATA[: first["size"]])
+    assert again.headers["etag"] == named[0]["etag"]
+    assert (await app.post(path, {"parts": named})).status_code == 202
+    assert (await ended(app, begun["dataset"]["id"]))["status"] == "uploaded"
+
+
+async def test_an_interrupted_upload_goes_on_with_the_missing_parts(app: Application) -> None:
+    sha256 = hashlib.sha256(DATA).hexdigest()
+    begun = await begin(app, "sums", sha256=sha256)
+    first = begun["upload"]["parts"][0]
+    assert (await put(app, first["url"], DATA[:PART])).status_code == 200
+    again = await begin(app, "sums", sha256=sha256)
+    assert again["dataset"]["id"] == begun["dataset"]["id"]
+    assert [part["etag"] is not None for part in again["upload"]["parts"]][:2] == [True, False]
+    named = await send(app, again)
+    await app.post(f"/datasets/{begun['dataset']['id']}/complete", {"parts": named})
+    assert (await ended(app, begun["dataset"]["id"]))["status"] == "uploaded"
+    done = await begin(app, "sums", sha256=sha256)
+    assert done["upload"] is None
+    assert done["dataset"]["version"] == 1
+
+
+async def tampered(url: str, begun: Any) -> dict[str, tuple[str, str]]:
+    """Method and URL of requests that a signed URL of a part does not allow."""
+    path, query = url.split("?")
+    first = begun["upload"]["parts"][0]["url"]
+    last = query[:-1] + ("0" if query[-1] != "0" else "1")
+    return {
+        "another method": ("GET", url),
+        "another part": ("PUT", first.replace("/1?", "/2?")),
+        "another upload": ("PUT", f"{path[:-3]}0/1?{query}"),
+        "a later time": ("PUT", f"{path}?{query.replace('until=', 'until=9')}"),
+        "another length": ("PUT", f"{path}?{query.replace('length=', 'length=1')}"),
+        "another key": ("PUT", f"{path}?{query.replace('key=', 'key=x')}"),
+        "another byte": ("PUT", f"{path}?{last}"),
+        "capitals": ("PUT", f"{path}?{query[:-64]}{query[-64:].upper()}"),
+        "no signature": ("PUT", f"{path}?{query.partition('&signature')[0]}"),
+        "more": ("PUT", f"{url}&x=1"),
+        "no query": ("PUT", path),
+    }
+
+
+async def test_a_signed_url_allows_one_request(app: Application) -> None:
+    begun = await begin(app, "sums")
+    url = begun["upload"]["parts"][1]["url"]
+    for what, (method, changed) in (await tampered(url, begun)).items():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app.app)) as client:
+            answer = await client.request(method, changed, content=DATA[PART : 2 * PART])
+        assert answer.status_code == 403, what
+        assert answer.json()["code"] == "SIGNED_URL", what
+    for data in (b"", DATA[:10], DATA[: PART + 1]):
+        answer = await put(app, url, data)
+        assert answer.status_code == 400
+        assert "exactly 1000 bytes" in answer.json()["detail"]
+
+    async def chunks() -> Any:
+        yield DATA[:PART]
+        yield b"x"
+
+    answer = await put(app, url, chunks())
+    assert answer.status_code == 400
+    assert await app.services.blobs.keys("uploads/") == []
+
+
+async def test_without_the_check_a_changed_url_would_be_allowed(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin: the refusals above come from the signature."""
+    monkeypatch.setattr("infra.identity.signed_urls.hmac.compare_digest", lambda *_: True)
+    begun = await begin(app, "sums")
+    url = begun["upload"]["parts"][1]["url"]
+    changed = (await tampered(url, begun))["another byte"][1]
+    assert (await put(app, changed, DATA[PART : 2 * PART])).status_code == 200
+
+
+async def test_a_signed_url_ends_with_its_time_and_its_key(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await create_api_key(app, "ci", "submit")
+    body = {"name": "sums", "file_name": "r.jsonl", "file_size": 400}
+    answer = await ask(app, "POST", "/api/v1/datasets", key, json=body)
+    url = answer.json()["upload"]["parts"][0]["url"]
+    assert (await put(app, url, b"x" * 400)).status_code == 200
+    now = app.services.clock.now()
+    monkeypatch.setattr(app.services.clock, "now", lambda: now + timedelta(hours=13))
+    assert "has expired" in (await put(app, url, b"x" * 400)).json()["detail"]
+    monkeypatch.undo()
+    await app.api.delete("/api/v1/api-keys/ci")
+    answer = await put(app, url, b"x" * 400)
+    assert answer.status_code == 403
+    assert "was revoked" in answer.json()["detail"]
+
+
+async def test_signed_urls_are_audited_and_never_count_as_strangers(app: Application) -> None:
+    begun = await begin(app, "sums")
+    url = begun["upload"]["parts"][0]["url"]
+    for _ in range(int(4 * REFUSED_AT_ONCE)):
+        await put(app, url + "0", b"")
+    assert not app.services.throttle.must_leave("127.0.0.1")
+    await put(app, url, DATA[:PART])
+    await app.services.audit.flush(everything=True)
+    entries = (await app.get("/audit"))["audit"]
+    used = [(one["api_key"], one["allowed"]) for one in entries if one["method"] == "PUT"]
+    assert ("root", True) in used
+    assert (None, False) in used
+
+
+async def test_a_file_is_read_by_ranges(app: Application) -> None:
+    await upload(app, "sums")
+    url = (await app.get("/datasets/sums/url"))["url"]
+    whole = await fetch(app, url)
+    assert (whole.status_code, whole.content) == (200, DATA)
+    etag, size = whole.headers["etag"], len(DATA)
+    for asked, expected in (
+        ("bytes=0-9", DATA[:10]),
+        ("bytes=10-", DATA[10:]),
+        ("bytes=-7", DATA[-7:]),
+        (f"bytes=5-{size + 5}", DATA[5:]),
+    ):
+        part = await fetch(app, url, Range=asked, If_Range=etag)
+        assert (part.status_code, part.content) == (206, expected)
+        start = 0 if expected == DATA[:10] else size - len(expected)
+        assert part.headers["content-range"] == f"bytes {start}-{start + len(expected) - 1}/{size}"
+    assert (await fetch(app, url, Range="bytes=0-9", If_Range='"other"')).content == DATA
+    for none in (f"bytes={size}-", "bytes=-0"):
+        answer = await fetch(app, url, Range=none)
+        assert answer.status_code == 416
+        assert answer.headers["content-range"] == f"bytes */{size}"
+    for other in ("bytes=3-1", "bytes=0-1,4-5", "lines=1-2", "bytes=-"):
+        assert (await fetch(app, url, Range=other)).status_code == 200
+    head = await fetch(app, url, "HEAD")
+    assert (head.status_code, head.headers["content-length"], head.content) == (200, str(size), b"")
