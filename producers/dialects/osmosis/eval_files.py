@@ -59,7 +59,7 @@ async def manifest(request: Request, workspace: Workspace) -> Response:
 
 
 async def download_urls(request: Request, workspace: Workspace) -> Response:
-    """Return a URL for each file. A path that is not a file is told when it is read."""
+    """Return a URL for each file. Reading a path that is not a file answers 404."""
     del workspace
     wanted = await read_body(request, WantedFiles)
     found = await find_evaluation(request, request.path_params["ref"])
