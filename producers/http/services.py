@@ -46,6 +46,7 @@ from producers.core.approval import Approvals
 from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
 from producers.core.datasets.recent_statistics import RecentStatistics
+from producers.core.datasets.transfers import Transfers
 from producers.core.datasets.uploads import DatasetUploads
 from producers.core.dead_letters import DeadLetters
 from producers.core.device_login import DeviceLogins
@@ -58,7 +59,6 @@ from producers.core.repositories.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
 from producers.core.secrets import SecretKeeping
 from producers.core.submit import Submitter
-from producers.core.transfers import Transfers
 from producers.core.validation.synced_rollouts import SyncedRollouts
 from producers.core.verification import Verifications
 from producers.core.workspaces import Workspaces

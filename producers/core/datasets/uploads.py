@@ -25,8 +25,8 @@ from infra.spine.ports.event_log import EventStore
 from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
 from producers.core.datasets import registration
 from producers.core.datasets.row_issues import RowIssue, to_text
+from producers.core.datasets.transfers import Transfers, UploadPlan, may_send, unpack_actor
 from producers.core.datasets.versions import load_versions, name_of_version
-from producers.core.transfers import Transfers, UploadPlan, may_send, unpack_actor
 from schemas.errors import Conflict, HeadraceError, NotFound, Refused, TransientError
 from schemas.events import DatasetRegistered
 

@@ -14,8 +14,8 @@ from infra.blobs.uploads import MOST_PARTS
 from infra.readmodel.registry import DatasetJson
 from producers.core.datasets import registration
 from producers.core.datasets.first_rows import NUM_ROWS, parse_first_rows
+from producers.core.datasets.transfers import UploadPlan
 from producers.core.datasets.versions import split_version
-from producers.core.transfers import UploadPlan
 from producers.core.workspaces import Workspace
 from producers.dialects.osmosis.errors import ClientRefused
 from producers.dialects.osmosis.requests import (
@@ -152,7 +152,7 @@ async def complete(request: Request, workspace: Workspace) -> Response:
     while not upload.has_ended and core.clock.elapsed_s() < until:
         await asyncio.sleep(0.1)
         upload = await core.dataset_uploads.find(upload.id)
-    return answer(await _uploaded(request, upload))
+    return answer(await _dataset_of_upload(request, upload))
 
 
 async def abort(request: Request, workspace: Workspace) -> Response:
@@ -169,12 +169,12 @@ async def show(request: Request, workspace: Workspace) -> Response:
     except NotFound:
         pass
     else:
-        return answer(await _uploaded(request, upload))
+        return answer(await _dataset_of_upload(request, upload))
     name, version = split_version(ref)
     row = await core.readmodel.registry.dataset(name, version=version)
     if row is not None and row["status"] != "uploaded":
         return answer(_of_row(row))
-    return answer(await _registered(request, ref))
+    return answer(await _dataset_of(request, ref))
 
 
 async def download(request: Request, workspace: Workspace) -> Response:
@@ -220,13 +220,13 @@ async def _require_name(request: Request, ref: str, name: str) -> None:
         )
 
 
-async def _uploaded(request: Request, upload: StagedUpload) -> DatasetWire:
+async def _dataset_of_upload(request: Request, upload: StagedUpload) -> DatasetWire:
     if upload.dataset is None:
         return _of_upload(upload)
-    return await _registered(request, upload.dataset)
+    return await _dataset_of(request, upload.dataset)
 
 
-async def _registered(request: Request, ref: str) -> DatasetWire:
+async def _dataset_of(request: Request, ref: str) -> DatasetWire:
     core = services(request)
     recorded, event = await registration.registration(core.log, core.readmodel.names, ref)
     kind = _kind(event.file_name)

@@ -4,7 +4,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from producers.core.transfers import DOWNLOAD_S
+from producers.core.datasets.transfers import DOWNLOAD_S
 from producers.core.workspaces import Workspace
 from producers.dialects.osmosis.requests import Wire, answer, read_body, services
 from producers.dialects.osmosis.scope import in_workspace, route

@@ -13,8 +13,8 @@ from infra.readmodel.registry import DatasetJson
 from producers.core.datasets import registration
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
 from producers.core.datasets.row_issues import RowIssue, to_text
+from producers.core.datasets.transfers import UploadPlan
 from producers.core.datasets.versions import split_version
-from producers.core.transfers import UploadPlan
 from producers.http.auth import actor_of
 from producers.http.downloads import download, first_lines
 from producers.http.requests import body_of, own_address

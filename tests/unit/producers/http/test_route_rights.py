@@ -259,7 +259,9 @@ OSMOSIS = [
     Row("GET", "/api/cli/eval-runs/{evaluation}/metrics", "read", content=WITHIN),
     Row("GET", "/api/cli/eval-runs/{evaluation}/logs", "read", content=WITHIN),
     Row("GET", "/api/cli/eval-runs/{evaluation}/samples/manifest", "read", content=WITHIN),
-    Row("POST", "/api/cli/eval-runs/{evaluation}/samples/download-urls", "read", 400, content=WITHIN),
+    Row(
+        "POST", "/api/cli/eval-runs/{evaluation}/samples/download-urls", "read", 400, content=WITHIN
+    ),
     Row("POST", "/api/cli/eval-runs/{evaluation}/stop", "control", content=WITHIN),
     Row("POST", "/api/cli/eval-runs/{evaluation}/retry", "control", 409, content=WITHIN),
     Row("GET", "/api/cli/models/base", "read", content=WITHIN),
