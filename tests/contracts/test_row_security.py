@@ -39,6 +39,7 @@ WITHOUT_POLICY = {
     "deployments": "a deployment counts against the limit of the installation",
     "effects": "the work of processes",
     "run_gates": "the work of processes",
+    "uploads": "an upload without a workspace belongs to an organisation",
     "workspace_homes": "the guard finds in it what the sender sees",
     "workspace_quotas": "a claim of samples reads all",
 }

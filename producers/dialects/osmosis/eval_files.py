@@ -25,7 +25,7 @@ class TotalsWire(Wire):
     bytes: int
 
 
-class Manifest(Wire):
+class FileManifest(Wire):
     files: list[FileWire]
     totals: TotalsWire
 
@@ -54,7 +54,7 @@ async def manifest(request: Request, workspace: Workspace) -> Response:
     found = await list_files(request, await find_evaluation(request, request.path_params["ref"]))
     totals = TotalsWire(files=len(found), bytes=sum(one.size for one in found))
     return answer(
-        Manifest(files=[FileWire(path=one.path, size=one.size) for one in found], totals=totals)
+        FileManifest(files=[FileWire(path=one.path, size=one.size) for one in found], totals=totals)
     )
 
 

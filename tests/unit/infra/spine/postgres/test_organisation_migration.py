@@ -73,7 +73,7 @@ async def test_an_installation_from_before_belongs_to_main(bare_url: str) -> Non
         names, organisations = PostgresNames(database), Organisations(database)
         for kind, name, identity in NAMES:
             scope = SCOPES.get(identity, "")
-            found = await names.find_holders(kind, name)  # type: ignore[arg-type]
+            found = await names.find_holders(kind, name)  # type: ignore[arg-type]  # a str
             assert found == [TakenName(name, scope, identity)]
         assert await organisations.workspaces_of(MAIN) == {"w1"}
         assert await organisations.home_of("w1") == MAIN
