@@ -61,8 +61,8 @@ async def manifest(request: Request, workspace: Workspace) -> Response:
 async def download_urls(request: Request, workspace: Workspace) -> Response:
     """Return a URL for each file. Reading a path that is not a file answers 404."""
     del workspace
-    wanted = await read_body(request, WantedFiles)
     found = await find_evaluation(request, request.path_params["ref"])
+    wanted = await read_body(request, WantedFiles)
     transfers, address = services(request).transfers, own_address(request)
     urls = []
     for one in wanted.items:

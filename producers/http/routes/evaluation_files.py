@@ -105,5 +105,5 @@ ROUTES = [
     ScopedRoute("/evals/{ref}/summary", summary, scope="read"),
     ScopedRoute("/evals/{ref}/files", files, scope="read"),
     ScopedRoute("/evals/{ref}/files/{path:path}", file, scope="read"),
-    ScopedRoute("/transfers/evals/{ref}/{path:path}", file, scope="read"),
+    ScopedRoute("/transfers/evals/{ref}/{path:path}", file, scope="open"),
 ]

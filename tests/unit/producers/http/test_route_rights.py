@@ -90,6 +90,7 @@ TABLE = [
     Row("GET", "/api/v1/datasets/{dataset}/url", "read"),
     Row("PUT", "/api/v1/transfers/uploads/{dataset}/{run}", "open", 400),
     Row("GET", "/api/v1/transfers/datasets/{dataset}", "open", 400),
+    Row("GET", "/api/v1/transfers/evals/{evaluation}/nothing", "open", 400),
     Row("GET", "/api/v1/workspaces", "read"),
     Row("GET", "/api/v1/workspaces/{workspace}", "read"),
     Row("GET", "/api/v1/workspaces/{workspace}/rollouts", "read"),

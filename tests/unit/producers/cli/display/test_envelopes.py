@@ -166,6 +166,9 @@ def _every_help() -> list[list[str]]:
         "dlq": ["list", "show", "redrive"],
         "key": ["create", "list", "rotate", "revoke"],
         "sessions": ["list", "end"],
+        "org": ["create", "list", "show", "rename"],
+        "member": ["list", "invite", "invitations", "uninvite", "role", "remove"],
+        "person": ["list", "remove"],
         "secret": ["set", "list", "delete", "rotate-key"],
     }
     single = [[name] for name in TREE if name not in groups]
