@@ -66,6 +66,9 @@ OF_GIVEN_SECRETS = ("submit.secrets_given",)
 """The point that no run without secrets of its own passes: tests/crash/scenarios/given_secrets.py kills
 there."""
 
+OF_UPLOADS = ("upload.",)
+"""Points of uploads of datasets: tests/e2e/test_uploads.py kills there."""
+
 OF_JUDGES = ("judge.",)
 """Points that no run without a rubric passes: tests/crash/scenarios/judge.py kills there."""
 
@@ -154,7 +157,7 @@ def batches(points: Sequence[str]) -> list[tuple[Shape, list[str]]]:
 def points(stack: str) -> tuple[str, ...]:
     """The failpoints that a run on this stack passes."""
     elsewhere = (
-        *(*OF_ENDED_RUNS, *OF_PUSHES, *OF_GIVEN_SECRETS, *OF_JUDGES),
+        *(*OF_ENDED_RUNS, *OF_PUSHES, *OF_GIVEN_SECRETS, *OF_UPLOADS, *OF_JUDGES),
         *(*OF_PACKAGES, *OF_DEPLOYMENTS, *OF_HUBS),
     )
     absent = elsewhere if stack == "real" else (*elsewhere, *WITH_KAFKA)
