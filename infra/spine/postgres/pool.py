@@ -11,6 +11,7 @@ not answer in time, is dropped, and its call raises DatabaseUnavailable. The nex
 connection.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -52,8 +53,11 @@ class Pool:
     """Connections of one kind. Every method raises DatabaseUnavailable when the database does not
     answer."""
 
-    def __init__(self, pool: Any, history: History | None = None) -> None:
+    def __init__(self, pool: Any, size: int, history: History | None = None) -> None:
+        """`size` is the number of connections. Callers get one in the order in which they ask, which the
+        driver's pool alone does not keep."""
         self._pool = pool
+        self._turns = asyncio.Semaphore(size)
         self.history = history or History()
 
     async def fetch(self, sql: str, *arguments: object) -> Any:
@@ -78,7 +82,7 @@ class Pool:
         """Reserve a connection for the caller inside the block, for a transaction. It shows only rows
         that the task may see. Errors inside the block also become DatabaseUnavailable."""
         with translating_errors():
-            connection = await self._pool.acquire(timeout=CONNECT_S)
+            connection = await self._take()
             try:
                 self.history.check()
                 await connection.show_rows_of(VISIBLE.get())
@@ -92,7 +96,20 @@ class Pool:
                 connection.terminate()  # the driver may still take it for open
                 raise
             finally:
-                await self._pool.release(connection, timeout=CONNECT_S)
+                try:
+                    await self._pool.release(connection, timeout=CONNECT_S)
+                finally:
+                    self._turns.release()
+
+    async def _take(self) -> Any:
+        """A connection, after those who asked before. Raises TimeoutError."""
+        async with asyncio.timeout(CONNECT_S if self._turns.locked() else None):
+            await self._turns.acquire()
+        try:
+            return await self._pool.acquire(timeout=CONNECT_S)
+        except BaseException:
+            self._turns.release()
+            raise
 
     @asynccontextmanager
     async def take_turns(self, what: str) -> AsyncIterator[Any]:
@@ -136,7 +153,9 @@ async def connect(
     durable = await _pool(url, size, limits, history, synchronous_commit="on")
     lazy = await _pool(url, size, limits, history, synchronous_commit="off")
     try:
-        yield Database(url=url, durable=Pool(durable, history), lazy=Pool(lazy, history))
+        yield Database(
+            url=url, durable=Pool(durable, size, history), lazy=Pool(lazy, size, history)
+        )
     finally:
         durable.terminate()
         lazy.terminate()

@@ -115,7 +115,7 @@ async def explained(url: str) -> AsyncIterator[tuple[Database, Plans]]:
     for name, value in EXPLAIN.items():
         await connection.execute(f"set {name} = '{value}'")
     connection.add_log_listener(plans.hear)
-    pool = Pool(OneConnection(connection))
+    pool = Pool(OneConnection(connection), 1)
     try:
         yield Database(url=url, durable=pool, lazy=pool), plans
     finally:
