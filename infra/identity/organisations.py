@@ -6,7 +6,7 @@ row of its own.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
@@ -78,9 +78,9 @@ class WorkspaceHomes(Protocol):
 
     async def find_repository(
         self, repository: str, *, workspaces: Collection[str] | None
-    ) -> Sequence[str]:
-        """The workspaces (ids) that a repository names, among these; None means among all. Every
-        organisation has at most one."""
+    ) -> Mapping[str, Home]:
+        """The workspaces (ids) that a repository names, among these, with their homes; None means among
+        all. Every organisation has at most one."""
         ...
 
 
@@ -165,11 +165,11 @@ class Organisations:
 
     async def find_repository(
         self, repository: str, *, workspaces: Collection[str] | None
-    ) -> Sequence[str]:
+    ) -> Mapping[str, Home]:
         """See `WorkspaceHomes`."""
         chosen = None if workspaces is None else list(workspaces)
         rows = await self._pool.fetch(SQL["workspaces_of_repository"], repository, chosen)
-        return [row["workspace"] for row in rows]
+        return {workspace: Home(*home) for workspace, *home in rows}
 
 
 class MemoryHomes:
@@ -201,12 +201,12 @@ class MemoryHomes:
 
     async def find_repository(
         self, repository: str, *, workspaces: Collection[str] | None
-    ) -> Sequence[str]:
-        return sorted(
-            workspace
-            for workspace, home in self._homes.items()
+    ) -> Mapping[str, Home]:
+        return {
+            workspace: home
+            for workspace, home in sorted(self._homes.items())
             if home.repository == repository and (workspaces is None or workspace in workspaces)
-        )
+        }
 
 
 def check_organisation_name(name: str, *, reserved: Collection[str] = ()) -> None:

@@ -47,5 +47,7 @@ and not exists (select from workspace_homes o
                 where o.organisation = h.organisation and o.repository = $2)
 
 -- name: workspaces_of_repository
-select workspace from workspace_homes
-where repository = $1 and ($2::text[] is null or workspace = any($2)) order by workspace limit 100
+select h.workspace, h.organisation, h.repository, coalesce(o.name, h.organisation)
+from workspace_homes h left join organisations o on o.id = h.organisation
+where h.repository = $1 and ($2::text[] is null or h.workspace = any($2))
+order by h.workspace limit 100

@@ -91,7 +91,12 @@ class SecretKeeping:
     ) -> tuple[Sequence[StoredSecret], Mapping[str, str]]:
         """Return the personal secrets of a person (none without one) and those of a workspace (of all
         workspaces without one), and the names of these workspaces by id. Raises NotFound."""
-        workspaces = await self._workspaces_of(workspace)
+        return await self.secrets_of(person, await self._workspaces_of(workspace))
+
+    async def secrets_of(
+        self, person: str | None, workspaces: Sequence[Workspace]
+    ) -> tuple[Sequence[StoredSecret], Mapping[str, str]]:
+        """As `all_secrets`, for workspaces that were found."""
         owners = [SecretOwner("personal", person)] if person is not None else []
         owners += [SecretOwner("workspace", one.id) for one in workspaces]
         return await self._store.all_secrets(owners), {str(one.id): one.name for one in workspaces}

@@ -8,11 +8,12 @@ repository, `owner/repo`.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
 from infra.identity.organisations import (
+    Home,
     MemoryHomes,
     WorkspaceHomes,
     repository_name,
@@ -40,6 +41,9 @@ from schemas.specs import CommitSpec
 NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,62}$")
 REMOTE = re.compile(r"(?:(?:https?|ssh|git)://|[\w.-]+@[\w.-]+:).+")
 """The address of a repository on another machine."""
+
+MOST_KEPT = 10_000
+"""How many workspaces' first events are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Workspaces:
         is_only_one: bool = False,
     ) -> None:
         self._homes = homes or MemoryHomes()
+        self._first: dict[str, CommitRequested] = {}  # they never change
         self._is_only_one = is_only_one
         self._log = log
         self._names = names
@@ -186,14 +191,15 @@ class Workspaces:
     async def of_repository(self, repository: str, *, organisation: str | None = None) -> Workspace:
         """The workspace that a repository `owner/repo` names. Raises NotFound, and Conflict when the
         repository names a workspace in several organisations that the sender may see."""
-        ids: Sequence[str] = ()
+        homes: Mapping[str, Home] = {}
         try:
             key = repository_name(repository)
         except InvalidConfig:
             key = ""
         if key:
-            ids = await self._homes.find_repository(key, workspaces=visible_workspaces())
-        found = [one for one in [await self._find_id(identity) for identity in ids] if one]
+            homes = await self._homes.find_repository(key, workspaces=visible_workspaces())
+        every = [await self._find_id(identity, home) for identity, home in homes.items()]
+        found = [one for one in every if one]
         found = [one for one in found if _is_visible(one, organisation)]
         if len(found) > 1:
             raise await self._several(repository, [one.id for one in found])
@@ -221,27 +227,34 @@ class Workspaces:
     async def _list_names(self) -> str:
         return ", ".join(dict.fromkeys(taken.name for taken in await self._known_names())) or "none"
 
-    async def _find_id(self, identity: str) -> Workspace | None:
-        """The workspace of an id, or None. A workspace that was just added is not below the horizon
-        yet, so its stream itself is read when the index does not have it."""
+    async def _find_id(self, identity: str, home: Home | None = None) -> Workspace | None:
+        """The workspace of an id, or None. `home` is given where it is known."""
+        event = self._first.get(identity) or await self._read_first(identity)
+        if event is None:
+            return None
+        if len(self._first) >= MOST_KEPT:
+            self._first.clear()
+        self._first[identity] = event
+        home = home or await self._homes.find_home(event.workspace)
+        return Workspace(
+            WorkspaceId(event.workspace),
+            event.workspace_name,
+            event.commit.url,
+            home.organisation,
+            home.repository,
+            home.organisation_name,
+        )
+
+    async def _read_first(self, identity: str) -> CommitRequested | None:
+        """The event that added a workspace. One that was just added is not below the horizon yet, so its
+        stream itself is read when the index does not have it."""
         types = [CommitRequested.type]
         found = await self._log.read(identity, after=Cursor(), limit=1, types=types)
         if not found:
             stream = workspace_stream(identity)
             found = (await self._log.load({stream: 0}, limit=1))[stream]
-        for recorded in found:
-            if isinstance(recorded.event, CommitRequested):
-                event = recorded.event
-                home = await self._homes.find_home(event.workspace)
-                return Workspace(
-                    WorkspaceId(event.workspace),
-                    event.workspace_name,
-                    event.commit.url,
-                    home.organisation,
-                    home.repository,
-                    home.organisation_name,
-                )
-        return None
+        events = [one.event for one in found if isinstance(one.event, CommitRequested)]
+        return events[0] if events else None
 
     async def find_url(
         self, url: str, name: str | None = None, *, organisation: str | None = None

@@ -29,22 +29,22 @@ class HomesSuite:
         await homes.propose_repository("b", "team/sums")
         await homes.propose_repository("c", "team/sums")
         await homes.propose_repository("a", "team/other")
-        assert await homes.find_repository("team/sums", workspaces=None) == ["a", "c"]
-        assert await homes.find_repository("team/sums", workspaces=["b", "c"]) == ["c"]
-        assert await homes.find_repository("team/sums", workspaces=[]) == []
-        assert await homes.find_repository("team/other", workspaces=None) == []
+        assert list(await homes.find_repository("team/sums", workspaces=None)) == ["a", "c"]
+        assert list(await homes.find_repository("team/sums", workspaces=["b", "c"])) == ["c"]
+        assert list(await homes.find_repository("team/sums", workspaces=[])) == []
+        assert list(await homes.find_repository("team/other", workspaces=None)) == []
 
     async def test_a_repository_that_is_given_moves(self, homes: WorkspaceHomes) -> None:
         for workspace, organisation in (("a", "rivers"), ("b", "rivers"), ("c", "lakes")):
             await homes.put_workspace(workspace, organisation)
             await homes.set_repository(workspace, "team/sums")
-        assert await homes.find_repository("team/sums", workspaces=None) == ["b", "c"]
+        assert list(await homes.find_repository("team/sums", workspaces=None)) == ["b", "c"]
         assert (await homes.find_home("a")).repository is None
         await homes.set_repository("b", "lakes/sums")
-        assert await homes.find_repository("lakes/sums", workspaces=None) == ["b"]
-        assert await homes.find_repository("team/sums", workspaces=None) == ["c"]
+        assert list(await homes.find_repository("lakes/sums", workspaces=None)) == ["b"]
+        assert list(await homes.find_repository("team/sums", workspaces=None)) == ["c"]
         await homes.set_repository("b", None)
-        assert await homes.find_repository("lakes/sums", workspaces=None) == []
+        assert list(await homes.find_repository("lakes/sums", workspaces=None)) == []
 
 
 class TestMemory(HomesSuite):

@@ -74,7 +74,7 @@ async def index(request: Request, workspace: Workspace) -> Response:
     if wanted not in LISTS:
         message = f"must be one of {', '.join(LISTS)}, got {wanted[:20]!r}"
         raise InvalidConfig(f"scope {message}", issues=(Issue("scope", message),))
-    found, _ = await services(request).secrets.all_secrets(actor_of(request).person, workspace.id)
+    found, _ = await services(request).secrets.secrets_of(actor_of(request).person, [workspace])
     chosen = [one for one in found if one.owner.scope in LISTS[wanted]]
     rows = [_secret(one) for one in chosen[page.offset : page.offset + page.limit]]
     return page_answer("environment_secrets", rows, len(chosen), page, platform_url=None)
