@@ -29,9 +29,19 @@ case when r.status in ('pending', 'running') then coalesce(r.error, (select
   order by d.created_at limit 1), (select 'waiting: ' || f.error from effects f
   where f.run_id = r.run and f.error is not null order by f.due_at desc limit 1)) else r.error end
 
+-- The version of the dataset that a run reads. The first one is not written, as in events from before there
+-- were versions, and is not part of the name either.
+
+-- part: dataset_version
+coalesce((r.dataset_ref::json ->> 'version')::int, 1)
+
+-- part: dataset_name
+r.dataset || coalesce('@' || (r.dataset_ref::json ->> 'version'), '')
+
 -- part: run_summary
 r.run as id, r.name, {run_status} as status, {run_phase} as phase, r.algorithm,
-  r.execution_mode, r.model, r.dataset, r.rollout, r.workspace, r.commit_sha, r.current_step,
+  r.execution_mode, r.model, {dataset_name} as dataset, {dataset_version} as dataset_version,
+  r.dataset_ref::json ->> 'dataset' as dataset_id, r.rollout, r.workspace, r.commit_sha, r.current_step,
   r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, r.archived_at,
   r.creator, {run_error} as error,
   coalesce((select n.tags from run_notes n where n.run = r.run), array[]::text[]) as tags,
@@ -71,10 +81,10 @@ r.workspace = any($3::text[])
 -- part: of_any_workspace
 $3::text[] is null
 
--- Exact names. A workspace is named by its id or its name.
+-- Exact names. That of a dataset selects all of its versions, unless it ends with one. A workspace is named by its id or its name.
 
 -- part: narrowed
-($4::text is null or r.dataset = $4) and ($5::text is null or r.model = $5)
+($4::text is null or $4 in (r.dataset, r.dataset || '@' || {dataset_version})) and ($5::text is null or r.model = $5)
   and ($6::text is null or r.rollout = $6) and ($7::text is null or r.workspace in (
     select workspace from workspaces where workspace = $7 or name = $7))
   and ($8::text is null or r.creator = $8)
@@ -617,7 +627,10 @@ where t.place = 1 order by t.at desc, t.config, t.trigger limit 50
 -- Evaluations that users asked for have no run; those of a run belong to the run.
 
 -- part: select_evaluations
-select evaluation as id, name, status, model, dataset, rollout, reward, metrics,
+select evaluation as id, name, status, model,
+  dataset || coalesce('@' || (dataset_ref::json ->> 'version'), '') as dataset,
+  coalesce((dataset_ref::json ->> 'version')::int, 1) as dataset_version,
+  dataset_ref::json ->> 'dataset' as dataset_id, rollout, reward, metrics,
   created_at, started_at, case when status <> 'running' then completed_at end as completed_at,
   nullif(error, '') as error, config, total, dataset_ref,
   (select count(distinct g.slot) from graded_groups g where g.owner = e.evaluation and g.purpose = 'evaluate')

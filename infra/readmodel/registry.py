@@ -97,6 +97,8 @@ class EvaluationJson(TypedDict):
     status: str
     model: str
     dataset: str
+    dataset_id: str
+    dataset_version: int
     rollout: str | None
     reward: float | None
     metrics: str

@@ -18,7 +18,8 @@ SQL = queries("infra/readmodel/read_model.sql")
 
 
 class RunJson(TypedDict):
-    """A run as lists show it."""
+    """A run as lists show it. `dataset` is a name with the number of its version, like `sums@2`. That of
+    the first version is left out."""
 
     id: str
     name: str
@@ -28,6 +29,8 @@ class RunJson(TypedDict):
     execution_mode: str
     model: str
     dataset: str
+    dataset_id: str
+    dataset_version: int
     rollout: str | None
     workspace: str | None
     commit_sha: str | None

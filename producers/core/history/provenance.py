@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from infra.readmodel.state_at_event import StateAtEvent
 from infra.spine.ports.event_log import Cursor, EventStore
+from producers.core.datasets.versions import name_of_version
 from schemas.events import PolicyInitialized, RunStarted
 from schemas.ids import policy_stream
 from schemas.specs import RolloutRef
@@ -27,7 +28,8 @@ async def provenance_of(past: StateAtEvent, log: EventStore, run: str) -> Proven
                 if event.spec.teacher is not None:
                     found["teacher"] = event.spec.teacher.name
                 data = event.spec.dataset
-                found["dataset"] = f"{data.name}, {data.num_rows} rows, {data.content.sha256}"
+                named = name_of_version(data.name, data.version)
+                found["dataset"] = f"{named}, {data.num_rows} rows, {data.content.sha256}"
             case PolicyInitialized():
                 found |= {f"learner: {name}": value for name, value in event.versions.items()}
             case _:

@@ -18,6 +18,7 @@ from infra.readmodel.evaluation_results import (
     results_by_row,
 )
 from infra.readmodel.registry import Evaluations
+from producers.core.datasets.versions import name_of_version
 from producers.core.lookup import Checkpoint
 
 PASSES = 1.0
@@ -106,7 +107,8 @@ def _difference(values: Sequence[float | None]) -> float | None:
 def _settings(checkpoint: Checkpoint) -> Mapping[str, str]:
     run = checkpoint.run
     config = run.config.model_dump(mode="json", exclude_none=True)
-    dataset = {"dataset": f"{run.dataset.name} ({run.dataset.content.sha256[:12]})"}
+    name = name_of_version(run.dataset.name, run.dataset.version)
+    dataset = {"dataset": f"{name} ({run.dataset.content.sha256[:12]})"}
     return dataset | dict(flat_settings(config))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from producers.core.datasets.versions import name_of_version
 from producers.core.lookup import Checkpoint
 from producers.core.models.comparison import flat_settings
 from schemas.deployments import MAX_CARD, HubForm, shown_base_name
@@ -165,11 +166,12 @@ def _cell(value: float | None) -> str:
 
 def _origin(checkpoint: Checkpoint, facts: CardFacts) -> str:
     run, saved = checkpoint.run, checkpoint.saved
+    dataset = name_of_version(run.dataset.name, run.dataset.version)
     rows = (
         ("run", run.run),
         ("checkpoint", checkpoint.ref),
         ("saved", checkpoint.at.isoformat(timespec="seconds")),
-        ("dataset", f"{run.dataset.name} (sha256 {run.dataset.content.sha256})"),
+        ("dataset", f"{dataset} (sha256 {run.dataset.content.sha256})"),
         ("code commit", facts.commit or ""),
         ("manifest sha256", saved.manifest.sha256),
         ("weights sha256", saved.adapter_sha256),

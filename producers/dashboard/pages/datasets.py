@@ -11,6 +11,7 @@ from producers.core.datasets import registration
 from producers.core.datasets.column_statistics import DatasetStatistics
 from producers.core.datasets.recent_statistics import read_head
 from producers.core.datasets.row_issues import from_text
+from producers.core.datasets.versions import split_version
 from producers.dashboard.answers import LEAST_CHARACTERS, MOST_CHARACTERS
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
@@ -91,7 +92,8 @@ async def _find(
     """A dataset or an upload, its registration if it has one, and the last upload under its name if that
     was refused."""
     ref, core = request.path_params["ref"], services(request)
-    found = await core.readmodel.registry.dataset(ref)
+    name, version = split_version(ref)
+    found = await core.readmodel.registry.dataset(name, version=version)
     if found is None:
         raise NotFound(f"there is no dataset {ref[:200]!r}; `headrace dataset list` shows all")
     registered = None

@@ -202,7 +202,7 @@ async def show(request: Request, workspace: Workspace) -> Response:
     return answer(
         EvaluationDetail(
             eval_run=EvaluationWire(**_fields(request, found)),
-            dataset=NamedWire(id=found["dataset"], name=found["dataset"]),
+            dataset=NamedWire(id=found["dataset_id"], name=found["dataset"]),
             rollout=None if rollout is None else NamedWire(id=rollout, name=rollout),
             config=_flat_config(config),
             results=await _results(request, found),

@@ -200,7 +200,7 @@ async def show(request: Request, workspace: Workspace) -> Response:
         TrainingRunDetail(
             training_run=shown,
             model=NamedWire(id=run["model"], name=run["model"]),
-            dataset=NamedWire(id=run["dataset"], name=run["dataset"]),
+            dataset=NamedWire(id=run["dataset_id"], name=run["dataset"]),
             rollout=None if rollout is None else NamedWire(id=rollout, name=rollout),
             config=_flat_config(config),
             entrypoint=experiment.entrypoint,
@@ -323,7 +323,7 @@ def _list_item(request: Request, run: RunJson, people: Mapping[str, Person]) -> 
     return ListedRun(
         **run_fields(request, run, people),
         model=ListedModel(id=run["model"], model_name=run["model"]),
-        dataset=ListedDataset(id=run["dataset"], file_name=run["dataset"]),
+        dataset=ListedDataset(id=run["dataset_id"], file_name=run["dataset"]),
         rollout=None if rollout is None else NamedWire(id=rollout, name=rollout),
     )
 

@@ -209,8 +209,8 @@ def info(client: Client, ref: str) -> Output:
 
 
 def _describe(found: Document) -> Iterator[Part]:
-    keys = ("id", "status", "model", "dataset", "rollout", "reward", "error", "created_at")
-    pairs = [(key, found.get(key)) for key in (*keys, "started_at", "completed_at")]
+    keys = ("id", "status", "model", "dataset", "dataset_version", "rollout", "reward", "error")
+    pairs = [(key, found.get(key)) for key in (*keys, "created_at", "started_at", "completed_at")]
     yield fields(f"Evaluation {found.get('name')}", [*pairs, ("rows", _progress(found))])
     if found.get("metrics"):
         yield table("Metrics", COLUMNS, figure_rows(found["metrics"]))

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from infra.readmodel.run_pages import RunFilter, RunKind
+from infra.readmodel.runs import PageRange
 from producers.core.datasets import registration
 from producers.core.datasets.versions import load_versions, split_version
 from schemas.artifact_refs import ArtifactRef
-from schemas.events import RunRequested
+from schemas.events import EvaluationRequested, RunRequested
 from schemas.specs import DatasetRef
 from tests.kit.application import Application, rows
+from tests.kit.specs import template
 from tests.kit.story import beginning
 from tests.unit.producers.http.test_transfers import begin, ended, send, upload
 
@@ -131,6 +134,39 @@ async def test_a_version_that_a_run_uses_is_not_deleted(app: Application) -> Non
         assert "dataset sums@2" in answer.json()["detail"]
         assert "first" in answer.json()["detail"]
     assert (await app.api.delete("/api/v1/datasets/sums@1")).status_code == 200
+
+
+async def submitted(app: Application, ref: str, run: str) -> None:
+    """A run and an evaluation that were submitted with a version of a dataset."""
+    event = await registration.find(app.services.log, app.services.readmodel.names, ref)
+    first = next(e for e in beginning(run, run, steps=1) if isinstance(e, RunRequested))
+    await app.append([first.model_copy(update={"dataset": event.dataset})])
+    evaluated = EvaluationRequested(
+        evaluation=f"e-{run}",
+        eval_name=f"e-{run}",
+        template=template().model_copy(update={"dataset": event.dataset}),
+        rows=(0,),
+    )
+    await app.append([evaluated])
+
+
+async def test_a_run_and_an_evaluation_show_the_version_that_they_use(app: Application) -> None:
+    first, second = await version(app, 5), await version(app, 6)
+    await submitted(app, "sums@1", "one")
+    await submitted(app, "sums", "two")
+    await version(app, 7)
+    for run, used, name in (("one", first, "sums"), ("two", second, "sums@2")):
+        for path, kind in ((f"/runs/{run}", "run"), (f"/evals/e-{run}", "eval")):
+            found = (await app.get(path))[kind]
+            shown = (found["dataset"], found["dataset_version"], found["dataset_id"])
+            assert shown == (name, used["version"], used["id"])
+        assert f"<bdi>{name}</bdi>" in (await app.api.get(f"/runs/{run}")).text
+    for wanted, found_runs in (("sums", {"one", "two"}), ("sums@1", {"one"}), ("sums@2", {"two"})):
+        page = await app.services.readmodel.run_pages.at_offset(
+            PageRange(), RunFilter(kind=RunKind(dataset=wanted))
+        )
+        assert {row["name"] for row in page[0]} == found_runs
+    assert f"{first['id']}" in (await app.api.get("/datasets/sums@1")).text
 
 
 def test_the_first_version_is_written_as_datasets_were_before() -> None:

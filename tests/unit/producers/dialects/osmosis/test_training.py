@@ -183,7 +183,9 @@ async def test_a_run_is_found_by_name_and_id_with_all_fields(
         assert found["is_internal_user"] is False
     [listed] = (await read(ready, RUNS))["training_runs"]
     assert set(listed["model"]) == {"id", "model_name"}
-    assert set(listed["dataset"]) == {"id", "file_name"}
+    used = (await ready.get(f"/runs/{ours.run}"))["run"]
+    assert listed["dataset"] == {"id": used["dataset_id"], "file_name": used["dataset"]}
+    assert found["dataset"]["id"] == used["dataset_id"] != used["dataset"]
     assert listed.keys() >= run.keys() - {"examples_processed_count", "notes"}
 
 
