@@ -27,16 +27,21 @@ class RequestLimits:
     """Counts requests of senders, which any text names."""
 
     def __init__(
-        self, *, each: Rate, together: Rate, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        each: Rate,
+        together: Rate | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Without `together` there is no limit for all senders."""
         self._each, self._together, self._clock = each, together, clock
         self._senders: OrderedDict[str, FallingCount] = OrderedDict()
-        self._all = FallingCount(together.per_s)
+        self._all = FallingCount(together.per_s if together else 0.0)
 
     def wait_s(self, sender: str) -> float:
         """How many seconds a sender has to wait before its next request; 0 when it may send one."""
         now = self._clock()
-        waits = [_excess(self._all, self._together, now)]
+        waits = [_excess(self._all, self._together, now)] if self._together else [0.0]
         if (pace := self._senders.get(sender)) is not None:
             waits.append(_excess(pace, self._each, now))
         return max(waits)
@@ -61,6 +66,13 @@ class RequestLimits:
         if not wait_s:
             self.count(sender)
         return wait_s
+
+    def give_back(self, sender: str) -> None:
+        """Take a request of a sender, which was counted before, out of the count."""
+        now = self._clock()
+        for counted in (self._senders.get(sender), self._all):
+            if counted is not None:
+                counted.level = max(0.0, counted.now(now) - 1)
 
 
 def _excess(pace: FallingCount, rate: Rate, now: float) -> float:

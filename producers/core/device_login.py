@@ -33,7 +33,9 @@ PAGE = "/device"
 WRONG_CODES = Rate(per_minute=10)
 """How many wrong user codes a person may send."""
 
-ALL_WRONG_CODES = Rate(per_minute=100)
+ORGANISATION_WRONG_CODES = Rate(per_minute=100)
+"""How many wrong user codes the people of an organisation may send together. There is no limit for all
+organisations: whoever owns one can make many people, and would keep everybody else from signing in."""
 
 
 class DeviceLoginPending(Refused):
@@ -85,7 +87,8 @@ class IssuedLogin:
 
 
 class DeviceLogins:
-    """Begins, approves and completes device logins. `wrong_codes` limits guesses of user codes."""
+    """Begins, approves and completes device logins. `wrong_codes` limits the guesses of user codes of
+    each person, and `organisation_wrong_codes` those of all people of an organisation."""
 
     def __init__(
         self,
@@ -94,10 +97,12 @@ class DeviceLogins:
         recent: RecentApiKeys,
         clock: Clock,
         wrong_codes: RequestLimits | None = None,
+        organisation_wrong_codes: RequestLimits | None = None,
     ) -> None:
         self._store, self._people, self._recent, self._clock = store, people, recent, clock
-        self._wrong_codes = wrong_codes or RequestLimits(
-            each=WRONG_CODES, together=ALL_WRONG_CODES, clock=clock.elapsed_s
+        self._of_people = wrong_codes or RequestLimits(each=WRONG_CODES, clock=clock.elapsed_s)
+        self._of_organisations = organisation_wrong_codes or RequestLimits(
+            each=ORGANISATION_WRONG_CODES, clock=clock.elapsed_s
         )
 
     async def begin(self, device_name: str, address: str) -> BegunLogin:
@@ -133,11 +138,11 @@ class DeviceLogins:
     async def find(self, user_code: str, actor: Actor) -> WaitingLogin:
         """The login that waits under a user code, for the person who may approve it. Raises NotFound for
         a wrong code, QuotaExceeded after too many, and BeyondRights for an API key of nobody."""
-        person = _person_of(actor)
-        self._check_guesses(person)
+        self._count_guess(actor)
         found = await self._store.find(user_code)
         if found is None:
-            raise self._wrong_code(person)
+            raise _wrong_code()
+        self._forget_guess(actor)
         return found
 
     async def approve(self, user_code: str, actor: Actor) -> str:
@@ -161,26 +166,36 @@ class DeviceLogins:
         return await self._decide(user_code, actor, None)
 
     async def _decide(self, user_code: str, actor: Actor, approval: Approval | None) -> str:
-        person = _person_of(actor)
-        self._check_guesses(person)
+        self._count_guess(actor)
         device_name = await self._store.decide(user_code, approval)
         if device_name is None:
-            raise self._wrong_code(person)
+            raise _wrong_code()
+        self._forget_guess(actor)
         return device_name
 
-    def _check_guesses(self, person: str) -> None:
-        wait_s = self._wrong_codes.wait_s(person)
+    def _count_guess(self, actor: Actor) -> None:
+        """Count a code as wrong before it is looked up, so that of many codes which are sent at the same
+        time no more are looked up than of those that are sent one after the other."""
+        person = _person_of(actor)
+        wait_s = self._of_people.take_s(person)
+        if not wait_s and (wait_s := self._of_organisations.take_s(str(actor.organisation))):
+            self._of_people.give_back(person)
         if wait_s:
             raise QuotaExceeded(
                 f"too many wrong codes; try again in {math.ceil(wait_s)} seconds", retry_s=wait_s
             )
 
-    def _wrong_code(self, person: str) -> NotFound:
-        self._wrong_codes.count(person)
-        return NotFound(
-            "no login waits under this code: it was mistyped, used already, or is older than "
-            f"{LASTS_S // 60} minutes; start the login again"
-        )
+    def _forget_guess(self, actor: Actor) -> None:
+        """A code that was right is not counted."""
+        self._of_people.give_back(_person_of(actor))
+        self._of_organisations.give_back(str(actor.organisation))
+
+
+def _wrong_code() -> NotFound:
+    return NotFound(
+        "no login waits under this code: it was mistyped, used already, or is older than "
+        f"{LASTS_S // 60} minutes; start the login again"
+    )
 
 
 def _person_of(actor: Actor) -> str:

@@ -228,6 +228,43 @@ async def test_guessing_10000_codes_is_throttled(app: Application) -> None:
     assert await approve(app, begun, bea), "others are not kept waiting"
 
 
+async def test_guesses_at_the_same_time_are_throttled_like_those_one_after_the_other(
+    app: Application,
+) -> None:
+    ada = await member(app, "ada", "member")
+    begun, logins = await begin(app), app.services.device_logins
+    actor = await actor_of(app, ada.api_key)
+    looked_up = await asyncio.gather(*(guess(logins, actor, 1) for _ in range(300)))
+    assert sum(looked_up) <= 11
+    bea = await member(app, "bea", "member")
+    assert await approve(app, begun, bea), "others are not kept waiting"
+
+
+async def test_right_codes_are_not_counted_as_guesses(app: Application) -> None:
+    ada = await member(app, "ada", "member")
+    actor = await actor_of(app, ada.api_key)
+    begun = await begin(app)
+    for _ in range(50):
+        await app.services.device_logins.find(begun["user_code"], actor)
+    assert await approve(app, begun, ada)
+
+
+async def test_guesses_of_one_organisation_keep_nobody_of_another_one_waiting(
+    app: Application,
+) -> None:
+    """An owner can make as many people as an organisation may have invitations."""
+    await app.database.durable.execute(
+        "insert into organisations (id, name, title, created_by) values ('o2', 'mal', 'Mal', 't')"
+    )
+    logins, looked_up = app.services.device_logins, 0
+    for number in range(15):
+        mal = await member(app, f"mal{number}", "viewer", organisation="o2")
+        looked_up += await guess(logins, await actor_of(app, mal.api_key), 20)
+    assert 90 <= looked_up <= 110
+    ada = await member(app, "ada", "member")
+    assert await approve(app, await begin(app), ada)
+
+
 async def test_without_the_throttle_each_guess_would_be_looked_up(app: Application) -> None:
     ada = await member(app, "ada", "member")
     services, free = app.services, Rate(per_minute=1e9)
@@ -236,7 +273,8 @@ async def test_without_the_throttle_each_guess_would_be_looked_up(app: Applicati
         services.people,
         services.recent_api_keys,
         services.clock,
-        RequestLimits(each=free, together=free),
+        RequestLimits(each=free),
+        RequestLimits(each=free),
     )
     assert await guess(logins, await actor_of(app, ada.api_key), 200) == 200
 
