@@ -169,18 +169,20 @@ from audit a where {audit_to_show} order by at desc, id desc limit $5 offset $6
 select count(*) from audit where {audit_to_show}
 
 -- The oldest rows of each kind: those that are too old, up to the first that is not, and those beyond the newest ones. So
--- what stays of a chain has no gap.
+-- what stays of a chain has no gap. The newest row of each kind stays whatever its age, so that a chain whose rows are
+-- all missing was tampered with.
 
 -- part: changes
 allowed and method not in ('GET', 'HEAD')
 
 -- name: trim_audit
 delete from audit where
-({changes}) and (id < coalesce((select min(id) from audit where {changes} and last_at >= $1), 9223372036854775807)
-  or id <= (select id from audit where {changes} order by id desc offset $2 limit 1))
-or not ({changes}) and (id < coalesce((select min(id) from audit where not ({changes}) and last_at >= $1),
-                                      9223372036854775807)
-  or id <= (select id from audit where not ({changes}) order by id desc offset $3 limit 1))
+({changes}) and id < (select max(id) from audit where {changes})
+  and (id < coalesce((select min(id) from audit where {changes} and last_at >= $1), 9223372036854775807)
+    or id <= (select id from audit where {changes} order by id desc offset $2 limit 1))
+or not ({changes}) and id < (select max(id) from audit where not ({changes}))
+  and (id < coalesce((select min(id) from audit where not ({changes}) and last_at >= $1), 9223372036854775807)
+    or id <= (select id from audit where not ({changes}) order by id desc offset $3 limit 1))
 
 -- Links that show one run. Each new one deletes a few that have expired.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.identity.api_keys import ApiKeys
 from infra.identity.audit_buffer import AuditBuffer, AuditEntry
-from infra.identity.audit_chain import ChainCheck, ChainReport, chain_of, hash_of
+from infra.identity.audit_chain import HEADS, ChainCheck, ChainReport, chain_of, hash_of
 from infra.identity.recent_api_keys import RecentApiKeys
 from infra.rate_limited_log import RateLimit
 from infra.spine.ports.clock import Clock
@@ -95,11 +95,13 @@ class AuditList:
 
     async def export(self) -> AsyncIterator[dict[str, Any]]:
         """All entries that were written before the call, the oldest first, with their hashes as
-        hexadecimal digits (None for entries from before there were chains)."""
+        hexadecimal digits (None for entries from before there were chains); and at last the heads of the
+        chains, so that a reader knows that nothing is missing at the end."""
         await self.flush(everything=True)
         heads = await self._pool.fetch(SQL["audit_heads"])
         async for row in self._rows(heads[0]["last_id"]):
             yield row
+        yield {HEADS: {head["chain"]: head["sha256"] for head in heads}}
 
     async def verify(self) -> Mapping[str, ChainReport]:
         """Verify both chains, from the oldest entry that is kept to the head."""
@@ -121,7 +123,7 @@ class AuditList:
         self, *, changes: int = MOST_CHANGES_KEPT, others: int = MOST_OTHERS_KEPT
     ) -> None:
         """Delete the entries that are older than the setting allows, and all but the newest `changes`
-        changes and `others` other entries."""
+        changes and `others` other entries. The newest one of each kind is kept."""
         oldest = self._clock.now() - timedelta(days=self._days)
         await self._pool.execute(SQL["trim_audit"], oldest, changes, others)
 

@@ -71,7 +71,8 @@ audit = click.Group(
 def export(client: Client, *, form: str, output: Path | None) -> Output | None:
     """Write all entries with their hashes, oldest first.
 
-    Each line is the JSON of one entry. `headrace audit verify FILE` verifies the file without a server.
+    Each line is the JSON of one entry, and the last one holds the heads of the chains.
+    `headrace audit verify FILE` verifies the file without a server.
     """
     del form
     if output is not None:
@@ -122,7 +123,7 @@ def _verify_file(file: Path) -> Mapping[str, ChainReport]:
             return verify_chain(json.loads(line) for line in lines)
     except (ValueError, KeyError, TypeError) as error:
         raise Failure(
-            "VALIDATION", f"{file} is not an export of the audit list: {error}"
+            "VALIDATION", f"{file} is not a whole export of the audit list: {error}"
         ) from error
 
 

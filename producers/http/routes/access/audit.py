@@ -41,7 +41,7 @@ def _since(request: Request) -> datetime | None:
 
 
 async def export(request: Request) -> Response:
-    """All entries with their hashes, the oldest first, as JSON Lines."""
+    """All entries with their hashes, the oldest first, and then the heads, as JSON Lines."""
     entries = services(request).audit.export()
 
     async def lines() -> AsyncIterator[bytes]:

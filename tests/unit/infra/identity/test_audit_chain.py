@@ -42,8 +42,14 @@ def chained(count: int) -> Entries:
     return made
 
 
-def broken(entries: Entries) -> dict[str, int]:
-    found = verify(entries)
+def heads_of(entries: Entries) -> dict[str, Any]:
+    """The last line of an export with these entries."""
+    last = {"changes": BEGINNING.hex(), "others": BEGINNING.hex()}
+    return {"heads": last | {chain_of(one): one["sha256"] for one in entries}}
+
+
+def broken(entries: Entries, heads: dict[str, Any] | None = None) -> dict[str, int]:
+    found = verify([*entries, heads or heads_of(entries)])
     return {name: one.broken_at for name, one in found.items() if one.broken_at is not None}
 
 
@@ -53,7 +59,7 @@ def test_a_chain_is_whole_also_as_the_text_of_an_export() -> None:
     text = json.loads(json.dumps(entries, default=lambda moment: moment.isoformat()))
     for entry in text:
         entry["at"] = entry["at"].replace("+00:00", "Z")
-    reports = verify(text)
+    reports = verify([*text, heads_of(entries)])
     assert [(one.entries, one.broken_at) for one in reports.values()] == [(4, None), (8, None)]
     assert reports["changes"].head == entries[9]["sha256"]
 
@@ -98,4 +104,32 @@ def test_a_chain_is_whole_from_its_oldest_kept_entry_on() -> None:
     kept = [one for one in entries if one["id"] > (30 if chain_of(one) == "others" else 20)]
     assert broken(kept) == {}
     before = [{**one, "sha256": None, "previous_sha256": None, "id": 1} for one in chained(3)]
-    assert broken([*before, *kept]) == {}, "entries from before there were chains"
+    assert broken([*before, *entries]) == {}, "entries from before there were chains"
+
+
+def test_the_oldest_entries_cannot_lose_their_hashes() -> None:
+    """They would pass for entries from before there were chains, whatever was written into them."""
+    entries = chained(12)
+    for number in (0, 1):
+        entries[number] |= {"owner": "mallory", "sha256": None, "previous_sha256": None}
+    assert broken(entries) == {"changes": 13, "others": 12}
+
+
+@pytest.mark.parametrize(("kept", "at"), [(11, {"others": 20}), (9, {"changes": 16, "others": 18})])
+def test_entries_that_are_missing_at_the_end_break_the_chain(kept: int, at: dict[str, int]) -> None:
+    entries = chained(12)
+    assert broken(entries[:kept], heads_of(entries)) == at
+
+
+def test_chains_of_which_no_entry_is_left_are_broken() -> None:
+    assert broken([], heads_of(chained(12))) == {"changes": 0, "others": 0}
+    assert broken([]) == {}, "nothing was ever written"
+
+
+def test_an_export_that_was_cut_or_goes_on_is_refused() -> None:
+    entries = chained(12)
+    for lines in (entries, entries[:5], []):
+        with pytest.raises(ValueError, match="it was cut"):
+            verify(lines)
+    with pytest.raises(ValueError, match="after that of the heads"):
+        verify([*entries[:6], heads_of(entries[:6]), *entries[6:], heads_of(entries)])
