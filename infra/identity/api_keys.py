@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 
 from infra.identity.api_key_format import IssuedApiKey, issue_api_key
+from infra.identity.people import keep_membership
 from infra.ports.actor import CONTAINED, ROLE_SCOPES, SCOPES, ApiKeyScope, Role
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
@@ -191,10 +192,17 @@ class ApiKeys:
 
 async def insert_api_key(connection: Any, request: ApiKeyRequest) -> tuple[ApiKey, IssuedApiKey]:
     """Make an API key on a connection, which may be in a transaction. Raises Conflict when its name is
-    in use, or when there are too many keys."""
+    in use, when there are too many keys, or when its person is not a member any more."""
     issued = issue_api_key()
     try:
         async with connection.transaction():
+            if request.person is not None:
+                role = await keep_membership(connection, request.organisation, request.person)
+                if role is None:
+                    raise Conflict(
+                        f"{request.person} is not a member of the organisation any more; ask an owner "
+                        "for an invitation"
+                    )
             row = await connection.fetchrow(
                 SQL["insert_api_key"],
                 issued.id,

@@ -5,8 +5,6 @@ is removed or has another role now.
 """
 
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,6 +18,7 @@ from infra.identity.people import (
     check_email,
     check_person_name,
     insert_person,
+    keep_membership,
     person_of,
 )
 from infra.identity.recent_api_keys import RecentApiKeys
@@ -72,10 +71,10 @@ class Invitations:
         self, organisation: str, role: str, email: str | None, inviter: Actor
     ) -> tuple[Invitation, str]:
         """Make an invitation into an organisation (an id). Returns it with the code of its link. Raises
-        InvalidConfig, and Conflict when too many are open."""
+        InvalidConfig, and Conflict when too many are open, or when the inviter is not an owner any
+        more."""
         code = secrets.token_urlsafe(32)
-        row = await self._pool.fetchrow(
-            SQL["insert_invitation"],
+        values = (
             "".join(secrets.choice(ID_DIGITS) for _ in range(10)),
             digest(code),
             organisation,
@@ -86,6 +85,12 @@ class Invitations:
             LASTS_S,
             MOST_OPEN,
         )
+        async with self._pool.acquire() as connection, connection.transaction():
+            if inviter.person_id is not None:
+                held = await keep_membership(connection, organisation, inviter.person_id)
+                if held != "owner":
+                    raise Conflict("you are not an owner of this organisation any more; ask one")
+            row = await connection.fetchrow(SQL["insert_invitation"], *values)
         if row is None:
             raise Conflict(f"{MOST_OPEN} invitations are open; revoke those that nobody uses")
         return Invitation(**dict(row)), code
@@ -113,7 +118,8 @@ class Invitations:
         """Make a new person a member. Raises NotFound for an invitation that has ended, InvalidConfig
         for another address than the invitation's, and Conflict when somebody has the address."""
         name, email = check_person_name(name), check_email(email)
-        async with self._accepting(code, email) as (connection, invitation):
+        async with self._pool.acquire() as connection, connection.transaction():
+            invitation = await self._use_up(connection, code, email)
             person = await insert_person(connection, name, email, created_by=invitation.created_by)
             welcome = await self._welcome(connection, person, invitation)
         self._recent.forget()
@@ -122,28 +128,31 @@ class Invitations:
     async def accept_as(self, code: str, person_id: str) -> Welcome:
         """Make a person who has signed in a member. Raises as `accept` does, and Conflict for one who is
         a member already."""
-        row = await self._pool.fetchrow(SQL["person"], person_id)
-        if row is None or row["removed_at"] is not None:
-            raise NotFound(f"there is no person {person_id!r}")
-        person = person_of(row)
-        async with self._accepting(code, person.email) as (connection, invitation):
+        async with self._pool.acquire() as connection, connection.transaction():
+            row = await connection.fetchrow(SQL["lock_person"], person_id)
+            if row is None or row["removed_at"] is not None:
+                raise NotFound(f"there is no person {person_id!r}")
+            person = person_of(row)
+            invitation = await self._use_up(connection, code, person.email)
             welcome = await self._welcome(connection, person, invitation)
         self._recent.forget()
         return welcome
 
-    @asynccontextmanager
-    async def _accepting(self, code: str, email: str) -> AsyncIterator[tuple[Any, Invitation]]:
-        """A transaction that uses an invitation up. If it fails, the invitation stays open."""
-        async with self._pool.acquire() as connection, connection.transaction():
-            row = await connection.fetchrow(SQL["take_invitation"], digest(code[:LONGEST_CODE]))
-            if row is None:
-                raise NotFound(ENDED)
-            invitation = Invitation(**dict(row))
-            if invitation.email is not None and invitation.email.lower() != email.lower():
-                message = "must be the address to which the invitation was made"
-                raise InvalidConfig(f"email {message}", issues=(Issue("email", message),))
-            await connection.execute(SQL["lock_organisation"], invitation.organisation)
-            yield connection, invitation
+    async def _use_up(self, connection: Any, code: str, email: str) -> Invitation:
+        """Use an invitation up within a transaction. If that fails, the invitation stays open. The
+        organisation is locked first, as removals do, which end the invitations of an owner."""
+        sha256 = digest(code[:LONGEST_CODE])
+        found = await connection.fetchrow(SQL["invitation"], sha256)
+        if found is not None:
+            await connection.execute(SQL["lock_organisation"], found["organisation"])
+        row = found and await connection.fetchrow(SQL["take_invitation"], sha256)
+        if row is None:
+            raise NotFound(ENDED)
+        invitation = Invitation(**dict(row))
+        if invitation.email is not None and invitation.email.lower() != email.lower():
+            message = "must be the address to which the invitation was made"
+            raise InvalidConfig(f"email {message}", issues=(Issue("email", message),))
+        return invitation
 
     async def _welcome(self, connection: Any, person: Person, invitation: Invitation) -> Welcome:
         """Make a person a member, with a first API key. The key has all scopes, of which the person's

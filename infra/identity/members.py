@@ -72,8 +72,9 @@ class Members:
             before = await _role_in(connection, organisation, person)
             if before == "owner" and checked != "owner":
                 await _check_other_owner(connection, organisation, person)
-                await connection.execute(SQL["delete_invitations_of_member"], organisation, person)
             await connection.execute(SQL["set_role"], organisation, person, checked)
+            if checked != "owner":
+                await connection.execute(SQL["delete_invitations_of_member"], organisation, person)
 
     async def remove(self, organisation: str, person: str) -> None:
         """Remove a member, whose API keys in the organisation are refused from now on. Raises
@@ -85,6 +86,7 @@ class Members:
         """Remove a person from all organisations and from the installation. Raises Conflict for the
         last owner of an organisation."""
         async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute(SQL["lock_person"], person)
             rows = await connection.fetch(SQL["organisations_of_person"], person)
             for row in rows:
                 await connection.execute(SQL["lock_organisation"], row["organisation"])
@@ -124,10 +126,12 @@ def check_role(text: str) -> Role:
 async def _remove(connection: Any, organisation: str, person: str) -> None:
     if await _role_in(connection, organisation, person) == "owner":
         await _check_other_owner(connection, organisation, person)
+    # The login before the member, as a login that becomes a key locks them. What a member makes is made
+    # under a lock of the membership, so after its end all that was made can be seen.
     for query in (
+        "delete_device_logins_of_member",
         "delete_member",
         "revoke_keys_of_member",
-        "delete_device_logins_of_member",
         "delete_invitations_of_member",
     ):
         await connection.execute(SQL[query], organisation, person)

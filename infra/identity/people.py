@@ -96,6 +96,13 @@ async def insert_person(connection: Any, name: str, email: str, *, created_by: s
     return person_of(row)
 
 
+async def keep_membership(connection: Any, organisation: str | None, person: str) -> str | None:
+    """The role of a person in an organisation, which stays so until the transaction ends; None for
+    somebody who is not a member."""
+    role: str | None = await connection.fetchval(SQL["keep_membership"], organisation, person)
+    return role
+
+
 def check_person_name(text: str) -> str:
     """The name of a person, without space around it. Raises InvalidConfig."""
     name = " ".join(unicodedata.normalize("NFC", text).split())

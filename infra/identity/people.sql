@@ -25,6 +25,12 @@ select {person_columns} from people p where $1 or p.removed_at is null order by 
 -- name: count_people
 select count(*) from people where $1 or removed_at is null
 
+-- Who joins an organisation and who is removed from the installation wait for each other. Locks are taken in the order
+-- person, organisation, and then the rest.
+
+-- name: lock_person
+select {person_columns} from people p where p.id = $1 for update
+
 -- name: mark_removed
 update people set removed_at = clock_timestamp() where id = $1 and removed_at is null
 
@@ -54,6 +60,12 @@ order by (p.id = $2) desc, (lower(p.email) = lower($2)) desc limit 5
 
 -- name: other_owners
 select count(*) from members where organisation = $1 and role = 'owner' and person <> $2
+
+-- Whatever a member makes that ends with the membership is made under this lock, so that a removal at the same time finds
+-- it, or it finds the removal.
+
+-- name: keep_membership
+select role from members where organisation = $1 and person = $2 for share
 
 -- name: insert_member
 insert into members (organisation, person, role, created_by) values ($1, $2, $3, $4) on conflict do nothing
