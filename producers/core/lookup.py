@@ -252,7 +252,7 @@ class Lookup:
         """Whether this task may see an evaluation. That of a run belongs to the run's workspace."""
         if evaluation.run is None or not is_confined():
             return may_see(evaluation.workspace)
-        return may_see((await self.run(evaluation.run)).owner_workspace)
+        return await self._requested_run(evaluation.run) is not None
 
     async def _unknown(self, kind: Kind, ref: str, hint: str) -> NotFound:
         known = [] if is_confined() else await self._names.all_names(kind)
