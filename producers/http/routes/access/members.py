@@ -10,7 +10,7 @@ from infra.identity.issuing import BeyondRights
 from infra.identity.members import OrganisationMember
 from infra.identity.organisations import Organisation
 from infra.identity.people import Person
-from infra.ports.actor import Actor
+from infra.ports.actor import ROLE_SCOPES, Actor
 from producers.http.auth import actor_of
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse, flag, page_of, page_response
@@ -51,7 +51,8 @@ async def remove_member(
     request: Request, organisation: Organisation, ref: str
 ) -> OrganisationMember:
     """Remove a member, or let the sender leave. Raises BeyondRights when another member is meant and the
-    sender's API key has not the scope admin."""
+    sender's API key lacks the scope admin, or when the key may less than the member's role. The removal
+    ends all keys of the member, which a key that was made for less must not do."""
     core, actor = services(request), actor_of(request)
     found = await core.members.find(organisation.id, ref)
     _check_may_change(actor, found)
@@ -62,6 +63,11 @@ async def remove_member(
 def _check_may_change(actor: Actor, member: OrganisationMember) -> None:
     if not actor.may("admin") and member.person.id != actor.person_id:
         raise BeyondRights("only owners remove other members; ask an owner of the organisation")
+    if not all(actor.may(scope) for scope in ROLE_SCOPES[member.role]):
+        raise BeyondRights(
+            f"leaving needs an API key with all that the role {member.role} allows, and yours has "
+            f"{', '.join(sorted(actor.scopes))}; use one that `headrace login` gives"
+        )
 
 
 async def _organisation(request: Request) -> Organisation:

@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from infra.identity import invitations
-from infra.ports.actor import MAIN
+from infra.ports.actor import MAIN, ApiKeyScope
 from schemas.errors import Conflict, InvalidConfig, NotFound, Refused
 from tests.kit.application import Application
-from tests.kit.people import member
+from tests.kit.people import key_of, member
 from tests.kit.tenants import ask, create_api_key
 
 pytestmark = pytest.mark.postgres
@@ -96,6 +96,26 @@ async def test_a_member_may_leave_but_the_last_owner_may_not(app: Application) -
     refused = await ask(app, "DELETE", f"{MEMBERS}/{ada.id}", ada.api_key)
     assert refused.status_code == 409
     assert "make another member an owner first" in refused.text
+
+
+async def test_an_api_key_that_was_made_for_less_does_not_end_the_membership(
+    app: Application,
+) -> None:
+    """A reading key in a CI would otherwise end all keys of its person."""
+    await member(app, "ada", "owner")
+    bea = await member(app, "bea", "member")
+    less: list[frozenset[ApiKeyScope]] = [
+        frozenset({"read"}),
+        frozenset({"submit"}),
+        frozenset({"control", "inference"}),
+    ]
+    for scopes in less:
+        text = await key_of(app, bea.id, "-".join(sorted(scopes)), scopes=scopes)
+        refused = await ask(app, "DELETE", f"{MEMBERS}/{bea.id}", text)
+        assert refused.status_code == 403, scopes
+        assert "leaving needs an API key with all that the role member allows" in refused.text
+    left = await ask(app, "DELETE", f"{MEMBERS}/{bea.id}", bea.api_key)
+    assert left.status_code == 200
 
 
 async def test_an_invitation_makes_one_member_with_a_first_key(app: Application) -> None:
