@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
+from contextvars import Context
 from pathlib import Path
 
 from infra import failpoints
@@ -201,7 +202,8 @@ class DatasetUploads:
     def wake(self) -> None:
         """Check the files that wait, in the background."""
         if len(self._workers) < AT_ONCE:
-            worker = asyncio.create_task(self._check_all())
+            # Not on behalf of the request that wakes it: the files are those of all organisations.
+            worker = asyncio.create_task(self._check_all(), context=Context())
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
 
@@ -243,16 +245,26 @@ class DatasetUploads:
         """Check a file under its claim, and record how it ended."""
         renewing = asyncio.create_task(self._renew(upload, asyncio.current_task()))
         try:
-            await self._check(upload)
+            whole = await self._transfers.uploads.find(upload.id)
+            actor = unpack_actor(whole.actor)
+            with nullcontext() if actor is None else acting_as(actor):
+                await self._check_or_refuse(upload, whole)
         except AWAY as error:
             logger.warning("upload %s is checked again later: %s", upload.id, error)
             with suppress(*UNAVAILABLE_ERRORS):
                 await self._staged.release(upload, for_s=AGAIN_S)
+        finally:
+            renewing.cancel()
+
+    async def _check_or_refuse(self, upload: StagedUpload, whole: Upload) -> None:
+        """Check a file on behalf of its sender. An error that nobody expected refuses it."""
+        try:
+            await self._check(upload, whole)
+        except AWAY:
+            raise
         except Exception as error:
             logger.exception("upload %s could not be checked", upload.id)
             await self._refuse(upload, f"the check failed: {type(error).__name__}; upload it again")
-        finally:
-            renewing.cancel()
 
     async def _renew(self, upload: StagedUpload, checking: "asyncio.Task[None] | None") -> None:
         """Renew a claim, and stop the check when it was lost."""
@@ -263,7 +275,7 @@ class DatasetUploads:
                     checking.cancel()
                     return
 
-    async def _check(self, upload: StagedUpload) -> None:
+    async def _check(self, upload: StagedUpload, whole: Upload) -> None:
         if upload.attempts > MAX_ATTEMPTS:
             await self._refuse(
                 upload,
@@ -271,33 +283,30 @@ class DatasetUploads:
             )
             return
         failpoints.hit("upload.claimed")
-        whole = await self._transfers.uploads.find(upload.id)
         issues: Sequence[RowIssue] = ()
-        actor = unpack_actor(whole.actor)
-        with nullcontext() if actor is None else acting_as(actor):
-            try:
-                await self._note(upload.id, "check", "the check has begun")
-                async with self._file_of(whole) as (path, out):
-                    kind = registration.file_kind(upload.file_name)
-                    mapping = json.loads(upload.mapping)
-                    checked = await registration.check(path, kind, mapping=mapping, out=out)
-                    issues = checked.report.issues
-                    recorded = await registration.register(
-                        checked,
-                        path,
-                        name=upload.name,
-                        file_name=upload.file_name,
-                        log=self._log,
-                        blobs=self._blobs,
-                        names=self._names,
-                        mapping=mapping,
-                        overwrites=upload.overwrites,
-                    )
-            except Refused as refusal:
-                await self._refuse(upload, refusal.message, issues)
-                return
-            failpoints.hit("upload.registered")
-            await self._accept(upload, recorded.event)
+        try:
+            await self._note(upload.id, "check", "the check has begun")
+            async with self._file_of(whole) as (path, out):
+                kind = registration.file_kind(upload.file_name)
+                mapping = json.loads(upload.mapping)
+                checked = await registration.check(path, kind, mapping=mapping, out=out)
+                issues = checked.report.issues
+                recorded = await registration.register(
+                    checked,
+                    path,
+                    name=upload.name,
+                    file_name=upload.file_name,
+                    log=self._log,
+                    blobs=self._blobs,
+                    names=self._names,
+                    mapping=mapping,
+                    overwrites=upload.overwrites,
+                )
+        except Refused as refusal:
+            await self._refuse(upload, refusal.message, issues)
+            return
+        failpoints.hit("upload.registered")
+        await self._accept(upload, recorded.event)
 
     async def _accept(self, upload: StagedUpload, event: object) -> None:
         if not isinstance(event, DatasetRegistered):

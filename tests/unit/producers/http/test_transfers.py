@@ -276,3 +276,29 @@ async def test_a_file_is_read_by_ranges(app: Application) -> None:
         assert (await fetch(app, url, Range=other)).status_code == 200
     head = await fetch(app, url, "HEAD")
     assert (head.status_code, head.headers["content-length"], head.content) == (200, str(size), b"")
+
+
+async def test_a_file_is_checked_on_behalf_of_its_sender_whoever_wakes_the_check(
+    app: Application,
+) -> None:
+    """Also one that is refused before it is read, because its check ended the server too often."""
+    keys = [
+        await create_api_key(app, name, "submit", owner=f"owner-of-{name}") for name in ("a", "b")
+    ]
+    uploads_begun = []
+    for number, key in enumerate(keys):
+        body = {"name": f"d{number}", "file_name": "r.jsonl", "file_size": len(DATA)}
+        answer = await ask(app, "POST", "/api/v1/datasets", key, json=body)
+        uploads_begun.append(answer.json())
+        await send(app, uploads_begun[-1])
+    stuck, own = (one["dataset"]["id"] for one in uploads_begun)
+    pool = app.database.durable
+    await pool.execute("update uploads set status = 'complete' where id = $1", stuck)
+    await pool.execute(
+        "update dataset_uploads set status = 'processing', attempts = 9 where id = $1", stuck
+    )
+    await ask(app, "POST", f"/api/v1/datasets/{own}/complete", keys[1], json={})
+    assert (await ended(app, stuck))["status"] == "error"
+    uploader = await pool.fetchval("select uploader from dataset_uploads where id = $1", stuck)
+    assert uploader == "owner-of-a"
+    await ended(app, own)
