@@ -38,7 +38,7 @@ Conversation = Any
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """Copy a body to a file, or a file to a body: what such a server does at least."""
+    """Copy a body to a synced file, or a file to a body: what such a server does at least."""
     path = Path(scope["query_string"].decode())
     if scope["method"] == "PUT":
         with path.open("wb") as file:
@@ -47,6 +47,7 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
                 message = await receive()
                 file.write(message.get("body", b""))
                 more = message.get("more_body", False)
+            await asyncio.to_thread(os.fsync, file.fileno())
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
         return
@@ -85,11 +86,14 @@ async def _ours(told: Conversation, url: str, home: Path) -> None:
     async with application(url, home) as app:
         transfers = app.services.transfers
 
-        async def plan(size: int, address: str) -> list[tuple[str, int]]:
+        async def plan(size: int, address: str) -> tuple[str, list[tuple[str, int]]]:
             with acting_as(Actor(ROOT, ROOT_OWNER, frozenset({"admin"}))):
                 upload = await transfers.begin("bench", size)
                 found = await transfers.plan(upload, address=address)
-            return [(part.url, part.size) for part in found.parts]
+            return upload.id, [(part.url, part.size) for part in found.parts]
+
+        async def close(upload: str) -> None:
+            await transfers.uploads.close(upload)
 
         async def link(file: Path, address: str) -> str:
             uri = await app.services.blobs.put_file("datasets/bench", file)
@@ -106,7 +110,7 @@ async def _ours(told: Conversation, url: str, home: Path) -> None:
                 return (await transfers.download_url("/datasets/bench", "f", address=address)).url
 
         async def more(what: str, *arguments: Any) -> Any:
-            return await {"plan": plan, "link": link}[what](*arguments)
+            return await {"plan": plan, "link": link, "close": close}[what](*arguments)
 
         await _serve(app.app, told, more)
 
@@ -180,7 +184,7 @@ def main() -> None:
         before = told.recv()
         for _ in range(chosen.rounds):
             told.send(("plan", size, url))
-            plan = told.recv()
+            upload, plan = told.recv()
             copies = [(f"{bare_url}/?{copy}.{n}", part) for n, (_, part) in enumerate(plan)]
             for name, spent in (
                 ("up, bare", send(copies, file)),
@@ -191,6 +195,8 @@ def main() -> None:
                 seconds.setdefault(name, []).append(spent)
             for n in range(len(plan)):
                 Path(f"{copy}.{n}").unlink()
+            told.send(("close", upload))  # so that both sides write to memory that is as warm
+            told.recv()
         told.send("memory")
         grown = (told.recv() - before) >> 10
     for name, taken in seconds.items():
