@@ -329,4 +329,6 @@ def _candidates(url: str) -> tuple[str, str]:
     """Names for a repository without a name: its own name, or that name with a digest."""
     last = url.rstrip("/").rpartition("/")[2].rpartition(":")[2].removesuffix(".git").lower()
     base = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_")[:50] or "workspace"
+    if is_id(base):  # it could be that of another workspace
+        base = f"workspace-{base}"
     return base, f"{base}-{short_id('url', url)[:6]}"

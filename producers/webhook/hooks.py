@@ -16,7 +16,7 @@ from infra.rate_limited_log import RateLimit
 from infra.repositories.forge_connections import ForgeConnections
 from schemas.errors import Refused
 from schemas.events import ForgeKind
-from schemas.ids import WorkspaceId
+from schemas.ids import WorkspaceId, is_id
 
 logger = logging.getLogger(__name__)
 logger.addFilter(RateLimit())
@@ -53,9 +53,13 @@ class ConnectedHooks:
         self._connections = connections
 
     async def find_hook(self, ref: str) -> Hook | None:
-        identity = await self._workspace_id(ref)
+        identity = ref
         try:
-            found = await self._connections.get_connection(identity)
+            # An id comes first, so that nobody takes the deliveries of another workspace with a name.
+            found = await self._connections.get_connection(ref) if is_id(ref) else None
+            if found is None:
+                identity = await self._workspace_id(ref)
+                found = await self._connections.get_connection(identity)
         except Refused as error:  # a secret that does not open: the sender learns nothing of it
             logger.error("the webhook of workspace %s is off: %s", identity, error.message)
             return None

@@ -16,13 +16,14 @@ from tests.unit.producers.http.test_route_rights import TABLE, Row, send
 pytestmark = pytest.mark.postgres
 
 MORE = "https://host/Team/more.git"
+LIKE_AN_ID = "https://host/team/0123456789abcdef"
 
 LISTS = ("runs", "datasets", "workspaces", "evals", "api-keys", "audit", "organisations")
 
 
 @pytest.fixture
 async def shared(database_url: str, tmp_path: Path) -> AsyncIterator[Application]:
-    repositories = ("/left", "/right", "/more", MORE)
+    repositories = ("/left", "/right", "/more", MORE, LIKE_AN_ID)
     async with application(database_url, tmp_path / "home", repositories=repositories) as app:
         for name in ("left", "right"):
             made = await app.post("/organisations", {"name": name, "title": f"The {name} one"})
@@ -162,6 +163,14 @@ async def test_an_organisations_key_adds_no_directory_of_the_server(
             assert "directory of the server" in answer.json()["detail"]
     made = await shared.post("/workspaces", {"url": "/more", "organisation": "left"})
     assert made.status_code == 201, "the operator may"
+
+
+async def test_no_workspace_is_named_like_an_id_after_its_repository(
+    shared: Application, left: Tenant
+) -> None:
+    added = await ask(shared, "POST", "/api/v1/workspaces", left.api_key, json={"url": LIKE_AN_ID})
+    assert added.status_code == 201, added.text
+    assert added.json()["workspace"]["name"] == "workspace-0123456789abcdef"
 
 
 async def test_nobody_makes_a_key_of_another_organisation(

@@ -342,3 +342,22 @@ async def test_deliveries_that_arrive_together_share_commits(
     assert len(await received(app)) == 40
     assert len(sizes) < 20
     assert sum(sizes) == 40
+
+
+async def test_a_workspace_that_is_named_like_an_id_takes_no_delivery_of_that_workspace(
+    app: Application,
+) -> None:
+    theirs = "0123456789abcdef"
+    await app.services.connections.put_connection(
+        theirs, forge="github", url="/srv/x.git", secret=SECRET
+    )
+    await connect(app, theirs, "github", "the secret of somebody else")
+    body = push()
+    accepted = await deliver(app, body, signed(body), theirs)
+    assert accepted.status_code == 202, accepted.text
+    refused = await deliver(app, body, signed(body, "the secret of somebody else"), theirs)
+    assert refused.status_code == 401
+    stream = delivery_stream(theirs)
+    [recorded] = (await app.services.log.load({stream: 0}))[stream]
+    assert isinstance(recorded.event, PushReceived)
+    assert recorded.event.workspace == theirs
