@@ -8,7 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from schemas.events import EvaluationCompleted, EvaluationRequested
 from tests.kit.application import Application, application, rows
+from tests.kit.specs import DATASET, template
 from tests.kit.tenants import ask, create_api_key
 
 pytestmark = pytest.mark.postgres
@@ -158,6 +160,33 @@ async def test_a_refusal_to_delete_names_nothing_of_another_workspace(
         assert kept.status_code == 409, kept.text
         assert ("secret-name" in kept.text) is is_named
         assert ("of another workspace" in kept.text) is not is_named
+
+
+async def test_an_ended_evaluation_of_another_workspace_keeps_nothing_from_being_deleted(
+    shared: Application,
+) -> None:
+    left = await create_api_key(shared, "left", "admin", organisation="left")
+    made = await shared.post("/workspaces", {"url": "/b", "name": "more", "organisation": "left"})
+    inner = await create_api_key(
+        shared, "inner", "admin", organisation="left", workspace=await _sums(shared, left)
+    )
+    own = await upload(shared, inner, "numbers")
+    evaluation = EvaluationRequested(
+        evaluation="e1",
+        eval_name="secret-name",
+        template=template(dataset=DATASET.model_copy(update={"dataset": own})),
+        rows=(0,),
+        workspace=made.json()["workspace"]["id"],
+    )
+    names = shared.services.readmodel.names
+    await names.take("evaluation", "secret-name", "e1", scope=str(evaluation.workspace))
+    await shared.append([evaluation])
+    kept = await ask(shared, "DELETE", f"/api/v1/datasets/{own}", inner)
+    assert kept.status_code == 409, kept.text
+    assert "some of another workspace" in kept.text
+    await shared.append([EvaluationCompleted(evaluation="e1", status="finished", reward=1.0)])
+    gone = await ask(shared, "DELETE", f"/api/v1/datasets/{own}", inner)
+    assert gone.status_code == 200, gone.text
 
 
 async def _sums(app: Application, api_key: str) -> str:
