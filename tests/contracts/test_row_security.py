@@ -1,14 +1,17 @@
 """The database shows a request only rows of the workspaces that its sender may see, even to a query
 that filters by nothing."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from infra.spine.ports.visible_workspaces import VISIBLE
 from infra.spine.postgres.pool import Database, administering, connect
+from infra.spine.postgres.row_security import SHOW, ConfinedConnection
 
 pytestmark = pytest.mark.postgres
 
@@ -92,6 +95,61 @@ async def test_a_row_of_others_is_neither_changed_nor_made(narrow: Database) -> 
         assert await narrow.durable.execute("delete from runs where workspace = 'b'") == "DELETE 0"
         with pytest.raises(Exception, match="row-level security"):
             await narrow.durable.execute(TABLES["runs"] or "", "r9", "b")
+
+
+async def test_a_connection_whose_setting_was_interrupted_shows_the_next_caller_its_own_rows(
+    narrow: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool has one connection: whatever ends its caller, the next one gets it."""
+    tell = ConfinedConnection.execute
+
+    async def tell_and_fail(self: ConfinedConnection, query: str, *values: Any) -> Any:
+        answer = await tell(self, query, *values)
+        if query == SHOW:
+            raise failure
+        return answer
+
+    failure: BaseException
+    for failure in (RuntimeError("lost"), asyncio.CancelledError()):
+        with monkeypatch.context() as patch, shown("a"):
+            patch.setattr(ConfinedConnection, "execute", tell_and_fail)
+            with pytest.raises(type(failure)):
+                await places(narrow, "runs")
+        assert await places(narrow, "runs") == ["a", "b"]
+        with shown("b"):
+            assert await places(narrow, "runs") == ["b"]
+
+
+@pytest.mark.parametrize("ends", ["error", "cancelled"])
+async def test_a_transaction_that_fails_leaves_its_setting_to_nobody(
+    narrow: Database, ends: str
+) -> None:
+    async def work() -> None:
+        with shown("a"):
+            async with narrow.durable.acquire() as connection, connection.transaction():
+                await connection.execute("select count(*) from runs")
+                if ends == "error":
+                    await connection.execute("select 1 / 0")
+                await connection.execute("select pg_sleep(30)")
+
+    working = asyncio.ensure_future(work())
+    await asyncio.sleep(0.2)
+    working.cancel()
+    await asyncio.wait([working])
+    assert await places(narrow, "runs") == ["a", "b"]
+    with shown("b"):
+        assert await places(narrow, "runs") == ["b"]
+
+
+async def test_a_prepared_statement_follows_the_setting(narrow: Database) -> None:
+    """The driver prepares each statement once for a connection, and keeps its plan."""
+    for _ in range(8):  # after five executions PostgreSQL may keep a plan for all values
+        for one in ("a", "b"):
+            with shown(one):
+                found = await narrow.durable.fetch(
+                    "select workspace from runs where name = $1 order by workspace", "n"
+                )
+                assert [row["workspace"] for row in found] == [one]
 
 
 async def test_a_validation_is_shown_with_its_run(narrow: Database) -> None:

@@ -171,6 +171,26 @@ async def test_a_link_makes_a_person_shows_the_key_once_and_signs_in(app: Applic
         assert "was used or revoked" in used.text
 
 
+async def test_a_link_that_went_to_somebody_else_does_not_show_the_address_it_needs(
+    app: Application,
+) -> None:
+    ada = await member(app, "ada", "owner")
+    path = "/api/v1/organisations/main/invitations"
+    body = {"role": "owner", "email": "secret.bea@example.org"}
+    made = await ask(app, "POST", path, ada.api_key, json=body)
+    code = str(made.json()["url"]).partition("code=")[2]
+    transport = httpx.ASGITransport(app.app)
+    async with httpx.AsyncClient(
+        transport=transport, base_url=HERE, headers={"Origin": HERE}
+    ) as browser:
+        page = await browser.get("/join", params={"code": code})
+        fields = {"code": code, "name": "Mal", "email": "mal@example.org"}
+        refused = await browser.post("/join", data=fields)
+    assert (page.status_code, refused.status_code) == (200, 400)
+    for answer in (page, refused):
+        assert "secret.bea" not in answer.text
+
+
 async def test_a_person_who_is_signed_in_joins_with_a_button(app: Application) -> None:
     await app.database.durable.execute(
         "insert into organisations (id, name, title, created_by) values ('o2', 'other', 'Other', 't')"
