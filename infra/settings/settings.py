@@ -18,6 +18,7 @@ from infra.settings.git import THIS_MACHINE, GitSettings
 from infra.settings.kafka import KafkaSettings
 from infra.settings.model_directories import ModelDirectories
 from infra.settings.network_policy import NetworkPolicy
+from infra.settings.oidc import OidcSettings
 from infra.settings.packages import PackageSettings
 from infra.settings.s3 import S3Place
 from infra.settings.sandbox_level import TRUSTED
@@ -107,6 +108,7 @@ class Settings:
     alerts: AlertSettings
     git: GitSettings
     packages: PackageSettings
+    oidc: OidcSettings | None
     osmosis_api: bool
     osmosis_oldest: str | None
     failpoint: str | None
@@ -157,6 +159,7 @@ class Settings:
             alerts=_alerts(environ),
             git=_git(environ),
             packages=_packages(environ),
+            oidc=_oidc(environ),
             osmosis_api=_one_of(environ, "HEADRACE_OSMOSIS_API", ("on", "off")) == "on",
             osmosis_oldest=_version(environ, "HEADRACE_OSMOSIS_OLDEST"),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
@@ -228,6 +231,13 @@ def sandbox_level(environ: Mapping[str, str]) -> str:
             "only, so remove the variable to confine user code with bubblewrap"
         )
     return _one_of(environ, name, ("bwrap", "gvisor", "process-trusted"))
+
+
+def _oidc(environ: Mapping[str, str]) -> OidcSettings | None:
+    try:
+        return OidcSettings.load(environ)
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
 
 
 def _sandbox_limits(environ: Mapping[str, str]) -> SandboxLimits:
