@@ -157,6 +157,8 @@ async def _serve(
         await finish_requests(server, tasks[0])
         await end([task for task in rest if not task.done()])
         await services.serving.aclose()
+        if services.oidc is not None:
+            await services.oidc.aclose()
         for task in done:
             task.result()
 

@@ -20,13 +20,19 @@ from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 SQL = queries("infra/identity/people.sql")
 
 
+class LastOwner(Conflict):
+    """The last owner of an organisation stays."""
+
+
 @dataclass(frozen=True, slots=True)
 class OrganisationMember:
-    """A person with the role in an organisation."""
+    """A person with the role in an organisation. A membership `from_groups` was given by groups of the
+    sign-in provider, and follows them at each sign-in."""
 
     person: Person
     role: Role
     joined_at: datetime
+    from_groups: bool = False
 
 
 class Members:
@@ -66,21 +72,21 @@ class Members:
 
     async def change_role(self, organisation: str, person: str, role: str) -> None:
         """Give a member another role, which its API keys have from now on. Raises NotFound, and
-        Conflict for the last owner."""
+        Conflict for the last owner, and for a role that groups of the sign-in provider give."""
         checked = check_role(role)
         async with self._changing(organisation) as connection:
-            before = await _role_in(connection, organisation, person)
-            if before == "owner" and checked != "owner":
-                await _check_other_owner(connection, organisation, person)
-            await connection.execute(SQL["set_role"], organisation, person, checked)
-            if checked != "owner":
-                await connection.execute(SQL["delete_invitations_of_member"], organisation, person)
+            if (await _member_in(connection, organisation, person))["from_groups"]:
+                raise Conflict(
+                    f"the role of {person} comes from groups of the sign-in provider; change the groups "
+                    "there, or remove the member and send an invitation"
+                )
+            await change_role(connection, organisation, person, checked)
 
     async def remove(self, organisation: str, person: str) -> None:
         """Remove a member, whose API keys in the organisation are refused from now on. Raises
         NotFound, and Conflict for the last owner."""
         async with self._changing(organisation) as connection:
-            await _remove(connection, organisation, person)
+            await remove_member(connection, organisation, person)
 
     async def remove_person(self, person: str) -> None:
         """Remove a person from all organisations and from the installation. Raises Conflict for the
@@ -91,7 +97,7 @@ class Members:
             for row in rows:
                 await connection.execute(SQL["lock_organisation"], row["organisation"])
             for row in rows:
-                await _remove(connection, row["organisation"], person)
+                await remove_member(connection, row["organisation"], person)
             await connection.execute(SQL["mark_removed"], person)
         self._changed()
 
@@ -123,8 +129,21 @@ def check_role(text: str) -> Role:
     raise InvalidConfig(message, issues=(Issue("role", message),))
 
 
-async def _remove(connection: Any, organisation: str, person: str) -> None:
-    if await _role_in(connection, organisation, person) == "owner":
+async def change_role(connection: Any, organisation: str, person: str, role: Role) -> None:
+    """Give a member another role within a transaction that has locked the organisation. Raises
+    NotFound, and LastOwner."""
+    before = await _member_in(connection, organisation, person)
+    if before["role"] == "owner" and role != "owner":
+        await _check_other_owner(connection, organisation, person)
+    await connection.execute(SQL["set_role"], organisation, person, role)
+    if role != "owner":
+        await connection.execute(SQL["delete_invitations_of_member"], organisation, person)
+
+
+async def remove_member(connection: Any, organisation: str, person: str) -> None:
+    """Remove a member within a transaction that has locked the organisation. Raises NotFound, and
+    LastOwner."""
+    if (await _member_in(connection, organisation, person))["role"] == "owner":
         await _check_other_owner(connection, organisation, person)
     # The login before the member, as a login that becomes a key locks them. What a member makes is made
     # under a lock of the membership, so after its end all that was made can be seen.
@@ -137,9 +156,9 @@ async def _remove(connection: Any, organisation: str, person: str) -> None:
         await connection.execute(SQL[query], organisation, person)
 
 
-async def _role_in(connection: Any, organisation: str, person: str) -> str:
+async def _member_in(connection: Any, organisation: str, person: str) -> Any:
     rows = await connection.fetch(SQL["members_named"], organisation, person)
-    found = next((str(row["role"]) for row in rows if row["id"] == person), None)
+    found = next((row for row in rows if row["id"] == person), None)
     if found is None:
         raise NotFound(f"there is no member {person[:80]!r}; `headrace member list` shows all")
     return found
@@ -147,10 +166,10 @@ async def _role_in(connection: Any, organisation: str, person: str) -> str:
 
 async def _check_other_owner(connection: Any, organisation: str, person: str) -> None:
     if not await connection.fetchval(SQL["other_owners"], organisation, person):
-        raise Conflict(
+        raise LastOwner(
             f"{person} is the last owner of this organisation; make another member an owner first"
         )
 
 
 def _member(row: Any) -> OrganisationMember:
-    return OrganisationMember(person_of(row), row["role"], row["joined_at"])
+    return OrganisationMember(person_of(row), row["role"], row["joined_at"], row["from_groups"])

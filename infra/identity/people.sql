@@ -46,7 +46,7 @@ select organisation, role from members where person = $1 order by organisation
 select id from organisations where id = $1 for update
 
 -- part: select_members
-select {person_columns}, m.role, m.created_at as joined_at from members m join people p on p.id = m.person
+select {person_columns}, m.role, m.created_at as joined_at, m.from_groups from members m join people p on p.id = m.person
 
 -- name: members
 {select_members} where m.organisation = $1 order by m.created_at, p.id limit $2 offset $3

@@ -21,13 +21,14 @@ from producers.dashboard.pages import (
     timeline,
     workspaces,
 )
-from producers.dashboard.pages.access import api_keys, device, joining, members, sign_in
+from producers.dashboard.pages.access import api_keys, device, joining, members, oidc, sign_in
 from producers.dashboard.routing import MissingPage
 
 PAGES = (
     assets,
     reports,
     sign_in,
+    oidc,
     joining,
     device,
     members,

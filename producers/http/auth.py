@@ -21,7 +21,7 @@ from infra.http.request_limits import Rate, RequestLimits
 from infra.identity.audit_buffer import AuditEntry
 from infra.ports.actor import Actor, acting_as
 from infra.spine.postgres.errors import UNAVAILABLE_ERRORS
-from producers.http.browsers import is_for_browsers, is_open_page
+from producers.http.browsers import OIDC, OIDC_CALLBACK, is_for_browsers, is_open_page
 from producers.http.client_address import ClientAddresses
 from producers.http.credentials import (
     CLOSING,
@@ -52,6 +52,17 @@ DEVICE_PATHS = {
     for prefix in ("/api/v1", "/api/cli")
     for route in DEVICE_LIMITS
 }
+
+OIDC_LIMITS = {
+    OIDC: (Rate(per_minute=60), Rate(per_minute=1200)),
+    OIDC_CALLBACK: (Rate(per_minute=60), Rate(per_minute=1200)),
+}
+"""The same for the pages of a sign-in with the provider. Many people may have one address."""
+
+LIMITED_PATHS = {**DEVICE_PATHS, **{path: path for path in OIDC_LIMITS}}
+
+IS_AUDITED = "is_audited"
+"""Whether the state of a request says that its page adds its own entry to the audit list."""
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 VISITOR = "visitor"
@@ -112,9 +123,9 @@ class Guard:
         self._hosts = {*LOCAL_HOSTS, *services.settings.hosts}
         self._addresses = ClientAddresses(services.settings.trusted_proxies)
         self._readers, self._cookie = readers_of(services)
-        self._device_limits = {
+        self._open_limits = {
             route: RequestLimits(each=each, together=together)
-            for route, (each, together) in DEVICE_LIMITS.items()
+            for route, (each, together) in {**DEVICE_LIMITS, **OIDC_LIMITS}.items()
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,8 +162,8 @@ class Guard:
 
     async def _over_quota(self, actor: Actor, path: str) -> Response | None:
         """Count a request to the API. Returns the response that refuses it when there were too many."""
-        if route := DEVICE_PATHS.get(path):
-            return self._over_device_limit(route, actor.address)
+        if route := LIMITED_PATHS.get(path):
+            return self._over_open_limit(route, actor.address)
         if is_for_browsers(path) or path.startswith(SIGNED_PATHS):
             return None
         try:
@@ -163,8 +174,8 @@ class Guard:
             return None  # the answer to the request says so
         return None
 
-    def _over_device_limit(self, route: str, address: str) -> Response | None:
-        wait_s = self._device_limits[route].take_s(network_of(address))
+    def _over_open_limit(self, route: str, address: str) -> Response | None:
+        wait_s = self._open_limits[route].take_s(network_of(address))
         if not wait_s:
             return None
         message = f"too many logins from this address; try again in {math.ceil(wait_s)} seconds"
@@ -253,6 +264,8 @@ class Guard:
         if has_no_api_key and not is_refused:
             return
         state: Mapping[str, Any] = scope.get("state") or {}
+        if state.get(IS_AUDITED):
+            return
         now = self._services.clock.now()
         self._services.audit.add(
             AuditEntry(

@@ -30,7 +30,13 @@ SHARED = "/shared"
 JOIN = "/join"
 """The page that the link of an invitation opens."""
 
-OPEN_PAGES = ("/login", "/static/", REPORTS, SHARED, JOIN)
+OIDC = "/sign-in/oidc"
+"""Where a sign-in with the provider begins."""
+
+OIDC_CALLBACK = f"{OIDC}/callback"
+"""Where the provider sends browsers back."""
+
+OPEN_PAGES = ("/login", "/static/", REPORTS, SHARED, JOIN, OIDC)
 SAFE_METHODS = ("GET", "HEAD")
 PORTS = {"http": 80, "https": 443}
 LONGEST_NEXT = 2000

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from infra.blobs.installed import InstalledBlobs
 from infra.blobs.staged_uploads import StagedUploads
@@ -62,10 +63,13 @@ from producers.core.submit import Submitter
 from producers.core.validation.synced_rollouts import SyncedRollouts
 from producers.core.verification import Verifications
 from producers.core.workspaces import Workspaces
-from producers.http.browsers import PageReports
+from producers.http.browsers import OIDC_CALLBACK, PageReports
 from producers.webhook.endpoint import WebhookEndpoint
 from producers.webhook.hooks import ConnectedHooks, RecentHooks
 from producers.webhook.journal import DeliveryJournal
+
+if TYPE_CHECKING:
+    from infra.identity.oidc.sign_in import OidcSignIns
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,21 @@ class Services:
     @cached_property
     def sessions(self) -> Sessions:
         return Sessions(self.database)
+
+    @cached_property
+    def oidc(self) -> "OidcSignIns | None":
+        """Sign-in with OpenID Connect; None without its settings. Its libraries are loaded only here."""
+        if self.settings.oidc is None:
+            return None
+        from infra.identity.oidc.sign_in import open_sign_ins
+
+        return open_sign_ins(
+            self.settings.oidc,
+            self.settings.public_url + OIDC_CALLBACK,
+            self.database,
+            self.recent_api_keys,
+            self.clock,
+        )
 
     @cached_property
     def quotas(self) -> Quotas:

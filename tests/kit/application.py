@@ -159,11 +159,17 @@ async def application(
     *,
     repositories: tuple[str, ...] = ("/repo",),
     confines_checks: bool = False,
+    environ: Mapping[str, str] = {},
 ) -> AsyncIterator[Application]:
-    """The application over the database at `url`. With `confines_checks`, files are checked in a process
-    of their own, as users have it."""
+    """The application over the database at `url`, with the further settings of `environ`. With
+    `confines_checks`, files are checked in a process of their own, as users have it."""
     settings = Settings.load(
-        {"HEADRACE_HOME": str(home), "HEADRACE_API_KEY": API_KEY, "HEADRACE_DATABASE_URL": url}
+        {
+            "HEADRACE_HOME": str(home),
+            "HEADRACE_API_KEY": API_KEY,
+            "HEADRACE_DATABASE_URL": url,
+            **environ,
+        }
     )
     async with (
         _checks(confined=confines_checks),
@@ -205,5 +211,7 @@ async def application(
             yield Application(api, app, services, projector, database)
         await services.dataset_uploads.close()
         await forges.aclose()
+        if services.oidc is not None:
+            await services.oidc.aclose()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -33,6 +33,7 @@ PRIVATE: dict[str, dict[str, str]] = {
     "members": {},
     "organisations": {},
     "people": {},
+    "person_accounts": {},
     "workspace_homes": {},
     "upload_parts": {},
     "uploads": {},
@@ -45,6 +46,7 @@ PRIVATE: dict[str, dict[str, str]] = {
     "run_secrets": dict.fromkeys(("rollout", "grade"), "select"),
     "secrets": dict.fromkeys(("rollout", "grade", "publish"), "select, update"),
     "serving_grants": {"deploy": "select"},
+    "sign_in_attempts": {},
     "sign_in_codes": {},
 }
 """Tables with credentials, with the names of people, or with what they have used -> the services besides

@@ -2471,9 +2471,30 @@ create table members (
     created_at   timestamptz not null default clock_timestamp(),
     created_by   text not null,
     changed_at   timestamptz not null default clock_timestamp(),
+    from_groups  boolean not null default false,
     primary key (organisation, person)
 );
 create index members_by_person on members (person);
+
+-- Which account of an OpenID Connect provider is which person.
+create table person_accounts (
+    issuer       text not null,
+    subject      text not null,
+    person       text not null references people,
+    created_at   timestamptz not null default clock_timestamp(),
+    signed_in_at timestamptz not null default clock_timestamp(),
+    primary key (issuer, subject)
+);
+create unique index person_accounts_by_person on person_accounts (person, issuer);
+
+-- Sign-ins with that provider that have begun. Only hashes of the state, and of what the browser keeps.
+create table sign_in_attempts (
+    state_sha256   bytea primary key,
+    browser_sha256 bytea not null,
+    next           text not null,
+    expires_at     timestamptz not null
+);
+create index sign_in_attempts_by_expiry on sign_in_attempts (expires_at);
 
 -- An invitation into an organisation. `inviter` is the person who made it; it ends when that person is not an owner any more.
 create table invitations (

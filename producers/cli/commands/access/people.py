@@ -31,7 +31,7 @@ def list_members(client: Client, *, organisation: str | None) -> Output:
     """List the members of an organisation."""
     found = list(client.pages(_path(client, organisation), "members"))
     rows = [
-        (one["id"], one["name"], one["email"], one["role"], time_ago(one["joined_at"]))
+        (one["id"], one["name"], one["email"], _role(one), time_ago(one["joined_at"]))
         for one in found
     ]
     columns = ("person", "name", "e-mail", "role", "since")

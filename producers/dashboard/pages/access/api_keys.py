@@ -150,7 +150,12 @@ async def show_sessions(request: Request) -> Response:
     actor = actor_of(request)
     found = await core.sessions.list_open(holder_of(actor))
     person = await core.people.find(actor.person_id) if actor.person_id else None
-    values = {"sessions": found, "here": session_id(cookie), "person": person}
+    values = {
+        "sessions": found,
+        "here": session_id(cookie),
+        "person": person,
+        "has_organisations": person is not None and core.settings.oidc is not None,
+    }
     return html(request, "sessions.html", values)
 
 

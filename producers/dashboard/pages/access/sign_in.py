@@ -12,6 +12,7 @@ from infra.ports.actor import ROOT
 from producers.dashboard.forms import ForeignForm, read_form, read_session_form
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
+from producers.http.auth import actor_of
 from producers.http.browsers import comes_from_here, cookie_name, cookie_of, local_path
 from producers.http.services import Services
 
@@ -47,19 +48,22 @@ async def sign_in(request: Request) -> Response:
         bearer = await _services(request).sessions.redeem_code(code)
         if bearer is None:
             return await _form(request, following, USED, status=401)
-        return await _open_session(request, bearer, following)
+        return await open_session(request, bearer, following)
     bearer = await _bearer_with(_services(request), fields.get("api_key", "").strip())
     if bearer is None:
         await asyncio.sleep(REST_S)
         return await _form(request, following, WRONG, status=401)
-    return await _open_session(request, bearer, following)
+    return await open_session(request, bearer, following)
 
 
 async def sign_out(request: Request) -> Response:
     await read_session_form(request)
-    await _services(request).sessions.end(_cookie_of(request))
+    services = _services(request)
+    await services.sessions.end(_cookie_of(request))
+    if services.oidc is not None:
+        await services.oidc.accounts.end(actor_of(request).api_key)
     answer = RedirectResponse("/login", status_code=303)
-    public_url = _services(request).settings.public_url
+    public_url = services.settings.public_url
     # A browser asked to delete a __Host- cookie without Secure keeps it.
     answer.delete_cookie(
         cookie_name(public_url), path="/", secure=public_url.startswith("https:"), httponly=True
@@ -89,7 +93,9 @@ async def _owner_of(request: Request, bearer: Bearer) -> str:
 async def _form(
     request: Request, following: str, error: str | None = None, *, status: int = 200
 ) -> Response:
-    return html(request, "login.html", {"next": following, "error": error}, status=status)
+    oidc = _services(request).settings.oidc
+    values = {"next": following, "error": error, "provider": oidc and oidc.host}
+    return html(request, "login.html", values, status=status)
 
 
 async def _bearer_with(services: Services, text: str) -> Bearer | None:
@@ -103,7 +109,8 @@ async def _bearer_with(services: Services, text: str) -> Bearer | None:
     return Bearer(found.id, found.sha256)
 
 
-async def _open_session(request: Request, bearer: Bearer, following: str) -> Response:
+async def open_session(request: Request, bearer: Bearer, following: str) -> Response:
+    """Open a session of an API key in a browser, and send it to a path of this server."""
     services = _services(request)
     cookie = await services.sessions.open(bearer)
     answer = RedirectResponse(following, status_code=303)

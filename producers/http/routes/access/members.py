@@ -27,6 +27,7 @@ def member_to_json(member: OrganisationMember) -> Mapping[str, object]:
         "email": member.person.email,
         "role": member.role,
         "joined_at": member.joined_at,
+        "from_groups": member.from_groups,
     }
 
 
