@@ -13,15 +13,17 @@ id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_at, crea
 -- part: select_api_keys
 select {api_key_columns} from api_keys
 
--- Nothing is inserted beyond $10 API keys that are not revoked. A key of a workspace belongs to its organisation.
+-- Nothing is inserted beyond $10 API keys that are not revoked, or $13 of one organisation. A key of a workspace belongs
+-- to its organisation.
 
 -- name: insert_api_key
+with home as (select coalesce($11, (select h.organisation from workspace_homes h where h.workspace = $7),
+                              case when $7::text is not null then 'main' end) as organisation)
 insert into api_keys (id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_by, organisation,
                       person)
-select $1, $2, $3, $4, $5, $6, $7, $8, $9,
-  coalesce($11, (select h.organisation from workspace_homes h where h.workspace = $7),
-           case when $7::text is not null then 'main' end), $12
+select $1, $2, $3, $4, $5, $6, $7, $8, $9, home.organisation, $12 from home
 where (select count(*) from api_keys where revoked_at is null) < $10
+  and (select count(*) from api_keys k where k.organisation = home.organisation and k.revoked_at is null) < $13
 returning {api_key_columns}
 
 -- name: page_of_api_keys

@@ -19,6 +19,9 @@ SQL = queries("infra/identity/access.sql")
 MOST_API_KEYS = 10_000
 """How many API keys may be valid at the same time."""
 
+MOST_OF_ORGANISATION = 2_000
+"""How many of them may belong to one organisation, so that none keeps the others from making theirs."""
+
 MOST_KNOWN = 12_000
 """How many API keys a process knows: all valid ones, and the ones that were revoked last."""
 
@@ -217,6 +220,7 @@ async def insert_api_key(connection: Any, request: ApiKeyRequest) -> tuple[ApiKe
                 MOST_API_KEYS,
                 request.organisation,
                 request.person,
+                MOST_OF_ORGANISATION,
             )
     except asyncpg.UniqueViolationError as error:
         raise NameInUse(
@@ -224,7 +228,10 @@ async def insert_api_key(connection: Any, request: ApiKeyRequest) -> tuple[ApiKe
             "another name"
         ) from error
     if row is None:
-        raise Conflict(f"there are {MOST_API_KEYS} API keys; revoke those that nobody uses")
+        raise Conflict(
+            f"there are too many API keys: {MOST_OF_ORGANISATION} of an organisation may be valid, and "
+            f"{MOST_API_KEYS} in all; revoke those that nobody uses"
+        )
     return api_key_of(row), issued
 
 

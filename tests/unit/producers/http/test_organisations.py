@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from infra.identity import api_keys
 from infra.ports.actor import Actor
 from tests.kit.application import Application, application, rows
 from tests.kit.tenants import Tenant, ask, create_api_key, tenant
@@ -163,6 +164,25 @@ async def test_an_organisations_key_adds_no_directory_of_the_server(
             assert "directory of the server" in answer.json()["detail"]
     made = await shared.post("/workspaces", {"url": "/more", "organisation": "left"})
     assert made.status_code == 201, "the operator may"
+
+
+async def test_no_organisation_keeps_another_one_from_making_keys(
+    shared: Application, left: Tenant, right: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_keys, "MOST_OF_ORGANISATION", 3)
+    monkeypatch.setattr(api_keys, "MOST_API_KEYS", 8)
+
+    async def make(own: Tenant, name: str) -> int:
+        body = {"name": name, "scopes": ["read"]}
+        answer = await ask(shared, "POST", "/api/v1/api-keys", own.api_key, json=body)
+        assert answer.status_code == 201 or "too many API keys" in answer.text
+        return answer.status_code
+
+    assert [await make(left, f"k{number}") for number in range(6)] == [201, 201, *[409] * 4]
+    assert await make(right, "own") == 201
+    revoked = await ask(shared, "DELETE", "/api/v1/api-keys/k0", left.api_key)
+    assert revoked.status_code == 200
+    assert await make(left, "again") == 201
 
 
 async def test_no_workspace_is_named_like_an_id_after_its_repository(
