@@ -11,7 +11,7 @@ import pytest
 from infra.identity.api_key_format import digest
 from infra.identity.device_logins import DeviceLoginStore
 from infra.identity.issuing import WantedApiKey
-from infra.identity.members import _remove
+from infra.identity.members import remove_member
 from infra.identity.people import SQL
 from infra.ports.actor import MAIN, Actor
 from producers.http.credentials import Credentials
@@ -63,7 +63,7 @@ async def test_an_invitation_ends_with_its_owner_also_when_it_is_used_at_that_mo
     async with half_done(app) as removing:
         await removing.execute(SQL["lock_organisation"], MAIN)
         using = await begin_and_wait(app, lambda: invitations.accept(code, "Mal", "m@example.org"))
-        await _remove(removing, MAIN, bea.id)
+        await remove_member(removing, MAIN, bea.id)
     assert isinstance(await outcome(using), NotFound)
     assert [
         one.person.name for one in (await app.services.members.page(MAIN, limit=9, offset=0))[0]
@@ -78,7 +78,7 @@ async def test_an_api_key_that_is_made_during_the_removal_is_not_valid_later(
     actor, issuer = await actor_of(app, bea), app.services.api_key_issuer
     async with half_done(app) as removing:
         await removing.execute(SQL["lock_organisation"], MAIN)
-        await _remove(removing, MAIN, bea.id)
+        await remove_member(removing, MAIN, bea.id)
         wanted = WantedApiKey("late", ["read"])
         making = await begin_and_wait(app, lambda: issuer.create(wanted, actor))
     assert isinstance(await outcome(making), Conflict)
@@ -115,7 +115,7 @@ async def test_an_owner_who_ends_makes_no_invitation_at_that_moment(
     async with half_done(app) as ending:
         await ending.execute(SQL["lock_organisation"], MAIN)
         if ends == "removed":
-            await _remove(ending, MAIN, bea.id)
+            await remove_member(ending, MAIN, bea.id)
         else:
             await ending.execute(SQL["set_role"], MAIN, bea.id, "member")
         inviting = await begin_and_wait(app, lambda: invitations.invite(MAIN, "owner", None, actor))
