@@ -199,7 +199,8 @@ class Accounts:
 
     async def _link(self, connection: Any, identity: Identity, person: str) -> Person:
         """Make an account that of the person with the same e-mail address, which the provider must have
-        verified: else anybody could take a person over by claiming the address."""
+        verified: else anybody could take a person over by claiming the address. The API keys, logins and
+        invitations that the person made before the first account end."""
         if identity.has_verified_email is not True:
             raise SignInRefused(
                 f"there is a person with the address {identity.email}, and the provider does not say "
@@ -216,6 +217,10 @@ class Accounts:
                 "provider; ask the operator, who can remove that person (`headrace person remove`)"
             )
         await self._put_account(connection, identity, person)
+        if other is None:
+            # Whoever used an invitation only claimed the address. Their API keys would reach the
+            # personal secrets and see the organisations of the person who now comes.
+            await connection.execute(SQL["end_access_of_before"], person)
         return person_of(row)
 
     async def _put_account(self, connection: Any, identity: Identity, person: str) -> None:

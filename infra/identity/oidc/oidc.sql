@@ -36,6 +36,14 @@ where a.person = excluded.person
    or exists (select from people p where p.id = a.person and p.removed_at is not null)
 returning person
 
+-- An address that an invitation took was only claimed. Its holder comes with the first sign-in that the provider vouches
+-- for, and what was made before ends.
+
+-- name: end_access_of_before
+with keys as (update api_keys set revoked_at = clock_timestamp() where person = $1 and revoked_at is null),
+logins as (delete from device_logins where person = $1)
+delete from invitations where inviter = $1
+
 -- name: organisations_named
 select id, name from organisations where name = any($1::text[]) order by id
 
