@@ -1,6 +1,9 @@
 """`headrace member`: the people of an organisation and their roles. `headrace person`: all people of the
 installation."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from infra.ports.actor import ROLES
@@ -23,6 +26,10 @@ def _path(client: Client, organisation: str | None, what: str = "members") -> st
     """The path of the members of an organisation, or of that of the API key."""
     ref = organisation or client.get("/whoami")["organisation"] or "main"
     return f"/organisations/{path_segment(str(ref))}/{what}"
+
+
+def _role(member: Mapping[str, Any]) -> str:
+    return f"{member['role']} (from groups)" if member.get("from_groups") else str(member["role"])
 
 
 @command(member, "list", example="headrace member list")
