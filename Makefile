@@ -10,7 +10,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: preflight compiler programs demo matrix learning smollm smollm-dpo smollm-distill oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-osmosis test-browser screenshots pictures chromium axe test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: preflight compiler programs demo matrix learning smollm smollm-dpo smollm-distill oracles vllm gitea gvisor audit sbom digests test test-fast test-kills test-stacks test-properties slow test-python test-attacks test-gitea test-agents test-osmosis test-browser screenshots pictures chromium axe oidc test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -235,9 +235,9 @@ test-agents: $(READY)
 test-osmosis: $(READY)
 	$(PYTEST) -m osmosis tests/osmosis $(ARGS)
 
-# The dashboard in a real Chromium: the ways of people through it, axe-core on every page, and hostile
-# text in every field.
-test-browser: $(READY) chromium axe
+# The dashboard in a real Chromium: the ways of people through it, also with a real sign-in provider,
+# axe-core on every page, and hostile text in every field.
+test-browser: $(READY) chromium axe oidc
 	$(PYTEST) -m browser tests/browser $(ARGS)
 
 # Pictures of every page, in light and dark and on a phone: make screenshots SCREENSHOTS=folder
@@ -267,6 +267,16 @@ $(AXE)/axe.min.js:
 	echo 'e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745  $(AXE)/axe-core-4.14.1.tgz' | \
 		sha256sum --check --quiet
 	tar -xzmf $(AXE)/axe-core-4.14.1.tgz -C $(AXE) --strip-components=1 package/axe.min.js
+
+# A certified OpenID Connect provider, with which people sign in. Needs npm.
+OIDC := $(TOOLS)/oidc-provider
+oidc: $(OIDC)/.ready
+
+$(OIDC)/.ready: tests/browser/oidc/package-lock.json
+	mkdir -p $(OIDC)
+	cp tests/browser/oidc/package.json tests/browser/oidc/package-lock.json $(OIDC)
+	npm ci --silent --no-audit --no-fund --ignore-scripts --prefix $(OIDC)
+	@touch $@
 
 # The vLLM sampler against real vLLM on this machine's CPU.
 test-vllm: $(READY) $(VLLM)/.ready

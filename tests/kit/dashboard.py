@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,13 +40,15 @@ class ServedDashboard:
 
 
 @contextmanager
-def served_dashboard(postgres_url: str, home: Path) -> Iterator[ServedDashboard]:
-    """The application over a fresh database, served on a free port until the block ends."""
+def served_dashboard(
+    postgres_url: str, home: Path, *, port: int = 0, environ: Mapping[str, str] = {}
+) -> Iterator[ServedDashboard]:
+    """The application over a fresh database, served on a port (0: a free one) until the block ends."""
     ready: Future[tuple[Application, str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve(database_url: str) -> None:
-        async with application(database_url, home) as app:
-            server = HttpServer(app.app, host="127.0.0.1", port=0, limits=ConnectionLimits())
+        async with application(database_url, home, environ=environ) as app:
+            server = HttpServer(app.app, host="127.0.0.1", port=port, limits=ConnectionLimits())
             await server.listen()
             serving = asyncio.ensure_future(server.serve())
             ended = asyncio.Event()
