@@ -2,6 +2,7 @@
 a checkpoint that is uploaded to a model hub."""
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -11,6 +12,9 @@ from schemas.sampling import Day, LoraScaling, ModelRef, PolicyRef, Value
 
 NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 NAME_RULE = "1 to 63 lower-case letters, digits, - and _, the first a letter or a digit"
+
+NO_WORKSPACE = "-"
+"""Written in the place of a workspace for a deployment that belongs to none."""
 
 CHECKPOINT_NAME = re.compile(r"^(?P<run>[^@\s/:]+)-step-(?P<step>[0-9]{1,9})$")
 """A checkpoint as the name of a model: RUN-step-N is RUN@N."""
@@ -38,13 +42,20 @@ class ServedModel(Value):
     date: Day | None = None
 
     @property
-    def id(self) -> str:
-        """The id of the deployment. Every version of a name has the same id."""
-        return deployment_id(self.name)
+    def key(self) -> str:
+        """The deployment that serves it. Every version of a name in a workspace has the same key."""
+        return deployment_key(self.name, self.workspace)
 
     @property
     def model_name(self) -> str:
+        """How clients call the model, as long as they see only one deployment of this name."""
         return f"{self.base_name}:{self.name}"
+
+    @property
+    def full_name(self) -> str:
+        """How its use is counted, and a name that means this deployment whatever others have its name:
+        BASE:WORKSPACE/NAME with the id of the workspace, and BASE:NAME for one of no workspace."""
+        return f"{self.base_name}:{self.key}"
 
     @property
     def ref(self) -> str:
@@ -61,6 +72,21 @@ class ServedModel(Value):
         return derive_id(HEADRACE, f"base/{self.model.model_dump_json()}").hex
 
 
+@dataclass(frozen=True, slots=True)
+class ActiveModel:
+    """A model that is served, and the name of its workspace, if it belongs to one."""
+
+    served: ServedModel
+    workspace_name: str | None = None
+
+
+def in_place(place: str, workspace: str | None, workspace_name: str | None) -> bool:
+    """Whether the first part of WORKSPACE/NAME names a workspace: by its id or its name, or none."""
+    if workspace is None:
+        return place == NO_WORKSPACE
+    return place in (workspace, workspace_name)
+
+
 def checkpoint_name(run: str, step: int) -> str:
     """A checkpoint of a run (its name) as the name of a model."""
     return f"{run}-step-{step}"
@@ -72,9 +98,15 @@ def ref_of_name(text: str) -> str:
     return text if found is None else f"{found['run']}@{int(found['step'])}"
 
 
-def deployment_id(name: str) -> str:
-    """The id of the deployment that has a name."""
-    return derive_id(HEADRACE, f"deployment/{name}").hex[:16]
+def deployment_key(name: str, workspace: str | None) -> str:
+    """Identifies a deployment: its name is unique in its workspace (an id). WORKSPACE/NAME, and NAME for
+    a deployment of no workspace."""
+    return f"{workspace}/{name}" if workspace else name
+
+
+def deployment_id(key: str) -> str:
+    """The id of the deployment with a key, which events and effects have in the place of a run."""
+    return derive_id(HEADRACE, f"deployment/{key}").hex[:16]
 
 
 def is_deployment_name(text: str) -> bool:

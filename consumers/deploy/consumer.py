@@ -3,12 +3,16 @@ Reads: ModelDeployRequested, ModelUndeployRequested, RunFinished.  Emits: ModelD
 ModelDeployed, ModelDeployFailed, ModelDeploySkipped, ModelUndeployed.  Stream: model.
 Does: loads checkpoints into the engine that serves, chooses the best of a run (lane: serve).
 Waits for: nothing.
-Safe to repeat because: a request has an id, and a name remembers the last one that was answered.
+Safe to repeat because: a request has an id, and a deployment remembers the last one that was answered.
 
-A newer request for a name replaces one that is still being loaded, unless that one is of another
-workspace or, when a run asks for its best checkpoint, has a better reward. While a version is loaded
-the one before is served, so a failure changes nothing. All deployments have one base model, which is
-loaded once.
+A name is unique in its workspace, and deployments of equal names of two workspaces have nothing to do
+with each other. A newer request for a deployment replaces one that is still being loaded, unless that
+one, when a run asks for its best checkpoint, has a better reward. While a version is loaded the one
+before is served, so a failure changes nothing. All deployments have one base model, which is loaded
+once.
+
+Events of earlier releases do not say whose name they mean. A name was unique in the installation then,
+so they mean whoever had it.
 """
 
 from collections.abc import Mapping
@@ -18,7 +22,7 @@ from typing import assert_never
 from consumers.deploy.loading import DeployPorts, choose_checkpoint, load_model
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt
-from schemas.deployments import ServedModel, other_base
+from schemas.deployments import ServedModel, deployment_key, other_base
 from schemas.effects import CheckpointChosen, ChooseCheckpoint, Failed, LoadModel, ModelLoaded
 from schemas.events import (
     ModelDeployed,
@@ -52,30 +56,44 @@ DeployEffect = LoadModel | ChooseCheckpoint
 
 @dataclass(frozen=True, slots=True)
 class DeploymentsState:
-    """`active` are the served versions by name, and `pending` the requests that are being loaded.
-    `answered` is the id of the last request of each name that was answered. `count` is how many versions
-    were deployed."""
+    """By the key of the deployment, `active` are the served versions, and `pending` the requests that
+    are being loaded. `answered` is the id of the last request of each deployment that was answered, and
+    `answered_by_name` that of each name whose workspace the answer does not say. `count` is how many
+    versions were deployed."""
 
     active: Mapping[str, ServedModel] = field(default_factory=dict)
     pending: Mapping[str, ModelDeployRequested] = field(default_factory=dict)
     answered: Mapping[str, str] = field(default_factory=dict)
+    answered_by_name: Mapping[str, str] = field(default_factory=dict)
     count: int = 0
+
+    def keys_of(self, event: ModelUndeployRequested | ModelUndeployed) -> set[str]:
+        """The deployments that an event means, of those that are served or being loaded."""
+        held = {**self.pending, **self.active}
+        if event.scope is None:
+            return {key for key in held if key.rpartition("/")[2] == event.deployment}
+        return {deployment_key(event.deployment, event.scope)} & set(held)
+
+    def has_answered(self, request: str, name: str, workspace: str | None) -> bool:
+        """Whether a request for a deployment was answered."""
+        last = self.answered.get(deployment_key(name, workspace))
+        return request in (last, self.answered_by_name.get(name))
 
 
 def evolve(state: DeploymentsState, event: ModelEvent) -> DeploymentsState:
     """Return the state after one event of the deployments."""
-    name, request = event.deployment, event.request
+    name, request, scope = event.deployment, event.request, event.scope
     match event:
-        case ModelDeployRequested():
-            before = state.pending.get(name)
-            if before is not None and before.served.workspace != event.served.workspace:
-                return state
-            return replace(state, pending={**state.pending, name: event})
-        case ModelDeployed():
-            state = replace(state, active={**state.active, name: event.served}, count=event.number)
+        case ModelDeployRequested(served=served):
+            return replace(state, pending={**state.pending, served.key: event})
+        case ModelDeployed(served=served):
+            active = {**state.active, served.key: served}
+            state = replace(state, active=active, count=event.number)
+            scope = served.workspace or ""
         case ModelUndeployed():
-            left = {key: served for key, served in state.active.items() if key != name}
-            pending = {key: asked for key, asked in state.pending.items() if key != name}
+            ended = state.keys_of(event)
+            left = {key: served for key, served in state.active.items() if key not in ended}
+            pending = {key: asked for key, asked in state.pending.items() if key not in ended}
             state = replace(state, active=left, pending=pending)
         case ModelUndeployRequested():
             return state
@@ -84,7 +102,11 @@ def evolve(state: DeploymentsState, event: ModelEvent) -> DeploymentsState:
         case _:
             assert_never(event)
     pending = {key: asked for key, asked in state.pending.items() if asked.request != request}
-    return replace(state, pending=pending, answered={**state.answered, name: request})
+    state = replace(state, pending=pending)
+    if scope is None:
+        return replace(state, answered_by_name={**state.answered_by_name, name: request})
+    answered = {**state.answered, deployment_key(name, scope): request}
+    return replace(state, answered=answered)
 
 
 def handle(state: DeploymentsState, message: ModelMessage, meta: Meta) -> Decision:
@@ -110,15 +132,12 @@ def handle(state: DeploymentsState, message: ModelMessage, meta: Meta) -> Decisi
 
 def _begin(state: DeploymentsState, message: ModelDeployRequested) -> Decision:
     """Load the checkpoint of a request. The state may hold the request already."""
-    name = message.deployment
-    if state.answered.get(name) == message.request:
+    served, request = message.served, message.request
+    if state.has_answered(request, served.name, served.workspace):
         return NOTHING
-    if name not in state.pending:
+    if served.key not in state.pending:
         state = evolve(state, message)
-    asked = state.pending[name]
-    if asked.served.workspace != message.served.workspace:
-        return Decision(events=(_failure(name, message.request, _name_conflict(name)),))
-    if asked.request != message.request:
+    if state.pending[served.key].request != request:
         return NOTHING
     return _load(state, message)
 
@@ -126,19 +145,18 @@ def _begin(state: DeploymentsState, message: ModelDeployRequested) -> Decision:
 def _load(state: DeploymentsState, message: ModelDeployRequested) -> Decision:
     served = message.served
     if (problem := _conflict(state, served)) is not None:
-        return Decision(events=(_failure(message.deployment, message.request, problem),))
-    names = [*state.pending]  # in the order of their requests
-    earlier = names[: names.index(message.deployment)]
-    others = {*state.active, *earlier} - {message.deployment}
-    effect = LoadModel(request=message.request, served=served, others=len(others))
+        return Decision(events=(_failure(served, message.request, problem),))
+    keys = [*state.pending]  # in the order of their requests
+    earlier = keys[: keys.index(served.key)]
+    others = {*state.active, *earlier} - {served.key}
+    effect = LoadModel(
+        request=message.request, served=served, others=len(others), scope=served.workspace or ""
+    )
     return Decision(effects=(effect,))
 
 
 def _conflict(state: DeploymentsState, served: ServedModel) -> str | None:
     """Why a checkpoint cannot be deployed next to what is deployed; None if it can."""
-    own = state.active.get(served.name)
-    if own is not None and own.workspace != served.workspace:
-        return _name_conflict(served.name)
     for other in state.active.values():
         if other.base_key != served.base_key:
             is_visible = served.workspace in (None, other.workspace)
@@ -146,19 +164,19 @@ def _conflict(state: DeploymentsState, served: ServedModel) -> str | None:
     return None
 
 
-def _name_conflict(name: str) -> str:
-    return f"the name {name} is deployed by another workspace; choose another name"
-
-
 def _serve(state: DeploymentsState, effect: LoadModel) -> Decision:
     served = effect.served
-    asked = state.pending.get(served.name)
+    asked = state.pending.get(served.key)
     if asked is None or asked.request != effect.request:
         return NOTHING
     if (problem := _conflict(state, served)) is not None:  # another was loaded in the meantime
-        return Decision(events=(_failure(served.name, effect.request, problem),))
+        return Decision(events=(_failure(served, effect.request, problem),))
     deployed = ModelDeployed(
-        deployment=served.name, request=effect.request, served=served, number=state.count + 1
+        deployment=served.name,
+        scope=served.workspace or "",
+        request=effect.request,
+        served=served,
+        number=state.count + 1,
     )
     return Decision(events=(deployed,))
 
@@ -167,18 +185,20 @@ def _fail(state: DeploymentsState, message: Failed) -> Decision:
     text = excerpt(message.message)
     match message.effect:
         case LoadModel(served=served, request=request):
-            asked = state.pending.get(served.name)
+            asked = state.pending.get(served.key)
             if asked is None or asked.request != request:
                 return NOTHING
-            return Decision(events=(_failure(served.name, request, text),))
+            return Decision(events=(_failure(served, request, text),))
         case ChooseCheckpoint() as effect:
-            return _skip(state, effect, text)
+            return _skip(state, effect, text, scope=None)
         case _:
             return NOTHING
 
 
-def _failure(name: str, request: str, message: str) -> ModelDeployFailed:
-    return ModelDeployFailed(deployment=name, request=request, message=message)
+def _failure(served: ServedModel, request: str, message: str) -> ModelDeployFailed:
+    return ModelDeployFailed(
+        deployment=served.name, scope=served.workspace or "", request=request, message=message
+    )
 
 
 def _compare(state: DeploymentsState, message: CheckpointChosen) -> Decision:
@@ -186,23 +206,21 @@ def _compare(state: DeploymentsState, message: CheckpointChosen) -> Decision:
     loaded under that name."""
     effect, served = message.effect, message.served
     if served is None:
-        return _skip(state, effect, message.reason)
-    loading = state.pending.get(effect.name)
-    if loading is not None and loading.served.workspace != served.workspace:
-        return _skip(state, effect, _name_conflict(effect.name))
-    now = loading.served if loading is not None else state.active.get(effect.name)
-    if now is not None and now.workspace != served.workspace:
-        # The name is refused below, without a word about what another workspace deployed.
-        now = None
+        return _skip(state, effect, message.reason, scope=message.workspace or "")
+    scope = served.workspace or ""
+    loading = state.pending.get(served.key)
+    now = loading.served if loading is not None else state.active.get(served.key)
     if now is not None and now.reward is not None and (served.reward or 0.0) <= now.reward:
         reason = (
             f"the best held-out reward of {served.run_name} is {served.reward:.4g} ({served.ref}), and "
             f"{now.ref} with {now.reward:.4g} is {'being loaded' if loading else 'deployed'}"
         )
-        return _skip(state, effect, reason)
-    if _is_known(state, effect):
+        return _skip(state, effect, reason, scope=scope)
+    if _is_known(state, effect, scope):
         return NOTHING
-    asked = ModelDeployRequested(deployment=effect.name, request=_best(effect.run), served=served)
+    asked = ModelDeployRequested(
+        deployment=effect.name, scope=scope, request=_best(effect.run), served=served
+    )
     replaced = () if loading is None else _answer_replaced(loading, served)
     begun = _load(evolve(state, asked), asked)
     return Decision(events=(*replaced, asked, *begun.events), effects=begun.effects)
@@ -215,25 +233,36 @@ def _answer_replaced(
     if loading.request != _best(loading.served.run):
         return ()
     better = f"{served.ref} with {served.reward:.4g} is better than {loading.served.ref}"
-    return (
-        _skip_event(loading.deployment, loading.served.run, f"{better}, which was being loaded"),
+    skipped = ModelDeploySkipped(
+        deployment=loading.deployment,
+        scope=loading.served.workspace or "",
+        request=loading.request,
+        run=loading.served.run,
+        reason=f"{better}, which was being loaded",
     )
+    return (skipped,)
 
 
-def _skip(state: DeploymentsState, effect: ChooseCheckpoint, reason: str) -> Decision:
-    if _is_known(state, effect):
+def _skip(
+    state: DeploymentsState, effect: ChooseCheckpoint, reason: str, *, scope: str | None
+) -> Decision:
+    """Say why a run deploys nothing. `scope` is its workspace, None where that is not known."""
+    if _is_known(state, effect, scope):
         return NOTHING
-    return Decision(events=(_skip_event(effect.name, effect.run, reason),))
+    skipped = ModelDeploySkipped(
+        deployment=effect.name,
+        scope=scope,
+        request=_best(effect.run),
+        run=effect.run,
+        reason=reason,
+    )
+    return Decision(events=(skipped,))
 
 
-def _skip_event(name: str, run: str, reason: str) -> ModelDeploySkipped:
-    return ModelDeploySkipped(deployment=name, request=_best(run), run=run, reason=reason)
-
-
-def _is_known(state: DeploymentsState, effect: ChooseCheckpoint) -> bool:
+def _is_known(state: DeploymentsState, effect: ChooseCheckpoint, scope: str | None) -> bool:
     request = _best(effect.run)
-    asked = state.pending.get(effect.name)
-    return state.answered.get(effect.name) == request or (
+    asked = state.pending.get(deployment_key(effect.name, scope))
+    return state.has_answered(request, effect.name, scope) or (
         asked is not None and asked.request == request
     )
 
@@ -244,10 +273,12 @@ def _best(run: str) -> str:
 
 
 def _end(state: DeploymentsState, message: ModelUndeployRequested) -> Decision:
-    name = message.deployment
-    if name not in state.active and name not in state.pending:
+    meant = state.keys_of(message)
+    if len(meant) != 1:  # several: an earlier release asked, which does not say whose
         return NOTHING
-    return Decision(events=(ModelUndeployed(deployment=name, request=message.request),))
+    scope = next(iter(meant)).rpartition("/")[0]
+    ended = ModelUndeployed(deployment=message.deployment, scope=scope, request=message.request)
+    return Decision(events=(ended,))
 
 
 def routes(message: ModelMessage) -> tuple[StreamName, ...]:
@@ -280,6 +311,7 @@ CONSUMER: Consumer[DeploymentsState, ModelEvent, ModelMessage, DeployEffect, Dep
         ),
         effects=(LoadModel, ChooseCheckpoint),
         initial=DeploymentsState(),
+        fold_version=2,
         evolve=evolve,
         handle=handle,
         routes=routes,

@@ -103,10 +103,10 @@ async def _best_of(
             "no checkpoint has a held-out reward; set advanced.validation_dataset, and "
             "checkpoints.eval_interval so that checkpoints are validated"
         )
-        return CheckpointChosen(effect, None, reason)
+        return CheckpointChosen(effect, None, reason, run.owner_workspace)
     reward, step = max(scored)
     try:
         served = served_model(run, saved[step], name=effect.name, reward=reward)
     except InvalidConfig as error:
-        return CheckpointChosen(effect, None, error.message)
-    return CheckpointChosen(effect, served)
+        return CheckpointChosen(effect, None, error.message, run.owner_workspace)
+    return CheckpointChosen(effect, served, workspace=run.owner_workspace)

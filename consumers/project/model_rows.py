@@ -4,11 +4,13 @@ being loaded, and one for each upload to a model hub."""
 from infra.readmodel.rows import (
     ChangeDeployment,
     ChangeHubUpload,
+    ChangeNamedDeployment,
     PutDeployment,
     PutHubUpload,
     Write,
 )
 from infra.spine.ports.event_log import Recorded
+from schemas.deployments import deployment_key
 from schemas.events import (
     HubUploaded,
     HubUploadFailed,
@@ -24,31 +26,40 @@ def deployment_rows(recorded: Recorded) -> tuple[Write, ...]:
     """Return the row of a deployment and its changes; nothing for other events."""
     event, at = recorded.event, recorded.time
     match event:
-        case ModelDeployRequested(deployment=name, served=served):
+        case ModelDeployRequested(served=served):
             asked = ChangeDeployment(
-                name,
+                served.key,
                 at,
                 pending=served.ref,
                 error="",
+                request=event.request,
                 requested_by=recorded.actor or f"run {served.run_name}",
             )
-            return (PutDeployment(name, served.workspace, at), asked)
-        case ModelDeployed(deployment=name, served=served):
+            return (PutDeployment(served.name, served.workspace, at), asked)
+        case ModelDeployed(served=served):
             deployed = ChangeDeployment(
-                name,
+                served.key,
                 at,
                 status="active",
                 number=event.number,
                 served=served.model_dump_json(),
                 pending="",
                 error="",
+                request="",
                 deployed_at=at,
             )
-            return (PutDeployment(name, served.workspace, at), deployed)
-        case ModelDeployFailed(deployment=name, message=message):
-            return (ChangeDeployment(name, at, pending="", error=message),)
-        case ModelUndeployed(deployment=name):
-            return (ChangeDeployment(name, at, status="inactive", pending="", error=""),)
+            return (PutDeployment(served.name, served.workspace, at), deployed)
+        case ModelDeployFailed(deployment=name, scope=None, request=request, message=message):
+            return (ChangeNamedDeployment(name, at, request, message),)
+        case ModelDeployFailed(deployment=name, scope=str() as scope, message=message):
+            key = deployment_key(name, scope)
+            return (ChangeDeployment(key, at, pending="", error=message, request=""),)
+        case ModelUndeployed(deployment=name, scope=None, request=request):
+            return (ChangeNamedDeployment(name, at, request),)
+        case ModelUndeployed(deployment=name, scope=str() as scope):
+            key = deployment_key(name, scope)
+            ended = ChangeDeployment(key, at, status="inactive", pending="", error="", request="")
+            return (ended,)
         case _:
             return ()
 

@@ -6,9 +6,10 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict, cast
 
 from infra.ports.actor import visible_workspaces
+from infra.spine.ports.visible_workspaces import all_rows
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
-from schemas.deployments import ServedModel
+from schemas.deployments import NO_WORKSPACE, ActiveModel, ServedModel
 
 SQL = queries("infra/readmodel/deployments.sql")
 
@@ -26,11 +27,12 @@ class DeploymentUsage:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A name, the checkpoint that it serves or served last, the ref that is being loaded (`pending`) and
-    why the last request failed (`error`), if it did."""
+    """A name within a workspace, the checkpoint that it serves or served last, the ref that is being
+    loaded (`pending`) and why the last request failed (`error`), if it did."""
 
     name: str
     workspace: str | None
+    workspace_name: str | None
     is_active: bool
     number: int | None
     served: ServedModel | None
@@ -41,6 +43,11 @@ class Deployment:
     updated_at: datetime | None
     deployed_at: datetime | None
     usage: DeploymentUsage
+
+    @property
+    def ref(self) -> str:
+        """A name that means this deployment whatever others have its name."""
+        return f"{self.workspace or NO_WORKSPACE}/{self.name}"
 
     @property
     def status(self) -> DeploymentStatus:
@@ -76,23 +83,31 @@ class Deployments:
         rows = await self._pool.fetch(SQL["deployments"], visible_workspaces())
         return [_deployment(row) for row in rows]
 
-    async def get_deployment(self, name: str) -> Deployment | None:
-        """The deployment with this name; None when there never was one."""
-        row = await self._pool.fetchrow(SQL["deployment"], visible_workspaces(), name)
-        return _deployment(row) if row else None
-
-    async def is_of_other(self, name: str, workspace: str | None) -> bool:
-        """Whether a deployment of another workspace has or had this name."""
-        return bool(await self._pool.fetchval(SQL["is_deployment_of_other"], name, workspace))
+    async def find_named(self, name: str) -> list[Deployment]:
+        """The deployments that have or had this name, one for each workspace."""
+        rows = await self._pool.fetch(SQL["deployments_of_name"], visible_workspaces(), name)
+        return [_deployment(row) for row in rows]
 
     async def active(self) -> list[ServedModel]:
-        """The models that are served now, in all workspaces, in the order of deployment."""
-        rows = await self._pool.fetch(SQL["active_deployments"])
+        """The models that are served now, in all workspaces, in the order of deployment. They share the
+        places of the installation, so whoever asks for another one needs all of them: callers name
+        none that their sender may not see."""
+        with all_rows():
+            rows = await self._pool.fetch(SQL["active_deployments"])
         return [ServedModel.model_validate_json(row["served"]) for row in rows]
 
-    async def usage(self, model: str) -> list[ApiKeyUsageJson]:
-        """The use of a model by each API key, the largest use first; at most 100 keys."""
-        rows = await self._pool.fetch(SQL["usage_of_model"], model)
+    async def active_with_workspaces(self) -> list[ActiveModel]:
+        """Like `active`, with the names of their workspaces."""
+        with all_rows():
+            rows = await self._pool.fetch(SQL["active_with_workspaces"])
+        return [
+            ActiveModel(ServedModel.model_validate_json(row["served"]), row["workspace_name"])
+            for row in rows
+        ]
+
+    async def usage(self, served: ServedModel) -> list[ApiKeyUsageJson]:
+        """The use of a deployed model by each API key, the largest use first; at most 100 keys."""
+        rows = await self._pool.fetch(SQL["usage_of_model"], served.full_name)
         return [cast(ApiKeyUsageJson, dict(row)) for row in rows]
 
 
@@ -100,6 +115,7 @@ def _deployment(row: Any) -> Deployment:
     return Deployment(
         name=row["deployment"],
         workspace=row["workspace"],
+        workspace_name=row["workspace_name"],
         is_active=row["status"] == "active",
         number=row["number"],
         served=ServedModel.model_validate_json(row["served"]) if row["served"] else None,

@@ -1,35 +1,34 @@
 -- Deployments and what was used of them: what `infra/readmodel/deployments.py` asks. How this file is read:
 -- `infra/spine/postgres/queries.py`.
 
--- A name that another workspace deploys after it was free belongs to that workspace.
-
--- part: owner
-case when d.served is null then d.workspace else d.served::json ->> 'workspace' end
+-- The use is counted under the full name (`schemas.deployments.ServedModel.full_name`), so that a name which two
+-- workspaces have is counted for each.
 
 -- part: select_deployments
-select d.deployment, {owner} as workspace, d.status, d.number, d.served, d.pending, d.error, d.requested_by,
-  d.created_at, d.updated_at, d.deployed_at, coalesce(u.requests, 0)::bigint as requests,
+select d.key, d.deployment, d.workspace, w.name as workspace_name, d.status, d.number, d.served, d.pending, d.error,
+  d.requested_by, d.created_at, d.updated_at, d.deployed_at, coalesce(u.requests, 0)::bigint as requests,
   coalesce(u.prompt_tokens, 0)::bigint as prompt_tokens,
   coalesce(u.completion_tokens, 0)::bigint as completion_tokens
-from deployments d left join lateral (
+from deployments d left join workspaces w on w.workspace = d.workspace left join lateral (
   select sum(requests) as requests, sum(prompt_tokens) as prompt_tokens,
     sum(completion_tokens) as completion_tokens
-  from inference_usage where model = d.served::json ->> 'base_name' || ':' || d.deployment) u on true
+  from inference_usage where model = d.served::json ->> 'base_name' || ':' || d.key) u on true
 
 -- name: deployments
-{select_deployments} where $1::text[] is null or {owner} = any($1)
-order by d.status = 'active' desc, d.created_at desc, d.deployment
+{select_deployments} where $1::text[] is null or d.workspace = any($1)
+order by d.status = 'active' desc, d.created_at desc, d.key
 
--- name: deployment
-{select_deployments} where d.deployment = $2 and ($1::text[] is null or {owner} = any($1))
-
--- Whether a name was used by another workspace than this one.
-
--- name: is_deployment_of_other
-select exists (select from deployments d where d.deployment = $1 and {owner} is distinct from $2)
+-- name: deployments_of_name
+{select_deployments} where d.deployment = $2 and ($1::text[] is null or d.workspace = any($1))
+order by d.key
 
 -- name: active_deployments
-select deployment, number, served from deployments where status = 'active' order by number
+select served from deployments where status = 'active' order by number
+
+-- name: active_with_workspaces
+select d.served, w.name as workspace_name
+from deployments d left join workspaces w on w.workspace = d.workspace
+where d.status = 'active' order by d.number
 
 -- name: usage_of_model
 select u.api_key, t.name as api_key_name, t.owner, sum(u.requests)::bigint as requests,

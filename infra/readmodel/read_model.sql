@@ -930,6 +930,14 @@ on conflict do nothing
 update {table: ...} t set {changes: ...} from unnest({arrays: ...}) as c ({columns: ...})
 where t.{key: ...} = c.{key: ...}
 
+-- A change by an event of an earlier release, when a name was unique in the installation: a request failed, or
+-- whoever had the name has undeployed.
+
+-- name: change_named_deployment
+update deployments set updated_at = $2, pending = '', request = '', error = $4,
+  status = case when $4 = '' then 'inactive' else status end
+where deployment = $1 and case when $4 = '' then status = 'active' or pending <> '' else request = $3 end
+
 -- name: empty_tables
 truncate {tables: ...}
 

@@ -324,18 +324,31 @@ class PutDeployment:
 
 @dataclass(frozen=True, slots=True)
 class ChangeDeployment:
-    """`served` is the ServedModel that is active, as JSON. `pending` is the ref that is being loaded.
-    `error` is why the last request failed. Both are empty if there is none."""
+    """`key` is that of `schemas.deployments.deployment_key`. `served` is the ServedModel that is active,
+    as JSON. `pending` is the ref that is being loaded, by the request with the id `request`. `error` is
+    why the last request failed. All three are empty if there is none."""
 
-    deployment: str
+    key: str
     updated_at: datetime
     status: str | None = None
     number: int | None = None
     served: str | None = None
     pending: str | None = None
     error: str | None = None
+    request: str | None = None
     requested_by: str | None = None
     deployed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeNamedDeployment:
+    """A change by an event of an earlier release, which says a name and not its workspace. With an
+    `error`, the request `request` failed. Without, whoever had the name has undeployed."""
+
+    name: str
+    updated_at: datetime
+    request: str
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +397,7 @@ Write = (
     | ChangeLetter
     | PutDeployment
     | ChangeDeployment
+    | ChangeNamedDeployment
     | PutHubUpload
     | ChangeHubUpload
     | DropHistory

@@ -8,7 +8,7 @@ them, and the projector fills them again.
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from infra.readmodel.rows import (
     ChangeEvaluation,
     ChangeHubUpload,
     ChangeLetter,
+    ChangeNamedDeployment,
     ChangePush,
     ChangeRun,
     ChangeTriggeredRun,
@@ -97,7 +98,7 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeTriggeredRun, "triggered_runs", "run"),
     (ChangeEvaluation, "evaluations", "evaluation"),
     (ChangeLetter, "dead_letters", "letter"),
-    (ChangeDeployment, "deployments", "deployment"),
+    (ChangeDeployment, "deployments", "key"),
     (ChangeHubUpload, "hub_uploads", "upload"),
 )
 
@@ -219,7 +220,8 @@ class ReadModel:
             async with self._lazy.acquire() as connection, connection.transaction():
                 if not await _move(connection, before, after):
                     return False
-                await _write(connection, writes)
+                for part in _in_order(writes):
+                    await _write(connection, part)
         except Exception as error:  # drivers raise errors of their own
             if not is_data_error(error):
                 raise
@@ -264,6 +266,20 @@ class ReadModel:
         self._at = Cursor()
 
 
+def _in_order(writes: Sequence[Write]) -> Iterator[Sequence[Write]]:
+    """The writes in parts, so that a change of a deployment by its name comes after the writes before it
+    and before those after it. Only logs of earlier releases have such changes."""
+    part: list[Write] = []
+    for write in writes:
+        if isinstance(write, ChangeNamedDeployment):
+            yield part
+            yield [write]
+            part = []
+        else:
+            part.append(write)
+    yield part
+
+
 async def _write(connection: Any, writes: Sequence[Write]) -> None:
     for kind, table in PUTS:
         if rows := [write for write in writes if type(write) is kind]:
@@ -276,6 +292,10 @@ async def _write(connection: Any, writes: Sequence[Write]) -> None:
             if type(write) is kind:
                 for statement in statements:
                     await connection.execute(SQL[statement], getattr(write, key))
+    for write in writes:
+        if isinstance(write, ChangeNamedDeployment):
+            change = (write.name, write.updated_at, write.request, write.error)
+            await connection.execute(SQL["change_named_deployment"], *change)
     if ended := [write for write in writes if isinstance(write, DropGivenSecrets)]:
         owners, times = [write.owner for write in ended], [write.at for write in ended]
         await connection.execute(SQL["drop_given_secrets"], owners, times)

@@ -349,7 +349,7 @@ class Services:
 
     @cached_property
     def model_directory(self) -> ModelDirectory:
-        return ModelDirectory(self.readmodel.deployments.active, self.clock)
+        return ModelDirectory(self.readmodel.deployments.active_with_workspaces, self.clock)
 
     @cached_property
     def inference_bytes(self) -> BytesInFlight:

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 from uuid import UUID
 
+from pydantic import Field
+
 from schemas.artifact_refs import ArtifactRef
-from schemas.deployments import HubUpload, ServedModel, deployment_id
+from schemas.deployments import HubUpload, ServedModel, deployment_id, deployment_key
 from schemas.effects.effect import Effect as Effect
 from schemas.effects.effect import Failed as Failed
 from schemas.effects.effect import Lane as Lane
@@ -268,14 +270,16 @@ class UploadCheckpoint(Effect):
 
 
 class LoadModel(Effect):
-    """Load a checkpoint into the engine that serves deployments. `others` is how many other names are
-    deployed."""
+    """Load a checkpoint into the engine that serves deployments. `others` is how many other deployments
+    there are. `scope` is the workspace in which the name is unique; None in requests of earlier
+    releases."""
 
     type: ClassVar[str] = "LoadModel"
     lane: ClassVar[Lane] = Lane.SERVE
     request: str
     served: ServedModel
     others: int
+    scope: str | None = Field(default=None, exclude_if=lambda scope: scope is None)
 
     @property
     def key(self) -> str:
@@ -283,7 +287,7 @@ class LoadModel(Effect):
 
     @property
     def run_id(self) -> str:
-        return self.served.id
+        return deployment_id(deployment_key(self.served.name, self.scope))
 
 
 class ChooseCheckpoint(Effect):
@@ -431,8 +435,10 @@ class ModelLoaded(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChosen(Outcome):
-    """The best checkpoint of a run; None, with the reason, if none can be deployed."""
+    """The best checkpoint of a run; None, with the reason, if none can be deployed. `workspace` is that
+    of the run."""
 
     effect: ChooseCheckpoint
     served: ServedModel | None
     reason: str = ""
+    workspace: str | None = None

@@ -3,17 +3,23 @@ all of them to decide whether there is room for another."""
 
 from typing import ClassVar
 
-from schemas.deployments import ServedModel, deployment_id
+from pydantic import Field
+
+from schemas.deployments import ServedModel, deployment_id, deployment_key
 from schemas.events.event import WORKSPACE_TOPIC, Event
 from schemas.ids import StreamName, model_stream
 
 
 class _ModelEvent(Event):
-    """An event about the deployment `name`. `request` is the id of the request that it belongs to."""
+    """An event about the deployment `deployment`. `request` is the id of the request that it belongs to.
+    `scope` is the workspace in which the name is unique, and empty for a deployment of no workspace. It
+    is None where it is not known: in events of earlier releases, whose names were unique in the
+    installation."""
 
     topic: ClassVar[str] = WORKSPACE_TOPIC
     deployment: str
     request: str
+    scope: str | None = Field(default=None, exclude_if=lambda scope: scope is None)
 
     @property
     def stream(self) -> StreamName:
@@ -21,7 +27,7 @@ class _ModelEvent(Event):
 
     @property
     def run_id(self) -> str:
-        return deployment_id(self.deployment)
+        return deployment_id(deployment_key(self.deployment, self.scope))
 
     @property
     def name(self) -> str:

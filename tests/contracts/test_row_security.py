@@ -24,6 +24,8 @@ TABLES = {
     "workspaces": "insert into workspaces (workspace, name, url, created_at)"
     " values ($2, $1, 'u', now())",
     "deliveries": "insert into deliveries (event, workspace, kind, at) values ($1, $2, 'push', now())",
+    "deployments": "insert into deployments (deployment, workspace, created_at)"
+    " values ($1, $2, now())",
     "pushes": None,
     "triggered_runs": None,
 }
@@ -39,7 +41,6 @@ WITHOUT_POLICY = {
     "dataset_uploads": "an upload without a workspace belongs to an organisation",
     "datasets": "a dataset without a workspace belongs to an organisation",
     "device_logins": "a login waits before anybody has approved it",
-    "deployments": "a deployment counts against the limit of the installation",
     "effects": "the work of processes",
     "run_gates": "the work of processes",
     "uploads": "an upload without a workspace belongs to an organisation",

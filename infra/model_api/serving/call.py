@@ -28,8 +28,8 @@ class ServingCall(Value):
 
     @property
     def model(self) -> str:
-        """The name of the model, as clients give it."""
-        return self.served.base_name if self.is_base else self.served.model_name
+        """The name under which its use is counted."""
+        return self.served.base_name if self.is_base else self.served.full_name
 
     @property
     def policy(self) -> PolicyRef:

@@ -38,11 +38,11 @@ order by n.created_at limit $2
 """
 
 SERVED = """
-select deployment as name,
-  case when served is null then workspace else served::json ->> 'workspace' end as scope
-from deployments
-where status = 'active' and served::json ->> 'run' = $1
-  or split_part(pending, '@', 1) in (select name from names where kind = 'run' and id = $1)
+select d.deployment as name, d.workspace as scope
+from deployments d
+where d.status = 'active' and d.served::json ->> 'run' = $1
+  or exists (select from names n where n.kind = 'run' and n.id = $1
+               and n.name = split_part(d.pending, '@', 1) and n.scope = coalesce(d.workspace, ''))
 order by number limit $2
 """
 

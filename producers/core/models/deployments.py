@@ -13,8 +13,10 @@ from producers.core.lookup import Checkpoint, Lookup
 from schemas.deployments import (
     CHECKPOINT_NAME,
     NAME_RULE,
+    NO_WORKSPACE,
     ServedModel,
     checkpoint_name,
+    in_place,
     is_deployment_name,
     other_base,
     ref_of_name,
@@ -39,9 +41,9 @@ class DeploymentRequests:
         self._most = most
 
     async def deploy(self, ref: str, *, name: str | None, cause: UUID) -> tuple[str, Cursor]:
-        """Request that a checkpoint is served under a name; without one, under that of its run, or that
-        of the checkpoint when `ref` is RUN-step-N. Returns the name and the cursor of the request.
-        Raises NotFound, InvalidConfig and Conflict."""
+        """Request that a checkpoint is served under a name of its workspace; without one, under that of
+        its run, or that of the checkpoint when `ref` is RUN-step-N. Returns the deployment's
+        WORKSPACE/NAME and the cursor of the request. Raises NotFound, InvalidConfig and Conflict."""
         checkpoint = await self._lookup.checkpoint(ref)
         chosen = name or await self._own_name(ref, checkpoint)
         if not is_deployment_name(chosen):
@@ -54,17 +56,22 @@ class DeploymentRequests:
             reward=await self._held_out_reward(checkpoint),
         )
         await self._check(served)
-        asked = ModelDeployRequested(deployment=chosen, request=cause.hex, served=served)
+        asked = ModelDeployRequested(
+            deployment=chosen, scope=served.workspace or "", request=cause.hex, served=served
+        )
         recorded = await self._log.append([asked], cause=cause)
-        return chosen, recorded[-1].cursor
+        return f"{served.workspace or NO_WORKSPACE}/{chosen}", recorded[-1].cursor
 
     async def undeploy(self, name: str, *, cause: UUID) -> tuple[str, Cursor]:
-        """End a deployment, by its name or that of its checkpoint. Returns its name and the cursor of
-        the request. Undeploying again changes nothing. Raises NotFound."""
+        """End a deployment, by its name or that of its checkpoint. Returns its WORKSPACE/NAME and the
+        cursor of the request. Undeploying again changes nothing. Raises NotFound, and Conflict when
+        the sender sees several of this name."""
         found = await find_deployment(self._deployments, name)
-        asked = ModelUndeployRequested(deployment=found.name, request=cause.hex)
+        asked = ModelUndeployRequested(
+            deployment=found.name, scope=found.workspace or "", request=cause.hex
+        )
         recorded = await self._log.append([asked], cause=cause)
-        return found.name, recorded[-1].cursor
+        return found.ref, recorded[-1].cursor
 
     async def _own_name(self, ref: str, checkpoint: Checkpoint) -> str:
         """The name of a deployment that nobody chose. A checkpoint that was named as a model keeps the
@@ -78,11 +85,7 @@ class DeploymentRequests:
         kept = [other.name for other in active if (other.run, other.step) == (run.run, step)]
         if kept:
             return kept[0]
-        if is_deployment_name(wanted) and not await self._deployments.is_of_other(
-            wanted, run.owner_workspace
-        ):
-            return wanted
-        return checkpoint_name(run.run, step)
+        return wanted if is_deployment_name(wanted) else checkpoint_name(run.run, step)
 
     async def _check(self, served: ServedModel) -> None:
         """Raise Conflict when a checkpoint cannot be deployed next to what is deployed."""
@@ -91,12 +94,7 @@ class DeploymentRequests:
                 "HEADRACE_MAX_DEPLOYMENTS is 0, so nothing is deployed; set it to at least 1"
             )
         active = await self._deployments.active()
-        own = next((other for other in active if other.name == served.name), None)
-        if own is not None and own.workspace != served.workspace:
-            who = own.ref if may_see(own.workspace) else "another workspace"
-            raise Conflict(
-                f"the name {served.name} is in use by {who}; choose another name with --name"
-            )
+        own = next((other for other in active if other.key == served.key), None)
         for other in active:
             if other.base_key != served.base_key:
                 is_visible = may_see(other.workspace)
@@ -124,14 +122,25 @@ class DeploymentRequests:
 
 
 async def find_deployment(deployments: Deployments, name: str) -> Deployment:
-    """The deployment with this name, or of the checkpoint with this name (RUN-step-N). Raises
-    NotFound."""
-    found = await deployments.get_deployment(name)
-    if found is None and CHECKPOINT_NAME.fullmatch(name):
-        found = deployment_of(await deployments.all_deployments(), ref_of_name(name))
-    if found is None:
+    """The deployment NAME or WORKSPACE/NAME (the name or the id of a workspace), or of the checkpoint
+    with this name (RUN-step-N). Raises NotFound, and Conflict when the sender sees several."""
+    place, slash, last = name.rpartition("/")
+    found = await deployments.find_named(last)
+    if slash:
+        found = [one for one in found if in_place(place, one.workspace, one.workspace_name)]
+    elif not found and CHECKPOINT_NAME.fullmatch(name):
+        ref, known = ref_of_name(name), await deployments.all_deployments()
+        places = dict.fromkeys(one.workspace for one in known)
+        each = (deployment_of([d for d in known if d.workspace == one], ref) for one in places)
+        found = [one for one in each if one is not None]
+    if not found:
         raise unknown_deployment(name)
-    return found
+    if len(found) > 1:
+        raise Conflict(
+            f"{len(found)} deployments have the name {name}: {', '.join(one.ref for one in found)}; "
+            "give one of these, or use an API key of its workspace"
+        )
+    return found[0]
 
 
 def deployment_of(deployments: Sequence[Deployment], ref: str) -> Deployment | None:

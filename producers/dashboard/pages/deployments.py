@@ -29,7 +29,7 @@ async def rows(request: Request) -> Response:
 async def show(request: Request) -> Response:
     readmodel = services(request).readmodel
     found = await find_deployment(readmodel.deployments, request.path_params["name"])
-    used = await readmodel.deployments.usage(found.served.model_name) if found.served else []
+    used = await readmodel.deployments.usage(found.served) if found.served else []
     return html(request, "deployment.html", {"one": deployment_json(found), "used": used})
 
 
@@ -77,7 +77,7 @@ ROUTES = [
     PageRoute("/deployments", index, scope="read"),
     PageRoute("/deployments.json", rows, scope="read"),
     PageRoute("/deployments", deploy, scope="control", methods=["POST"]),
-    PageRoute("/deployments/{name}", show, scope="read"),
-    PageRoute("/deployments/{name}/usage.json", deployments.show, scope="read"),
-    PageRoute("/deployments/{name}/undeploy", undeploy, scope="control", methods=["POST"]),
+    PageRoute("/deployments/{name:path}/usage.json", deployments.show, scope="read"),
+    PageRoute("/deployments/{name:path}/undeploy", undeploy, scope="control", methods=["POST"]),
+    PageRoute("/deployments/{name:path}", show, scope="read"),
 ]

@@ -198,7 +198,7 @@ async def _checkpoints(request: Request, run: RunJson) -> Mapping[str, object]:
     deployments: dict[int, list[Mapping[str, str]]] = {}
     for one in await core.readmodel.deployments.all_deployments():
         if one.served is not None and one.served.run == run["id"]:
-            state = {"name": one.name, "status": one.status}
+            state = {"name": one.name, "ref": one.ref, "status": one.status}
             deployments.setdefault(one.served.step, []).append(state)
     found, total = await core.readmodel.runs.chosen_checkpoints(
         run["id"], newest=SHOWN_CHECKPOINTS, steps=list(deployments)[:SHOWN_CHECKPOINTS]

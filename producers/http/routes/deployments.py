@@ -31,7 +31,7 @@ async def show(request: Request) -> Response:
     """A deployment, and what each API key used of it."""
     readmodel = services(request).readmodel
     found = await find_deployment(readmodel.deployments, request.path_params["name"])
-    keys = await readmodel.deployments.usage(found.served.model_name) if found.served else []
+    keys = await readmodel.deployments.usage(found.served) if found.served else []
     return ApiResponse({"deployment": {**deployment_json(found), "usage_by_api_key": keys}})
 
 
@@ -65,6 +65,7 @@ def deployment_json(found: Deployment) -> Mapping[str, object]:
     weights = served.policy.weights if served else None
     return {
         "name": found.name,
+        "ref": found.ref,
         "model": served.model_name if served else None,
         "base_model": served.base_name if served else None,
         "status": found.status,
@@ -76,6 +77,7 @@ def deployment_json(found: Deployment) -> Mapping[str, object]:
         "adapter_sha256": weights.sha256 if weights else None,
         "version": found.number,
         "workspace": found.workspace,
+        "workspace_name": found.workspace_name,
         "pending": found.pending or None,
         "error": found.error or None,
         "requested_by": found.requested_by,
@@ -92,6 +94,6 @@ def deployment_json(found: Deployment) -> Mapping[str, object]:
 ROUTES = [
     ScopedRoute("/deployments", page, scope="read"),
     ScopedRoute("/deployments", deploy, scope="control", methods=["POST"]),
-    ScopedRoute("/deployments/{name}", show, scope="read"),
-    ScopedRoute("/deployments/{name}", undeploy, scope="control", methods=["DELETE"]),
+    ScopedRoute("/deployments/{name:path}", show, scope="read"),
+    ScopedRoute("/deployments/{name:path}", undeploy, scope="control", methods=["DELETE"]),
 ]

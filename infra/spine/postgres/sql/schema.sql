@@ -91,6 +91,14 @@ create function is_record(p_type text) returns boolean language sql immutable as
         'rl.trigger.push-examined', 'rl.trigger.skipped')
 $$;
 create index events_records on events (type, time, position) where is_record(type);
+-- Whose name an event about a deployment means: a workspace, '' for none, null for an event of an earlier release that
+-- says only a name.
+create function deployment_scope(p_data json) returns text language sql immutable as $$
+    select case
+        when p_data -> 'served' is not null then coalesce(p_data -> 'served' ->> 'workspace', '')
+        else p_data ->> 'scope' end
+$$;
+
 -- What became of each name that was deployed. All deployments have one stream.
 create index events_deployed on events ((data ->> 'deployment'), type, version)
     where type in ('rl.model.deployed', 'rl.model.undeployed', 'rl.model.deploy-requested');
@@ -1517,9 +1525,10 @@ create table chat_grants (
     expires_at timestamptz not null
 );
 
--- Deployments: the checkpoint that each name serves (`served`, as JSON), and the one that is being loaded.
+-- Deployments: the checkpoint that each name of a workspace serves (`served`, as JSON), and the one that is being
+-- loaded (`pending`), by the request `request`.
 create table deployments (
-    deployment   text primary key,
+    deployment   text not null,
     workspace    text,
     status       text not null default 'inactive',
     number       bigint,
@@ -1529,11 +1538,18 @@ create table deployments (
     requested_by text,
     created_at   timestamptz not null,
     updated_at   timestamptz,
-    deployed_at  timestamptz
+    deployed_at  timestamptz,
+    request      text not null default '',
+    key          text generated always as (coalesce(workspace || '/', '') || deployment) stored not null,
+    primary key (key)
 );
+create index deployments_by_name on deployments (deployment);
+alter table deployments enable row level security;
+create policy visible_workspaces on deployments using (
+    (select shown_workspaces()) is null or workspace = any ((select shown_workspaces())::text[]));
 
--- The requests and tokens that each API key used, by model and day; what was used long ago is added up under
--- the day `-infinity`. This does not follow from the log.
+-- The requests and tokens that each API key used, by model (BASE:WORKSPACE/NAME for that of a workspace) and day; what
+-- was used long ago is added up under the day `-infinity`. This does not follow from the log.
 create table inference_usage (
     api_key           text not null,
     model             text not null,
@@ -2065,6 +2081,36 @@ begin
           and n.type = 'rl.workspace.synced' and n.data ->> 'requester' is null);
 end $$;
 
+-- Whether an event about a deployment may go, because what came later is all that counts.
+create function may_remove_of_deployment(p_event events) returns boolean language plpgsql stable as $$
+declare
+    place text := deployment_scope(p_event.data);
+begin
+    if place is null then
+        -- An event that says only a name may have ended what any workspace had under it, so it stays as long as
+        -- anything before it does.
+        return exists (
+                select from events n
+                where n.type in ('rl.model.deployed', 'rl.model.undeployed') and n.data -> 'scope' is null
+                  and n.data ->> 'deployment' = p_event.data ->> 'deployment' and n.version > p_event.version)
+            and not exists (
+                select from events n
+                where n.type in ('rl.model.deployed', 'rl.model.deploy-requested')
+                  and n.data ->> 'deployment' = p_event.data ->> 'deployment' and n.version < p_event.version);
+    end if;
+    return exists (
+            select from events n
+            where n.type in ('rl.model.deployed', 'rl.model.undeployed')
+              and n.data ->> 'deployment' = p_event.data ->> 'deployment' and n.version > p_event.version
+              and coalesce(deployment_scope(n.data), place) = place)
+        and (p_event.type not in ('rl.model.deployed', 'rl.model.deploy-requested') or exists (
+            -- A name that serves nothing still shows what it served last, and who asked last.
+            select from events n
+            where n.type in ('rl.model.deployed', 'rl.model.deploy-requested') and n.type = p_event.type
+              and n.data ->> 'deployment' = p_event.data ->> 'deployment' and n.version > p_event.version
+              and deployment_scope(n.data) = place));
+end $$;
+
 -- Whether the record that is found by this event may go. Evaluations, verifications and uploads to a hub go whole,
 -- once they have ended: a validation belongs to its run and goes with it, what was retried has not ended, and a
 -- request to stop that came too late changes nothing. Of other streams only events go that a later one makes
@@ -2092,15 +2138,7 @@ begin
               and n.type = 'rl.status.decided');
     end if;
     if p_kind = 'deployments' then
-        return exists (
-                select from events n
-                where n.type in ('rl.model.deployed', 'rl.model.undeployed')
-                  and n.data ->> 'deployment' = p_event.data ->> 'deployment' and n.version > p_event.version)
-            and (p_event.type not in ('rl.model.deployed', 'rl.model.deploy-requested') or exists (
-                -- A name that serves nothing still shows what it served last, and who asked last.
-                select from events n
-                where n.type in ('rl.model.deployed', 'rl.model.deploy-requested') and n.type = p_event.type
-                  and n.data ->> 'deployment' = p_event.data ->> 'deployment' and n.version > p_event.version));
+        return may_remove_of_deployment(p_event);
     end if;
     return true;
 end $$;

@@ -45,7 +45,9 @@ def deploy(client: Client, ref: str, *, name: str | None, no_wait: bool) -> Outp
 
     REF is RUN@STEP, RUN@last, RUN@best, or RUN-step-N, which also names the deployment. Clients call
     the model BASE:NAME at /v1/chat/completions or /v1/completions, with an API key of the scope
-    inference. If the name is in use, its old version answers until the new one is loaded.
+    inference. A name is unique in its workspace: with an API key of several workspaces that have it,
+    they call BASE:WORKSPACE/NAME. If the name is in use, its old version answers until the new one is
+    loaded.
     """
     body = {"checkpoint": ref, **({"name": name} if name else {})}
     found: Document = client.post("/deployments", body)["deployment"]
@@ -53,7 +55,7 @@ def deploy(client: Client, ref: str, *, name: str | None, no_wait: bool) -> Outp
         found = _wait_until_loaded(client, found)
     said = f"{found.get('checkpoint')} is deployed; clients call the model {found.get('model')}"
     if found.get("pending"):
-        said = f"{found['pending']} is being loaded; `headrace model info {found['name']}` shows it"
+        said = f"{found['pending']} is being loaded; `headrace model info {_name(found)}` shows it"
     return Output({"deployment": found}, said)
 
 
@@ -63,7 +65,7 @@ def _wait_until_loaded(client: Client, found: Document) -> Document:
     until, wanted = time.monotonic() + LOADING_S, found.get("pending") or found.get("checkpoint")
     while found.get("pending") and time.monotonic() < until:
         time.sleep(POLL_S)
-        found = client.get(f"/deployments/{path_segment(str(found['name']))}")["deployment"]
+        found = client.get(f"/deployments/{path_segment(_name(found))}")["deployment"]
     if found.get("error"):
         raise Failure("REFUSED", str(found["error"]))
     if wanted not in (found.get("pending"), found.get("checkpoint")):
@@ -71,8 +73,14 @@ def _wait_until_loaded(client: Client, found: Document) -> Document:
         message = (
             f"a newer request for {found['name']} took the place of {wanted}: it serves {now} now"
         )
-        raise Failure("REFUSED", f"{message}; `headrace model info {found['name']}` shows it")
+        raise Failure("REFUSED", f"{message}; `headrace model info {_name(found)}` shows it")
     return found
+
+
+def _name(found: Document) -> str:
+    """The name of a deployment that means it alone. Servers of earlier releases give none with a
+    workspace."""
+    return str(found.get("ref") or found["name"])
 
 
 @command(model, "undeploy", example="headrace model undeploy sums")
@@ -80,15 +88,16 @@ def _wait_until_loaded(client: Client, found: Document) -> Document:
 def undeploy(client: Client, name: str) -> Output:
     """End a deployment. Requests that are being answered are still answered.
 
-    NAME is the name of the deployment, or of its checkpoint: RUN-step-N.
+    NAME is the name of the deployment, or of its checkpoint: RUN-step-N. WORKSPACE/NAME names the
+    deployment of one workspace, if several have the name.
     """
     found: Document = client.delete(f"/deployments/{path_segment(name)}")["deployment"]
-    name = str(found["name"])
+    name = _name(found)
     until = time.monotonic() + LOADING_S
     while found.get("status") in ("active", "loading") and time.monotonic() < until:
         time.sleep(POLL_S)
         found = client.get(f"/deployments/{path_segment(name)}")["deployment"]
-    return Output({"deployment": found}, f"{name} is not deployed any more")
+    return Output({"deployment": found}, f"{found['name']} is not deployed any more")
 
 
 @command(model, "list", example="headrace model list")
@@ -98,6 +107,7 @@ def list_(client: Client) -> Output:
     rows = [
         (
             d.get("name"),
+            d.get("workspace_name") or d.get("workspace"),
             d.get("model"),
             d.get("status"),
             d.get("pending") or d.get("checkpoint"),
@@ -108,7 +118,16 @@ def list_(client: Client) -> Output:
         for d in answer["deployments"]
     ]
     counts = f"{answer['active_deployments']} of {answer['max_active_deployments']} active"
-    columns = ("name", "model", "status", "checkpoint", "reward", "requests", "deployed")
+    columns = (
+        "name",
+        "workspace",
+        "model",
+        "status",
+        "checkpoint",
+        "reward",
+        "requests",
+        "deployed",
+    )
     return Output(answer, table(f"Deployments ({counts})", columns, rows))
 
 
@@ -120,6 +139,8 @@ def info(client: Client, name: str) -> Output:
     found: Document = answer["deployment"]
     keys = (
         "name",
+        "workspace",
+        "workspace_name",
         "model",
         "status",
         "checkpoint",

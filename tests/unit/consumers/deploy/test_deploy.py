@@ -6,7 +6,7 @@ import pytest
 
 from consumers.deploy.consumer import CONSUMER, DeploymentsState
 from schemas.artifact_refs import ArtifactRef
-from schemas.deployments import ServedModel
+from schemas.deployments import ServedModel, deployment_id
 from schemas.effects import CheckpointChosen, ChooseCheckpoint, Failed, LoadModel, ModelLoaded
 from schemas.errors import FailureCategory
 from schemas.events import (
@@ -43,19 +43,30 @@ def served(step: int, *, name: str = "sums", **more: Any) -> ServedModel:
 
 
 def asked(step: int, *, name: str = "sums", **more: Any) -> ModelDeployRequested:
+    model = served(step, name=name, **more)
     return ModelDeployRequested(
-        deployment=name, request=f"q{step}-{name}", served=served(step, name=name, **more)
+        deployment=name, scope=scope_of(model), request=f"q{step}-{name}", served=model
     )
+
+
+def scope_of(model: ServedModel) -> str:
+    return model.workspace or ""
 
 
 def load(step: int, *, name: str = "sums", others: int = 0, **more: Any) -> LoadModel:
     model = served(step, name=name, **more)
-    return LoadModel(request=f"q{step}-{name}", served=model, others=others)
+    return LoadModel(request=f"q{step}-{name}", served=model, others=others, scope=scope_of(model))
 
 
 def deployed(step: int, number: int, *, name: str = "sums", **more: Any) -> ModelDeployed:
     model = served(step, name=name, **more)
-    return ModelDeployed(deployment=name, request=f"q{step}-{name}", served=model, number=number)
+    return ModelDeployed(
+        deployment=name,
+        scope=scope_of(model),
+        request=f"q{step}-{name}",
+        served=model,
+        number=number,
+    )
 
 
 def failed(effect: LoadModel | ChooseCheckpoint, message: str = "it is gone") -> Failed:
@@ -81,7 +92,7 @@ def test_the_old_version_is_served_until_the_new_one_is_loaded_or_fails() -> Non
     loaded = given(CONSUMER, *before).when(ModelLoaded(load(4)), stream=STREAM)
     loaded.then(events=[deployed(4, 2)])
     broken = given(CONSUMER, *before).when(failed(load(4)), stream=STREAM)
-    why = ModelDeployFailed(deployment="sums", request="q4-sums", message="it is gone")
+    why = ModelDeployFailed(deployment="sums", scope="", request="q4-sums", message="it is gone")
     broken.then(events=[why])
     after: DeploymentsState = given(CONSUMER, *before, why).state(STREAM)
     assert after.active["sums"].step == 2
@@ -105,16 +116,13 @@ def test_an_effect_knows_how_many_others_are_deployed_or_were_requested_before()
     given(CONSUMER, *before).when(asked(4)).then(effects=[load(4, others=2)])
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"model": OTHER_BASE}, "another base model"), ({"workspace": "w2"}, "another workspace")],
-)
-def test_a_checkpoint_that_does_not_fit_fails(change: dict[str, Any], words: str) -> None:
+def test_a_checkpoint_of_another_base_fails() -> None:
     before = (asked(2), deployed(2, 1))
-    [event] = given(CONSUMER, *before).when(asked(4, **change)).events
+    [event] = given(CONSUMER, *before).when(asked(4, model=OTHER_BASE)).events
     assert isinstance(event, ModelDeployFailed)
-    assert words in event.message
-    given(CONSUMER).when(asked(4, **change)).then(effects=[load(4, **change)])  # the twin
+    assert "another base model" in event.message
+    alone = given(CONSUMER).when(asked(4, model=OTHER_BASE))
+    alone.then(effects=[load(4, model=OTHER_BASE)])  # the twin
 
 
 def test_a_refusal_does_not_name_the_deployments_of_another_workspace() -> None:
@@ -122,14 +130,10 @@ def test_a_refusal_does_not_name_the_deployments_of_another_workspace() -> None:
     before = (asked(2, **theirs), deployed(2, 1, **theirs))
     other_base = asked(1, name="b", workspace="w2", model=OTHER_BASE)
     [refused] = given(CONSUMER, *before).when(other_base).events
-    effect = ChooseCheckpoint(run="r2", name="sums")
-    chosen = CheckpointChosen(effect, served(4, workspace="w2", reward=0.5))
-    *_, taken = given(CONSUMER, *before).when(chosen, stream=STREAM).events
-    for event in (refused, taken):
-        assert isinstance(event, ModelDeployFailed)
-        assert "another workspace" in event.message
-        assert "quiet-fox" not in event.message
-        assert "deployment sums" not in event.message
+    assert isinstance(refused, ModelDeployFailed)
+    assert "another workspace" in refused.message
+    assert "quiet-fox" not in refused.message
+    assert "deployment sums" not in refused.message
     same = asked(1, name="b", workspace="w1", model=OTHER_BASE)
     [told] = given(CONSUMER, *before).when(same).events
     assert isinstance(told, ModelDeployFailed)
@@ -144,8 +148,8 @@ def test_two_bases_that_are_loaded_together_do_not_both_become_active() -> None:
 
 
 def test_an_undeployed_name_is_free_and_a_load_that_ends_late_changes_nothing() -> None:
-    end = ModelUndeployRequested(deployment="sums", request="e1")
-    gone = ModelUndeployed(deployment="sums", request="e1")
+    end = ModelUndeployRequested(deployment="sums", scope="", request="e1")
+    gone = ModelUndeployed(deployment="sums", scope="", request="e1")
     given(CONSUMER, asked(2), deployed(2, 1)).when(end).then(events=[gone])
     given(CONSUMER, asked(2)).when(end).then(events=[gone])
     given(CONSUMER).when(end).then()
@@ -167,8 +171,8 @@ def test_a_finished_run_that_asks_for_it_deploys_its_best_checkpoint() -> None:
     assert CONSUMER.routes(RunFinished(run="r1", step=9)) == ()
     made = given(CONSUMER).when(chosen(4, 0.5), stream=STREAM)
     model = served(4, reward=0.5)
-    wanted = ModelDeployRequested(deployment="sums", request="best-r1", served=model)
-    effect = LoadModel(request="best-r1", served=model, others=0)
+    wanted = ModelDeployRequested(deployment="sums", scope="", request="best-r1", served=model)
+    effect = LoadModel(request="best-r1", served=model, others=0, scope="")
     made.then(events=[wanted], effects=[effect])
     given(CONSUMER, wanted).when(chosen(4, 0.5), stream=STREAM).then()
 
@@ -209,23 +213,70 @@ def test_a_request_of_a_user_that_is_replaced_is_not_told_as_a_run() -> None:
     assert [type(event) for event in made.events] == [ModelDeployRequested]
 
 
-def test_a_name_that_another_workspace_loads_is_not_taken_from_it() -> None:
-    theirs = asked(2, workspace="w1")
-    ours = asked(4, workspace="w2")
-    [refused] = given(CONSUMER, theirs, ours).when(ours).events
-    assert isinstance(refused, ModelDeployFailed)
-    assert "another workspace" in refused.message
-    loaded = given(CONSUMER, theirs, ours, refused).when(
-        ModelLoaded(load(2, workspace="w1")), stream=STREAM
-    )
-    loaded.then(events=[deployed(2, 1, workspace="w1")])
-    given(CONSUMER, theirs, ours, refused).when(ours).then()
-    best = given(CONSUMER, theirs).when(
-        CheckpointChosen(CHOOSE, served(4, workspace="w2", reward=0.5)), stream=STREAM
-    )
-    [skipped] = best.events
-    assert isinstance(skipped, ModelDeploySkipped), "their deployment shows no word of it"
-    assert "another workspace" in skipped.reason
+def test_equal_names_of_two_workspaces_are_two_deployments() -> None:
+    """Each is loaded, served, compared and ended by itself, whatever becomes of the other."""
+    ours, theirs = {"workspace": "w1"}, {"workspace": "w2", "reward": 0.9}
+    both = (asked(2, **ours), asked(4, **theirs))
+    given(CONSUMER, *both).when(asked(4, **theirs)).then(effects=[load(4, others=1, **theirs)])
+    first = given(CONSUMER, *both).when(ModelLoaded(load(4, **theirs)), stream=STREAM)
+    first.then(events=[deployed(4, 1, **theirs)])
+    served_both = (*both, deployed(4, 1, **theirs), deployed(2, 2, **ours))
+    state: DeploymentsState = given(CONSUMER, *served_both).state(STREAM)
+    assert {key: model.step for key, model in state.active.items()} == {"w1/sums": 2, "w2/sums": 4}
+    end = ModelUndeployRequested(deployment="sums", scope="w2", request="e1")
+    gone = ModelUndeployed(deployment="sums", scope="w2", request="e1")
+    given(CONSUMER, *served_both).when(end).then(events=[gone])
+    after: DeploymentsState = given(CONSUMER, *served_both, gone).state(STREAM)
+    assert list(after.active) == ["w1/sums"]
+    worse = CheckpointChosen(CHOOSE, served(6, workspace="w1", reward=0.5))
+    event, *_ = given(CONSUMER, *served_both).when(worse, stream=STREAM).events
+    assert isinstance(event, ModelDeployRequested), "theirs with 0.9 is not the one to beat"
+
+
+def test_twin_names_without_their_workspaces_collide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of earlier releases: one of the two takes the place of the other."""
+    for module in ("schemas.deployments", "consumers.deploy.consumer"):
+        monkeypatch.setattr(f"{module}.deployment_key", lambda name, workspace: name)
+    both = (asked(2, workspace="w1"), asked(4, workspace="w2"))
+    state: DeploymentsState = given(CONSUMER, *both).state(STREAM)
+    assert {key: one.served.step for key, one in state.pending.items()} == {"sums": 4}
+    lost = given(CONSUMER, *both).when(ModelLoaded(load(2, workspace="w1")), stream=STREAM)
+    lost.then()
+
+
+def old(event: Any) -> Any:
+    """An event as an earlier release wrote it."""
+    return event.model_copy(update={"scope": None})
+
+
+def test_events_of_earlier_releases_mean_whoever_had_the_name() -> None:
+    """The name was held by w1, was refused to w2, was freed, and then deployed by w2."""
+    refused = ModelDeployFailed(deployment="sums", request="q4-sums", message="in use")
+    gone = ModelUndeployed(deployment="sums", request="e1")
+    begun = (old(asked(2, workspace="w1")), old(asked(4, workspace="w2")), refused)
+    served_one = (*begun, old(deployed(2, 1, workspace="w1")))
+    state: DeploymentsState = given(CONSUMER, *served_one).state(STREAM)
+    assert (list(state.active), dict(state.pending)) == (["w1/sums"], {})
+    given(CONSUMER, *served_one).when(old(asked(4, workspace="w2"))).then()
+    again = old(asked(6, workspace="w2"))
+    passed_on = (*served_one, gone, again, old(deployed(6, 2, workspace="w2")))
+    after: DeploymentsState = given(CONSUMER, *passed_on).state(STREAM)
+    assert list(after.active) == ["w2/sums"]
+    asked_before = ModelUndeployRequested(deployment="sums", request="e2")
+    [ended] = given(CONSUMER, *passed_on).when(asked_before).events
+    assert ended == ModelUndeployed(deployment="sums", scope="w2", request="e2")
+    two = (*passed_on, asked(8, workspace="w1"))
+    given(CONSUMER, *two).when(asked_before).then()
+
+
+def test_ids_of_deployments_from_before_are_unchanged() -> None:
+    before = old(asked(2, workspace="w1"))
+    assert before.run_id == old(asked(2)).run_id == asked(2).run_id == deployment_id("sums")
+    assert "scope" not in before.model_dump_json()
+    effect = LoadModel(request="q", served=served(2, workspace="w1"), others=0)
+    assert effect.run_id == deployment_id("sums")
+    assert "scope" not in effect.model_dump_json()
+    assert len({asked(2, workspace=place).run_id for place in (None, "w1", "w2")}) == 3
 
 
 def test_a_version_whose_reward_is_not_known_is_replaced() -> None:
@@ -236,7 +287,9 @@ def test_a_version_whose_reward_is_not_known_is_replaced() -> None:
 
 def test_a_run_without_a_held_out_reward_deploys_nothing_and_says_why() -> None:
     none = CheckpointChosen(CHOOSE, None, "no checkpoint has a held-out reward")
-    skipped = ModelDeploySkipped(deployment="sums", request="best-r1", run="r1", reason=none.reason)
+    skipped = ModelDeploySkipped(
+        deployment="sums", scope="", request="best-r1", run="r1", reason=none.reason
+    )
     given(CONSUMER).when(none, stream=STREAM).then(events=[skipped])
     given(CONSUMER, skipped).when(none, stream=STREAM).then()
     [event] = given(CONSUMER).when(failed(CHOOSE), stream=STREAM).events

@@ -54,7 +54,7 @@ async def test_a_checkpoint_that_does_not_exist_is_a_page_that_says_so(
 
 async def test_a_run_shows_what_its_checkpoints_are_used_for(browser: httpx.AsyncClient) -> None:
     page = (await browser.get("/runs/gsm8k-grpo-3e-6")).text
-    assert '<a href="/deployments/sums">sums</a>' in page
+    assert '<a href="/deployments/-/sums">sums</a>' in page
     assert '<a href="/new?from=gsm8k-grpo-3e-6%4040">Fork</a>' in page
     assert "<code>training.lr</code>" in page
 

@@ -195,10 +195,10 @@ async def test_checkpoints_say_where_they_are_served_and_who_uploaded_them(
     steps = [one["step"] for one in shown["checkpoints"]]
     assert steps == [*range(400, 400 - SHOWN_CHECKPOINTS, -1), 120, 3]
     assert (shown["best_step"], shown["num_checkpoints"]) == (3, 302)
-    assert shown["deployments"] == {"120": [{"name": "sums", "status": "active"}]}
+    assert shown["deployments"] == {"120": [{"name": "sums", "ref": "-/sums", "status": "active"}]}
     assert shown["checkpoints"][0]["hub_requested_by"] == "<i>ada"
     page = (await browser.get(f"/runs/{FIRST}")).text
-    assert '<a href="/deployments/sums">sums</a> <span class="dim">active</span>' in page
+    assert '<a href="/deployments/-/sums">sums</a> <span class="dim">active</span>' in page
     assert "uploaded by <bdi>&lt;i&gt;ada</bdi>" in page
     assert "42 of 302 checkpoints" in page
 

@@ -84,19 +84,20 @@ async def test_a_checkpoint_is_deployed_under_its_name(app: Application) -> None
     assert ended.status_code == 202, ended.text
 
 
-async def test_a_name_of_another_workspace_gives_way_to_the_id_of_the_run(
+async def test_a_checkpoint_keeps_its_name_whatever_another_workspace_has(
     app: Application,
 ) -> None:
-    """Also when that deployment has ended, because its use is counted by its name."""
     ours = await tenant(app, "ours", "/repo")
     name = f"{ours.run_name}-step-3"
     await deploy(app, served(name, workspace="another"))
-    await app.append([ModelUndeployed(deployment=name, request="q9")])
-    assert await deployed_as(app, name, ours.api_key) == f"{ours.run}-step-3"
+    await app.append([ModelUndeployed(deployment=name, scope="another", request="q9")])
+    assert await deployed_as(app, name, ours.api_key) == name
     shown = await ask(app, "GET", f"/api/v1/deployments/{name}", ours.api_key)
-    assert shown.json()["deployment"]["name"] == f"{ours.run}-step-3"
+    assert shown.json()["deployment"]["ref"] == f"{ours.workspace}/{name}"
     ended = await ask(app, "DELETE", f"/api/v1/deployments/{name}", ours.api_key)
-    assert ended.json()["deployment"]["name"] == f"{ours.run}-step-3"
+    assert ended.json()["deployment"]["name"] == name
+    theirs = await app.get(f"/deployments/another/{name}")
+    assert theirs["deployment"]["pending"] is None
 
 
 async def refs(app: Application, query: str, api_key: str) -> Sequence[str]:

@@ -17,6 +17,7 @@ from infra.spine.postgres.pool import administering
 from schemas.events import MessageDeadLettered, MessageRedriven
 from schemas.ids import dead_letter_stream, run_stream
 from tests.kit.application import Application, rows
+from tests.unit.consumers.deploy.test_deploy import served
 from tests.unit.producers.http.routes.test_records import (
     append,
     assert_sound,
@@ -179,14 +180,15 @@ async def test_uploads_that_became_no_dataset_go(app: Application) -> None:
 async def test_use_of_long_ago_is_added_up(app: Application) -> None:
     await app.database.durable.execute(
         "insert into inference_usage (api_key, model, day, requests, prompt_tokens, completion_tokens,"
-        " last_at) values ('k', 'm', '2020-01-01', 1, 10, 100, $1), ('k', 'm', '2020-01-02', 2, 20, 200,"
-        " $1), ('l', 'm', '2020-01-01', 4, 40, 400, $1), ('k', 'm', '2999-01-01', 8, 80, 800, $1)",
+        " last_at) values ('k', $2, '2020-01-01', 1, 10, 100, $1), ('k', $2, '2020-01-02', 2, 20, 200,"
+        " $1), ('l', $2, '2020-01-01', 4, 40, 400, $1), ('k', $2, '2999-01-01', 8, 80, 800, $1)",
         OLD,
+        served(3).full_name,
     )
-    before = await app.services.readmodel.deployments.usage("m")
+    before = await app.services.readmodel.deployments.usage(served(3))
     assert await remove(app, "usage") == {"usage": 3}
     assert len(await stored(app, "inference_usage")) == 3
-    assert await app.services.readmodel.deployments.usage("m") == before
+    assert await app.services.readmodel.deployments.usage(served(3)) == before
     assert await remove(app, "usage") == {"usage": 0}
 
 

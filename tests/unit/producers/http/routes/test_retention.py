@@ -23,7 +23,7 @@ from infra.operations.maintenance.integrity import Inspection, _events, _Recorde
 from infra.spine.ports.event_log import Cursor
 from infra.spine.postgres.pool import administering
 from infra.spine.postgres.restored_dump import repair
-from schemas.deployments import deployment_id
+from schemas.deployments import deployment_id, deployment_key
 from schemas.errors import CorruptData
 from schemas.events import (
     EvaluationRequested,
@@ -460,7 +460,9 @@ async def test_a_run_whose_checkpoint_is_served_or_being_loaded_is_not_deleted(
 ) -> None:
     asked = {"checkpoint": "first@last", "name": "sums"}
     assert (await ended.post("/deployments", asked)).status_code == 202
-    [request] = await ended.recorded(deployment_id("sums"), ModelDeployRequested)
+    run = await ended.services.lookup.run("first")
+    key = deployment_key("sums", run.owner_workspace)
+    [request] = await ended.recorded(deployment_id(key), ModelDeployRequested)
     assert isinstance(request, ModelDeployRequested)
     deployed = ModelDeployed(
         deployment="sums", request=request.request, served=request.served, number=1
