@@ -215,7 +215,8 @@ def test_a_request_of_a_user_that_is_replaced_is_not_told_as_a_run() -> None:
 
 def test_equal_names_of_two_workspaces_are_two_deployments() -> None:
     """Each is loaded, served, compared and ended by itself, whatever becomes of the other."""
-    ours, theirs = {"workspace": "w1"}, {"workspace": "w2", "reward": 0.9}
+    ours: dict[str, Any] = {"workspace": "w1"}
+    theirs: dict[str, Any] = {"workspace": "w2", "reward": 0.9}
     both = (asked(2, **ours), asked(4, **theirs))
     given(CONSUMER, *both).when(asked(4, **theirs)).then(effects=[load(4, others=1, **theirs)])
     first = given(CONSUMER, *both).when(ModelLoaded(load(4, **theirs)), stream=STREAM)
