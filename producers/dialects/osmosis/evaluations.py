@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.registry import EvaluationJson
 from producers.core.evaluations.summary import EvaluationSummary, count_tokens
 from producers.core.submit import SubmitRequest
+from producers.core.validation.given_secrets import SecretsNotSet
 from producers.core.workspaces import Workspace
+from producers.dialects.osmosis.errors import ClientRefused
 from producers.dialects.osmosis.requests import (
     Wire,
     answer,
@@ -34,6 +37,7 @@ from producers.http.routes.evaluation_files import summary_of
 from producers.http.routes.evaluations import find_evaluation, repeat_attempts
 from schemas.config import EvalAdvanced, EvalConfig
 from schemas.errors import InvalidConfig
+from schemas.secrets.secret_value import SecretValue
 from schemas.specs import DatasetRef
 
 SECTIONS = {"evaluation_config": "evaluation"}
@@ -148,6 +152,16 @@ class EvaluationMetrics(Wire):
     overview: OverviewWire
     reward_stats: SpreadWire | None
     pass_at_k: list[PassAtK]
+
+
+class RetryEvaluation(Wire):
+    """The body of `eval retry`: values of secrets for this retry alone."""
+
+    secrets: dict[str, str] = Field(default={}, repr=False)
+
+    def values(self) -> Mapping[str, SecretValue]:
+        """The values that are given, which nothing prints."""
+        return {name: SecretValue(value) for name, value in self.secrets.items()}
 
 
 class Retried(Wire):
@@ -269,10 +283,17 @@ async def stop(request: Request, workspace: Workspace) -> Response:
 
 
 async def retry(request: Request, workspace: Workspace) -> Response:
-    """Repeat the attempts that were left out."""
+    """Repeat the attempts that were left out. The body may give secrets for this retry alone. A refusal
+    names those that are neither given nor set, so that the client asks for them and tries again."""
     del workspace
-    await json_object(request)
-    found, retryable = await repeat_attempts(request, request.path_params["ref"])
+    body = await read_body(request, RetryEvaluation)
+    try:
+        found, retryable = await repeat_attempts(
+            request, request.path_params["ref"], given=body.values()
+        )
+    except SecretsNotSet as error:
+        names = {"run_secret_names": list(error.names)}
+        raise ClientRefused(400, "VALIDATION", error.message, fields=names) from error
     return answer(
         Retried(
             id=found["id"],

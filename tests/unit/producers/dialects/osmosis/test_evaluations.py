@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from schemas.config import EvalConfig
+from schemas.config import EvalConfig, Secrets
 from schemas.events import (
     EvaluationCompleted,
     EvaluationRequested,
@@ -18,6 +18,7 @@ from schemas.specs import SampleEntry
 from tests.kit.application import Application
 from tests.kit.tenants import Tenant, ask
 from tests.unit.producers.http.routes.test_evaluations import CONFIG, dataset, grade
+from tests.unit.producers.http.test_given_secrets import given as given_names
 
 pytestmark = pytest.mark.postgres
 
@@ -140,6 +141,20 @@ async def test_a_retry_repeats_what_was_not_made(app: Application, ours: Tenant)
     loaded = await app.services.log.load({eval_stream("one"): 0})
     events = [recorded.event for recorded in loaded[eval_stream("one")]]
     assert any(isinstance(event, EvaluationRetryRequested) for event in events)
+
+
+async def test_a_retry_takes_the_secrets_of_its_body(app: Application, ours: Tenant) -> None:
+    """Without them it names those that are missing, so that the client asks for their values."""
+    config = CONFIG.model_copy(update={"secrets": Secrets(required=("JUDGE_KEY",))})
+    await evaluate(app, ours, (1.0, 1.0), config=config)
+    refused = await wire(app, ours, "/one/retry", {}, status=400)
+    assert refused["run_secret_names"] == ["JUDGE_KEY"]
+    other = await wire(app, ours, "/one/retry", {"secrets": {"OTHER": "x" * 12}}, status=400)
+    assert "run_secret_names" not in other, "a wrong name is not asked for again"
+    assert "x" * 12 not in str(other)
+    body = {"secrets": {"JUDGE_KEY": "only-for-this-retry"}}
+    assert (await wire(app, ours, "/one/retry", body))["retryable_samples"] == 2
+    assert await given_names(app) == [("one", "JUDGE_KEY")]
 
 
 async def test_an_evaluation_without_gaps_has_nothing_to_repeat(
