@@ -181,7 +181,8 @@ STACK_TESTS := tests/contracts/test_kafka.py tests/contracts/test_kafka_accounts
 	tests/contracts/test_kafka_records.py tests/contracts/test_s3.py tests/contracts/test_s3_accounts.py \
 	tests/contracts/test_s3_faults.py tests/contracts/test_s3_races.py tests/contracts/test_s3_refusals.py \
 	tests/contracts/test_shared_blobs.py tests/crash/test_relay.py tests/e2e/test_s3.py \
-	tests/e2e/test_stack_command.py tests/e2e/test_stacks.py
+	tests/e2e/test_stack_command.py tests/e2e/test_stacks.py \
+	tests/unit/producers/http/test_direct_transfers.py
 test-stacks: $(READY)
 	$(PYTEST) -m '($(STACKS)) and not (kills or timed or $(APART))' $(STACK_TESTS) $(ARGS)
 

@@ -18,6 +18,7 @@ from infra.blobs.dataset_cache import DatasetCache
 from infra.blobs.installation import belong
 from infra.blobs.installed import InstalledBlobs, install
 from infra.blobs.local import LocalBlobs
+from infra.ports.direct_blobs import DirectBlobs
 from infra.ports.services import Blobs
 from infra.settings.kafka import KafkaSettings
 from infra.settings.settings import Settings
@@ -97,7 +98,8 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
         await check(database)
         log = PostgresLog(database, notifier)
         await belong(database, store, settings)
-        blobs = await install(store, database)
+        direct: DirectBlobs | None = getattr(store, "direct", None)  # an S3 store's
+        blobs = await install(store, database, direct=direct)
         artifacts = ArtifactStore(log, blobs)
         yield Backend(
             database=database,
@@ -126,7 +128,11 @@ async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
         )
     from infra.blobs.s3.store import open_s3
 
-    async with open_s3(settings.blobs, endpoint=settings.s3_endpoint) as blobs:
+    async with open_s3(
+        settings.blobs,
+        endpoint=settings.s3_endpoint,
+        public_endpoint=settings.s3_public_endpoint,
+    ) as blobs:
         yield blobs
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from infra.blobs.artifacts import SHARED
 from infra.blobs.installation import KEY, identity
+from infra.ports.direct_blobs import DirectBlobs
 from infra.ports.services import BlobInfo, Blobs, StreamedBlob
 from infra.spine.postgres.advisory_lock import exclusively
 from infra.spine.postgres.pool import Database
@@ -44,19 +45,25 @@ async def place_of(blobs: Blobs) -> str:
     return uri.removesuffix(f"/{KEY}")
 
 
-async def install(blobs: Blobs, database: Database) -> "InstalledBlobs":
-    """Wrap these blobs as the installation's, and record in the database where they are."""
+async def install(
+    blobs: Blobs, database: Database, *, direct: DirectBlobs | None = None
+) -> "InstalledBlobs":
+    """Wrap these blobs as the installation's, and record in the database where they are. `direct` makes
+    URLs of their store, if it has any."""
     here = await place_of(blobs)
     await database.durable.execute(
         "insert into blob_places (root) values ($1) on conflict do nothing", here
     )
-    return InstalledBlobs(blobs, database, here=here)
+    return InstalledBlobs(blobs, database, here=here, direct=direct)
 
 
 class InstalledBlobs:
     """`infra.ports.services.Blobs` over those of one place, `here`."""
 
-    def __init__(self, inner: Blobs, database: Database, *, here: str) -> None:
+    def __init__(
+        self, inner: Blobs, database: Database, *, here: str, direct: DirectBlobs | None = None
+    ) -> None:
+        self.direct = direct
         self._inner = inner
         self._database = database
         self._here = here

@@ -3,6 +3,9 @@
 A part may be sent again. The one that was acknowledged last counts, and its ETag is the SHA-256 of its
 bytes. Parts are blobs below `uploads/`, so every process of the installation can join them. They are
 deleted when the upload is closed, and what is left of an upload that nobody finishes is collected.
+
+Where clients reach the blob store, they may send parts straight to it, below `uploads/direct/`. Such a
+part is known when the upload is completed, and has the ETag that the store gave it.
 """
 
 import asyncio
@@ -13,15 +16,17 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from infra.blobs.installed import InstalledBlobs
+from infra.ports.direct_blobs import DirectBlobs, SentBlob
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
-from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound, StoreAway
 
 logger = logging.getLogger(__name__)
 
 SQL = queries("infra/blobs/uploads.sql")
 
 FOLDER = "uploads/"
+DIRECT = f"{FOLDER}direct/"
 MAX_BYTES = 5 << 30
 WHOLE_BYTES = 64 << 20
 """A file up to this size is sent in one part."""
@@ -62,6 +67,12 @@ class Upload:
             )
         return min(self.part_size, self.size - (part - 1) * self.part_size)
 
+    @property
+    def folder(self) -> str:
+        """The keys of the parts that clients send straight to the store begin with this. It is the only
+        place that their URLs name, and is below the workspace or organisation of the upload."""
+        return f"{DIRECT}{self.workspace or self.organisation or 'main'}/{self.id}/"
+
 
 @dataclass(frozen=True, slots=True)
 class UploadPart:
@@ -78,6 +89,13 @@ def part_bytes(size: int) -> int:
         return max(1, size)
     least = -(-size // MOST_PARTS)
     return max(PART_BYTES, -(-least // (1 << 20)) << 20)
+
+
+def check_size(size: int) -> None:
+    """Raises InvalidConfig for a file that is empty or too large."""
+    if not 1 <= size <= MAX_BYTES:
+        message = f"must be from 1 byte to {MAX_BYTES >> 30} GiB, got {size}"
+        raise InvalidConfig(f"file_size {message}", issues=(Issue("file_size", message),))
 
 
 def check_parts(
@@ -124,9 +142,7 @@ class UploadStore:
         organisation: str | None,
     ) -> Upload:
         """Expect a file of `size` bytes. Raises InvalidConfig when it is empty or too large."""
-        if not 1 <= size <= MAX_BYTES:
-            message = f"must be from 1 byte to {MAX_BYTES >> 30} GiB, got {size}"
-            raise InvalidConfig(f"file_size {message}", issues=(Issue("file_size", message),))
+        check_size(size)
         row = await self._pool.fetchrow(
             SQL["begin"],
             upload,
@@ -150,6 +166,39 @@ class UploadStore:
         """The parts that have arrived, by their numbers."""
         rows = await self._pool.fetch(SQL["parts"], upload)
         return {row["part"]: UploadPart(row["part"], row["etag"], row["uri"]) for row in rows}
+
+    @property
+    def sends_direct(self) -> bool:
+        """Whether clients send parts straight to the blob store."""
+        return self._blobs.direct is not None and self._blobs.direct.is_public
+
+    async def direct_urls(self, upload: Upload, *, for_s: int) -> list[str] | None:
+        """The URLs of the store for all parts, in order. None where clients send parts to us."""
+        if self._blobs.direct is None or not self.sends_direct:
+            return None
+        wanted = [
+            (f"{upload.folder}{part}", upload.bytes_of(part))
+            for part in range(1, upload.num_parts + 1)
+        ]
+        return await self._blobs.direct.put_urls(wanted, for_s=for_s)
+
+    async def admit(self, upload: Upload) -> dict[int, UploadPart]:
+        """Count the parts that clients have sent straight to the store, if they have the size that
+        they must have. Returns all parts that have arrived."""
+        found = await self.parts(upload.id)
+        if self._blobs.direct is None or upload.status != "open":
+            return found
+        for key, blob in (await self._blobs.direct.list_sent(upload.folder)).items():
+            text = key.removeprefix(upload.folder)
+            part = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
+            held = found.get(part)
+            is_ours = held is not None and held.uri != blob.uri
+            if not 1 <= part <= upload.num_parts or is_ours or blob.size != upload.bytes_of(part):
+                continue
+            if held is None or held.etag != blob.etag:
+                await self._pool.fetchrow(SQL["put_part"], upload.id, part, blob.etag, blob.uri)
+                found[part] = UploadPart(part, blob.etag, blob.uri)
+        return found
 
     async def receive(self, upload: Upload, part: int, body: AsyncIterator[bytes]) -> UploadPart:
         """Store the bytes of a part. Raises InvalidConfig when they are more or fewer than its size,
@@ -180,7 +229,7 @@ class UploadStore:
         if upload.status == "complete":
             return
         _require_open(upload)
-        found = await self.parts(upload.id)
+        found = await self.admit(upload)
         if named is None:
             named = [(number, part.etag) for number, part in sorted(found.items())]
         check_parts(upload, found, named)
@@ -191,21 +240,34 @@ class UploadStore:
             )  # something changed since it was read
 
     async def chunks(self, upload: Upload) -> AsyncIterator[bytes]:
-        """Yield the bytes of a complete upload."""
-        for _, part in sorted((await self.parts(upload.id)).items()):
-            async for piece in self._blobs.chunks(part.uri):
+        """Yield the bytes of a complete upload. Raises Conflict when a part was replaced at the store
+        after the upload was completed."""
+        direct = self._blobs.direct
+        for number, part in sorted((await self.parts(upload.id)).items()):
+            if direct is not None and part.uri.endswith(f"/{upload.folder}{number}"):
+                sent = SentBlob(part.uri, upload.bytes_of(number), part.etag)
+                pieces = direct.read_sent(sent)
+            else:
+                pieces = self._blobs.chunks(part.uri)
+            async for piece in pieces:
                 yield piece
 
     async def close(self, upload: str) -> None:
         """End an upload and delete its parts. It may be closed already."""
-        rows = await self._pool.fetch(SQL["close"], upload)
-        for row in rows:
-            await self._blobs.delete(row["uri"])
+        found = await self.find(upload)
+        uris = {row["uri"] for row in await self._pool.fetch(SQL["close"], upload)}
+        if self._blobs.direct is not None:
+            uris |= {
+                blob.uri for blob in (await self._blobs.direct.list_sent(found.folder)).values()
+            }
+        for uri in uris:
+            await self._blobs.delete(uri)
         await self._pool.execute(SQL["forget_parts"], upload)
 
     async def collect(self, *, now: datetime | None = None) -> int:
         """Close the uploads that nobody finished in time, and delete parts that no upload has. Returns
-        how many parts of the latter kind were deleted."""
+        how many parts of the latter kind were deleted. At an S3 store, what is left of our own writes
+        in parts is aborted too."""
         now = now or datetime.now(UTC)
         for row in await self._pool.fetch(SQL["unfinished"], now - EXPIRES):
             await self.close(row["id"])
@@ -217,7 +279,18 @@ class UploadStore:
             ):
                 await self._blobs.delete(blob.uri)
                 count += 1
+        if self._blobs.direct is not None:
+            await self._abort_unfinished(self._blobs.direct, before=now - FORGOTTEN)
         return count
+
+    async def _abort_unfinished(self, direct: DirectBlobs, *, before: datetime) -> None:
+        try:
+            count = await direct.abort_unfinished(before=before)
+        except StoreAway as error:  # the store may not grant s3:ListBucketMultipartUploads
+            logger.info("uploads that processes left unfinished at the store are kept: %s", error)
+            return
+        if count:
+            logger.info("aborted %s uploads that processes left unfinished at the store", count)
 
 
 async def _exactly(body: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from infra.settings.blob_keys import check_key, check_prefix
 from schemas.errors import NotFound
@@ -10,6 +11,19 @@ PLACE = re.compile(
     r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])"
     r"(/(?P<prefix>[A-Za-z0-9_@.-]+(/[A-Za-z0-9_@.-]+)*))?/?"
 )
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def is_public_endpoint(value: str) -> bool:
+    """Whether clients may be sent to this address of a store: https, or http to the same machine, with
+    no path, query or credentials."""
+    try:
+        parts = urlsplit(value)
+        is_plain = parts.port != 0 and "@" not in parts.netloc and parts.path in ("", "/")
+    except ValueError:
+        return False
+    is_safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+    return bool(is_plain and is_safe and parts.hostname and not parts.query and not parts.fragment)
 
 
 @dataclass(frozen=True, slots=True)

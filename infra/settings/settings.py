@@ -20,7 +20,7 @@ from infra.settings.model_directories import ModelDirectories
 from infra.settings.network_policy import NetworkPolicy
 from infra.settings.oidc import OidcSettings
 from infra.settings.packages import PackageSettings
-from infra.settings.s3 import S3Place
+from infra.settings.s3 import S3Place, is_public_endpoint
 from infra.settings.sandbox_level import TRUSTED
 from infra.settings.sandbox_limits import SandboxLimits, load_sandbox_limits
 from infra.settings.sandbox_service import SandboxAddress
@@ -88,6 +88,7 @@ class Settings:
     kafka: KafkaSettings | None
     blobs: str
     s3_endpoint: str | None
+    s3_public_endpoint: str | None
     vllm: VllmSettings | None
     serving: ServingSettings
     hub_endpoint: str
@@ -139,6 +140,7 @@ class Settings:
             kafka=_kafka(environ),
             blobs=_blobs(environ, home),
             s3_endpoint=_s3_endpoint(environ),
+            s3_public_endpoint=_s3_public_endpoint(environ),
             vllm=_vllm(environ, home),
             serving=_serving(environ),
             hub_endpoint=(environ.get("HF_ENDPOINT") or HUB).rstrip("/"),
@@ -348,6 +350,18 @@ def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
         if value := environ.get(name):
             return _http(name, value)
     return None
+
+
+def _s3_public_endpoint(environ: Mapping[str, str]) -> str | None:
+    """Return the address at which clients reach the S3 store, or None when they do not."""
+    name = "HEADRACE_S3_PUBLIC_ENDPOINT"
+    if not (value := environ.get(name)):
+        return None
+    if not is_public_endpoint(value):
+        raise _bad(name, value, "https://host:port, or http://127.0.0.1:port on the same machine")
+    if not (environ.get("HEADRACE_BLOBS") or "").startswith("s3://"):
+        raise _bad(name, value, "set only with HEADRACE_BLOBS=s3://bucket/prefix")
+    return value.rstrip("/")
 
 
 def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:

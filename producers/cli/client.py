@@ -9,6 +9,7 @@ or refuses a request, the client raises a Failure with the server's own code and
 import hashlib
 import json
 import os
+import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -18,11 +19,12 @@ from itertools import chain, repeat
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 import httpx
 
+from infra.settings.s3 import is_public_endpoint
 from infra.settings.settings import Settings
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
@@ -68,6 +70,10 @@ NEVER_SENT = (
 NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For plain HTTP to this machine. To read the list of certificate authorities takes longer than most
 requests, and without it no TLS connection is trusted."""
+
+STORE_MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
+STORE_ERROR_CHARACTERS = 10_000
+"""Where an S3 store says why it refuses a request."""
 
 Parameters = Mapping[str, str | int | None]
 
@@ -169,8 +175,17 @@ class Client:
         return self._answer(self._send("PUT", path, content=stream, timeout=600))
 
     def put_signed(self, url: str, pieces: Iterator[bytes], size: int) -> str:
-        """PUT bytes to a signed URL, without the API key, and return their ETag. Raises Failure."""
-        local = url.startswith("http://127.0.0.1")
+        """PUT bytes to a signed URL of the server or of its blob store, without the API key, and return
+        their ETag. Raises Failure, with the code SIGNED_URL when the URL does not allow it."""
+        place = urlsplit(url)
+        origin, local = f"{place.scheme}://{place.netloc}", url.startswith("http://127.0.0.1")
+        own = self._origin
+        if origin != own and is_public_endpoint(own) and not is_public_endpoint(origin):
+            raise Failure(
+                "PLAIN_HTTP",
+                f"the server names a URL at {origin}, and no data is sent there without TLS; set "
+                "HEADRACE_S3_PUBLIC_ENDPOINT or HEADRACE_PUBLIC_URL of the server to an https address",
+            )
         headers = {"Content-Length": str(size)}
         with httpx.Client(
             transport=self._transport,
@@ -181,12 +196,26 @@ class Client:
             try:
                 answer = plain.put(url, content=pieces, headers=headers)
             except httpx.TransportError as error:
-                raise self.unreachable() from error
+                if origin == own:
+                    raise self.unreachable() from error
+                raise Failure(
+                    "UNREACHABLE", f"the blob store at {origin} did not answer"
+                ) from error
         if answer.status_code >= 500 or answer.status_code == 429:
-            raise Failure("UNREACHABLE", f"{self.address.url} answered {answer.status_code}")
+            raise Failure("UNREACHABLE", f"{origin} answered {answer.status_code}")
+        if answer.is_error and origin != own and _document(answer) is None:
+            said = STORE_MESSAGE.search(answer.text[:STORE_ERROR_CHARACTERS])
+            why = said[1] if said else f"HTTP {answer.status_code}"
+            raise Failure("SIGNED_URL", f"the blob store at {origin} refused the data: {why}")
         if answer.is_error:
             raise failure_from(answer)
         return str(answer.headers.get("etag", ""))
+
+    @property
+    def _origin(self) -> str:
+        """The scheme, host and port of the server."""
+        place = urlsplit(self.address.url)
+        return f"{place.scheme}://{place.netloc}"
 
     def download(self, path: str, target: Path) -> str:
         """GET bytes into a file and return their sha256. The file appears only when it is complete.

@@ -165,6 +165,8 @@ class Services:
         return Transfers(
             UploadStore(self.database, self.blobs),
             self.signed_urls,
+            self.quotas,
+            blobs=self.blobs,
             public_url=self.settings.public_url,
         )
 

@@ -1,6 +1,7 @@
 """A dataset is uploaded in stages while the control process is killed after its parts were joined, when
 its check begins, and after its version was registered."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.kit.application import rows
 from tests.kit.kills import arm, fired_points, once
 from tests.kit.platform import eventually, platform
+from tests.kit.s3 import fresh_bucket
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres]
 
@@ -17,13 +19,32 @@ POINTS = ("upload.joined", "upload.claimed", "upload.registered")
 DATA = rows(50).encode()
 
 
+@pytest.fixture(params=["through the server", pytest.param("to the store", marks=pytest.mark.s3)])
+def store(request: pytest.FixtureRequest) -> Iterator[Mapping[str, str]]:
+    """The settings of the blobs: below the home, or in a store that clients reach."""
+    if request.param == "through the server":
+        yield {}
+        return
+    server = request.getfixturevalue("s3")
+    with fresh_bucket(server, request.getfixturevalue("s3_client")) as bucket:
+        yield {
+            **server.environment,
+            "HEADRACE_BLOBS": f"s3://{bucket.name}/p",
+            "HEADRACE_S3_PUBLIC_ENDPOINT": server.endpoint,
+        }
+
+
 @pytest.mark.kills
-def test_kills_at_every_step_of_an_upload_make_one_version(tmp_path: Path) -> None:
-    with platform(tmp_path / "home", environment=arm(once(*POINTS))) as started:
+def test_kills_at_every_step_of_an_upload_make_one_version(
+    tmp_path: Path, store: Mapping[str, str]
+) -> None:
+    environment = {**store, **arm(once(*POINTS))}
+    with platform(tmp_path / "home", environment=environment) as started:
         body = {"name": "sums", "file_name": "r.jsonl", "file_size": len(DATA)}
         begun = started.api.post("/datasets", json=body).json()
         upload = begun["dataset"]["id"]
         [part] = begun["upload"]["parts"]
+        assert part["url"].startswith(store.get("HEADRACE_S3_PUBLIC_ENDPOINT", started.url))
         etag = httpx.put(part["url"], content=DATA).headers["etag"]
         named = {"parts": [{"part_number": 1, "etag": etag}]}
 

@@ -19,7 +19,7 @@ from infra.blobs.installed import install
 from infra.blobs.local import LocalBlobs
 from infra.identity.secrets.sealed import Sealer
 from infra.operations.maintenance.archive import Archives
-from infra.ports.services import RefList
+from infra.ports.services import Blobs, RefList
 from infra.readmodel.store import ReadModel
 from infra.repositories.forge_connections import ForgeConnections
 from infra.repositories.forges.api import ForgeApis
@@ -160,9 +160,11 @@ async def application(
     repositories: tuple[str, ...] = ("/repo",),
     confines_checks: bool = False,
     environ: Mapping[str, str] = {},
+    store: Blobs | None = None,
 ) -> AsyncIterator[Application]:
     """The application over the database at `url`, with the further settings of `environ`. With
-    `confines_checks`, files are checked in a process of their own, as users have it."""
+    `confines_checks`, files are checked in a process of their own, as users have it. Blobs are below
+    `home`, or in `store`."""
     settings = Settings.load(
         {
             "HEADRACE_HOME": str(home),
@@ -177,7 +179,8 @@ async def application(
         Notifier(database) as notifier,
     ):
         log = PostgresLog(database, notifier)
-        blobs = await install(LocalBlobs(home / "blobs"), database)
+        store = store or LocalBlobs(home / "blobs")
+        blobs = await install(store, database, direct=getattr(store, "direct", None))
         readmodel = ReadModel(database)
         known = KnownRepositories(*repositories)
         connections = ForgeConnections(database, Sealer.of(settings))

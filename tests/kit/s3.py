@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from infra.blobs.s3.client import Keys, S3Store
+from infra.blobs.s3.direct import S3Direct
 from infra.blobs.s3.store import S3Blobs
 from infra.settings.s3 import S3Place
 from schemas.errors import InvalidConfig
@@ -84,6 +85,13 @@ class Bucket:
 
     def blobs(self, prefix: str = "") -> S3Blobs:
         return S3Blobs(self.store(prefix))
+
+    def public_blobs(self, prefix: str = "") -> S3Blobs:
+        """The same, where clients reach the store too."""
+        keys = Keys(self.server.access_key, self.server.secret_key)
+        store = self.store(prefix)
+        direct = S3Direct(store, public_endpoint=self.server.endpoint, keys=keys)
+        return S3Blobs(store, direct=direct)
 
     def contents(self) -> dict[str, bytes]:
         """Key -> content of every object."""

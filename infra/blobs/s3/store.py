@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from infra.blobs.s3.client import S3Store
+from infra.blobs.s3.direct import S3Direct
 from infra.blobs.s3.errors import StoreRefuses, require_fields
 from infra.blobs.s3.multipart import WHOLE_BYTES, StreamedUpload, UploadSource, upload
 from infra.blobs.streamed import blocks_of
@@ -35,9 +36,10 @@ PROBE_PATIENCE_S = 10.0
 
 
 class S3Blobs:
-    """`infra.ports.services.Blobs` in one bucket, below one prefix."""
+    """`infra.ports.services.Blobs` in one bucket, below one prefix. `direct` makes URLs of the store."""
 
-    def __init__(self, store: S3Store) -> None:
+    def __init__(self, store: S3Store, *, direct: S3Direct | None = None) -> None:
+        self.direct = direct
         self._store = store
         self._client = store.client
         self._place = store.place
@@ -226,14 +228,19 @@ class S3Blobs:
 
 
 @asynccontextmanager
-async def open_s3(uri: str, *, endpoint: str | None) -> AsyncIterator[S3Blobs]:
-    """Open and check the blobs at `s3://bucket/prefix`. Raises InvalidConfig, TransientError."""
+async def open_s3(
+    uri: str, *, endpoint: str | None, public_endpoint: str | None
+) -> AsyncIterator[S3Blobs]:
+    """Open and check the blobs at `s3://bucket/prefix`. Clients reach the store at `public_endpoint`, or
+    not at all. Raises InvalidConfig, TransientError."""
     store = S3Store(S3Place.parse(uri), endpoint=endpoint)
+    direct = S3Direct(store, public_endpoint=public_endpoint)
     try:
-        blobs = S3Blobs(store)
+        blobs = S3Blobs(store, direct=direct)
         await blobs.probe()
         yield blobs
     finally:
+        direct.close()
         store.close()
 
 

@@ -46,9 +46,24 @@ def upload_in_stages(
     if begun["upload"] is None:
         return found
     upload = path_segment(str(found["id"]))
-    parts = [_send_part(client, stream, part) for part in _with_starts(begun["upload"])]
+    parts = _send_parts(client, stream, upload, begun["upload"])
     client.post(f"/datasets/{upload}/complete", {"parts": parts})
     return _wait_for_check(client, upload, file.name)
+
+
+def _send_parts(client: Client, stream: BinaryIO, upload: str, plan: Document) -> list[Document]:
+    """Send the parts that have not arrived. URLs that expired while others were sent are asked for
+    again."""
+    sent: list[Document] = []
+    for number in range(plan["total_parts"]):
+        try:
+            sent.append(_send_part(client, stream, [*_with_starts(plan)][number]))
+        except Failure as failure:
+            if failure.code != "SIGNED_URL":
+                raise
+            plan = client.get(f"/datasets/{upload}/upload")["upload"]
+            sent.append(_send_part(client, stream, [*_with_starts(plan)][number]))
+    return sent
 
 
 def _with_starts(plan: Document) -> Iterator[Document]:

@@ -206,20 +206,25 @@ async def register(
     names: Names,
     mapping: Mapping[str, str] | None = None,
     overwrites: bool = False,
+    sha256: str | None = None,
 ) -> Recorded:
     """Store both forms and append DatasetRegistered. The same content as that of the newest version is
     the same version. Other content makes the next version if the upload `overwrites`. Raises
-    InvalidConfig with the issues of the file, and Conflict when the name belongs to another dataset or
-    has other content."""
+    InvalidConfig with the issues of the file or when it does not have the `sha256` that its sender
+    named, and Conflict when the name belongs to another dataset or has other content."""
     if checked.report.issues:
         raise refusal(file_name, checked.report)
+    sent = await _digest_of(original)
+    if sha256 not in (None, sent.sha256):
+        message = f"has the sha256 {sent.sha256}, and not {str(sha256)[:80]} as was announced"
+        raise InvalidConfig(f"{file_name} {message}; upload it again", issues=())
     key = await dataset_key(names, name)
     content = await _digest_of(checked.normalised)
     existing = same_content(await load_versions(log, key.id), name, content, overwrites=overwrites)
     if existing is not None:
         return existing
-    content = await _store(checked.normalised, blobs)
-    raw = await _store(original, blobs)
+    content = await _store(checked.normalised, content, blobs)
+    raw = await _store(original, sent, blobs)
     series = DatasetId(await names.take("dataset", name, key.id, scope=key.scope))
     key = DatasetKey(name, key.scope, series)
     while True:
@@ -378,10 +383,9 @@ async def _digest_of(path: Path) -> ArtifactRef:
     return ArtifactRef(uri="", sha256=sha256, size=size)
 
 
-async def _store(path: Path, blobs: Blobs) -> ArtifactRef:
-    sha256, size = await asyncio.to_thread(_digest, path)
-    uri = await blobs.put_file(f"datasets/{sha256}", path)
-    return ArtifactRef(uri=uri, sha256=sha256, size=size)
+async def _store(path: Path, found: ArtifactRef, blobs: Blobs) -> ArtifactRef:
+    uri = await blobs.put_file(f"datasets/{found.sha256}", path)
+    return found.model_copy(update={"uri": uri})
 
 
 def _delete_upload(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Bytes in and out by signed URLs: what a client sends, and where it reads.
 
-The URLs are those of this server. They need no API key in a header, so the programs that copy the bytes
-never see one.
+The URLs are those of this server, or those of an S3 store that clients reach. They need no API key in a
+header, so the programs that copy the bytes never see one.
 """
 
 import json
@@ -11,7 +11,9 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from infra.blobs.uploads import Upload, UploadStore
+from infra.blobs.installed import InstalledBlobs
+from infra.blobs.uploads import Upload, UploadStore, check_size
+from infra.identity.quotas import Quotas
 from infra.identity.signed_urls import SignedUrls
 from infra.ports.actor import (
     MAIN,
@@ -23,12 +25,19 @@ from infra.ports.actor import (
     own_organisation,
 )
 from schemas.errors import Conflict, NotFound
+from schemas.events import DatasetRegistered
 from schemas.ids import short_id
 
 ROOT = "/api/v1/transfers"
 UPLOAD_S = 12 * 3600.0
 DOWNLOAD_S = 3600.0
 """How long the URLs of an upload and of a download are valid."""
+
+DIRECT_UPLOAD_S = 3600
+DIRECT_BYTES_PER_S = 1 << 20
+DIRECT_DOWNLOAD_S = 900
+"""The same for URLs of the store, which do not end with the API key. Those of an upload are valid for at
+least this long, and as long as it takes at this speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +77,29 @@ class DownloadUrl:
 class Transfers:
     """Begins uploads, and makes the URLs of uploads and downloads."""
 
-    def __init__(self, uploads: UploadStore, signed_urls: SignedUrls, *, public_url: str) -> None:
+    def __init__(
+        self,
+        uploads: UploadStore,
+        signed_urls: SignedUrls,
+        quotas: Quotas,
+        *,
+        blobs: InstalledBlobs,
+        public_url: str,
+    ) -> None:
         self.uploads = uploads
+        self._quotas = quotas
+        self._blobs = blobs
         self._signed_urls = signed_urls
         self._public_url = public_url.rstrip("/")
 
     async def begin(self, purpose: str, size: int) -> Upload:
-        """Expect a file of `size` bytes from the sender of the request. Raises InvalidConfig when it is
-        empty or too large."""
+        """Expect a file of `size` bytes from the sender of the request. Bytes that go to the store
+        count for the quota now. Raises QuotaExceeded, and InvalidConfig for an empty or too large
+        file."""
         actor = acting()
+        check_size(size)
+        if self.uploads.sends_direct and actor is not None:
+            await self._quotas.take_bytes(actor, size)
         return await self.uploads.begin(
             short_id("upload", uuid4().hex),
             purpose,
@@ -98,14 +121,20 @@ class Transfers:
         server. Raises Conflict when no parts are expected any more."""
         if upload.status != "open":
             raise Conflict(f"upload {upload.id} expects no parts any more; begin another one")
-        arrived = await self.uploads.parts(upload.id)
+        arrived = await self.uploads.admit(upload)
+        direct_s = max(DIRECT_UPLOAD_S, upload.size // DIRECT_BYTES_PER_S)
+        direct = await self.uploads.direct_urls(upload, for_s=direct_s)
         urls = []
         for number in range(1, upload.num_parts + 1):
             size, part = upload.bytes_of(number), arrived.get(number)
-            path = f"{ROOT}/uploads/{upload.id}/{number}"
-            url = await self._url("PUT", path, for_s=UPLOAD_S, length=size, address=address)
+            if direct is not None:
+                url = direct[number - 1]
+            else:
+                path = f"{ROOT}/uploads/{upload.id}/{number}"
+                url = await self._url("PUT", path, for_s=UPLOAD_S, length=size, address=address)
             urls.append(PartUrl(number, size, url, part.etag if part else None))
-        return UploadPlan(upload.id, upload.size, upload.part_size, tuple(urls))
+        expires_in = int(UPLOAD_S) if direct is None else direct_s
+        return UploadPlan(upload.id, upload.size, upload.part_size, tuple(urls), expires_in)
 
     async def download_url(
         self, path: str, file_name: str, *, address: str | None = None
@@ -113,6 +142,19 @@ class Transfers:
         """A URL by which `path` (below `ROOT`) can be read."""
         url = await self._url("GET", ROOT + path, for_s=DOWNLOAD_S, address=address)
         return DownloadUrl(url, file_name)
+
+    async def dataset_url(
+        self, registered: DatasetRegistered, *, address: str | None = None
+    ) -> DownloadUrl:
+        """A URL by which the file of a dataset can be read as it was uploaded."""
+        file_name, direct = registered.file_name, self._blobs.direct
+        if direct is not None and direct.is_public:
+            uri = await self._blobs.current_uri(registered.original.uri)
+            url = await direct.get_url(uri, file_name=file_name, for_s=DIRECT_DOWNLOAD_S)
+            if url is not None:
+                return DownloadUrl(url, file_name, DIRECT_DOWNLOAD_S)
+        path = f"/datasets/{registered.dataset.dataset}"
+        return await self.download_url(path, file_name, address=address)
 
     async def join(self, upload: Upload, named: Sequence[tuple[int, str]] | None) -> Upload:
         """Complete an upload. Raises InvalidConfig when parts are missing or differ, and Conflict when

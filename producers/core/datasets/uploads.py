@@ -301,6 +301,7 @@ class DatasetUploads:
                     names=self._names,
                     mapping=mapping,
                     overwrites=upload.overwrites,
+                    sha256=upload.sha256,
                 )
         except Refused as refusal:
             await self._refuse(upload, refusal.message, issues)

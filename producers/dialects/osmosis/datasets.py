@@ -182,11 +182,7 @@ async def download(request: Request, workspace: Workspace) -> Response:
     registered = await registration.find(
         services(request).log, services(request).readmodel.names, request.path_params["ref"]
     )
-    link = await services(request).transfers.download_url(
-        f"/datasets/{registered.dataset.dataset}",
-        registered.file_name,
-        address=own_address(request),
-    )
+    link = await services(request).transfers.dataset_url(registered, address=own_address(request))
     return answer(
         DownloadWire(presigned_url=link.url, expires_in=link.expires_in, file_name=link.file_name)
     )

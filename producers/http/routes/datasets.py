@@ -177,11 +177,7 @@ async def versions(request: Request) -> Response:
 async def download_url(request: Request) -> Response:
     """A signed URL by which the file of a dataset can be read without an API key."""
     registered = await _find_registration(request)
-    link = await services(request).transfers.download_url(
-        f"/datasets/{registered.dataset.dataset}",
-        registered.file_name,
-        address=own_address(request),
-    )
+    link = await services(request).transfers.dataset_url(registered, address=own_address(request))
     return ApiResponse(
         {"url": link.url, "expires_in": link.expires_in, "file_name": link.file_name}
     )

@@ -71,6 +71,12 @@ def test_an_api_key_that_no_request_can_carry_is_refused_and_not_shown(api_key: 
         ("HEADRACE_BLOBS", "s3://bucket/a b", "s3://bucket/prefix"),
         ("HEADRACE_S3_ENDPOINT", "minio:9000", "http://host:port"),
         ("AWS_ENDPOINT_URL", "minio", "http://host:port"),
+        ("HEADRACE_S3_PUBLIC_ENDPOINT", "http://store.example:9000", "https://host:port"),
+        ("HEADRACE_S3_PUBLIC_ENDPOINT", "http://127.0.0.1.example", "https://host:port"),
+        ("HEADRACE_S3_PUBLIC_ENDPOINT", "https://h/path", "https://host:port"),
+        ("HEADRACE_S3_PUBLIC_ENDPOINT", "https://h?x=1", "https://host:port"),
+        ("HEADRACE_S3_PUBLIC_ENDPOINT", "https://h:x", "https://host:port"),
+        ("HEADRACE_S3_PUBLIC_ENDPOINT", "https://h", "HEADRACE_BLOBS=s3://"),
         ("HEADRACE_SAMPLER", "magic", "torch"),
         ("HEADRACE_SAMPLER", "vllm=", "torch, vllm, or vllm=http://host:port"),
         ("HEADRACE_SAMPLER", "vllm=h:1", "torch, vllm, or vllm=http://host:port"),
@@ -123,6 +129,13 @@ def test_the_endpoint_is_ours_before_it_is_boto3_s() -> None:
     assert Settings.load(named).s3_endpoint == "http://b:2"
     named["HEADRACE_S3_ENDPOINT"] = "https://c/"
     assert Settings.load(named).s3_endpoint == "https://c"
+
+
+@pytest.mark.parametrize("address", ["https://s:9000", "http://127.0.0.1:1", "http://[::1]:1"])
+def test_the_public_endpoint_of_a_store_is_safe_to_send_to(address: str) -> None:
+    named = {"HEADRACE_BLOBS": "s3://bucket/x", "HEADRACE_S3_PUBLIC_ENDPOINT": f"{address}/"}
+    assert Settings.load(named).s3_public_endpoint == address
+    assert Settings.load({"HEADRACE_BLOBS": "s3://bucket/x"}).s3_public_endpoint is None
 
 
 def test_failpoints_are_parsed_and_refused() -> None:

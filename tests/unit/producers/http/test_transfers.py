@@ -34,15 +34,21 @@ async def begin(app: Application, name: str, data: bytes = DATA, **more: Any) ->
     return answer.json()
 
 
+def stranger(app: Application, url: str) -> httpx.AsyncClient:
+    """A client without an API key, of the application or of the store that the URL names."""
+    is_ours = url.startswith("http://127.0.0.1:8420/")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app.app) if is_ours else None)
+
+
 async def put(app: Application, url: str, data: Any, **headers: str) -> httpx.Response:
     """PUT without an API key."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.app)) as client:
+    async with stranger(app, url) as client:
         return await client.put(url, content=data, headers=headers)
 
 
 async def fetch(app: Application, url: str, method: str = "GET", **headers: str) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.app)) as client:
+    async with stranger(app, url) as client:
         return await client.request(method, url, headers=named)
 
 
@@ -84,7 +90,8 @@ async def test_an_upload_in_parts_becomes_a_dataset(app: Application) -> None:
     assert plan["total_parts"] == -(-len(DATA) // PART) == len(plan["parts"])
     assert begun["dataset"]["status"] == "pending"
     named = await send(app, begun)
-    assert (await app.get(f"/datasets/{identity}"))["dataset"]["status"] == "uploading"
+    expected = "pending" if app.services.transfers.uploads.sends_direct else "uploading"
+    assert (await app.get(f"/datasets/{identity}"))["dataset"]["status"] == expected
     answer = await app.post(f"/datasets/{identity}/complete", {"parts": named})
     assert answer.json()["dataset"]["status"] == "processing"
     for _ in range(4):
