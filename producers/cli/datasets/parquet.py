@@ -1,7 +1,7 @@
 """Converts Parquet to JSON Lines on the user's machine, before the upload.
 
-The server reads only text, because a reader of Parquet trusts the counts in the file, and a hostile file
-can contain false ones. Users read their own files at their own risk. This needs pyarrow, from the extra
+A server without pyarrow reads only text, and of a Parquet file with pictures only the columns that are
+read need to be sent. This needs pyarrow, from the extra
 `parquet`.
 """
 

@@ -23,6 +23,8 @@ OTHER_DELIMITERS = (";", "\t", "|")
 """Delimiters that are not read. A header with one of them has one column."""
 
 FORMATS = {".jsonl": "jsonl", ".csv": "csv"}
+PARQUET = "parquet"
+"""A format that only the confined check reads (`producers/core/datasets/parquet.py`)."""
 
 
 class LineFile(Protocol):

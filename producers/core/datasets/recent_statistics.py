@@ -14,7 +14,7 @@ from producers.core.datasets.column_statistics import (
     compute_statistics,
 )
 from producers.core.datasets.mapping import Columns
-from producers.core.datasets.readers import FORMATS, MAX_ROW_BYTES
+from producers.core.datasets.readers import FORMATS, MAX_ROW_BYTES, PARQUET
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import NotFound
 from schemas.events import DatasetRegistered
@@ -35,16 +35,19 @@ class RecentStatistics:
     async def of(
         self, registered: DatasetRegistered, *, wait_s: float = WAIT_S
     ) -> DatasetStatistics | None:
-        """The statistics of a dataset's file; None when they are not ready within `wait_s` seconds.
-        Raises NotFound when the file is not stored, and StoreAway when the store cannot be used now."""
-        kind = _kind_of(registered.file_name)
-        sha256 = registered.original.sha256
-        key = json.dumps([sha256, kind, sorted(registered.mapping.items())])
+        """The statistics of a dataset's file; None when they are not ready within `wait_s` seconds. A
+        Parquet file is not read here, so its normalised rows are counted. Raises NotFound when the file
+        is not stored, and StoreAway when the store cannot be used now."""
+        kind, stored = _kind_of(registered.file_name), registered.original
+        mapping: Columns = registered.mapping
+        if kind == PARQUET:
+            kind, stored, mapping = "jsonl", registered.dataset.content, {}
+        key = json.dumps([stored.sha256, kind, sorted(mapping.items())])
         task = self._tasks.get(key)
         if task is None:
             if not self._has_room():
                 return None
-            work = self._compute(registered.original, kind, registered.mapping)
+            work = self._compute(stored, kind, mapping)
             task = self._tasks[key] = asyncio.create_task(work)
             task.add_done_callback(lambda done: self._drop_failed(key, done))
         self._tasks.move_to_end(key)
@@ -108,4 +111,5 @@ def open_stored(path: Path) -> BinaryIO:
 
 def _kind_of(file_name: str) -> str:
     """The format of a file that was registered, by the ending of its name."""
-    return FORMATS.get(f".{file_name.rpartition('.')[2].lower()}", "jsonl")
+    ending = file_name.rpartition(".")[2].lower()
+    return PARQUET if ending == PARQUET else FORMATS.get(f".{ending}", "jsonl")

@@ -7,6 +7,7 @@ therefore has one content, even when several users upload at the same time.
 
 import asyncio
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from infra.ports.actor import (
 from infra.ports.services import Blobs
 from infra.spine.ports.event_log import EventStore, Recorded
 from producers.core.datasets.confined_check import MAX_FILE_BYTES
-from producers.core.datasets.readers import FORMATS
+from producers.core.datasets.readers import FORMATS, PARQUET
 from producers.core.datasets.row_issues import ISSUES
 from producers.core.datasets.rules import FileReport
 from producers.core.datasets.versions import (
@@ -114,13 +115,19 @@ def check_name(name: str) -> None:
 
 
 def file_kind(file_name: str) -> str:
-    """The file's format, jsonl or csv, by its ending. Raises InvalidConfig for any other."""
+    """The file's format, jsonl, csv or parquet, by its ending. Raises InvalidConfig for any other, and
+    for Parquet where this server cannot read it."""
     suffix = Path(file_name).suffix.lower()
     if suffix in FORMATS:
         return FORMATS[suffix]
-    hint = "use .jsonl or .csv"
+    hint = "use .jsonl, .csv or .parquet"
     if suffix == ".parquet":
-        hint = "convert it to JSON Lines, as `headrace dataset upload` does"
+        if importlib.util.find_spec("pyarrow") is not None:
+            return PARQUET
+        hint = (
+            "convert it to JSON Lines, as `headrace dataset upload` does, or install "
+            "headrace[parquet] on the server"
+        )
     message = f"{file_name} cannot be read, because its ending is {suffix or 'missing'}; {hint}"
     raise InvalidConfig(message, issues=(Issue("file_name", message),))
 

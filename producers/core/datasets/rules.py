@@ -17,8 +17,9 @@ from pathlib import Path
 
 from producers.core.datasets.mapping import mapping_problems, rename_columns
 from producers.core.datasets.messages import BadMessages, parse_conversation, parse_tools
+from producers.core.datasets.parquet import read_parquet
 from producers.core.datasets.preferences import BadPreference, header_problem, parse_preference
-from producers.core.datasets.readers import MAX_DEPTH, READERS, Values, type_name
+from producers.core.datasets.readers import MAX_DEPTH, PARQUET, READERS, Values, type_name
 from producers.core.datasets.row_issues import (
     MAX_KEY,
     MAX_MESSAGE,
@@ -78,12 +79,13 @@ def check_file(
     *,
     mapping: Mapping[str, str] | None = None,
 ) -> FileReport:
-    """Check a file of `kind` jsonl or csv. `write` is called with each valid row as a normalised line.
-    `mapping` renames columns (`producers/core/datasets/mapping.py`)."""
+    """Check a file of `kind` jsonl, csv or parquet. `write` is called with each valid row as a
+    normalised line. `mapping` renames columns (`producers/core/datasets/mapping.py`)."""
     report, named = FileReport(), mapping or {}
     rules = Rules(report, named, json_cells=kind == "csv")
     with path.open("rb") as file:
-        for line, values in READERS[kind](file):
+        rows = read_parquet(file, mapped=named) if kind == PARQUET else READERS[kind](file)
+        for line, values in rows:
             if isinstance(values, RowIssue):
                 report.add_issue(values)
             elif not rules.accept(line, values, write):

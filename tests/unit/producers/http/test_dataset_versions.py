@@ -2,9 +2,12 @@
 
 import asyncio
 import hashlib
+import io
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from infra.readmodel.run_pages import RunFilter, RunKind
 from infra.readmodel.runs import PageRange
@@ -167,6 +170,25 @@ async def test_a_run_and_an_evaluation_show_the_version_that_they_use(app: Appli
         )
         assert {row["name"] for row in page[0]} == found_runs
     assert f"{first['id']}" in (await app.api.get("/datasets/sums@1")).text
+
+
+async def test_a_parquet_file_is_shown_counted_and_returned_as_it_was_sent(
+    app: Application,
+) -> None:
+    out = io.BytesIO()
+    columns = {"user_prompt": [f"say {n}" for n in range(6)], "ground_truth": ["1"] * 6}
+    parquet.write_table(pyarrow.table(columns), out)
+    found = await upload(app, "sums", out.getvalue(), file_name="r.parquet")
+    assert (found["status"], found["num_rows"]) == ("uploaded", 6)
+    content = await app.api.get("/api/v1/datasets/sums/content")
+    assert content.content == out.getvalue()
+    previewed = (await app.get("/datasets/sums/preview", rows=1))["rows"]
+    assert previewed[0]["prompt"][0]["content"] == "say 0"
+    page = await app.api.get("/datasets/sums")
+    assert page.status_code == 200
+    assert "cannot be read" not in page.text
+    statistics = (await app.api.get("/datasets/sums/statistics.json")).json()
+    assert statistics["statistics"]["rows"] == 6
 
 
 def test_the_first_version_is_written_as_datasets_were_before() -> None:

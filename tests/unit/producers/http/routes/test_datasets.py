@@ -136,7 +136,7 @@ async def test_a_bad_file_is_refused_with_its_first_problems(app: Application) -
 async def test_an_unreadable_file_is_refused_by_name(app: Application) -> None:
     parquet = await app.upload("p", b"PAR1", "p.parquet")
     assert parquet.status_code == 400
-    assert "JSON Lines" in parquet.json()["detail"]
+    assert "not a Parquet file" in parquet.json()["detail"]
     bad_name = await app.upload("a/b", rows(4))
     assert bad_name.status_code == 400
     unannounced = await app.api.put("/api/v1/datasets/0123/content", content=b"")
