@@ -83,6 +83,13 @@ class UploadPart:
     uri: str
 
 
+def check_size(size: int) -> None:
+    """Raises InvalidConfig when no upload can have this many bytes."""
+    if not 1 <= size <= MAX_BYTES:
+        message = f"must be from 1 byte to {MAX_BYTES >> 30} GiB, got {size}"
+        raise InvalidConfig(f"file_size {message}", issues=(Issue("file_size", message),))
+
+
 def part_bytes(size: int) -> int:
     """How many bytes each part but the last has, for a file of `size` bytes."""
     if size <= WHOLE_BYTES:

@@ -21,6 +21,7 @@ from infra.identity.people import (
     keep_membership,
     person_of,
 )
+from infra.identity.quotas import Quotas
 from infra.identity.recent_api_keys import RecentApiKeys
 from infra.ports.actor import Actor, Role
 from infra.spine.ports.clock import Clock
@@ -63,9 +64,11 @@ class Welcome:
 class Invitations:
     """Makes, lists, revokes and accepts invitations."""
 
-    def __init__(self, database: Database, recent: RecentApiKeys, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, recent: RecentApiKeys, clock: Clock, quotas: Quotas
+    ) -> None:
         self._pool = database.durable
-        self._recent, self._clock = recent, clock
+        self._recent, self._clock, self._quotas = recent, clock, quotas
 
     async def invite(
         self, organisation: str, role: str, email: str | None, inviter: Actor
@@ -116,7 +119,8 @@ class Invitations:
 
     async def accept(self, code: str, name: str, email: str) -> Welcome:
         """Make a new person a member. Raises NotFound for an invitation that has ended, InvalidConfig
-        for another address than the invitation's, and Conflict when somebody has the address."""
+        for another address than the invitation's, Conflict when somebody has the address, and
+        QuotaExceeded when the organisation may have no more members; the invitation then stays."""
         name, email = check_person_name(name), check_email(email)
         async with self._pool.acquire() as connection, connection.transaction():
             invitation = await self._use_up(connection, code, email)
@@ -163,6 +167,7 @@ class Invitations:
             person.id,
             invitation.role,
             created_by=invitation.created_by,
+            quotas=self._quotas,
         )
         request = ApiKeyRequest(
             name=f"sign-in-{invitation.id}",

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, get_args
 
 from infra.identity.people import Person, person_of
+from infra.identity.quotas import Quotas
 from infra.ports.actor import Role
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
@@ -39,9 +40,10 @@ class Members:
     """Lists and changes the members of organisations. `changed` is called after each change, so that
     this process reads API keys and roles again."""
 
-    def __init__(self, database: Database, changed: Callable[[], None]) -> None:
+    def __init__(self, database: Database, changed: Callable[[], None], quotas: Quotas) -> None:
         self._pool = database.durable
         self._changed = changed
+        self._quotas = quotas
 
     async def page(
         self, organisation: str, *, limit: int, offset: int
@@ -65,10 +67,18 @@ class Members:
         return _member(exact[0] if exact else rows[0])
 
     async def add(self, organisation: str, person: str, role: str, *, created_by: str) -> None:
-        """Make a person (an id) a member. Raises Conflict for one who is a member already."""
+        """Make a person (an id) a member. Raises Conflict for one who is a member already, and
+        QuotaExceeded."""
         checked = check_role(role)
         async with self._changing(organisation) as connection:
-            await insert_member(connection, organisation, person, checked, created_by=created_by)
+            await insert_member(
+                connection,
+                organisation,
+                person,
+                checked,
+                created_by=created_by,
+                quotas=self._quotas,
+            )
 
     async def change_role(self, organisation: str, person: str, role: str) -> None:
         """Give a member another role, which its API keys have from now on. Raises NotFound, and
@@ -111,9 +121,17 @@ class Members:
 
 
 async def insert_member(
-    connection: Any, organisation: str, person: str, role: Role, *, created_by: str
+    connection: Any,
+    organisation: str,
+    person: str,
+    role: Role,
+    *,
+    created_by: str,
+    quotas: Quotas,
 ) -> None:
-    """Make a person a member within a transaction. Raises Conflict for one who is a member already."""
+    """Make a person a member within a transaction that has locked the organisation. Raises Conflict for
+    one who is a member already, and QuotaExceeded."""
+    await quotas.check_members(connection, organisation)
     row = await connection.fetchrow(SQL["insert_member"], organisation, person, role, created_by)
     if row is None:
         raise Conflict(f"{person} is a member already; `headrace member role` changes the role")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from asyncpg import UniqueViolationError
 
+from infra.identity.quotas import Quotas
 from infra.ports.actor import MAIN
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
@@ -62,7 +63,8 @@ class WorkspaceHomes(Protocol):
         ...
 
     async def put_workspace(self, workspace: str, organisation: str) -> None:
-        """Record whose a workspace is. One that has a home keeps it."""
+        """Record whose a workspace is. One that has a home keeps it. Raises QuotaExceeded when the
+        organisation may have no more workspaces."""
         ...
 
     async def propose_repository(self, workspace: str, repository: str) -> None:
@@ -87,8 +89,9 @@ class WorkspaceHomes(Protocol):
 class Organisations:
     """Organisations and homes of workspaces, on Postgres."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quotas: Quotas) -> None:
         self._pool = database.durable
+        self._quotas = quotas
 
     async def make(
         self, name: str, title: str | None = None, *, by: str, reserved: Collection[str] = ()
@@ -139,7 +142,12 @@ class Organisations:
 
     async def put_workspace(self, workspace: str, organisation: str) -> None:
         """See `WorkspaceHomes`."""
-        await self._pool.execute(SQL["put_home"], workspace, organisation)
+        async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute(SQL["lock_organisation"], organisation)
+            if await connection.fetchval(SQL["is_known"], workspace, organisation):
+                return
+            await self._quotas.check_workspaces(connection, organisation)
+            await connection.execute(SQL["put_home"], workspace, organisation)
 
     async def propose_repository(self, workspace: str, repository: str) -> None:
         """See `WorkspaceHomes`."""

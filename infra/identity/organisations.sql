@@ -28,6 +28,17 @@ union select n.id from names n where $1 = 'main' and n.kind = 'workspace'
 select h.organisation, h.repository, coalesce(o.name, h.organisation) as organisation_name
 from workspace_homes h left join organisations o on o.id = h.organisation where h.workspace = $1
 
+-- Workspaces are added to an organisation one at a time, so that their number stays within its quota.
+
+-- name: lock_organisation
+select id from organisations where id = $1 for update
+
+-- A workspace of `main` from before there were organisations has no home.
+
+-- name: is_known
+select exists (select from workspace_homes where workspace = $1)
+  or $2 = 'main' and exists (select from names where kind = 'workspace' and id = $1)
+
 -- name: put_home
 insert into workspace_homes (workspace, organisation) values ($1, $2) on conflict do nothing
 

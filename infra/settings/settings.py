@@ -71,8 +71,8 @@ class Settings:
     `record_days` no record is removed, and without `secret_key` secrets are sealed with the key
     file of the home. `old_secret_keys` open what they sealed before. `capacity` has the lanes whose
     capacity the operator sets, `run_capacity` those where one run has a limit, `quotas` the limits
-    of each workspace, and `key_quotas` those of each API key. Without `sandbox_service` each
-    process that needs one starts its own."""
+    of each workspace, `organisation_quotas` those of each organisation, and `key_quotas` those of
+    each API key. Without `sandbox_service` each process that needs one starts its own."""
 
     home: Path
     url: str
@@ -101,6 +101,7 @@ class Settings:
     capacity: Mapping[str, int]
     run_capacity: Mapping[str, int]
     quotas: Mapping[str, int]
+    organisation_quotas: Mapping[str, int]
     key_quotas: Mapping[str, int]
     retention_days: int | None
     evaluation_days: int | None
@@ -153,6 +154,9 @@ class Settings:
             capacity=_capacity(environ, capacity.VARIABLE),
             run_capacity=_capacity(environ, capacity.RUN_VARIABLE),
             quotas=_quotas(environ, quotas.VARIABLE, tuple(quotas.QUOTAS)),
+            organisation_quotas=_quotas(
+                environ, quotas.ORGANISATION_VARIABLE, tuple(quotas.ORGANISATION_QUOTAS)
+            ),
             key_quotas=_quotas(environ, quotas.KEY_VARIABLE, quotas.KEY_QUOTAS),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             evaluation_days=_number(environ, "HEADRACE_EVALUATION_DAYS", 0, 0, 36500) or None,

@@ -115,6 +115,11 @@ async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
     return JsonBody(values)
 
 
+def limits_in(body: JsonBody) -> Mapping[str, str]:
+    """The limits of quotas that a request sets, each as the text of a number or of a word."""
+    return {name: str(value) for name, value in body.table("limits").items()}
+
+
 def own_address(request: Request) -> str:
     """The address of this server in URLs for the sender of a request: HEADRACE_PUBLIC_URL where it is
     set, which may have a path, or else the address that the sender used."""

@@ -17,6 +17,7 @@ from infra.identity.issuing import ApiKeyIssuer
 from infra.identity.members import Members
 from infra.identity.organisations import Organisations
 from infra.identity.people import People
+from infra.identity.quota_limits import QuotaLimits
 from infra.identity.quotas import Quotas
 from infra.identity.recent_api_keys import RecentApiKeys
 from infra.identity.recent_workspaces import RecentWorkspaces
@@ -105,11 +106,11 @@ class Services:
 
     @cached_property
     def members(self) -> Members:
-        return Members(self.database, self.recent_api_keys.forget)
+        return Members(self.database, self.recent_api_keys.forget, self.quotas)
 
     @cached_property
     def invitations(self) -> Invitations:
-        return Invitations(self.database, self.recent_api_keys, self.clock)
+        return Invitations(self.database, self.recent_api_keys, self.clock, self.quotas)
 
     @cached_property
     def device_logins(self) -> DeviceLogins:
@@ -118,7 +119,7 @@ class Services:
 
     @cached_property
     def organisations(self) -> Organisations:
-        return Organisations(self.database)
+        return Organisations(self.database, self.quotas)
 
     @cached_property
     def recent_workspaces(self) -> RecentWorkspaces:
@@ -145,12 +146,15 @@ class Services:
 
     @cached_property
     def quotas(self) -> Quotas:
-        return Quotas(
+        settings = self.settings
+        limits = QuotaLimits(
             self.database,
             self.clock,
-            per_workspace=self.settings.quotas,
-            per_key=self.settings.key_quotas,
+            per_workspace=settings.quotas,
+            per_key=settings.key_quotas,
+            per_organisation=settings.organisation_quotas,
         )
+        return Quotas(self.database, limits)
 
     @cached_property
     def shares(self) -> Shares:
@@ -337,7 +341,9 @@ class Services:
     @cached_property
     def deployment_requests(self) -> DeploymentRequests:
         most = self.settings.serving.max_deployments
-        return DeploymentRequests(self.log, self.lookup, self.readmodel.deployments, most=most)
+        return DeploymentRequests(
+            self.log, self.lookup, self.readmodel.deployments, most=most, quotas=self.quotas
+        )
 
     @cached_property
     def hub_uploads(self) -> HubUploadRequests:

@@ -33,6 +33,7 @@ TABLES = {
 other tables show the same policy."""
 
 WITHOUT_POLICY = {
+    "admitted_amounts": "quotas count what others use, too",
     "admitted_runs": "quotas count what others use, too",
     "alert_targets": "its queries name one workspace, and a process that sends alerts reads all",
     "api_keys": "the guard finds the sender in it",
@@ -42,6 +43,7 @@ WITHOUT_POLICY = {
     "datasets": "a dataset without a workspace belongs to an organisation",
     "device_logins": "a login waits before anybody has approved it",
     "effects": "the work of processes",
+    "owner_quotas": "quotas of requests are read for all workspaces at once",
     "run_gates": "the work of processes",
     "uploads": "an upload without a workspace belongs to an organisation",
     "workspace_homes": "the guard finds in it what the sender sees",

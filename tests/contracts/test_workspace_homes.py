@@ -5,6 +5,7 @@ import pytest
 from infra.identity.organisations import Home, MemoryHomes, Organisations, WorkspaceHomes
 from infra.ports.actor import MAIN
 from infra.spine.postgres.pool import Database
+from tests.kit.quotas import quotas
 
 
 class HomesSuite:
@@ -57,4 +58,4 @@ class TestMemory(HomesSuite):
 class TestPostgres(HomesSuite):
     @pytest.fixture
     def homes(self, database: Database) -> WorkspaceHomes:
-        return Organisations(database)
+        return Organisations(database, quotas(database))

@@ -93,21 +93,22 @@ class Transfers:
         self._public_url = public_url.rstrip("/")
 
     async def begin(self, purpose: str, size: int) -> Upload:
-        """Expect a file of `size` bytes from the sender of the request. Bytes that go to the store
-        count for the quota now. Raises QuotaExceeded, and InvalidConfig for an empty or too large
-        file."""
-        actor = acting()
+        """Expect a file of `size` bytes from the sender of the request. Raises InvalidConfig when it is
+        empty or too large, and QuotaExceeded when its bytes are more than may be stored, where they
+        count until the upload ends. Bytes that go straight to the store count as received now."""
+        actor, upload = acting(), short_id("upload", uuid4().hex)
         check_size(size)
-        if self.uploads.sends_direct and actor is not None:
-            await self._quotas.take_bytes(actor, size)
-        return await self.uploads.begin(
-            short_id("upload", uuid4().hex),
-            purpose,
-            size,
-            actor=pack_actor(actor),
-            workspace=key_workspace(),
-            organisation=None if own_organisation() == MAIN else own_organisation(),
-        )
+        async with self._quotas.room_for_bytes(size, upload=upload):
+            if self.uploads.sends_direct and actor is not None:
+                await self._quotas.take_bytes(actor, size)
+            return await self.uploads.begin(
+                upload,
+                purpose,
+                size,
+                actor=pack_actor(actor),
+                workspace=key_workspace(),
+                organisation=None if own_organisation() == MAIN else own_organisation(),
+            )
 
     async def find(self, upload: str) -> Upload:
         """An upload that the sender of the request may see. Raises NotFound."""

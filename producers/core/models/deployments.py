@@ -3,9 +3,11 @@
 The owner of the deployments' stream decides. The checks here answer a mistake at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from uuid import UUID
 
+from infra.identity.quotas import Quotas
 from infra.ports.actor import may_see
 from infra.readmodel.deployments import Deployment, Deployments
 from infra.spine.ports.event_log import Cursor, EventStore
@@ -21,7 +23,7 @@ from schemas.deployments import (
     other_base,
     ref_of_name,
 )
-from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound, Refused
 from schemas.events import EvaluationSettled, ModelDeployRequested, ModelUndeployRequested
 from schemas.models.served import served_model
 
@@ -32,9 +34,16 @@ class DeploymentRequests:
     """Requests deployments and ends them."""
 
     def __init__(
-        self, log: EventStore, lookup: Lookup, deployments: Deployments, *, most: int
+        self,
+        log: EventStore,
+        lookup: Lookup,
+        deployments: Deployments,
+        *,
+        most: int,
+        quotas: Quotas | None = None,
     ) -> None:
         """`most` is how many may be active."""
+        self._quotas = quotas
         self._log = log
         self._lookup = lookup
         self._deployments = deployments
@@ -43,7 +52,8 @@ class DeploymentRequests:
     async def deploy(self, ref: str, *, name: str | None, cause: UUID) -> tuple[str, Cursor]:
         """Request that a checkpoint is served under a name of its workspace; without one, under that of
         its run, or that of the checkpoint when `ref` is RUN-step-N. Returns the deployment's
-        WORKSPACE/NAME and the cursor of the request. Raises NotFound, InvalidConfig and Conflict."""
+        WORKSPACE/NAME and the cursor of the request. Raises NotFound, InvalidConfig, Conflict and
+        QuotaExceeded."""
         checkpoint = await self._lookup.checkpoint(ref)
         chosen = name or await self._own_name(ref, checkpoint)
         if not is_deployment_name(chosen):
@@ -59,8 +69,22 @@ class DeploymentRequests:
         asked = ModelDeployRequested(
             deployment=chosen, scope=served.workspace or "", request=cause.hex, served=served
         )
-        recorded = await self._log.append([asked], cause=cause)
+        async with self._count(served):
+            recorded = await self._log.append([asked], cause=cause)
         return f"{served.workspace or NO_WORKSPACE}/{chosen}", recorded[-1].cursor
+
+    @asynccontextmanager
+    async def _count(self, served: ServedModel) -> AsyncIterator[None]:
+        """Count a deployment that is requested inside the block. Raises QuotaExceeded."""
+        if self._quotas is None:
+            yield
+            return
+        await self._quotas.admit_deployment(served.name, workspace=served.workspace)
+        try:
+            yield
+        except Refused:
+            await self._quotas.withdraw_deployment(served.name, workspace=served.workspace)
+            raise
 
     async def undeploy(self, name: str, *, cause: UUID) -> tuple[str, Cursor]:
         """End a deployment, by its name or that of its checkpoint. Returns its WORKSPACE/NAME and the

@@ -1,7 +1,10 @@
 """Datasets: announce an upload, send its content, show the result."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -191,11 +194,10 @@ async def upload_content(request: Request) -> Response:
         raise NotFound(f"upload {ref} was not announced; send POST /api/v1/datasets first")
     name, file_name = announced
     found_issues: Sequence[RowIssue] = ()
-    try:
-        mapping = from_query(request.query_params.get("mapping"))
-        async with registration.receive_upload(
-            _count_body(request), core.settings.home / "uploads"
-        ) as path:
+    async with AsyncExitStack() as stack:
+        try:
+            mapping = from_query(request.query_params.get("mapping"))
+            path = await _receive(request, stack)
             await core.readmodel.uploads.mark(ref, "processing")
             kind = registration.file_kind(file_name)
             checked = await registration.check(path, kind, mapping=mapping)
@@ -210,14 +212,30 @@ async def upload_content(request: Request) -> Response:
                 names=core.readmodel.names,
                 mapping=mapping,
             )
-    except Refused as refusal:
-        await core.readmodel.uploads.reject(ref, refusal.message, issues=to_text(found_issues))
-        raise
-    await core.readmodel.caught_up(recorded.cursor)
+        except Refused as refusal:
+            await core.readmodel.uploads.reject(ref, refusal.message, issues=to_text(found_issues))
+            raise
+        await core.readmodel.caught_up(recorded.cursor)
     found = await core.readmodel.registry.dataset(ref)
     if found is None or not isinstance(recorded.event, DatasetRegistered):
         raise TransientError(f"dataset {name} is not in the read model yet; try again")
     return ApiResponse({"dataset": to_json(found, recorded.event)})
+
+
+async def _receive(request: Request, stack: AsyncExitStack) -> Path:
+    """Receive the file of a request. Until the stack ends its bytes count as stored, and the file is
+    there. Raises QuotaExceeded."""
+    quotas, home = services(request).quotas, services(request).settings.home
+    declared = _declared_bytes(request)
+    if declared:
+        await stack.enter_async_context(quotas.room_for_bytes(declared))
+    path = await stack.enter_async_context(
+        registration.receive_upload(_count_body(request), home / "uploads")
+    )
+    if not declared:
+        size = (await asyncio.to_thread(path.stat)).st_size
+        await stack.enter_async_context(quotas.room_for_bytes(size))
+    return path
 
 
 async def validate(request: Request) -> Response:
@@ -251,8 +269,7 @@ async def _count_body(request: Request) -> AsyncIterator[bytes]:
     """The body of an upload, whose bytes count for the sender's quota before they are read. Raises
     QuotaExceeded."""
     quotas, actor = services(request).quotas, actor_of(request)
-    length = request.headers.get("content-length", "")
-    taken, size = int(length) if length.isascii() and length.isdigit() else 0, 0
+    taken, size = _declared_bytes(request), 0
     await quotas.take_bytes(actor, taken)
     async for chunk in request.stream():
         size += len(chunk)
@@ -260,6 +277,12 @@ async def _count_body(request: Request) -> AsyncIterator[bytes]:
             await quotas.take_bytes(actor, BLOCK_BYTES)
             taken += BLOCK_BYTES
         yield chunk
+
+
+def _declared_bytes(request: Request) -> int:
+    """The length of a body as its header says; 0 when it says none."""
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() else 0
 
 
 async def index(request: Request) -> Response:

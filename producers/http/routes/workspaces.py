@@ -8,6 +8,7 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.ports.actor import is_confined
 from infra.readmodel.deliveries import KINDS, DeliveryFilter
 from infra.readmodel.registry import WorkspaceJson
 from infra.settings.alerts import ALERT_KINDS
@@ -17,7 +18,7 @@ from producers.core.repositories.deliveries import (
     request_refs_check,
 )
 from producers.http.auth import actor_of
-from producers.http.requests import body_of, cause_of
+from producers.http.requests import body_of, cause_of, limits_in
 from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.access.organisations import organisation_id
 from producers.http.routes.runs import services
@@ -114,11 +115,16 @@ async def show_quotas(request: Request) -> Response:
 
 
 async def set_quotas(request: Request) -> Response:
+    """Set limits: as the operator, or as an owner of the organisation within what the operator
+    allows."""
     body = await body_of(request, ("limits",))
     core = services(request)
     workspace = await core.workspaces.find_workspace(request.path_params["ref"])
-    limits = {name: str(value) for name, value in body.table("limits").items()}
-    await core.quotas.set_limits(workspace.id, limits)
+    limits = limits_in(body)
+    if is_confined():
+        await core.quotas.limits.set_by_owner(workspace.id, workspace.organisation, limits)
+    else:
+        await core.quotas.limits.set_of_workspace(workspace.id, limits)
     return await show_quotas(request)
 
 
@@ -225,7 +231,7 @@ ROUTES = [
         "/workspaces/{ref}/quotas",
         set_quotas,
         scope="admin",
-        reach="installation",
+        reach="organisation",
         methods=["POST"],
     ),
 ]

@@ -2587,18 +2587,47 @@ create table workspace_quotas (
     primary key (workspace, name)
 );
 
--- Runs and evaluations that were let in, with the workspace and the API key for which they count.
+-- What the operator lets an organisation use, in the same form.
+create table organisation_quotas (
+    organisation text not null,
+    name         text not null,
+    most         bigint,
+    primary key (organisation, name)
+);
+
+-- What an owner of the organisation lets a workspace use, within what the operator allows.
+create table owner_quotas (
+    workspace text not null,
+    name      text not null,
+    most      bigint not null,
+    primary key (workspace, name)
+);
+
+-- Runs and evaluations that were let in, with the workspace, the API key and the organisation for which they count.
 create table admitted_runs (
     run         text primary key,
     stream      text not null,
     workspace   text,
     key         text,
-    admitted_at timestamptz not null default clock_timestamp()
+    admitted_at timestamptz not null default clock_timestamp(),
+    organisation text
 );
 create index admitted_runs_by_workspace on admitted_runs (workspace, admitted_at);
 create index admitted_runs_by_key on admitted_runs (key, admitted_at);
+create index admitted_runs_by_organisation on admitted_runs (organisation, admitted_at);
 
--- What a workspace or an API key (`holder`) used of a quota since the beginning of its minute or day.
+-- Bytes and deployments that were let in and are not stored or deployed yet.
+create table admitted_amounts (
+    kind         text not null check (kind in ('bytes', 'deployment')),
+    id           text not null,
+    organisation text not null,
+    workspace    text,
+    amount       bigint not null,
+    admitted_at  timestamptz not null default clock_timestamp(),
+    primary key (kind, id)
+);
+
+-- What an organisation, a workspace or an API key (`holder`) used of a quota since the beginning of its minute or day.
 create table quota_use (
     holder text not null,
     name   text not null,

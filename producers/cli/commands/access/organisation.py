@@ -6,8 +6,9 @@ from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import group
 from producers.cli.display.output import Document, Output, Part, fields, table, time_ago
+from producers.cli.display.quotas import limits_of, quotas_table
 
-organisation = group("org", "Organisations: create, list, show, rename.")
+organisation = group("org", "Organisations: create, list, show, rename, limit.")
 
 COLUMNS = ("id", "name", "title", "created_by")
 
@@ -40,15 +41,31 @@ def list_(client: Client) -> Output:
 @command(organisation, "show", example="headrace org show rivers")
 @click.argument("ref", metavar="NAME|ID")
 def show(client: Client, ref: str) -> Output:
-    """Show an organisation and its workspaces."""
+    """Show an organisation: its workspaces, and its limits with their use."""
     found = client.get(f"/organisations/{path_segment(ref)}")
     rows = [(one["name"], one["repository"], one["url"]) for one in found["workspaces"]]
     columns = ("name", "repository", "address")
     empty = f"no workspaces; `headrace workspace add URL --organisation {ref}` adds one"
-    return Output(
-        found,
-        (_describe(found["organisation"]), table("Workspaces", columns, rows, empty=empty)),
-    )
+    shown = [_describe(found["organisation"]), table("Workspaces", columns, rows, empty=empty)]
+    if found.get("quotas"):
+        shown.append(quotas_table(found["organisation"]["name"], found["quotas"]))
+    return Output(found, shown)
+
+
+@command(organisation, "quotas", example="headrace org quotas rivers --set members=20")
+@click.argument("ref", metavar="NAME|ID")
+@click.option(
+    "--set",
+    "limits",
+    multiple=True,
+    metavar="QUOTA=LIMIT",
+    help="Let it use this much: a number, unlimited or default. For the operator.",
+)
+def quotas(client: Client, ref: str, *, limits: tuple[str, ...]) -> Output:
+    """Show the limits of an organisation and their use."""
+    path, wanted = f"/organisations/{path_segment(ref)}/quotas", limits_of(limits)
+    found = client.post(path, {"limits": wanted}) if wanted else client.get(path)
+    return Output(found, quotas_table(found["organisation"], found["quotas"]))
 
 
 @command(organisation, "rename", example="headrace org rename rivers 'Team Rivers and Lakes'")

@@ -100,6 +100,7 @@ async def _page(
         "roles": ROLES,
         "is_owner": is_owner,
         "invitations": open_ones,
+        "quotas": await core.quotas.show_organisation(organisation.id),
         "fields": fields or {},
         "link": link,
         "problem": "" if problem is None else problem.message,

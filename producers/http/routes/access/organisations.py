@@ -9,9 +9,9 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from infra.identity.organisations import Organisation, unknown_organisation
-from infra.ports.actor import visible_organisation
+from infra.ports.actor import key_workspace, visible_organisation
 from producers.http.auth import actor_of
-from producers.http.requests import body_of
+from producers.http.requests import body_of, limits_in
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
@@ -43,13 +43,18 @@ async def create(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """An organisation and those of its workspaces that the sender may see."""
+    """An organisation and those of its workspaces that the sender may see, and its quotas for an API key
+    that is not bound to a workspace."""
     found = await find_organisation(request, request.path_params["ref"])
     workspaces = [
         {"id": one.id, "name": one.name, "url": one.url, "repository": one.repository}
         for one in await services(request).workspaces.visible(organisation=found.id)
     ]
-    return ApiResponse({"organisation": to_json(found), "workspaces": workspaces})
+    shown: dict[str, object] = {"organisation": to_json(found), "workspaces": workspaces}
+    if key_workspace() is None:
+        states = await services(request).quotas.show_organisation(found.id)
+        shown["quotas"] = [asdict(one) for one in states]
+    return ApiResponse(shown)
 
 
 async def set_title(request: Request) -> Response:
@@ -57,6 +62,20 @@ async def set_title(request: Request) -> Response:
     found = await find_organisation(request, request.path_params["ref"])
     changed = await services(request).organisations.set_title(found.id, body.text("title"))
     return ApiResponse({"organisation": to_json(changed)})
+
+
+async def show_quotas(request: Request) -> Response:
+    """The limits of an organisation, and what it used."""
+    found = await find_organisation(request, request.path_params["ref"])
+    states = await services(request).quotas.show_organisation(found.id)
+    return ApiResponse({"organisation": found.name, "quotas": [asdict(one) for one in states]})
+
+
+async def set_quotas(request: Request) -> Response:
+    body = await body_of(request, ("limits",))
+    found = await find_organisation(request, request.path_params["ref"])
+    await services(request).quotas.limits.set_of_organisation(found.id, limits_in(body))
+    return await show_quotas(request)
 
 
 async def find_organisation(request: Request, ref: str) -> Organisation:
@@ -86,5 +105,13 @@ ROUTES = [
     ScopedRoute("/organisations/{ref}", show, scope="read"),
     ScopedRoute(
         "/organisations/{ref}", set_title, scope="admin", reach="organisation", methods=["PUT"]
+    ),
+    ScopedRoute("/organisations/{ref}/quotas", show_quotas, scope="read", reach="organisation"),
+    ScopedRoute(
+        "/organisations/{ref}/quotas",
+        set_quotas,
+        scope="admin",
+        reach="installation",
+        methods=["POST"],
     ),
 ]

@@ -14,6 +14,7 @@ from infra.ports.actor import MAIN
 from infra.spine.postgres.migrate import TABLE, apply, migrate, migrations
 from infra.spine.postgres.pool import Pool, administering, connect
 from tests.kit.postgres import bare_database
+from tests.kit.quotas import quotas
 
 pytestmark = pytest.mark.postgres
 
@@ -70,7 +71,7 @@ async def test_an_installation_from_before_belongs_to_main(bare_url: str) -> Non
             )
     assert ORGANISATIONS in await migrate(bare_url)
     async with connect(bare_url, size=1) as database:
-        names, organisations = PostgresNames(database), Organisations(database)
+        names, organisations = PostgresNames(database), Organisations(database, quotas(database))
         for kind, name, identity in NAMES:
             scope = SCOPES.get(identity, "")
             found = await names.find_holders(kind, name)  # type: ignore[arg-type]  # a str

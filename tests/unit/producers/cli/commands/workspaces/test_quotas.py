@@ -1,4 +1,4 @@
-"""`headrace workspace quotas`: limits and use, and setting limits."""
+"""`headrace workspace quotas` and `headrace org quotas`: limits and use, and setting limits."""
 
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
@@ -27,3 +27,16 @@ def test_limits_and_use_are_shown_and_set(server: FakeServer, headrace: Run) -> 
     assert server.requests[-1].document == {"limits": {"runs_at_once": "4", "runs_per_day": "1"}}
     refused = headrace("workspace", "quotas", "sums", "--set", "runs_at_once")
     assert refused.code == 1
+
+
+def test_those_of_an_organisation_are_shown_and_set(server: FakeServer, headrace: Run) -> None:
+    state = {"holder": "organisation", "name": "members", "most": 9, "used": 2, "frees_at": None}
+    answer = {"organisation": "rivers", "quotas": [state]}
+    server.answer("GET", "/organisations/rivers/quotas", answer)
+    server.answer("POST", "/organisations/rivers/quotas", answer)
+    [line] = [
+        line for line in headrace("org", "quotas", "rivers").out.splitlines() if "members" in line
+    ]
+    assert all(text in line for text in ("organisation", "9", "2", "when one is removed"))
+    headrace("org", "quotas", "rivers", "--set", "members=9")
+    assert server.requests[-1].document == {"limits": {"members": "9"}}
