@@ -120,6 +120,7 @@ def test_only_keys_that_sign_count() -> None:
     usable = RSAKey.generate_key(2048, auto_kid=True).as_dict(private=False)
     odd = [{}, 7, {"kty": "XYZ"}, {"kty": "EC", "crv": "P-0"}, {**usable, "use": "enc"}]
     assert [key.kid for key in keys(*odd, usable)] == [KEY.kid, usable["kid"]]
+    wrong: object
     for wrong in (None, [], {"keys": {}}, "text"):
         with pytest.raises(ValueError):
             read_keys(wrong)
