@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ from producers.core.datasets.versions import (
     version_id,
 )
 from schemas.artifact_refs import ArtifactRef
-from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered
 from schemas.generated_tasks import dataset_name, how_to_generate, is_generated
 from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, is_id, short_id
@@ -54,6 +54,10 @@ MEMORY_BYTES = 1 << 30
 WALL_S = 600
 CHUNK_BYTES = 1 << 20
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+
+
+class UploadDropped(Conflict):
+    """An upload was deleted, or given to another process, while its file was checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +218,13 @@ async def register(
     mapping: Mapping[str, str] | None = None,
     overwrites: bool = False,
     sha256: str | None = None,
+    is_wanted: Callable[[], Awaitable[bool]] | None = None,
 ) -> Recorded:
     """Store both forms and append DatasetRegistered. The same content as that of the newest version is
     the same version. Other content makes the next version if the upload `overwrites`. Raises
     InvalidConfig with the issues of the file or when it does not have the `sha256` that its sender
-    named, and Conflict when the name belongs to another dataset or has other content."""
+    named, and Conflict when the name belongs to another dataset or has other content. `is_wanted` is
+    asked before the event is appended; UploadDropped is raised when it says no."""
     if checked.report.issues:
         raise refusal(file_name, checked.report)
     sent = await _digest_of(original)
@@ -258,6 +264,8 @@ async def register(
             organisation=None if own_organisation() == MAIN else own_organisation(),
             series=None if number == 1 else series,
         )
+        if is_wanted is not None and not await is_wanted():
+            raise UploadDropped(f"upload of {file_name} is not wanted any more; begin another one")
         [recorded] = await log.append([event], cause=await _find_cause(log, key, event))
         registered = recorded.event
         if (

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import Context
+from functools import partial
 from pathlib import Path
 
 from infra import failpoints
@@ -302,7 +303,12 @@ class DatasetUploads:
                     mapping=mapping,
                     overwrites=upload.overwrites,
                     sha256=upload.sha256,
+                    is_wanted=partial(self._staged.renew, upload),
                 )
+        except registration.UploadDropped:
+            if await self._staged.find(upload.id) is None:
+                await self._transfers.uploads.close(upload.id)
+            return
         except Refused as refusal:
             await self._refuse(upload, refusal.message, issues)
             return

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from infra.blobs import uploads
 from infra.http.failed_auth_throttle import REFUSED_AT_ONCE
+from producers.core.datasets import registration
 from tests.kit.application import Application, rows
 from tests.kit.tenants import ask, create_api_key
 
@@ -256,6 +258,81 @@ async def test_signed_urls_are_audited_and_never_count_as_strangers(app: Applica
     used = [(one["api_key"], one["allowed"]) for one in entries if one["method"] == "PUT"]
     assert ("root", True) in used
     assert (None, False) in used
+
+
+async def test_without_the_check_of_the_length_another_one_would_be_stored(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin: the refusals of other lengths come from the count of the bytes."""
+    begun = await begin(app, "sums")
+
+    async def chunks() -> Any:
+        yield DATA[:PART]
+        yield b"x"
+
+    assert (await put(app, begun["upload"]["parts"][1]["url"], chunks())).status_code == 400
+    monkeypatch.setattr(uploads, "_exactly", lambda body, size: body)
+    assert (await put(app, begun["upload"]["parts"][1]["url"], chunks())).status_code == 200
+    [stored] = await app.services.blobs.keys("uploads/")
+    assert stored.size == PART + 1
+
+
+async def test_parts_that_nobody_completes_are_collected(app: Application) -> None:
+    begun = await begin(app, "sums")
+    await put(app, begun["upload"]["parts"][0]["url"], DATA[:PART])
+    orphan = await app.services.blobs.put_blob("uploads/gone/1.x", b"x")
+    store, now = app.services.transfers.uploads, app.services.clock.now()
+    assert await store.collect(now=now + timedelta(hours=20)) == 0
+    assert len(await app.services.blobs.keys("uploads/")) == 2
+    assert await store.collect(now=now + timedelta(days=3)) == 1
+    assert await app.services.blobs.keys("uploads/") == []
+    assert orphan.endswith("uploads/gone/1.x")
+    answer = await put(app, begun["upload"]["parts"][1]["url"], DATA[PART : 2 * PART])
+    assert answer.status_code == 404
+
+
+async def test_an_upload_that_is_deleted_during_its_check_becomes_no_dataset(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = await begin(app, "sums")
+    identity, check = begun["dataset"]["id"], registration.check
+    reached, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: Any, **named: Any) -> Any:
+        found = await check(*arguments, **named)
+        reached.set()
+        await goes_on.wait()
+        return found
+
+    named = await send(app, begun)
+    with monkeypatch.context() as patch:  # undone before the application undoes its own
+        patch.setattr(registration, "check", slow)
+        await app.post(f"/datasets/{identity}/complete", {"parts": named})
+        await reached.wait()
+    assert (await app.api.delete(f"/api/v1/datasets/{identity}")).status_code == 200
+    goes_on.set()
+    async with asyncio.timeout(30):
+        while await app.services.blobs.keys("uploads/"):
+            await asyncio.sleep(0.02)
+    assert (await app.api.get("/api/v1/datasets/sums")).status_code == 404
+    assert (await app.get("/datasets"))["datasets"] == []
+
+
+async def test_urls_have_the_path_of_a_proxy_and_work_without_it(app: Application) -> None:
+    proxied = replace(app.services.settings, public_url="https://proxy.example/team/headrace")
+    app.app.state.services = replace(app.services, settings=proxied)
+    begun = await begin(app, "sums")
+    prefix, named = "https://proxy.example/team/headrace", []
+    for part, start in zip(begun["upload"]["parts"], range(0, len(DATA), PART), strict=True):
+        assert part["url"].startswith(f"{prefix}/api/v1/transfers/uploads/")
+        own = part["url"].replace(prefix, "http://127.0.0.1:8420")
+        answer = await put(app, own, DATA[start : start + PART])
+        assert answer.status_code == 200
+        named.append({"part_number": part["part_number"], "etag": answer.headers["etag"]})
+    await app.post(f"/datasets/{begun['dataset']['id']}/complete", {"parts": named})
+    assert (await ended(app, begun["dataset"]["id"]))["status"] == "uploaded"
+    assert (await app.get("/datasets/sums/url"))["url"].startswith(f"{prefix}/api/v1/transfers/")
+    await app.app.state.services.dataset_uploads.close()
 
 
 async def test_a_file_is_read_by_ranges(app: Application) -> None:

@@ -97,6 +97,18 @@ def test_a_type_that_json_lacks_is_named_with_its_column(
     assert checked(written(tmp_path, {**PROMPTS, "unread": values}))[0].issues == []
 
 
+@pytest.mark.parametrize(("levels", "is_fine"), [(20, True), (40, False)])
+def test_a_type_that_is_nested_too_deep_is_refused(
+    tmp_path: Path, levels: int, is_fine: bool
+) -> None:
+    value: Any = "x"
+    for _ in range(levels):
+        value = {"a": value}
+    report, _ = checked(written(tmp_path, {"metadata": [value] * 5}))
+    assert (report.issues == []) == is_fine
+    assert is_fine or "nested deeper than 32" in report.issues[0].message
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nan_is_refused_as_in_json(tmp_path: Path, value: float) -> None:
     labels = [1.0, value, 2.0, 3.0, 4.0]
