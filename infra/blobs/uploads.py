@@ -98,13 +98,6 @@ def part_bytes(size: int) -> int:
     return max(PART_BYTES, -(-least // (1 << 20)) << 20)
 
 
-def check_size(size: int) -> None:
-    """Raises InvalidConfig for a file that is empty or too large."""
-    if not 1 <= size <= MAX_BYTES:
-        message = f"must be from 1 byte to {MAX_BYTES >> 30} GiB, got {size}"
-        raise InvalidConfig(f"file_size {message}", issues=(Issue("file_size", message),))
-
-
 def check_parts(
     upload: Upload, found: Mapping[int, UploadPart], named: Sequence[tuple[int, str]]
 ) -> None:
