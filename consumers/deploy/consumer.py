@@ -12,7 +12,7 @@ before is served, so a failure changes nothing. All deployments have one base mo
 once.
 
 Events of earlier releases do not say whose name they mean. A name was unique in the installation then,
-so they mean whoever had it.
+so they mean its holder of that time.
 """
 
 from collections.abc import Mapping

@@ -90,7 +90,7 @@ class Deployments:
 
     async def active(self) -> list[ServedModel]:
         """The models that are served now, in all workspaces, in the order of deployment. They share the
-        places of the installation, so whoever asks for another one needs all of them: callers name
+        places of the installation, so a request for another one needs all of them: callers name
         none that their sender may not see."""
         with all_rows():
             rows = await self._pool.fetch(SQL["active_deployments"])

@@ -931,7 +931,7 @@ update {table: ...} t set {changes: ...} from unnest({arrays: ...}) as c ({colum
 where t.{key: ...} = c.{key: ...}
 
 -- A change by an event of an earlier release, when a name was unique in the installation: a request failed, or
--- whoever had the name has undeployed.
+-- the holder of the name has undeployed.
 
 -- name: change_named_deployment
 update deployments set updated_at = $2, pending = '', request = '', error = $4,

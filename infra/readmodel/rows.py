@@ -343,7 +343,7 @@ class ChangeDeployment:
 @dataclass(frozen=True, slots=True)
 class ChangeNamedDeployment:
     """A change by an event of an earlier release, which says a name and not its workspace. With an
-    `error`, the request `request` failed. Without, whoever had the name has undeployed."""
+    `error`, the request `request` failed. Without, the holder of the name has undeployed."""
 
     name: str
     updated_at: datetime

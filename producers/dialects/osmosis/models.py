@@ -158,7 +158,7 @@ async def undeploy(request: Request, workspace: Workspace) -> Response:
     deployed = deployment_of(deployments, found.ref)
     if deployed is not None:
         name, cursor = await core.deployment_requests.undeploy(
-            deployed.name, cause=cause_of(request, "undeploy")
+            deployed.ref, cause=cause_of(request, "undeploy")
         )
         deployed = await _await_deployment(request, name, cursor, is_active=False)
     return answer(

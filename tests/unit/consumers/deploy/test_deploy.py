@@ -250,7 +250,7 @@ def old(event: Any) -> Any:
     return event.model_copy(update={"scope": None})
 
 
-def test_events_of_earlier_releases_mean_whoever_had_the_name() -> None:
+def test_events_of_earlier_releases_mean_the_holder_of_the_name() -> None:
     """The name was held by w1, was refused to w2, was freed, and then deployed by w2."""
     refused = ModelDeployFailed(deployment="sums", request="q4-sums", message="in use")
     gone = ModelUndeployed(deployment="sums", request="e1")

@@ -109,7 +109,7 @@ async def test_the_name_of_another_organisation_is_absent(app: Application) -> N
     assert seen.status_code == 200, "the twin"
 
 
-async def test_who_sees_several_names_the_workspace(app: Application) -> None:
+async def test_a_key_that_sees_several_names_the_workspace(app: Application) -> None:
     ours = await tenant(app, "ours", "/repo")
     theirs = await tenant(app, "theirs", "/repo")
     await loaded(app, ours, step=2, number=1)

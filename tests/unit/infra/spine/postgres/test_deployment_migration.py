@@ -18,7 +18,7 @@ from infra.spine.postgres.notify import Notifier
 from infra.spine.postgres.pool import Database, administering, connect
 from producers.core.models.deployments import find_deployment
 from schemas.deployments import ServedModel
-from schemas.events import ModelUndeployRequested
+from schemas.events import ModelUndeployed, ModelUndeployRequested
 from schemas.ids import model_stream
 from schemas.sampling import ModelRef, PolicyRef
 from tests.kit.decider import given
@@ -197,4 +197,4 @@ async def test_a_deployment_from_before_is_found_and_ended(old: Database) -> Non
     assert set(state.active) == {"free", "w1/live", "w2/reused"}
     end = ModelUndeployRequested(deployment="live", scope="w1", request="e9")
     [ended] = given(CONSUMER, *events).when(end).events
-    assert (ended.deployment, ended.scope) == ("live", "w1")  # type: ignore[attr-defined]
+    assert ended == ModelUndeployed(deployment="live", scope="w1", request="e9")
