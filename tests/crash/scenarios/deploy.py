@@ -1,9 +1,9 @@
-"""kill -9 of the process that serves at every step of a deployment: one version is deployed, once, it
-answers, and it is undeployed."""
+"""kill -9 of the process that serves at every step of the deployments of two workspaces under one name:
+each version is deployed, once, both answer, and one is undeployed while the other stays."""
 
 from infra.failpoints import CONSUMERS, runtime_points
 from tests.kit.kills import Stage, once
-from tests.kit.platform import Platform, eventually, run_config
+from tests.kit.platform import Platform, eventually, make_workspace, run_config
 
 POINTS = once(*runtime_points("deploy", CONSUMERS["deploy"]))
 CONFIG = run_config(
@@ -29,21 +29,35 @@ def answers(running: Platform, model: str) -> bool | None:
 
 def act(stage: Stage) -> None:
     with stage.platform() as running:
-        running.wait(running.submit(CONFIG, workspace="w"), "finished")
+        second = make_workspace(stage.root / "second")
+        made = running.post("/workspaces", {"url": str(second), "name": "v"})
+        assert made.status_code == 201, made.text
+        runs = [running.submit(CONFIG, workspace=place) for place in ("w", "v")]
+        for run in runs:
+            running.wait(run, "finished")
 
-        def active() -> str | None:
-            answer = running.api.get("/deployments/sums")
-            found = answer.json().get("deployment", {}) if answer.status_code == 200 else {}
-            return found["model"] if found.get("status") == "active" else None
+        def found() -> dict[str, str]:
+            """What is active: how to name it, by the run that it serves."""
+            rows = running.get("/deployments")["deployments"]
+            assert {row["name"] for row in rows} <= {"sums"}
+            return {row["run"]: row["ref"] for row in rows if row["status"] == "active"}
 
-        model = eventually(active, within_s=120, what="the checkpoint is deployed")
-        eventually(lambda: answers(running, model), within_s=60, what="it answers")
-        [row] = running.get("/deployments")["deployments"]
-        assert row["version"] == 1, "it was deployed once"
-        assert running.api.delete("/deployments/sums").status_code == 202
+        def active() -> dict[str, str] | None:
+            refs = found()
+            return refs if set(refs) == set(runs) else None
 
-        def inactive() -> bool | None:
-            [row] = running.get("/deployments")["deployments"]
-            return row["status"] == "inactive" or None
+        refs = eventually(active, within_s=120, what="both checkpoints are deployed")
+        base = running.get("/deployments")["deployments"][0]["base_model"]
+        for ref in refs.values():
+            eventually(
+                lambda ref=ref: answers(running, f"{base}:{ref}"), within_s=60, what="it answers"
+            )
+        versions = [row["version"] for row in running.get("/deployments")["deployments"]]
+        assert sorted(versions) == [1, 2], "each was deployed once"
+        assert running.api.delete(f"/deployments/{refs[runs[0]]}").status_code == 202
 
-        eventually(inactive, within_s=60, what="it is undeployed")
+        def one_is_left() -> bool | None:
+            return set(found()) == {runs[1]} or None
+
+        eventually(one_is_left, within_s=60, what="one is undeployed, and the other is not")
+        assert answers(running, f"{base}:{refs[runs[1]]}")
