@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.platform import platform
+from tests.kit.platform import eventually, platform
 from tests.osmosis import workspace
 from tests.osmosis.team import Team, join
 
@@ -51,6 +51,13 @@ def run_of(team: Team) -> str:
     return str(answer.json()["run"]["id"])
 
 
+def deployment_of(team: Team) -> Any:
+    """The only deployment that a viewer sees, as the native API shows it."""
+    with team.api("viewer") as api:
+        [deployment] = api.get("/deployments").json()["deployments"]
+    return deployment
+
+
 def data_of(team: Team, *command: str) -> Any:
     return team.viewer.run(*command)["data"]
 
@@ -86,14 +93,24 @@ def test_the_id_of_another_organisation_is_absent(teams: tuple[Team, Team]) -> N
 
 
 def test_models_of_one_name_are_deployed_and_asked(teams: tuple[Team, Team]) -> None:
-    """The name for inference is the same, and each key reaches the model of its own workspace."""
+    """The name for inference is the same, and each key reaches the model of its own workspace. The
+    deployments have one name, too, and the use of each is that of its own workspace."""
     names = set()
     for team in teams:
         assert team.member.run("model", "deploy", MODEL)["resource"]["status"] == "active"
+        deployment = deployment_of(team)
+        assert (deployment["name"], deployment["workspace"]) == (MODEL, team.workspace)
+        assert deployment["usage"]["requests"] == 0, "what the other used is not shown"
         found = data_of(team, "model", "info", MODEL)["lora_model"]
         names.add(found["inference_model"])
         listed = team.viewer.run("model", "list", "--type", "lora")
         assert listed["active_deployments"] == 1, "those of the other are not counted"
+        assert team.ask(found["inference_model"])
+        eventually(
+            lambda team=team: deployment_of(team)["usage"]["requests"] == 1 or None,
+            within_s=30,
+            what="the request is counted",
+        )
     [name] = names
     assert all(team.ask(name) for team in teams)
     north, south = teams
