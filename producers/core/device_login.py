@@ -35,7 +35,7 @@ WRONG_CODES = Rate(per_minute=10)
 
 ORGANISATION_WRONG_CODES = Rate(per_minute=100)
 """How many wrong user codes the people of an organisation may send together. There is no limit for all
-organisations: whoever owns one can make many people, and would keep everybody else from signing in."""
+organisations: the owner of one can make many people, and would keep everybody else from signing in."""
 
 
 class DeviceLoginPending(Refused):

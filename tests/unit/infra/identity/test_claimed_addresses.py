@@ -38,7 +38,7 @@ def accounts_of(app: Application, home: Path) -> Accounts:
     return Accounts(app.database, settings, services.recent_api_keys, services.clock)
 
 
-async def test_who_claimed_an_address_keeps_no_key_when_the_provider_proves_whose_it_is(
+async def test_a_claim_of_an_address_keeps_no_key_when_the_provider_proves_whose_it_is(
     database_url: str, tmp_path: Path
 ) -> None:
     """The key would reach the personal secrets of the person and see the person's organisations."""
