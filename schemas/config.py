@@ -53,6 +53,7 @@ LossTurns = Literal["assistant", "last", "all"]
 PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+ProjectKey = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)]
 ServerUrl = Annotated[str, StringConstraints(min_length=1, max_length=500)]
@@ -363,6 +364,8 @@ class Advanced(Section):
     [deployed](models.md#deploy), unless what is deployed under that name has a better one"""
     deploy_name: DeploymentName | None = None
     """the name of that deployment; default: the name of the rollout, else of the dataset"""
+    project: ProjectKey | None = Field(default=None, exclude_if=_is_unset)
+    """a label within the workspace, by which lists are narrowed; it changes nothing in the run"""
     loss_turns: LossTurns | None = None
     """which turns of a conversation are trained on"""
     preference_loss: PreferenceLoss | None = Field(default=None, exclude_if=_is_unset)
@@ -487,6 +490,8 @@ class EvalAdvanced(Section):
     """a provider's model: the most US dollars for the evaluation; it needs `usd_per_million`"""
     provider_timeout_s: float = Field(default=300, ge=1, le=3600)
     """a provider's model: the most seconds for one answer, with repeated requests"""
+    project: ProjectKey | None = Field(default=None, exclude_if=_is_unset)
+    """as in training"""
 
 
 class EvalConfig(Section):

@@ -38,6 +38,11 @@ coalesce((r.dataset_ref::json ->> 'version')::int, 1)
 -- part: dataset_name
 r.dataset || coalesce('@' || (r.dataset_ref::json ->> 'version'), '')
 
+-- The label that the config of a run gives it.
+
+-- part: run_project
+(r.config::json -> 'advanced' ->> 'project')
+
 -- part: run_summary
 r.run as id, r.name, {run_status} as status, {run_phase} as phase, r.algorithm,
   r.execution_mode, r.model, {dataset_name} as dataset, {dataset_version} as dataset_version,
@@ -46,7 +51,8 @@ r.run as id, r.name, {run_status} as status, {run_phase} as phase, r.algorithm,
   r.creator, {run_error} as error,
   coalesce((select n.tags from run_notes n where n.run = r.run), array[]::text[]) as tags,
   (select n.note from run_notes n where n.run = r.run and n.note <> '') as note,
-  (select w.name from workspaces w where w.workspace = r.workspace) as workspace_name
+  (select w.name from workspaces w where w.workspace = r.workspace) as workspace_name,
+  {run_project} as project
 
 -- A page of runs is filtered by status, by whether they are archived, and by words. Each filter is a choice
 -- and not an `or` on its argument, so that the plan fits what is asked. The parts that filter nothing name
@@ -89,9 +95,10 @@ $3::text[] is null
     select workspace from workspaces where workspace = $7 or name = $7))
   and ($8::text is null or r.creator = $8)
   and ($9::text is null or r.run in (select n.run from run_notes n where n.tags @> array[$9::text]))
+  and ($10::text is null or {run_project} = $10)
 
 -- part: of_any_kind
-coalesce($4::text, $5::text, $6::text, $7::text, $8::text, $9::text) is null
+coalesce($4::text, $5::text, $6::text, $7::text, $8::text, $9::text, $10::text) is null
 
 -- part: runs_that_match
 runs r
@@ -119,20 +126,20 @@ r.name, r.created_at desc, r.run
 -- part: by_name_reversed
 r.name desc, r.created_at, r.run desc
 
--- The runs beyond a place: a start $10, an id $11, and in some orders a reward $12 or a name $13. A run
+-- The runs beyond a place: a start $11, an id $12, and in some orders a reward $13 or a name $14. A run
 -- without a reward comes after all others. None of these is null, so they can be counted.
 
 -- part: older
-(r.created_at <= $10 and (r.created_at < $10 or r.run > $11))
+(r.created_at <= $11 and (r.created_at < $11 or r.run > $12))
 
 -- part: newer
-(r.created_at >= $10 and (r.created_at > $10 or r.run < $11))
+(r.created_at >= $11 and (r.created_at > $11 or r.run < $12))
 
 -- part: without_value
-$12::float8 is null and $13::text is null
+$13::float8 is null and $14::text is null
 
 -- part: at_any_place
-$10::timestamptz is null and $11::text is null and {without_value}
+$11::timestamptz is null and $12::text is null and {without_value}
 
 -- part: started_before
 {older} and {without_value}
@@ -141,21 +148,21 @@ $10::timestamptz is null and $11::text is null and {without_value}
 {newer} and {without_value}
 
 -- part: rewarded_less
-(($12::float8 is not null and (r.reward is null or r.reward < $12))
-  or (r.reward is not distinct from $12 and {older})) and $13::text is null
+(($13::float8 is not null and (r.reward is null or r.reward < $13))
+  or (r.reward is not distinct from $13 and {older})) and $14::text is null
 
 -- part: rewarded_more
-((r.reward is not null and ($12::float8 is null or r.reward > $12))
-  or (r.reward is not distinct from $12 and {newer})) and $13::text is null
+((r.reward is not null and ($13::float8 is null or r.reward > $13))
+  or (r.reward is not distinct from $13 and {newer})) and $14::text is null
 
 -- part: named_later
-r.name >= $13 and (r.name > $13 or {older}) and $12::float8 is null
+r.name >= $14 and (r.name > $14 or {older}) and $13::float8 is null
 
 -- part: named_earlier
-r.name <= $13 and (r.name < $13 or {newer}) and $12::float8 is null
+r.name <= $14 and (r.name < $14 or {newer}) and $13::float8 is null
 
 -- name: page_of_runs
-select {run_summary} from {runs_that_match} order by {newest_first} limit $10 offset $11
+select {run_summary} from {runs_that_match} order by {newest_first} limit $11 offset $12
 
 -- name: count_runs
 select count(*) from {runs_that_match}
@@ -164,7 +171,7 @@ select count(*) from {runs_that_match}
 select {run_summary} from {runs_that_match}
   and {place: at_any_place | started_before | started_after | rewarded_less | rewarded_more | named_later | named_earlier}
 order by {order: newest_first | oldest_first | best_first | worst_first | by_name | by_name_reversed}
-limit $14
+limit $15
 
 -- name: count_runs_beyond
 select count(*) as total, count(*) filter (where
@@ -632,7 +639,7 @@ select evaluation as id, name, status, model,
   coalesce((dataset_ref::json ->> 'version')::int, 1) as dataset_version,
   dataset_ref::json ->> 'dataset' as dataset_id, rollout, reward, metrics,
   created_at, started_at, case when status <> 'running' then completed_at end as completed_at,
-  nullif(error, '') as error, config, total, dataset_ref,
+  nullif(error, '') as error, config, total, dataset_ref, config::json -> 'advanced' ->> 'project' as project,
   (select count(distinct g.slot) from graded_groups g where g.owner = e.evaluation and g.purpose = 'evaluate')
   as completed from evaluations e
 
@@ -644,11 +651,13 @@ $1::text[] is null
 
 -- name: page_of_evaluations
 {select_evaluations} where run is null and {evaluation_to_show: in_workspace | in_any_workspace}
+and ($4::text is null or config::json -> 'advanced' ->> 'project' = $4)
 order by created_at desc, evaluation limit $2 offset $3
 
 -- name: count_evaluations
 select count(*) from evaluations e
 where run is null and {evaluation_to_show: in_workspace | in_any_workspace}
+and ($2::text is null or config::json -> 'advanced' ->> 'project' = $2)
 
 -- name: evaluation
 select x.*, r.run as validated_run, w.name as workspace_name from ({select_evaluations}

@@ -110,6 +110,7 @@ class EvaluationJson(TypedDict):
     completed: int
     total: int
     dataset_ref: str
+    project: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +186,22 @@ class Evaluations:
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
-    async def page(self, page: PageRange) -> tuple[list[EvaluationJson], int]:
-        """A page of evaluations, the newest first, and how many there are in all."""
+    async def page(
+        self, page: PageRange, project: str | None = None
+    ) -> tuple[list[EvaluationJson], int]:
+        """A page of evaluations, the newest first, and how many there are in all; with `project` only
+        those with this label."""
         rows = await self._pool.fetch(
             SQL.variant("page_of_evaluations", evaluation_to_show=_reach()),
             visible_workspaces(),
             page.limit,
             page.offset,
+            project,
         )
         total = await self._pool.fetchval(
-            SQL.variant("count_evaluations", evaluation_to_show=_reach()), visible_workspaces()
+            SQL.variant("count_evaluations", evaluation_to_show=_reach()),
+            visible_workspaces(),
+            project,
         )
         return [cast(EvaluationJson, dict(row)) for row in rows], int(total)
 

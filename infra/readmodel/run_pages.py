@@ -61,7 +61,7 @@ ORDERS: tuple[RunOrder, ...] = ("newest", "oldest", "reward", "name")
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """The exact names, and the tag, by which a list of runs is narrowed. None selects any."""
+    """The exact names, the tag and the project by which a list of runs is narrowed. None selects any."""
 
     dataset: str | None = None
     model: str | None = None
@@ -69,6 +69,7 @@ class RunKind:
     workspace: str | None = None
     creator: str | None = None
     tag: str | None = None
+    project: str | None = None
 
 
 ANY_KIND = RunKind()
@@ -229,5 +230,6 @@ def _selection(found: RunFilter) -> tuple[dict[str, str], tuple[object, ...]]:
         "kind": "of_any_kind" if kind == ANY_KIND else "narrowed",
     }
     pattern = f"%{escape_like(found.search)}%" if found.search else None
-    names = (kind.dataset, kind.model, kind.rollout, kind.workspace, kind.creator, kind.tag)
+    of_run = (kind.dataset, kind.model, kind.rollout, kind.workspace)
+    names = (*of_run, kind.creator, kind.tag, kind.project)
     return parts, (found.status, pattern, workspaces, *names)

@@ -46,6 +46,7 @@ class RunJson(TypedDict):
     tags: list[str]
     note: str | None
     workspace_name: str | None
+    project: str | None
 
 
 class CheckpointJson(TypedDict):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from http import HTTPStatus
@@ -16,6 +17,7 @@ from schemas.secrets.redact import redact
 
 RETRY_AFTER_S = 1
 MAX_LIMIT = 1000
+PROJECT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 LONGEST_NUMBER = 12
 
 
@@ -72,6 +74,16 @@ def flag(request: Request, name: str) -> bool:
         message = f"must be true or false, got {text[:20]!r}"
         raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
     return text == "true"
+
+
+def project_of(request: Request) -> str | None:
+    """The project by which a list is narrowed; None for all. Raises InvalidConfig for text that is not
+    the key of a project."""
+    text = request.query_params.get("project") or None
+    if text is not None and not PROJECT.fullmatch(text):
+        message = f"must be a key of a-z, 0-9 and '-', at most 63, got {text[:80]!r}"
+        raise InvalidConfig(f"project {message}", issues=(Issue("project", message),))
+    return text
 
 
 def problem(

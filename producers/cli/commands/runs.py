@@ -39,6 +39,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 @click.option("--status", help="Only runs with this status.")
 @click.option("--search", help="Only runs whose name contains this text.")
 @click.option("--tag", help="Only runs with this tag.")
+@click.option("--project", help="Only runs of this project.")
 @click.option("--archived", is_flag=True, help="Only archived runs.")
 def list_(
     client: Client,
@@ -48,6 +49,7 @@ def list_(
     status: str | None,
     search: str | None,
     tag: str | None,
+    project: str | None,
     archived: bool,
 ) -> Output:
     """List the runs of this server, newest first.
@@ -60,6 +62,7 @@ def list_(
         "status": status,
         "search": search,
         "tag": tag,
+        "project": project,
         "archived": "true" if archived else None,
     }
     answer = client.get("/runs", parameters)

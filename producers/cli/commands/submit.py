@@ -45,6 +45,7 @@ from producers.cli.repository import repository_around, workspace_of
 )
 @SECRETS_FILE
 @click.option("--name", help="Name of the run. Default: chosen by the server.")
+@click.option("--project", help="The label project of the run; it replaces that of CONFIG.")
 @click.option(
     "--workspace",
     help="Workspace whose code runs. Default: the git repository that contains CONFIG.",
@@ -60,6 +61,7 @@ def submit(
     allow_divergence: bool,
     secrets_file: str | None,
     name: str | None,
+    project: str | None,
     workspace: str | None,
     as_json: bool,
 ) -> Output | None:
@@ -71,7 +73,11 @@ def submit(
     """
     document, secrets = read_config(config), read_secrets(secrets_file)
     check_kind(document, config, group="train")
-    given = {"priority": priority, "allow_divergence": allow_divergence or None}
+    given = {
+        "priority": priority,
+        "allow_divergence": allow_divergence or None,
+        "project": project,
+    }
     keys = {key: value for key, value in given.items() if value is not None}
     advanced = document.setdefault("advanced", {}) if keys else None
     if isinstance(advanced, dict):  # the server says what is wrong with anything else

@@ -34,7 +34,7 @@ SHOWN_STATUSES = (*STATUSES, PAUSED)
 SPARK_WIDTH, SPARK_HEIGHT = 96.0, 20.0
 PAGE_RUNS = 50
 KEPT = (
-    *("search", "status", "dataset", "model", "rollout", "workspace", "creator", "tag"),
+    *("search", "status", "dataset", "model", "rollout", "workspace", "creator", "tag", "project"),
     *("archived", "sort", "limit"),
 )
 """The parameters of the list that lead to the same list on each of its pages."""
@@ -218,7 +218,7 @@ def _cell(value: object) -> object:
 
 def _kind(request: Request) -> RunKind:
     _, asked = _parse_search(request)
-    names = ("dataset", "model", "rollout", "workspace", "creator", "tag")
+    names = ("dataset", "model", "rollout", "workspace", "creator", "tag", "project")
     return RunKind(**{name: asked.get(name) for name in names})
 
 

@@ -24,7 +24,7 @@ from infra.readmodel.registry import EvaluationJson
 from producers.core.control import NO_SECRETS
 from producers.http.auth import actor_of
 from producers.http.requests import body_of, cause_of, idempotency_key
-from producers.http.responses import ApiResponse, flag, number, page_of, page_response
+from producers.http.responses import ApiResponse, flag, number, page_of, page_response, project_of
 from producers.http.routes.runs import log_page, request_from, services, warnings_of
 from producers.http.routes.samples import (
     judgements_json,
@@ -72,7 +72,7 @@ async def submit(request: Request) -> Response:
 
 async def index(request: Request) -> Response:
     page = page_of(request)
-    rows, total = await services(request).readmodel.evaluations.page(page)
+    rows, total = await services(request).readmodel.evaluations.page(page, project_of(request))
     return page_response("evals", [to_json(row) for row in rows], total, page)
 
 

@@ -18,7 +18,7 @@ from producers.core.lookup import archived_error
 from producers.core.submit import SubmitRequest
 from producers.http.auth import actor_of
 from producers.http.requests import JsonBody, body_of, cause_of, idempotency_key
-from producers.http.responses import ApiResponse, flag, number, page_of, page_response
+from producers.http.responses import ApiResponse, flag, number, page_of, page_response, project_of
 from producers.http.routing import ScopedRoute
 from producers.http.services import Services
 from schemas.errors import InvalidConfig, Issue, TransientError
@@ -173,7 +173,7 @@ async def index(request: Request) -> Response:
     found = RunFilter(
         status=status or None,
         search=request.query_params.get("search") or None,
-        kind=RunKind(tag=request.query_params.get("tag") or None),
+        kind=RunKind(tag=request.query_params.get("tag") or None, project=project_of(request)),
         archived=flag(request, "archived"),
     )
     runs, total = await services(request).readmodel.run_pages.at_offset(page, found)

@@ -122,6 +122,7 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         "date",
         "deploy",
         "deploy_name",
+        "project",
         "judge_max_calls",
         "judge_max_tokens",
         "judge_max_usd",

@@ -55,6 +55,7 @@ CRASHES_PAY = (
 @command(evaluation, "submit", example="headrace eval submit configs/eval/greedy.toml --watch")
 @click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
 @click.option("--name", help="Name of the evaluation. Default: chosen by the server.")
+@click.option("--project", help="The label project of the evaluation; it replaces that of CONFIG.")
 @click.option(
     "--workspace",
     help="Workspace whose code runs. Default: the git repository that contains CONFIG.",
@@ -66,6 +67,7 @@ def submit(
     config: Path,
     *,
     name: str | None,
+    project: str | None,
     workspace: str | None,
     secrets_file: str | None,
     watch: bool,
@@ -74,6 +76,10 @@ def submit(
     """Start an evaluation from a TOML file."""
     document, secrets = read_config(config), read_secrets(secrets_file)
     check_kind(document, config, group="eval")
+    if project is not None:
+        advanced = document.setdefault("advanced", {})
+        if isinstance(advanced, dict):  # the server says what is wrong with anything else
+            advanced["project"] = project
     place = workspace
     if place is None:
         place = workspace_of(client, repository_around(config), document, quiet=as_json)
@@ -183,9 +189,10 @@ def _failure(found: Document) -> Failure | None:
 @command(evaluation, "list", example="headrace eval list")
 @LIMIT
 @OFFSET
-def list_(client: Client, *, limit: int, offset: int) -> Output:
+@click.option("--project", help="Only evaluations of this project.")
+def list_(client: Client, *, limit: int, offset: int, project: str | None) -> Output:
     """List the evaluations of this server, newest first."""
-    answer = client.get("/evals", {"limit": limit, "offset": offset})
+    answer = client.get("/evals", {"limit": limit, "offset": offset, "project": project})
     rows = [
         (
             *(e.get(key) for key in ("name", "status", "model", "dataset", "reward")),
