@@ -29,8 +29,8 @@ async def put(request: Request) -> Response:
     body = await body_of(request, ("value", "scope", "workspace"))
     owned_by = OwnedBy(
         actor_of(request).person,
-        parse_secret_scope(body.optional("scope")),
-        body.optional("workspace"),
+        parse_secret_scope(_once(request, body, "scope")),
+        _once(request, body, "workspace"),
     )
     name = request.path_params["name"]
     stored, is_new = await services(request).secrets.put_secret(
@@ -53,6 +53,16 @@ async def rotate_key(request: Request) -> Response:
     await body_of(request, ())
     done = await services(request).secrets.rewrap()
     return ApiResponse({"key": done.key, "secrets": done.secrets, "connections": done.connections})
+
+
+def _once(request: Request, body: JsonBody, key: str) -> str | None:
+    """The value of a key of the body, or of the query as in the other requests for secrets. Raises
+    InvalidConfig when both have one and they differ."""
+    in_body, in_query = body.optional(key), request.query_params.get(key) or None
+    if None not in (in_body, in_query) and in_body != in_query:
+        message = f"is {in_query!r:.80} in the query and {in_body!r:.80} in the body; give it once"
+        raise InvalidConfig(f"{key} {message}", issues=(Issue(key, message),))
+    return in_body or in_query
 
 
 def _value_of(body: JsonBody) -> SecretValue:

@@ -55,6 +55,23 @@ async def test_a_value_goes_in_and_no_answer_holds_it(app: Application) -> None:
         assert VALUE not in answer.text
 
 
+async def test_the_scope_and_workspace_of_the_query_count_as_those_of_the_body(
+    app: Application,
+) -> None:
+    body = {"value": VALUE}
+    made = await app.api.put("/api/v1/secrets/KEY?scope=personal", json=body)
+    assert made.status_code == 201, made.text
+    assert made.json()["secret"]["scope"] == "personal"
+    there = await app.api.put("/api/v1/secrets/KEY?workspace=absent", json=body)
+    assert there.status_code == 404
+    both = {**body, "scope": "workspace"}
+    refused = await app.api.put("/api/v1/secrets/KEY?scope=personal", json=both)
+    assert refused.status_code == 400
+    assert "give it once" in refused.text
+    assert VALUE not in refused.text
+    assert len((await app.get("/secrets"))["secrets"]) == 1
+
+
 async def test_a_deleted_secret_is_gone(app: Application) -> None:
     await put(app, "KEY")
     personal = {"scope": "personal"}
