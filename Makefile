@@ -56,7 +56,7 @@ lock:
 	$(LOCK) constraints.txt pyproject.toml --all-extras locks/build.in
 	$(LOCK) locks/build.txt locks/build.in -c constraints.txt
 	$(LOCK) locks/tools.txt locks/tools.in
-	$(LOCK) locks/control.txt pyproject.toml --extra s3 --extra kafka -c constraints.txt
+	$(LOCK) locks/control.txt pyproject.toml --extra s3 --extra kafka --extra parquet -c constraints.txt
 	$(LOCK) locks/worker.txt pyproject.toml --extra train --extra s3 --extra kafka -c constraints.txt
 	$(LOCK) locks/venv.txt pyproject.toml --extra all locks/build.in -c constraints.txt
 	$(subst 3.11,3.12,$(LOCK)) tests/osmosis/requirements.txt tests/osmosis/requirements.in
