@@ -64,6 +64,10 @@ NAMED = (
     "upload.joined",
     "upload.claimed",
     "upload.registered",
+    "artifact.joined",
+    "artifact.checked",
+    "artifact.stored",
+    "artifact.published",
 )
 
 CONSUMERS: dict[str, tuple[type[Effect], ...]] = {

@@ -7,8 +7,10 @@ makes the same id, and the keys of the database can reject the second copy. Noth
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
 from uuid import UUID, uuid5
+
+from schemas.errors import InvalidConfig, Issue
 
 RunId = NewType("RunId", str)
 EvalId = NewType("EvalId", str)
@@ -25,12 +27,74 @@ WorkerId = NewType("WorkerId", str)
 HEADRACE = UUID("6f1c0c9e-6a0b-5a43-9d5c-0b8f6d0f7a11")
 """The root namespace of all derived ids."""
 
+ArtifactKind = Literal["capability", "task", "model"]
+"""The kinds of versioned artifacts."""
+
+LONGEST_VERSION = 64
+"""Characters that a version has at most."""
+
+NUMBER = r"(?:0|[1-9][0-9]*)"
+IDENTIFIER = rf"(?:{NUMBER}|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
+VERSION_FORM = re.compile(
+    rf"({NUMBER})\.({NUMBER})\.({NUMBER})(?:-({IDENTIFIER}(?:\.{IDENTIFIER})*))?"
+)
+
+AFTER_PRERELEASES = "~"
+"""Sorts after all that a pre-release begins with."""
+
 
 class Purpose(StrEnum):
     """Why a group is generated."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticVersion:
+    """A version: its three numbers, and the identifiers of a pre-release, none for a release."""
+
+    numbers: tuple[int, int, int]
+    prerelease: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "SemanticVersion":
+        """Parse a version. Raises InvalidConfig for other texts. Build metadata (`+...`) is refused,
+        because it takes no part in the order and is not allowed in tags of container registries."""
+        match = VERSION_FORM.fullmatch(text) if len(text) <= LONGEST_VERSION else None
+        if match is None:
+            message = (
+                f"must be a semantic version of at most {LONGEST_VERSION} characters, like 1.2.0 or "
+                f"2.0.0-rc.1, without build metadata, got {text[:80]!r}"
+            )
+            raise InvalidConfig(f"version {message}", issues=(Issue("version", message),))
+        major, minor, patch, rest = match.groups()
+        numbers = (int(major), int(minor), int(patch))
+        return cls(numbers, tuple(rest.split(".")) if rest else ())
+
+    @property
+    def is_prerelease(self) -> bool:
+        return bool(self.prerelease)
+
+    @property
+    def precedence(self) -> str:
+        """A text of ASCII characters. Sorted by their code points, these texts are in the order of
+        precedence of their versions."""
+        numbers = "".join(map(_sortable, map(str, self.numbers)))
+        if not self.prerelease:
+            return numbers + AFTER_PRERELEASES
+        # A number is lower than a word. `!` is lower than all that a word has.
+        rest = (f"0{_sortable(one)}" if one.isdigit() else f"1{one}" for one in self.prerelease)
+        return numbers + "".join(f"{one}!" for one in rest)
+
+    def __str__(self) -> str:
+        text = ".".join(map(str, self.numbers))
+        return f"{text}-{'.'.join(self.prerelease)}" if self.prerelease else text
+
+
+def _sortable(digits: str) -> str:
+    """The digits of a number after their count, so that longer numbers sort after shorter ones."""
+    return f"{len(digits):02d}{digits}"
 
 
 def derive_id(cause: UUID, name: str) -> UUID:
@@ -117,6 +181,11 @@ def status_stream(subject: str) -> StreamName:
 
 def dataset_stream(dataset: str) -> StreamName:
     return StreamName(f"dataset-{dataset}")
+
+
+def artifact_stream(artifact: str) -> StreamName:
+    """A version of a capability, a task or a model."""
+    return StreamName(f"artifact-{artifact}")
 
 
 def run_stream(run: str) -> StreamName:

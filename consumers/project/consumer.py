@@ -33,6 +33,7 @@ from infra.spine.runtime.error_excerpt import excerpt
 from infra.task_cancellation import go_on
 from schemas.envelope import NewerEvent
 from schemas.events import (
+    ArtifactWithdrawn,
     DatasetDeleted,
     MessageDeadLettered,
     MessageRedriven,
@@ -50,7 +51,9 @@ SLOW_POLL_S = 5.0
 LEFT_S = 5.0
 """How often the projector looks for events that one of an older release has left."""
 
-TURNS = frozenset(kind.type for kind in (RunArchived, RunRestored, RunDeleted, DatasetDeleted))
+TURNS = frozenset(
+    kind.type for kind in (RunArchived, RunRestored, RunDeleted, DatasetDeleted, ArtifactWithdrawn)
+)
 """Events after which rows are deleted or come back."""
 
 

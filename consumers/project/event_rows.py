@@ -13,10 +13,12 @@ from infra.readmodel.rows import (
     ChangeEvaluation,
     ChangeRun,
     ChangeWorkspace,
+    DropArtifact,
     DropDataset,
     DropGivenSecrets,
     DropHistory,
     DropRun,
+    PutArtifact,
     PutCheckpoint,
     PutDataset,
     PutEvaluation,
@@ -28,6 +30,8 @@ from infra.readmodel.rows import (
     Write,
 )
 from schemas.events import (
+    ArtifactPublished,
+    ArtifactWithdrawn,
     CheckpointSaved,
     CommitRequested,
     DatasetDeleted,
@@ -59,7 +63,7 @@ from schemas.events import (
     WorkspaceRejected,
     WorkspaceSynced,
 )
-from schemas.ids import GroupKey, category, run_stream
+from schemas.ids import GroupKey, SemanticVersion, category, run_stream
 from schemas.sampling import Grade
 
 GRADES = TypeAdapter(tuple[Grade, ...])
@@ -128,6 +132,28 @@ def dataset_registered(event: DatasetRegistered, at: datetime) -> tuple[Write, .
         organisation=event.organisation,
         version=ref.version,
         series=event.series or ref.dataset,
+    )
+    return (put,)
+
+
+@rows.register
+def artifact_published(event: ArtifactPublished, at: datetime) -> tuple[Write, ...]:
+    version = SemanticVersion.parse(event.semver)
+    put = PutArtifact(
+        artifact=event.artifact,
+        organisation=event.organisation,
+        kind=event.kind,
+        name=event.artifact_name,
+        semver=event.semver,
+        precedence=version.precedence,
+        is_prerelease=version.is_prerelease,
+        sha256=event.content.sha256,
+        file_size=event.content.size,
+        num_files=event.num_files,
+        unpacked_bytes=event.unpacked_bytes,
+        summary=event.summary,
+        publisher=event.published_by,
+        created_at=at,
     )
     return (put,)
 
@@ -317,6 +343,11 @@ def run_deleted(event: RunDeleted, at: datetime) -> tuple[Write, ...]:
 @rows.register
 def dataset_deleted(event: DatasetDeleted, at: datetime) -> tuple[Write, ...]:
     return (DropDataset(event.dataset),)
+
+
+@rows.register
+def artifact_withdrawn(event: ArtifactWithdrawn, at: datetime) -> tuple[Write, ...]:
+    return (DropArtifact(event.artifact),)
 
 
 @rows.register

@@ -36,6 +36,13 @@ KEEPING = 0x4B454550
 """The advisory lock that keeps blobs ("KEEP"): shared for a deletion, exclusive for a backup."""
 
 
+MARK_UNNAMED = (
+    "insert into discarded_blobs (uri) values ($1)"
+    " on conflict (uri) do update set at = clock_timestamp()"
+)
+MARK_NAMED = "delete from discarded_blobs where uri = any($1)"
+
+
 async def place_of(blobs: Blobs) -> str:
     """The URI below which a store has its keys. Raises CorruptData."""
     await identity(blobs)
@@ -150,6 +157,16 @@ class InstalledBlobs:
         """The key of a URI, or None when it was never one of this installation."""
         found = await self.current_uri(uri)
         return found.removeprefix(f"{self._here}/") if found.startswith(f"{self._here}/") else None
+
+    async def mark_unnamed(self, key: str) -> None:
+        """Let the collector delete a blob that is about to be stored, unless an event will name it. So
+        nothing is left of a writer that dies in between."""
+        uri = f"{self._here}/{key}"
+        await self._database.durable.execute(MARK_UNNAMED, uri)
+
+    async def mark_named(self, uris: Sequence[str]) -> None:
+        """Forget that these blobs were marked, because an event names them now."""
+        await self._database.lazy.execute(MARK_NAMED, list(uris))
 
     async def places(self) -> set[str]:
         """The current place and each former one. Events may name a blob below any of them."""

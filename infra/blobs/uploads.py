@@ -162,6 +162,15 @@ class UploadStore:
             raise NotFound(f"there is no upload {upload[:80]}; begin another one")
         return Upload(**row)
 
+    async def find_unfinished(
+        self, purpose: str, size: int, *, workspace: str | None, organisation: str | None
+    ) -> Upload | None:
+        """The newest upload for this purpose and of this size that has not ended."""
+        row = await self._pool.fetchrow(
+            SQL["find_unfinished"], purpose, size, workspace, organisation
+        )
+        return None if row is None else Upload(**row)
+
     async def parts(self, upload: str) -> dict[int, UploadPart]:
         """The parts that have arrived, by their numbers."""
         rows = await self._pool.fetch(SQL["parts"], upload)

@@ -12,6 +12,15 @@ returning {columns}
 -- name: find
 select {columns} from uploads where id = $1
 
+-- The newest upload that can go on, of the same bytes to the same end, of what the sender may send to.
+
+-- name: find_unfinished
+select {columns} from uploads
+where purpose = $1 and size = $2 and workspace is not distinct from $3
+  and organisation is not distinct from $4 and status in ('open', 'complete')
+  and created_at > clock_timestamp() - interval '12 hours'
+order by created_at desc limit 1
+
 -- name: parts
 select part, etag, uri from upload_parts where upload = $1
 

@@ -506,6 +506,45 @@ order by (id = $3) desc, (status = 'uploaded') desc, created_at limit 100
 select * from {datasets_and_uploads} d
 where series = $3 and status = 'uploaded' and {dataset_to_show} order by version desc
 
+-- Published versions of artifacts. The latest version is the highest release, or else the highest pre-release.
+
+-- part: artifact
+a.artifact as id, a.organisation, a.kind, a.name, a.semver as version, a.is_prerelease, a.sha256,
+  a.file_size as size, a.num_files, a.unpacked_bytes, a.summary, a.publisher as published_by, a.created_at
+
+-- part: latest_artifacts
+(select distinct on (a.kind, a.name) {artifact},
+   count(*) over (partition by a.kind, a.name)::int as num_versions
+ from published_artifacts a where a.organisation = $1 and ($2::text is null or a.kind = $2)
+ order by a.kind, a.name, a.is_prerelease, a.precedence desc)
+
+-- part: by_name_up
+l.name, l.kind
+
+-- part: by_name_down
+l.name desc, l.kind desc
+
+-- part: by_created_at_up
+l.created_at, l.id
+
+-- part: by_created_at_down
+l.created_at desc, l.id
+
+-- name: page_of_artifacts
+select * from {latest_artifacts} l where ($3::text is null or l.name || ' ' || l.summary ilike $3)
+order by {order: by_name_up | by_name_down | by_created_at_up | by_created_at_down} limit $4 offset $5
+
+-- name: count_artifacts
+select count(*) from {latest_artifacts} l where ($3::text is null or l.name || ' ' || l.summary ilike $3)
+
+-- name: versions_of_artifact
+select {artifact}, count(*) over ()::int as num_versions from published_artifacts a
+where a.organisation = $1 and a.kind = $2 and a.name = $3 order by a.precedence desc
+
+-- name: latest_artifact
+select a.semver from published_artifacts a where a.organisation = $1 and a.kind = $2 and a.name = $3
+order by a.is_prerelease, a.precedence desc limit 1
+
 -- name: announce_upload
 insert into dataset_uploads as u (id, name, file_name, status, workspace, organisation)
 values ($1, $2, $3, 'pending', $4, $5) on conflict (id) do update
@@ -1002,6 +1041,9 @@ delete from runs where run = $1
 
 -- name: drop_dataset
 delete from datasets where dataset = $1
+
+-- name: drop_artifact
+delete from published_artifacts where artifact = $1
 
 -- name: unarchive_run
 update runs set archived_at = null where run = $1

@@ -1,11 +1,11 @@
-"""The queries of the API about datasets, uploads, workspaces and evaluations. For an API key that
-is bound to a workspace, the things of others do not exist. The notes on runs do not follow from the
-log, so a rebuild leaves them as they are, and they are deleted with their run."""
+"""The queries of the API about datasets, artifacts, uploads, workspaces and evaluations. For an API
+key that is bound to a workspace, the things of others do not exist. The notes on runs do not follow
+from the log, so a rebuild leaves them as they are, and they are deleted with their run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from infra.names import several_error
 from infra.ports.actor import (
@@ -16,7 +16,7 @@ from infra.ports.actor import (
     visible_organisation,
     visible_workspaces,
 )
-from infra.readmodel.runs import PageRange
+from infra.readmodel.runs import PageRange, escape_like
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.errors import Conflict
@@ -248,6 +248,67 @@ def _only(kind: str, ref: str, rows: Sequence[Any]) -> dict[str, Any] | None:
 
 def _reach() -> str:
     return "in_any_workspace" if visible_workspaces() is None else "in_workspace"
+
+
+class ArtifactJson(TypedDict):
+    """A published version of an artifact. `organisation` is an id, `size` that of the archive in bytes,
+    and `published_by` the owner and the id of an API key."""
+
+    id: str
+    organisation: str
+    kind: str
+    name: str
+    version: str
+    is_prerelease: bool
+    sha256: str
+    size: int
+    num_files: int
+    unpacked_bytes: int
+    summary: str
+    published_by: str | None
+    created_at: datetime
+    num_versions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFilter:
+    """The artifacts to list: those of one organisation (its id), of a kind, and with these words in the
+    name or the summary. None: all."""
+
+    organisation: str
+    kind: str | None = None
+    search: str | None = None
+    sort: Literal["name", "created_at"] = "created_at"
+    is_ascending: bool = False
+
+
+class ArtifactRows:
+    """Queries over published versions of artifacts. Each is about one organisation (its id)."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.durable
+
+    async def page(self, page: PageRange, chosen: ArtifactFilter) -> tuple[list[ArtifactJson], int]:
+        """A page of artifacts, each with its latest version, and how many there are in all."""
+        pattern = f"%{escape_like(chosen.search)}%" if chosen.search else None
+        what = (chosen.organisation, chosen.kind, pattern)
+        order = f"by_{chosen.sort}_{'up' if chosen.is_ascending else 'down'}"
+        query = SQL.variant("page_of_artifacts", order=order)
+        rows = await self._pool.fetch(query, *what, page.limit, page.offset)
+        total = await self._pool.fetchval(SQL["count_artifacts"], *what)
+        return [cast(ArtifactJson, dict(row)) for row in rows], int(total)
+
+    async def versions(self, organisation: str, kind: str, name: str) -> list[ArtifactJson]:
+        """The versions of an artifact, the highest first."""
+        rows = await self._pool.fetch(SQL["versions_of_artifact"], organisation, kind, name)
+        return [cast(ArtifactJson, dict(row)) for row in rows]
+
+    async def latest(self, organisation: str, kind: str, name: str) -> str | None:
+        """The highest release of an artifact, or its highest pre-release when it has no release."""
+        found: str | None = await self._pool.fetchval(
+            SQL["latest_artifact"], organisation, kind, name
+        )
+        return found
 
 
 class Uploads:

@@ -78,6 +78,11 @@ class DropSkippedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class DropArtifact:
+    artifact: str
+
+
+@dataclass(frozen=True, slots=True)
 class DropDataset:
     dataset: str
 
@@ -158,6 +163,26 @@ class PutDataset:
     organisation: str | None = None
     version: int = 1
     series: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutArtifact:
+    """A published version. The text `precedence` sorts as versions do."""
+
+    artifact: str
+    organisation: str
+    kind: str
+    name: str
+    semver: str
+    precedence: str
+    is_prerelease: bool
+    sha256: str
+    file_size: int
+    num_files: int
+    unpacked_bytes: int
+    summary: str
+    publisher: str | None
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +408,7 @@ Write = (
     | PutGroup
     | PutLog
     | PutDataset
+    | PutArtifact
     | PutWorkspace
     | ChangeWorkspace
     | PutDelivery
@@ -405,5 +431,6 @@ Write = (
     | DropGivenSecrets
     | DropSkippedEvent
     | DropDataset
+    | DropArtifact
     | Unarchive
 )

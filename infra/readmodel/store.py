@@ -18,7 +18,7 @@ from infra.readmodel.dead_letters import DeadLetterRows
 from infra.readmodel.deliveries import Deliveries
 from infra.readmodel.deployments import Deployments
 from infra.readmodel.platform import PlatformState
-from infra.readmodel.registry import Evaluations, Registry, RunNotes, Uploads
+from infra.readmodel.registry import ArtifactRows, Evaluations, Registry, RunNotes, Uploads
 from infra.readmodel.rows import (
     ChangeDeployment,
     ChangeEvaluation,
@@ -29,11 +29,13 @@ from infra.readmodel.rows import (
     ChangeRun,
     ChangeTriggeredRun,
     ChangeWorkspace,
+    DropArtifact,
     DropDataset,
     DropGivenSecrets,
     DropHistory,
     DropRun,
     DropSkippedEvent,
+    PutArtifact,
     PutCheckpoint,
     PutDataset,
     PutDelivery,
@@ -77,6 +79,7 @@ PROJECT = ConsumerName("project")
 PUTS: tuple[tuple[type[Write], str], ...] = (
     (PutRun, "runs"),
     (PutDataset, "datasets"),
+    (PutArtifact, "published_artifacts"),
     (PutWorkspace, "workspaces"),
     (PutDelivery, "deliveries"),
     (PutPush, "pushes"),
@@ -127,6 +130,7 @@ DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
     ),
     (DropSkippedEvent, "event", ("drop_skipped_event",)),
     (DropDataset, "dataset", ("drop_dataset",)),
+    (DropArtifact, "artifact", ("drop_artifact",)),
     (Unarchive, "run", ("drop_log_lines_without_events", "unarchive_run")),
 )
 """The rows that are removed because their events left the log, by query names. A batch does this
@@ -148,7 +152,10 @@ COLUMN_TYPES = {
     "total_steps": "integer",
     "xid": "bigint",
     "position": "bigint",
+    "num_files": "integer",
     "file_size": "bigint",
+    "unpacked_bytes": "bigint",
+    "is_prerelease": "boolean",
     "reward": "double precision",
     "value": "double precision",
     "at": "timestamptz",
@@ -193,6 +200,7 @@ class ReadModel:
         self.checkpoint_pages = CheckpointPages(database)
         self.run_notes = RunNotes(database)
         self.registry = Registry(database)
+        self.artifacts = ArtifactRows(database)
         self.deliveries = Deliveries(database)
         self.evaluations = Evaluations(database)
         self.uploads = Uploads(database)

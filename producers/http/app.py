@@ -21,6 +21,7 @@ from producers.http.auth import Guard
 from producers.http.openai_errors import in_form_of
 from producers.http.responses import problem, refusal_response, unavailable_response
 from producers.http.routes import (
+    artifacts,
     checkpoints,
     connections,
     datasets,
@@ -63,6 +64,7 @@ RESOURCES = (
     events,
     samples,
     datasets,
+    artifacts,
     workspaces,
     organisations,
     connections,

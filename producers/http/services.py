@@ -53,16 +53,17 @@ from producers.core.datasets.uploads import DatasetUploads
 from producers.core.dead_letters import DeadLetters
 from producers.core.device_login import DeviceLogins
 from producers.core.history.notes import Notes
+from producers.core.history.verification import Verifications
 from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
 from producers.core.models.hub_upload import HubUploadRequests
 from producers.core.models.vocabularies import Vocabularies
+from producers.core.registry.publishing import ArtifactRegistry
 from producers.core.repositories.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
 from producers.core.secrets import SecretKeeping
 from producers.core.submit import Submitter
 from producers.core.validation.synced_rollouts import SyncedRollouts
-from producers.core.verification import Verifications
 from producers.core.workspaces import Workspaces
 from producers.http.browsers import OIDC_CALLBACK, PageReports
 from producers.webhook.endpoint import WebhookEndpoint
@@ -184,6 +185,17 @@ class Services:
             names=self.readmodel.names,
             scratch=self.settings.home / "uploads",
             clock=self.clock,
+        )
+
+    @cached_property
+    def artifact_registry(self) -> ArtifactRegistry:
+        return ArtifactRegistry(
+            self.log,
+            self.transfers,
+            self.readmodel.artifacts,
+            blobs=self.blobs,
+            archives=self.archives,
+            scratch=self.settings.home / "uploads",
         )
 
     @cached_property

@@ -6,7 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.identity.signed_urls import BadSignedUrl, Grant
+from infra.ports.actor import visible_organisation
 from producers.core.datasets import registration
+from producers.core.registry.publishing import archive_name
 from producers.http.auth import actor_of
 from producers.http.downloads import download_range
 from producers.http.routes.runs import services
@@ -32,6 +34,15 @@ async def get_dataset(request: Request) -> Response:
         services(request).log, services(request).readmodel.names, request.path_params["ref"]
     )
     return await download_range(request, registered.original, registered.file_name)
+
+
+async def get_artifact(request: Request) -> Response:
+    """The archive of a version of an artifact, or the range of it that is asked for."""
+    ref = request.path_params["ref"]
+    found = await services(request).artifact_registry.find_id(ref)
+    if found is None or visible_organisation() not in (None, found.organisation):
+        raise NotFound(f"there is no artifact {ref[:80]}; list them with `headrace artifact list`")
+    return await download_range(request, found.content, archive_name(found))
 
 
 def grant_of(request: Request) -> Grant:
@@ -62,4 +73,5 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
 ROUTES = [
     ScopedRoute("/transfers/uploads/{upload}/{part}", put_part, scope="open", methods=["PUT"]),
     ScopedRoute("/transfers/datasets/{ref}", get_dataset, scope="open"),
+    ScopedRoute("/transfers/artifacts/{ref}", get_artifact, scope="open"),
 ]

@@ -1,5 +1,6 @@
 """The catalogue of all events, in the order in which they occur in a run."""
 
+from schemas.events.artifacts import ArtifactPublished, ArtifactWithdrawn
 from schemas.events.checkpoints import (
     CheckpointFailed,
     CheckpointRequested,
@@ -130,6 +131,8 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     CommitStatusPosted,
     DatasetRegistered,
     DatasetDeleted,
+    ArtifactPublished,
+    ArtifactWithdrawn,
     RunRequested,
     RunApproved,
     RunRejected,
@@ -198,6 +201,8 @@ __all__ = [
     "MAX_EVENT_BYTES",
     "RUN_TOPIC",
     "WORKSPACE_TOPIC",
+    "ArtifactPublished",
+    "ArtifactWithdrawn",
     "BatchAssembled",
     "CheckpointFailed",
     "CheckpointRequested",

@@ -35,6 +35,8 @@ EDGE_EVENTS = {
     "HubUploadRequested",
     "HubUploadCancelRequested",
     "DatasetDeleted",
+    "ArtifactPublished",
+    "ArtifactWithdrawn",
     "RunRenamed",
     "RunArchived",
     "RunRestored",

@@ -66,8 +66,8 @@ OF_GIVEN_SECRETS = ("submit.secrets_given",)
 """The point that no run without secrets of its own passes: tests/crash/scenarios/given_secrets.py kills
 there."""
 
-OF_UPLOADS = ("upload.",)
-"""Points of uploads of datasets: tests/e2e/test_uploads.py kills there."""
+OF_UPLOADS = ("upload.", "artifact.")
+"""Points of uploads of datasets and artifacts: tests/e2e/test_uploads.py kills there."""
 
 OF_JUDGES = ("judge.",)
 """Points that no run without a rubric passes: tests/crash/scenarios/judge.py kills there."""

@@ -1,6 +1,7 @@
 """A dataset is uploaded in stages while the control process is killed after its parts were joined, when
-its check begins, and after its version was registered."""
+its check begins, and after its version was registered. So is a version of an artifact."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from tests.kit.application import rows
+from tests.kit.artifacts import named, task_archive
 from tests.kit.kills import arm, fired_points, once
 from tests.kit.platform import eventually, platform
 from tests.kit.s3 import fresh_bucket
@@ -72,3 +74,37 @@ def test_kills_at_every_step_of_an_upload_make_one_version(
         lines = [one["message"] for one in started.get(f"/datasets/{upload}/logs")["logs"]]
         assert lines.count("the check has begun") == 2
         assert lines[-1] == "50 rows are stored as sums"
+
+
+@pytest.mark.kills
+def test_kills_at_every_step_of_a_publication_make_one_version(tmp_path: Path) -> None:
+    points = ("artifact.joined", "artifact.checked", "artifact.stored", "artifact.published")
+    data, body = task_archive(), named()
+    announced = {**body, "file_size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    with platform(tmp_path / "home", environment=arm(once(*points))) as started:
+
+        def published() -> Any:
+            """One try of a client, which begins from the start each time, as the command does."""
+            try:
+                begun = started.api.post("/artifacts/uploads", json=announced).json()
+                if begun["upload"] is None:
+                    return begun["artifact"]
+                for part in begun["upload"]["parts"]:
+                    if part["etag"] is None:
+                        httpx.put(part["url"], content=data)
+                answer = started.api.post(
+                    "/artifacts", json={**body, "upload": begun["upload"]["id"]}
+                )
+            except (httpx.TransportError, KeyError):
+                return None
+            return answer.json()["artifact"] if answer.status_code == 201 else None
+
+        found = eventually(published, within_s=120, what="a control process publishes the task")
+        assert set(points) <= set(fired_points(started.home))
+        assert found["sha256"] == announced["sha256"]
+        [version] = started.get("/artifacts/task/flags/versions")["versions"]
+        assert version["id"] == found["id"]
+        url = started.get("/artifacts/task/flags/url")["url"]
+        assert httpx.get(url).content == data
+        shown = started.get("/artifacts/task/flags")["artifact"]
+        assert [one["path"] for one in shown["files"]] == ["task.yaml"]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from producers.core.history.verification import Verification, Verifications
 from producers.core.lookup import Lookup
-from producers.core.verification import Verification, Verifications
 from schemas.events import Event, GroupGenerated, GroupsRequested, StepSettled
 from schemas.sampling import SampleBatch
 from tests.kit.forced_answers import FILES, forced_run

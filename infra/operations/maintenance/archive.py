@@ -46,7 +46,14 @@ from infra.spine.postgres.pool import Database, open_session
 from infra.spine.postgres.queries import queries
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Conflict, CorruptData, NotFound, TransientError
-from schemas.events import DatasetDeleted, Event, RunArchived, RunDeleted, RunRestored
+from schemas.events import (
+    ArtifactWithdrawn,
+    DatasetDeleted,
+    Event,
+    RunArchived,
+    RunDeleted,
+    RunRestored,
+)
 from schemas.ids import checkpoint_stream, run_stream
 
 PAGE = 200
@@ -135,6 +142,16 @@ class Archives:
         registration was already removed, and TransientError."""
         what = (notice.dataset, series, is_last, list(uris))
         return await self._remove("remove_dataset_version", what, notice, cause)
+
+    async def remove_artifact(
+        self, notice: ArtifactWithdrawn, uris: Sequence[str], *, cause: UUID
+    ) -> Cursor:
+        """Delete the publication of a version of an artifact from the log, append `notice`, and return
+        the notice's place in the log. Its blobs at `uris` are collected later. Raises Conflict when
+        another event names one of them, Moved when the publication was already removed, and
+        TransientError."""
+        what = (notice.artifact, list(uris))
+        return await self._remove("remove_artifact", what, notice, cause)
 
     async def restore(self, archive: ArtifactRef, notice: RunRestored, *, cause: UUID) -> Cursor:
         """Restore an archived history, append `notice` to it, and return the notice's place in the log.
@@ -370,6 +387,10 @@ async def call_removal(connection: Any, query: str, *arguments: object) -> Any:
         reason, _, consumer = said.partition(" ")
         if reason == "BEHIND":
             raise _behind(consumer) from error
+        if reason == "USED":
+            raise Conflict(
+                f"it is still used by {consumer}; delete what uses it first, or leave it"
+            ) from error
         if reason == "OPEN":
             raise Conflict("the run has not ended; stop it first") from error
         raise Conflict(

@@ -110,6 +110,15 @@ class Transfers:
                 organisation=None if own_organisation() == MAIN else own_organisation(),
             )
 
+    async def find_unfinished(self, purpose: str, size: int) -> Upload | None:
+        """An upload of the sender of the request, for this purpose and of this size, that can go on."""
+        return await self.uploads.find_unfinished(
+            purpose,
+            size,
+            workspace=key_workspace(),
+            organisation=None if own_organisation() == MAIN else own_organisation(),
+        )
+
     async def find(self, upload: str) -> Upload:
         """An upload that the sender of the request may see. Raises NotFound."""
         found = await self.uploads.find(upload)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from producers.core.verification import Verification
+from producers.core.history.verification import Verification
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services

@@ -217,6 +217,9 @@ select remove_evaluation($1) as removed
 -- name: remove_old_rows
 select remove_old_rows($1, $2, $3) as removed
 
+-- name: remove_artifact
+select * from remove_artifact($1, $2, $3, $4, $5, $6, $7)
+
 -- name: remove_dataset_version
 select * from remove_dataset_version($1, $2, $3, $4, $5, $6, $7, $8, $9)
 

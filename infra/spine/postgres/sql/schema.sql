@@ -1272,6 +1272,26 @@ create table datasets (
 create index datasets_name on datasets (name);
 create index datasets_by_series on datasets (series, version) where series is not null;
 
+-- Published versions of capabilities, tasks and models. `precedence` sorts as the versions do.
+create table published_artifacts (
+    artifact     text primary key,
+    organisation text not null,
+    kind         text not null,
+    name         text not null,
+    semver       text not null,
+    precedence   text collate "C" not null,
+    is_prerelease boolean not null,
+    sha256       text not null,
+    file_size    bigint not null,
+    num_files    integer not null,
+    unpacked_bytes bigint not null,
+    summary      text not null,
+    publisher    text,
+    created_at   timestamptz not null
+);
+create unique index published_artifacts_by_name
+    on published_artifacts (organisation, kind, name, precedence desc);
+
 create table workspaces (
     workspace  text primary key,
     name       text not null,
@@ -1943,6 +1963,38 @@ begin
         own, 1, p_dataset, t_id, t_type, t_schema, t_data, t_cause);
 end $$;
 
+-- Remove a version of an artifact: the notice is then the only event of its stream. Raises HR004 when another event
+-- names its bytes.
+create function remove_artifact(
+    p_artifact text, p_uris text[],
+    t_id uuid, t_type text, t_schema integer, t_data text, t_cause uuid
+) returns table (r_position bigint, r_xid xid8, r_time timestamptz) language plpgsql
+set enable_seqscan = off set enable_indexscan = off as $$
+declare
+    own text := 'artifact-' || p_artifact;
+    last record;
+    used text;
+begin
+    perform from streams s where s.stream = own for update;
+    select e.xid, e.position, e.type into last from events e where e.stream = own
+    order by e.version desc limit 1;
+    if not found or last.type <> 'rl.artifact.published' then
+        raise exception '%', own using errcode = 'HR001';
+    end if;
+    select e.stream into used from unnest(p_uris) as u (uri) join events e
+        on e.data::text like '%"uri"%' and named_hashes(e.data) @> array[hashtextextended(u.uri, 0)]
+    where e.stream <> own limit 1;
+    if used is not null then
+        raise exception 'USED %', used using errcode = 'HR004';
+    end if;
+    perform begin_removal(last.xid, last.position);
+    delete from events e where e.stream = own;
+    insert into discarded_blobs (uri) select unnest(p_uris)
+        on conflict (uri) do update set at = clock_timestamp();
+    return query select * from leave_notice(
+        own, 1, p_artifact, t_id, t_type, t_schema, t_data, t_cause);
+end $$;
+
 -- Streams from which old events were removed: versions up to this one may be missing.
 create table trimmed_streams (
     stream  text primary key,
@@ -2445,6 +2497,8 @@ alter function remove_dataset(text, text[], uuid, text, integer, text, uuid)
     security definer set search_path = public, pg_temp;
 alter function remove_dataset_version(text, text, boolean, text[], uuid, text, integer, text, uuid)
     security definer set search_path = public, pg_temp;
+alter function remove_artifact(text, text[], uuid, text, integer, text, uuid)
+    security definer set search_path = public, pg_temp;
 alter function remove_page(text, text, timestamptz, timestamptz, bigint, integer)
     security definer set search_path = public, pg_temp;
 alter function remove_evaluation(text)
@@ -2749,7 +2803,7 @@ begin
             when t in ('migrations', 'cluster') then 'select'
             -- What follows from the log alone is emptied as a whole before it is projected again.
             when t in ('runs', 'metric_points', 'checkpoints', 'graded_groups', 'log_lines',
-                       'datasets', 'workspaces', 'evaluations', 'dead_letters',
+                       'datasets', 'published_artifacts', 'workspaces', 'evaluations', 'dead_letters',
                        'deliveries', 'pushes', 'triggered_runs', 'deployments', 'hub_uploads')
                 then 'select, insert, update, delete, truncate'
             else 'select, insert, update, delete'
