@@ -178,7 +178,7 @@ class Client:
         """PUT bytes to a signed URL of the server or of its blob store, without the API key, and return
         their ETag. Raises Failure, with the code SIGNED_URL when the URL does not allow it."""
         place = urlsplit(url)
-        origin, local = f"{place.scheme}://{place.netloc}", url.startswith("http://127.0.0.1")
+        origin = f"{place.scheme}://{place.netloc}"
         own = self._origin
         if origin != own and is_public_endpoint(own) and not is_public_endpoint(origin):
             raise Failure(
@@ -187,12 +187,7 @@ class Client:
                 "HEADRACE_S3_PUBLIC_ENDPOINT or HEADRACE_PUBLIC_URL of the server to an https address",
             )
         headers = {"Content-Length": str(size)}
-        with httpx.Client(
-            transport=self._transport,
-            trust_env=not local,
-            verify=NO_AUTHORITIES if url.startswith("http:") else True,
-            timeout=httpx.Timeout(600, connect=10),
-        ) as plain:
+        with self._without_api_key(url) as plain:
             try:
                 answer = plain.put(url, content=pieces, headers=headers)
             except httpx.TransportError as error:
@@ -216,6 +211,31 @@ class Client:
         """The scheme, host and port of the server."""
         place = urlsplit(self.address.url)
         return f"{place.scheme}://{place.netloc}"
+
+    def download_signed(self, url: str, target: Path) -> str:
+        """GET a signed URL into a file, without the API key, and return the SHA-256. Raises Failure."""
+        digest = hashlib.sha256()
+        with self._without_api_key(url) as plain, target.open("wb") as file:
+            try:
+                with plain.stream("GET", url) as answer:
+                    if answer.is_error:
+                        answer.read()
+                        raise failure_from(answer)
+                    for chunk in answer.iter_bytes():
+                        digest.update(chunk)
+                        file.write(chunk)
+            except httpx.TransportError as error:
+                raise self.unreachable() from error
+        return digest.hexdigest()
+
+    def _without_api_key(self, url: str) -> httpx.Client:
+        """A client for a signed URL."""
+        return httpx.Client(
+            transport=self._transport,
+            trust_env=not url.startswith("http://127.0.0.1"),
+            verify=NO_AUTHORITIES if url.startswith("http:") else True,
+            timeout=httpx.Timeout(600, connect=10),
+        )
 
     def download(self, path: str, target: Path) -> str:
         """GET bytes into a file and return their sha256. The file appears only when it is complete.

@@ -41,6 +41,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "dataset:dataset",
         "Datasets: upload, list, preview, download and more.",
     ),
+    "artifact": (
+        CLI + "models.artifact:artifact",
+        "Capabilities, tasks and models in versions: push, list, pull and more.",
+    ),
     "secret": (
         CLI + "access.secrets:secret",
         "Secrets for user code: set, list, delete, rotate-key.",

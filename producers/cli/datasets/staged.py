@@ -3,7 +3,7 @@ interrupted goes on where it stopped."""
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,7 +37,7 @@ def upload_in_stages(
             "name": name,
             "file_name": file.name,
             "file_size": file.stat().st_size,
-            "sha256": _digest(file),
+            "sha256": file_digest(file),
             "overwrite": overwrites,
             **({"mapping": mapping} if mapping else {}),
         },
@@ -46,22 +46,29 @@ def upload_in_stages(
     if begun["upload"] is None:
         return found
     upload = path_segment(str(found["id"]))
-    parts = _send_parts(client, stream, upload, begun["upload"])
+    parts = send_parts(
+        client,
+        stream,
+        begun["upload"],
+        renew=lambda: client.get(f"/datasets/{upload}/upload")["upload"],
+    )
     client.post(f"/datasets/{upload}/complete", {"parts": parts})
     return _wait_for_check(client, upload, file.name)
 
 
-def _send_parts(client: Client, stream: BinaryIO, upload: str, plan: Document) -> list[Document]:
-    """Send the parts that have not arrived. URLs that expired while others were sent are asked for
-    again."""
+def send_parts(
+    client: Client, stream: BinaryIO, plan: Document, *, renew: Callable[[], Document]
+) -> list[Document]:
+    """Send the parts of a file that have not arrived, and return the number and the ETag of each.
+    `renew` asks for the plan again when its URLs expired while others were sent. Raises Failure."""
     sent: list[Document] = []
-    for number in range(plan["total_parts"]):
+    for number in range(len(plan["parts"])):
         try:
             sent.append(_send_part(client, stream, [*_with_starts(plan)][number]))
         except Failure as failure:
             if failure.code != "SIGNED_URL":
                 raise
-            plan = client.get(f"/datasets/{upload}/upload")["upload"]
+            plan = renew()
             sent.append(_send_part(client, stream, [*_with_starts(plan)][number]))
     return sent
 
@@ -107,6 +114,7 @@ def _wait_for_check(client: Client, upload: str, file_name: str) -> Document:
         time.sleep(LOOK_EVERY_S)
 
 
-def _digest(file: Path) -> str:
+def file_digest(file: Path) -> str:
+    """The SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -25,6 +25,10 @@ COMMANDS = (
     ["dataset", "list"],
     ["dataset", "info", "d"],
     ["dataset", "preview", "d"],
+    ["artifact", "list"],
+    ["artifact", "info", "task", "t"],
+    ["artifact", "versions", "task", "t"],
+    ["artifact", "pull", "task", "t"],
     ["train", "list"],
     ["train", "info", "r"],
     ["train", "logs", "r"],
@@ -152,6 +156,7 @@ def _every_help() -> list[list[str]]:
     groups = {
         "workspace": ["add", "list", "info", "init"],
         "dataset": ["upload", "list", "info", "preview", "download", "validate"],
+        "artifact": ["push", "list", "info", "versions", "pull", "delete"],
         "train": [
             *["submit", "list", "info", "watch", "logs", "stop", "pause", "resume"],
             *["samples", "compare", "trace"],
