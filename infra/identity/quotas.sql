@@ -106,6 +106,7 @@ where e.lane = 'generate' and e.worker is not null and g.workspace = $1
 
 -- name: count_bytes
 select (select coalesce(sum(x.file_size), 0) from datasets x where {of_holder})
+  + (select coalesce(sum(x.file_size), 0) from published_artifacts x where x.organisation = $2)
   + (select coalesce(sum(x.file_size), 0) from dataset_uploads x where {of_holder} and x.status = 'uploaded'
      and not exists (select from datasets d where d.dataset = x.dataset))
   + (select coalesce(sum(x.size), 0) from uploads x where {of_holder} and x.status <> 'closed'

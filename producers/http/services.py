@@ -192,7 +192,7 @@ class Services:
         return ArtifactRegistry(
             self.log,
             self.transfers,
-            self.readmodel.artifacts,
+            self.readmodel,
             blobs=self.blobs,
             archives=self.archives,
             scratch=self.settings.home / "uploads",

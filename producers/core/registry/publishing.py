@@ -28,7 +28,7 @@ from infra.blobs.installed import InstalledBlobs
 from infra.blobs.uploads import Upload
 from infra.operations.maintenance.archive import Archives, Moved
 from infra.ports.actor import acting
-from infra.readmodel.registry import ArtifactRows
+from infra.readmodel.store import ReadModel
 from infra.spine.ports.event_log import Cursor, EventStore, Recorded
 from producers.core.datasets.transfers import Transfers, UploadPlan
 from producers.core.registry.confined_check import CPU_S, ArchiveReport
@@ -118,7 +118,7 @@ class ArtifactRegistry:
         self,
         log: EventStore,
         transfers: Transfers,
-        rows: ArtifactRows,
+        readmodel: ReadModel,
         *,
         blobs: InstalledBlobs,
         archives: Archives,
@@ -126,7 +126,7 @@ class ArtifactRegistry:
     ) -> None:
         self._log = log
         self._transfers = transfers
-        self._rows = rows
+        self._tables = readmodel
         self._blobs = blobs
         self._archives = archives
         self._scratch = scratch
@@ -189,6 +189,8 @@ class ArtifactRegistry:
                 failpoints.hit("artifact.checked")
                 content = ArtifactRef(uri="", sha256=sha256, size=size)
                 published = await self._record(key, content, report, path, detail)
+        # Its bytes count for the organisation, now as a version and until now as an upload.
+        await self._tables.caught_up(published.recorded.cursor)
         await self._transfers.uploads.close(upload)
         return published
 
@@ -239,14 +241,14 @@ class ArtifactRegistry:
         the highest pre-release while there is no release. Raises NotFound, InvalidConfig."""
         name, _, version = ref.partition("@")
         if version in ("", LATEST):
-            newest = await self._rows.latest(organisation, kind, name)
+            newest = await self._tables.artifacts.latest(organisation, kind, name)
             if newest is None:
                 raise NotFound(f"there is no {kind} {name[:140]!r}; {_how(kind)}")
             version = newest
         found = await self._find_published(artifact_key(organisation, kind, name, version))
         if found is not None:
             return found
-        others = await self._rows.versions(organisation, kind, name)
+        others = await self._tables.artifacts.versions(organisation, kind, name)
         if others:
             listed = ", ".join(row["version"] for row in others[:20])
             raise NotFound(f"{kind} {name} has no version {version}; it has {listed}")

@@ -71,7 +71,6 @@ async def publish(request: Request) -> Response:
     parts = parts_in(body.values.get("parts"), number="part_number", etag="etag")
     key = await _key_of(request, body)
     found = await core.artifact_registry.publish(key, body.text("upload"), parts)
-    await core.readmodel.caught_up(found.recorded.cursor)
     return ApiResponse({"artifact": to_json(found)}, status_code=201)
 
 
