@@ -11,10 +11,13 @@ from urllib.parse import unquote, urlsplit
 
 from infra.settings.git import THIS_MACHINE
 
-PREFIX = "HEADRACE_OIDC_"
-ISSUER, CLIENT, SECRET = f"{PREFIX}ISSUER", f"{PREFIX}CLIENT_ID", f"{PREFIX}CLIENT_SECRET"
-SCOPES, CLAIM, GROUPS = f"{PREFIX}SCOPES", f"{PREFIX}GROUPS_CLAIM", f"{PREFIX}GROUPS"
-HOURS = f"{PREFIX}HOURS"
+ISSUER = "HEADRACE_OIDC_ISSUER"
+CLIENT = "HEADRACE_OIDC_CLIENT_ID"
+SECRET = "HEADRACE_OIDC_CLIENT_SECRET"  # noqa: S105 - the name of the variable
+SCOPES = "HEADRACE_OIDC_SCOPES"
+CLAIM = "HEADRACE_OIDC_GROUPS_CLAIM"
+GROUPS = "HEADRACE_OIDC_GROUPS"
+HOURS = "HEADRACE_OIDC_HOURS"
 USUAL_SCOPES, USUAL_CLAIM, USUAL_HOURS, MOST_HOURS = "openid email profile", "groups", 12, 2160
 ROLES = ("owner", "member", "viewer")
 """The roles of members, the one with the most rights first."""

@@ -32,7 +32,7 @@ MOST_CONNECTIONS = 20
 ADVICE = "the sign-in provider may not be there"
 
 
-class ProviderAway(TransientError):
+class SignInAway(TransientError):
     """The sign-in provider does not answer, or not in a form that can be used."""
 
 
@@ -81,7 +81,7 @@ class ProviderRequests:
         auth: httpx.Auth | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> JsonAnswer:
-        """The answer to a request. Redirects are not followed. Raises ProviderAway."""
+        """The answer to a request. Redirects are not followed. Raises SignInAway."""
         sent = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
         if form is not None:
             sent["Content-Type"] = "application/x-www-form-urlencoded"
@@ -102,16 +102,16 @@ class ProviderRequests:
             raise self.away(f"{type(error).__name__}: {error}") from error
         except InvalidConfig as error:
             raise self.away(error.message) from error
-        except ProviderAway:
+        except SignInAway:
             raise
         except TransientError as error:
             raise self.away(str(error)) from error
 
-    def away(self, reason: str) -> ProviderAway:
+    def away(self, reason: str) -> SignInAway:
         """The error for a provider that cannot be used now. The log has the reason, which is not for
         everybody."""
         logger.warning("the sign-in provider %s: %s", self._host, plain(reason)[:300])
-        return ProviderAway(
+        return SignInAway(
             f"the sign-in provider {self._host} does not answer as it should; try again in a minute, or "
             "sign in with an API key"
         )

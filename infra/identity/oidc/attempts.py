@@ -27,7 +27,7 @@ LONGEST = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class SignInAttempt:
     """A sign-in that has begun: the state, and the secret that the browser keeps."""
 
     state: str
@@ -54,9 +54,9 @@ class Attempts:
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
-    async def begin(self, following: str) -> Attempt:
+    async def begin(self, following: str) -> SignInAttempt:
         """Begin a sign-in that leads to a path of this server. Raises Conflict when too many wait."""
-        attempt = Attempt(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        attempt = SignInAttempt(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         row = await self._pool.fetchrow(
             SQL["insert_attempt"],
             digest(attempt.state),
@@ -69,10 +69,10 @@ class Attempts:
             raise Conflict("too many sign-ins have begun now; try again in ten minutes")
         return attempt
 
-    async def take(self, state: str, secret: str) -> tuple[Attempt, str] | None:
+    async def take(self, state: str, secret: str) -> tuple[SignInAttempt, str] | None:
         """Use a sign-in up, for the browser in which it began. Returns it with the path to which it
         leads; None when it is unknown, used, too old, or another browser's."""
         if not 0 < len(state) <= LONGEST or not 0 < len(secret) <= LONGEST:
             return None
         row = await self._pool.fetchrow(SQL["take_attempt"], digest(state), digest(secret))
-        return None if row is None else (Attempt(state, secret), str(row["next"]))
+        return None if row is None else (SignInAttempt(state, secret), str(row["next"]))

@@ -17,8 +17,8 @@ from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from authlib.oidc.discovery import get_well_known_url
 from joserfc.jwk import KeySet
 
-from infra.identity.oidc.answers import ProviderAway, ProviderRequests
-from infra.identity.oidc.attempts import Attempt
+from infra.identity.oidc.answers import ProviderRequests, SignInAway
+from infra.identity.oidc.attempts import SignInAttempt
 from infra.identity.oidc.id_token import (
     Expected,
     SignInRefused,
@@ -43,8 +43,8 @@ BASIC, POST = "client_secret_basic", "client_secret_post"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who signed in with the provider. `has_verified_email` is None when the provider says nothing
-    about it."""
+    """Somebody who signed in with the provider. `has_verified_email` is None when the provider says
+    nothing about it."""
 
     issuer: str
     subject: str
@@ -66,7 +66,7 @@ class Discovery:
     names_issuer: bool
 
 
-class Provider:
+class OidcProvider:
     """Speaks to the provider. `redirect_uri` is the address of this server to which it sends browsers
     back."""
 
@@ -81,14 +81,14 @@ class Provider:
         self._requests = requests or ProviderRequests(settings)
         self._known: tuple[Discovery, KeySet] | None = None
         self._read_at = self._keys_at = self._failed_at = float("-inf")
-        self._reading: asyncio.Task[ProviderAway | None] | None = None
+        self._reading: asyncio.Task[SignInAway | None] | None = None
 
     async def aclose(self) -> None:
         """Close the connections to the provider."""
         await self._requests.aclose()
 
-    async def authorization_url(self, attempt: Attempt) -> str:
-        """The address to which a browser is sent. Raises ProviderAway."""
+    async def authorization_url(self, attempt: SignInAttempt) -> str:
+        """The address to which a browser is sent. Raises SignInAway."""
         discovery, _ = await self._load()
         return str(
             prepare_grant_uri(
@@ -106,14 +106,14 @@ class Provider:
 
     async def check_issuer(self, issuer: str | None) -> None:
         """Check the issuer that a browser brings back (RFC 9207), so that no other provider's answer is
-        taken for one of this. Raises SignInRefused, ProviderAway."""
+        taken for one of this. Raises SignInRefused, SignInAway."""
         discovery, _ = await self._load()
         is_missing = issuer is None and discovery.names_issuer
         if is_missing or issuer not in (None, self._settings.issuer):
             raise SignInRefused("the answer comes from another sign-in provider; sign in again")
 
-    async def redeem(self, code: str, attempt: Attempt) -> Identity:
-        """The person whose code a browser brought back. Raises SignInRefused, ProviderAway."""
+    async def redeem(self, code: str, attempt: SignInAttempt) -> Identity:
+        """The person whose code a browser brought back. Raises SignInRefused, SignInAway."""
         discovery, keys = await self._load()
         tokens = await self._redeem_code(discovery, code, attempt)
         access_token = tokens.get("access_token")
@@ -136,7 +136,7 @@ class Provider:
         return identity_of(claims, self._settings)
 
     async def _redeem_code(
-        self, discovery: Discovery, code: str, attempt: Attempt
+        self, discovery: Discovery, code: str, attempt: SignInAttempt
     ) -> Mapping[str, Any]:
         client, secret = self._settings.client_id, self._settings.client_secret
         sent = {"code": code, "code_verifier": attempt.verifier}
@@ -175,7 +175,7 @@ class Provider:
         return {**answer.body, **claims}
 
     async def _load(self) -> tuple[Discovery, KeySet]:
-        """What is known of the provider, read once for all requests that wait for it."""
+        """The known facts of the provider, read once for all requests that wait for it."""
         now = self._clock.elapsed_s()
         if self._known is not None and now - self._read_at < KEPT_S:
             return self._known
@@ -190,7 +190,7 @@ class Provider:
             raise failed or self._requests.away("it was not read")
         return self._known
 
-    async def _read(self) -> ProviderAway | None:
+    async def _read(self) -> SignInAway | None:
         """Read addresses and keys. Those that are known stay when the provider does not answer."""
         try:
             url = get_well_known_url(self._settings.issuer, external=True)
@@ -198,7 +198,7 @@ class Provider:
             discovery = read_discovery(answer.body, self._settings, self._requests.away)
             self._known = (discovery, await self._read_keys(discovery))
             self._read_at = self._keys_at = self._clock.elapsed_s()
-        except ProviderAway as error:
+        except SignInAway as error:
             self._failed_at = self._clock.elapsed_s()
             return error
         finally:
@@ -226,7 +226,7 @@ class Provider:
 
 
 def read_discovery(
-    document: Any, settings: OidcSettings, away: Callable[[str], ProviderAway]
+    document: Any, settings: OidcSettings, away: Callable[[str], SignInAway]
 ) -> Discovery:
     """The discovery document of the issuer in the settings, whose addresses must be safe. Raises what
     `away` makes."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from infra.identity.oidc.accounts import Accounts, SignedIn
-from infra.identity.oidc.attempts import Attempt, Attempts
+from infra.identity.oidc.attempts import Attempts, SignInAttempt
 from infra.identity.oidc.id_token import SignInRefused
-from infra.identity.oidc.provider import Provider
+from infra.identity.oidc.provider import OidcProvider
 from infra.identity.recent_api_keys import RecentApiKeys
 from infra.settings.oidc import OidcSettings
 from infra.spine.ports.clock import Clock
@@ -19,8 +19,8 @@ BEGIN_AGAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """What a browser brings back from the provider, and the secret of its cookie."""
+class ReturnedBrowser:
+    """The values that a browser brings back from the provider, and the secret of its cookie."""
 
     state: str
     secret: str
@@ -32,19 +32,19 @@ class Returned:
 class OidcSignIns:
     """Begins and ends sign-ins with the provider."""
 
-    def __init__(self, provider: Provider, attempts: Attempts, accounts: Accounts) -> None:
+    def __init__(self, provider: OidcProvider, attempts: Attempts, accounts: Accounts) -> None:
         self.accounts = accounts
         self._provider, self._attempts = provider, attempts
 
-    async def begin(self, following: str) -> tuple[Attempt, str]:
+    async def begin(self, following: str) -> tuple[SignInAttempt, str]:
         """Begin a sign-in that leads to a path of this server. Returns it with the address of the
-        provider. Raises ProviderAway, Conflict."""
+        provider. Raises SignInAway, Conflict."""
         attempt = await self._attempts.begin(following)
         return attempt, await self._provider.authorization_url(attempt)
 
-    async def end(self, returned: Returned) -> tuple[SignedIn, str]:
+    async def end(self, returned: ReturnedBrowser) -> tuple[SignedIn, str]:
         """End a sign-in. Returns the person, and the path of this server. The state is used up first,
-        whatever the provider says. Raises SignInRefused, ProviderAway, Conflict."""
+        whatever the provider says. Raises SignInRefused, SignInAway, Conflict."""
         taken = await self._attempts.take(returned.state, returned.secret)
         if taken is None:
             raise SignInRefused(BEGIN_AGAIN)
@@ -72,7 +72,7 @@ def open_sign_ins(
 ) -> OidcSignIns:
     """Sign-ins with the provider of the settings, which sends browsers back to `redirect_uri`."""
     return OidcSignIns(
-        Provider(settings, redirect_uri, clock),
+        OidcProvider(settings, redirect_uri, clock),
         Attempts(database),
         Accounts(database, settings, recent, clock),
     )

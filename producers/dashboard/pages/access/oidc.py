@@ -56,10 +56,10 @@ async def end(request: Request) -> Response:
     from infra.identity.oidc.accounts import (
         NoMembership,
     )  # its libraries are loaded when they are needed
-    from infra.identity.oidc.sign_in import Returned
+    from infra.identity.oidc.sign_in import ReturnedBrowser
 
     query = request.query_params
-    returned = Returned(
+    returned = ReturnedBrowser(
         state=query.get("state", ""),
         secret=cookie_of(request.headers, name=_cookie_name(request)),
         code=query.get("code"),
@@ -72,11 +72,11 @@ async def end(request: Request) -> Response:
     except NoMembership as refusal:
         for change in refusal.changes:
             _note(request, change.words, owner=refusal.person, organisation=change.organisation)
-        return _refused(request, refusal.status, refusal.message, owner=refusal.person)
+        return _refusal_page(request, refusal.status, refusal.message, owner=refusal.person)
     except Refused as refusal:
-        return _refused(request, refusal.status, refusal.message)
+        return _refusal_page(request, refusal.status, refusal.message)
     except TransientError as error:
-        return _refused(request, 503, str(error))
+        return _refusal_page(request, 503, str(error))
     for change in done.changes:
         _note(request, change.words, owner=done.person.id, organisation=change.organisation)
     _note(
@@ -109,7 +109,9 @@ async def switch(request: Request) -> Response:
     return await open_session(request, bearer, "/")
 
 
-def _refused(request: Request, status: int, message: str, *, owner: str | None = None) -> Response:
+def _refusal_page(
+    request: Request, status: int, message: str, *, owner: str | None = None
+) -> Response:
     """The page of a sign-in that opens no session, with its entry in the audit list."""
     _note(request, f"refused: {message}", status=status, owner=owner)
     answer = error_page(request, status, message)

@@ -130,7 +130,8 @@ def test_groups_are_names_in_a_list_or_one_name() -> None:
     assert groups_of({"groups": ["a", "b"]}, "groups") == {"a", "b"}
     assert groups_of({"roles": "a"}, "roles") == {"a"}
     assert groups_of({}, "groups") == frozenset()
-    for wrong in ({"a": 1}, [1], 7, [["a"]]):
+    odd: list[Any] = [{"a": 1}, [1], 7, [["a"]]]
+    for wrong in odd:
         with pytest.raises(SignInRefused, match="not a list of names"):
             groups_of({"groups": wrong}, "groups")
     with pytest.raises(SignInRefused, match="too many"):

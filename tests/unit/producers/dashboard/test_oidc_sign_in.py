@@ -14,8 +14,8 @@ from joserfc.jwk import ECKey
 
 from infra.identity.oidc import answers
 from infra.identity.oidc.answers import ProviderRequests
-from infra.identity.oidc.attempts import Attempt, Attempts
-from infra.identity.oidc.provider import Provider
+from infra.identity.oidc.attempts import Attempts, SignInAttempt
+from infra.identity.oidc.provider import OidcProvider
 from infra.ports.actor import MAIN
 from producers.core import device_login
 from producers.dashboard.pages.access import oidc as page
@@ -294,7 +294,7 @@ async def test_a_state_is_used_once(
     world: World, monkeypatch: pytest.MonkeyPatch, is_off: bool
 ) -> None:
     async def take_again(attempts: Attempts, state: str, secret: str) -> Any:
-        return Attempt(state, secret), "/"
+        return SignInAttempt(state, secret), "/"
 
     world.provider.forgives = True
     async with world.browser() as browser:
@@ -320,7 +320,7 @@ async def test_a_sign_in_ends_only_in_the_browser_in_which_it_began(
         secret = mine.cookies[page.COOKIE]
 
         async def take_any(attempts: Attempts, state: str, _: str) -> Any:
-            return Attempt(state, secret), "/"
+            return SignInAttempt(state, secret), "/"
 
         await world.begin(other)  # this browser has a cookie too, of another sign-in
         if is_off:
@@ -370,11 +370,11 @@ async def test_a_sign_in_leads_to_this_server_alone(
 async def test_an_answer_of_another_issuer_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch, is_off: bool
 ) -> None:
-    async def check_nothing(provider: Provider, issuer: str | None) -> None:
+    async def check_nothing(provider: OidcProvider, issuer: str | None) -> None:
         return None
 
     if is_off:
-        monkeypatch.setattr(Provider, "check_issuer", check_nothing)
+        monkeypatch.setattr(OidcProvider, "check_issuer", check_nothing)
     async with world.browser() as browser:
         ada = account("ada", "staff")
         mixed = await world.sign_in(browser, ada, iss="https://evil.example")
