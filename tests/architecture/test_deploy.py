@@ -35,6 +35,7 @@ from producers.http.auth import OPEN_PATHS
 from producers.http.routes.platform import ROOT_ROUTES
 from schemas.effects import Lane
 from schemas.ids import WorkerId
+from tests.kit.oidc_provider import environment
 from tests.stack import kafka, s3
 from tests.supply_chain.images import OURS
 
@@ -114,10 +115,11 @@ class Asked(dict[str, str]):
 
 @cache
 def settings() -> frozenset[str]:
-    """All HEADRACE_* that the settings read; with Kafka, vLLM and a sandbox service named,
+    """All HEADRACE_* that the settings read; with Kafka, vLLM, a sandbox service and a provider named,
     their companions are too."""
     named = {"HEADRACE_KAFKA": "kafka:9092", "HEADRACE_VLLM_MODEL": "model"}
     named |= {"HEADRACE_SANDBOX_URL": "tcp://sandbox:8422", **dict.fromkeys(TLS, PEM)}
+    named |= environment("https://id.example.org", "staff=main:member")
     found: set[str] = set()
     for sampler in ("vllm=http://vllm:8000", "vllm"):
         environ = Asked({**named, "HEADRACE_SAMPLER": sampler})
