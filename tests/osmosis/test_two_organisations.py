@@ -3,6 +3,7 @@ its own, and the ids of the other are absent."""
 
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ def deployment_of(team: Team) -> Any:
     return deployment
 
 
+def is_counted(team: Team) -> bool | None:
+    """Whether one request to the deployment is counted."""
+    return deployment_of(team)["usage"]["requests"] == 1 or None
+
+
 def data_of(team: Team, *command: str) -> Any:
     return team.viewer.run(*command)["data"]
 
@@ -106,11 +112,7 @@ def test_models_of_one_name_are_deployed_and_asked(teams: tuple[Team, Team]) -> 
         listed = team.viewer.run("model", "list", "--type", "lora")
         assert listed["active_deployments"] == 1, "those of the other are not counted"
         assert team.ask(found["inference_model"])
-        eventually(
-            lambda team=team: deployment_of(team)["usage"]["requests"] == 1 or None,
-            within_s=30,
-            what="the request is counted",
-        )
+        eventually(partial(is_counted, team), within_s=30, what="the request is counted")
     [name] = names
     assert all(team.ask(name) for team in teams)
     north, south = teams

@@ -1,6 +1,8 @@
 """kill -9 of the process that serves at every step of the deployments of two workspaces under one name:
 each version is deployed, once, both answer, and one is undeployed while the other stays."""
 
+from functools import partial
+
 from infra.failpoints import CONSUMERS, runtime_points
 from tests.kit.kills import Stage, once
 from tests.kit.platform import Platform, eventually, make_workspace, run_config
@@ -49,9 +51,8 @@ def act(stage: Stage) -> None:
         refs = eventually(active, within_s=120, what="both checkpoints are deployed")
         base = running.get("/deployments")["deployments"][0]["base_model"]
         for ref in refs.values():
-            eventually(
-                lambda ref=ref: answers(running, f"{base}:{ref}"), within_s=60, what="it answers"
-            )
+            asked = partial(answers, running, f"{base}:{ref}")
+            eventually(asked, within_s=60, what="it answers")
         versions = [row["version"] for row in running.get("/deployments")["deployments"]]
         assert sorted(versions) == [1, 2], "each was deployed once"
         assert running.api.delete(f"/deployments/{refs[runs[0]]}").status_code == 202
