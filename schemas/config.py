@@ -14,12 +14,7 @@ from schemas.models.reward_model import RewardModelTables
 from schemas.network import MOST_ADDRESSES
 from schemas.sampling import Day, LoraScaling, Precision
 
-Algorithm = Literal[
-    Literal["grpo", "dr_grpo", "dapo", "gspo", "luspo", "gmpo", "cispo", "sapo", "dppo"],
-    Literal["clip_cov", "kl_cov", "gpg", "gdpo", "maxrl", "rloo", "reinforce_plus_plus", "ppo"],
-    Literal["importance_sampling", "online_dpo"],
-    Literal["sft", "dpo", "kto", "orpo", "simpo", "distill", "reward_model"],
-]
+Algorithm = Literal["grpo", "dr_grpo", "dapo", "gspo", "luspo", "gmpo", "cispo", "sapo", "dppo", "clip_cov", "kl_cov", "gpg", "gdpo", "maxrl", "rloo", "reinforce_plus_plus", "ppo", "importance_sampling", "online_dpo", "sft", "dpo", "kto", "orpo", "simpo", "distill", "reward_model"]
 ExecutionMode = Literal["sync", "one_step_off_async", "fully_async"]
 LossAggregation = Literal["token_mean", "sequence_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
