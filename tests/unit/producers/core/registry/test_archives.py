@@ -66,7 +66,7 @@ def test_files_are_listed_in_nfc_with_their_hashes(tmp_path: Path) -> None:
     ],
     ids=lambda value: repr(value.name)[:30] + value.type.decode() if hasattr(value, "name") else "",
 )
-def test_what_is_not_a_plain_file_of_its_own_is_refused(
+def test_a_member_that_is_not_a_plain_file_of_its_own_is_refused(
     tmp_path: Path, hostile: tarfile.TarInfo, said: str
 ) -> None:
     with pytest.raises(InvalidConfig, match=said):
@@ -120,7 +120,7 @@ def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
     ids=["empty", "zip", "cut gzip", "no tar", "cut tar"],
 )
-def test_what_is_not_a_whole_archive_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_bytes_that_are_not_a_whole_archive_are_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(InvalidConfig, match="pack it again"):
         read(tmp_path, data)
 
