@@ -8,13 +8,40 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from schemas.datasets import Curriculum
+from schemas.datasets import Curriculum, is_none
 from schemas.deployments import DeploymentName
 from schemas.models.reward_model import RewardModelTables
 from schemas.network import MOST_ADDRESSES
 from schemas.sampling import Day, LoraScaling, Precision
 
-Algorithm = Literal["grpo", "dr_grpo", "dapo", "gspo", "luspo", "gmpo", "cispo", "sapo", "dppo", "clip_cov", "kl_cov", "gpg", "gdpo", "maxrl", "rloo", "reinforce_plus_plus", "ppo", "importance_sampling", "online_dpo", "sft", "dpo", "kto", "orpo", "simpo", "distill", "reward_model"]
+Algorithm = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "luspo",
+    "gmpo",
+    "cispo",
+    "sapo",
+    "dppo",
+    "clip_cov",
+    "kl_cov",
+    "gpg",
+    "gdpo",
+    "maxrl",
+    "rloo",
+    "reinforce_plus_plus",
+    "ppo",
+    "importance_sampling",
+    "online_dpo",
+    "sft",
+    "dpo",
+    "kto",
+    "orpo",
+    "simpo",
+    "distill",
+    "reward_model",
+]
 ExecutionMode = Literal["sync", "one_step_off_async", "fully_async"]
 LossAggregation = Literal["token_mean", "sequence_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -31,14 +58,9 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)]
 ServerUrl = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 
-MOST_RUBRICS = 16
-LONGEST_RUBRIC = 4000
+MOST_RUBRICS, LONGEST_RUBRIC = 16, 4000
 """The most rubrics of a run, and the most characters in the criteria of one."""
 Instruction = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_RUBRIC)]
-
-
-def _is_unset(value: object) -> bool:
-    return value is None
 
 
 class Section(BaseModel):
@@ -123,7 +145,7 @@ class RubricWeight(Section):
     """the name of the score in metrics and samples; default: `rubric_1`, `rubric_2` and so on"""
     scale: tuple[float, float] = (0.0, 1.0)
     """the lowest and the highest score"""
-    scope: Literal["sample", "group"] | None = Field(default=None, exclude_if=_is_unset)
+    scope: Literal["sample", "group"] | None = Field(default=None, exclude_if=is_none)
     """`group`: one question about all answers of a group; default: `sample`"""
     base_url: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     """an OpenAI-compatible server, instead of a provider"""
@@ -179,10 +201,10 @@ class Advanced(Section):
     """the adapter's rank"""
     lora_alpha: float = Field(default=32.0, gt=0, le=4096)
     """the adapter's output is scaled by `lora_alpha / lora_rank`"""
-    lora_scaling: LoraScaling | None = Field(default=None, exclude_if=_is_unset)
+    lora_scaling: LoraScaling | None = Field(default=None, exclude_if=is_none)
     """`rank_stabilized`: it is scaled by `lora_alpha / sqrt(lora_rank)` instead
     ([algorithms](algorithms.md#adapters)); default: `standard`"""
-    lora_variant: Literal["lora", "dora"] | None = Field(default=None, exclude_if=_is_unset)
+    lora_variant: Literal["lora", "dora"] | None = Field(default=None, exclude_if=is_none)
     """`dora`: the length of each row of a weight is trained apart from its direction
     ([algorithms](algorithms.md#adapters)); default: `lora`"""
     lora_targets: str | tuple[str, ...] = Field(default="all-linear")
@@ -199,13 +221,13 @@ class Advanced(Section):
     """how soon SAPO's gradient fades where the advantage is positive"""
     tau_neg: float | None = Field(default=None, gt=0, le=100)
     """how soon SAPO's gradient fades where it is not"""
-    cov_ratio: float | None = Field(default=None, gt=0, le=1, exclude_if=_is_unset)
+    cov_ratio: float | None = Field(default=None, gt=0, le=1, exclude_if=is_none)
     """the share of all actions of a step that Clip-Cov or KL-Cov chooses"""
-    cov_low: float | None = Field(default=None, ge=0, le=1e6, exclude_if=_is_unset)
+    cov_low: float | None = Field(default=None, ge=0, le=1e6, exclude_if=is_none)
     """Clip-Cov chooses among actions with a larger covariance"""
-    cov_high: float | None = Field(default=None, gt=0, le=1e6, exclude_if=_is_unset)
+    cov_high: float | None = Field(default=None, gt=0, le=1e6, exclude_if=is_none)
     """Clip-Cov chooses among actions with a smaller covariance"""
-    cov_kl_coef: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
+    cov_kl_coef: float | None = Field(default=None, gt=0, le=1000, exclude_if=is_none)
     """weight of the penalty that KL-Cov puts on the actions that it chooses"""
     loss_aggregation: LossAggregation | None = None
     """what the loss is averaged over ([algorithms](algorithms.md#aggregation))"""
@@ -213,14 +235,14 @@ class Advanced(Section):
     """upper bound of the ratio where the advantage is negative (dual clip)"""
     kl_estimator: KlEstimator | None = None
     """which estimator of the KL divergence is used"""
-    entropy_coef: float | None = Field(default=None, ge=0, le=10, exclude_if=_is_unset)
+    entropy_coef: float | None = Field(default=None, ge=0, le=10, exclude_if=is_none)
     """weight of the entropy bonus ([algorithms](algorithms.md#entropy-bonus)); with `entropy_target`
     the weight at the beginning"""
-    entropy_target: float | None = Field(default=None, gt=0, le=100, exclude_if=_is_unset)
+    entropy_target: float | None = Field(default=None, gt=0, le=100, exclude_if=is_none)
     """the entropy, in nats, below which the bonus is on and its weight grows"""
-    entropy_coef_delta: float | None = Field(default=None, gt=0, le=10, exclude_if=_is_unset)
+    entropy_coef_delta: float | None = Field(default=None, gt=0, le=10, exclude_if=is_none)
     """how much the weight of the bonus changes in a step"""
-    entropy_coef_max: float | None = Field(default=None, gt=0, le=10, exclude_if=_is_unset)
+    entropy_coef_max: float | None = Field(default=None, gt=0, le=10, exclude_if=is_none)
     """the largest weight of the bonus"""
     kl_in: KlPlace | None = None
     """whether the KL divergence is added to the loss or to the reward"""
@@ -237,14 +259,14 @@ class Advanced(Section):
     updates_per_step: int = Field(default=1, ge=1, le=64)
     """how often each batch is used: passes over it, each with one optimizer update, or with one for
     every mini-batch"""
-    minibatch_size: int | None = Field(default=None, ge=1, le=1_000_000, exclude_if=_is_unset)
+    minibatch_size: int | None = Field(default=None, ge=1, le=1_000_000, exclude_if=is_none)
     """samples of one optimizer update, in whole groups; default: all samples of a step
     ([algorithms](algorithms.md#within-a-step))"""
     filter_groups: bool | None = None
     """drop groups whose rewards are all equal, and request other groups"""
     max_replacements: int | None = Field(default=None, ge=0, le=64)
     """how often a dropped group may be replaced"""
-    curriculum: Curriculum | None = Field(default=None, exclude_if=_is_unset)
+    curriculum: Curriculum | None = Field(default=None, exclude_if=is_none)
     """pools of rows by their pass rates, and oversampling: `[advanced.curriculum]`, below"""
     overlong_buffer: int | None = Field(default=None, ge=0, le=262_144)
     """how many tokens before `training.max_response_length` the penalty of a long sample begins"""
@@ -252,7 +274,7 @@ class Advanced(Section):
     """the penalty of a sample that reaches `training.max_response_length`"""
     mask_truncated: bool | None = None
     """leave answers that were cut off at a limit of tokens out of the loss; they count in baselines"""
-    mask_failed: bool | None = Field(default=None, exclude_if=_is_unset)
+    mask_failed: bool | None = Field(default=None, exclude_if=is_none)
     """leave samples that the policy made fail out of the loss; the rewards that `failed_reward` gives
     them count in baselines"""
     failed_reward: FailedReward | None = None
@@ -262,10 +284,10 @@ class Advanced(Section):
     """the same for single categories of failures: `[advanced.failed_rewards]`"""
     group_baseline: bool | None = None
     """subtract the group's mean before whitening"""
-    turn_reward_coef: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
+    turn_reward_coef: float | None = Field(default=None, gt=0, le=1000, exclude_if=is_none)
     """how much the rewards of single turns count beside that of the sample
     ([algorithms](algorithms.md#rewards-of-turns))"""
-    agent_advantages: bool | None = Field(default=None, exclude_if=_is_unset)
+    agent_advantages: bool | None = Field(default=None, exclude_if=is_none)
     """compare the answers of each agent of a sample with those of the same agent in other samples
     ([algorithms](algorithms.md#agents))"""
     gamma: float | None = Field(default=None, gt=0, le=1)
@@ -280,10 +302,10 @@ class Advanced(Section):
     """the critic's learning rate"""
     grad_clip: float = Field(default=1.0, gt=0, le=1e6)
     """the largest norm of the gradients; larger gradients are scaled down to it"""
-    optimizer: Literal["adamw", "muon"] | None = Field(default=None, exclude_if=_is_unset)
+    optimizer: Literal["adamw", "muon"] | None = Field(default=None, exclude_if=is_none)
     """`muon`: Muon updates the matrices of linear layers and adapters, and AdamW the rest
     ([algorithms](algorithms.md#optimizers)); default: `adamw`"""
-    muon_momentum: float | None = Field(default=None, ge=0, lt=1, exclude_if=_is_unset)
+    muon_momentum: float | None = Field(default=None, ge=0, lt=1, exclude_if=is_none)
     """momentum of Muon; default: 0.95"""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """weight decay; norms and biases have none"""
@@ -337,34 +359,34 @@ class Advanced(Section):
     [deployed](models.md#deploy), unless what is deployed under that name has a better one"""
     deploy_name: DeploymentName | None = None
     """the name of that deployment; default: the name of the rollout, else of the dataset"""
-    project: ProjectKey | None = Field(default=None, exclude_if=_is_unset)
+    project: ProjectKey | None = Field(default=None, exclude_if=is_none)
     """a label within the workspace, by which lists are narrowed; it changes nothing in the run"""
     loss_turns: LossTurns | None = None
     """which turns of a conversation are trained on"""
-    preference_loss: PreferenceLoss | None = Field(default=None, exclude_if=_is_unset)
+    preference_loss: PreferenceLoss | None = Field(default=None, exclude_if=is_none)
     """`dpo`, `online_dpo`: the loss of a pair of answers ([algorithms](algorithms.md))"""
-    beta: float | None = Field(default=None, gt=0, le=100, exclude_if=_is_unset)
+    beta: float | None = Field(default=None, gt=0, le=100, exclude_if=is_none)
     """`dpo`, `online_dpo`, `kto`, `simpo`: how strongly rewards differ for a given change of the policy;
     `orpo`: the weight of the comparison"""
-    label_smoothing: float | None = Field(default=None, ge=0, lt=0.5, exclude_if=_is_unset)
+    label_smoothing: float | None = Field(default=None, ge=0, lt=0.5, exclude_if=is_none)
     """`dpo`, `online_dpo`: the share of pairs that are assumed to be the wrong way round"""
-    simpo_gamma: float | None = Field(default=None, ge=0, le=100, exclude_if=_is_unset)
+    simpo_gamma: float | None = Field(default=None, ge=0, le=100, exclude_if=is_none)
     """`simpo`: the margin that the rewards of a pair should have"""
-    desirable_weight: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
+    desirable_weight: float | None = Field(default=None, gt=0, le=1000, exclude_if=is_none)
     """`kto`: the weight of desirable answers"""
-    undesirable_weight: float | None = Field(default=None, gt=0, le=1000, exclude_if=_is_unset)
+    undesirable_weight: float | None = Field(default=None, gt=0, le=1000, exclude_if=is_none)
     """`kto`: the weight of undesirable answers"""
-    teacher: NonEmpty | None = Field(default=None, exclude_if=_is_unset)
+    teacher: NonEmpty | None = Field(default=None, exclude_if=is_none)
     """`distill`: the model to learn from, like `experiment.model_path`, or `self`, or `provider:NAME`"""
-    teacher_hint: Instruction | None = Field(default=None, exclude_if=_is_unset)
+    teacher_hint: Instruction | None = Field(default=None, exclude_if=is_none)
     """`distill`: text behind the prompt that only the teacher reads, with the `{ground_truth}`"""
-    teacher_base_url: ServerUrl | None = Field(default=None, exclude_if=_is_unset)
+    teacher_base_url: ServerUrl | None = Field(default=None, exclude_if=is_none)
     """`distill`: the vLLM server of a teacher `provider:NAME`, such as `https://10.0.0.5:8000/v1`"""
-    teacher_api_key_secret: SecretName | None = Field(default=None, exclude_if=_is_unset)
+    teacher_api_key_secret: SecretName | None = Field(default=None, exclude_if=is_none)
     """`distill`: the name of the secret with the key of that server; default: no key is sent"""
-    distill_beta: float | None = Field(default=None, ge=0, le=1, exclude_if=_is_unset)
+    distill_beta: float | None = Field(default=None, ge=0, le=1, exclude_if=is_none)
     """`distill`: 1 is the reverse KL divergence, 0 the forward one, and between them is JSD"""
-    center_rewards_coefficient: float | None = Field(default=None, gt=0, le=1, exclude_if=_is_unset)
+    center_rewards_coefficient: float | None = Field(default=None, gt=0, le=1, exclude_if=is_none)
     """`reward_model`: how strongly the two rewards of a pair are drawn to a sum of 0"""
     batch_size: int = Field(default=16, ge=1, le=65_536)
     """rows in a step, where the answers of a dataset are learned (`sft`, `dpo`, `kto`, `orpo`,
@@ -463,7 +485,7 @@ class EvalAdvanced(Section):
     """a provider's model: the most US dollars for the evaluation; it needs `usd_per_million`"""
     provider_timeout_s: float = Field(default=300, ge=1, le=3600)
     """a provider's model: the most seconds for one answer, with repeated requests"""
-    project: ProjectKey | None = Field(default=None, exclude_if=_is_unset)
+    project: ProjectKey | None = Field(default=None, exclude_if=is_none)
     """as in training"""
 
 

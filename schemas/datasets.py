@@ -25,7 +25,8 @@ OPTIONAL_COLUMNS: dict[PreferenceForm, tuple[str, ...]] = {"paired": ("margin",)
 """Columns that rows of preferences may have besides."""
 
 
-def _is_unset(value: object) -> bool:
+def is_none(value: object) -> bool:
+    """Whether a field is left out of the bytes of its model, because it came later than others."""
     return value is None
 
 
@@ -39,9 +40,9 @@ class DatasetRow(Value):
     label: str | None = None
     metadata: dict[str, object] = Field(default_factory=dict)
     tools: tuple[ToolSpec, ...] = Field(default=(), exclude_if=lambda value: not value)
-    chosen: str | None = Field(default=None, exclude_if=_is_unset)
-    rejected: str | None = Field(default=None, exclude_if=_is_unset)
-    margin: float | None = Field(default=None, exclude_if=_is_unset)
+    chosen: str | None = Field(default=None, exclude_if=is_none)
+    rejected: str | None = Field(default=None, exclude_if=is_none)
+    margin: float | None = Field(default=None, exclude_if=is_none)
 
     def to_line(self) -> bytes:
         """The row as one line of the normalised content, newline included."""

@@ -84,7 +84,7 @@ def read_archive(path: Path, *, keep: frozenset[str] = frozenset(), keep_bytes: 
     try:
         with path.open("rb") as file:
             stream = _Unpacked(file, path.stat().st_size)
-            with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]  # needs only read
                 for member in archive:
                     end = member.offset_data + -(-member.size // BLOCK_BYTES) * BLOCK_BYTES
                     if (plain := plain_path(member)) is None:

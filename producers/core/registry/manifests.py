@@ -32,7 +32,7 @@ MAX_NODES = 20_000
 MAX_SUMMARY = 500
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc] # PyYAML has no types
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """Reads plain YAML: no aliases, which can multiply a document, and no key twice."""
 
     depth = 0
@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc] # PyYAML has no types
         finally:
             self.depth -= 1
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 # PyYAML's own signature
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's own signature
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for number, key in enumerate(keys):
             if not isinstance(key, str):
@@ -67,7 +67,7 @@ def parse_manifest(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise InvalidConfig(f"has more than {MAX_BYTES >> 10} KiB; shorten it")
     try:
-        found = yaml.load(data.decode(), _Loader)  # noqa: S506 # a SafeLoader
+        found = yaml.load(data.decode(), _Loader)  # noqa: S506 - a SafeLoader
     except UnicodeDecodeError:
         raise InvalidConfig("is not UTF-8; save it as UTF-8") from None
     except yaml.YAMLError as error:

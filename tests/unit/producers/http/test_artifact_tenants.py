@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from infra import failpoints
 from infra.blobs import garbage
 from infra.blobs.installed import InstalledBlobs
 from infra.ports import actor as actors
@@ -178,7 +179,7 @@ async def test_bytes_of_a_publication_that_never_ended_are_collected(
         if point == "artifact.stored":
             raise RuntimeError("the process ends here")
 
-    monkeypatch.setattr(publishing.failpoints, "hit", die)
+    monkeypatch.setattr(failpoints, "hit", die)
     assert (await push(app, named(), task_archive())).status_code == 500
     assert len(await app.services.blobs.keys("registry/")) == 2
     assert await _collect(app) == 2
@@ -196,7 +197,7 @@ async def test_the_twin_without_the_mark_these_bytes_stay(
             raise RuntimeError("the process ends here")
 
     monkeypatch.setattr(InstalledBlobs, "mark_unnamed", unmarked)
-    monkeypatch.setattr(publishing.failpoints, "hit", die)
+    monkeypatch.setattr(failpoints, "hit", die)
     await push(app, named(), task_archive())
     assert await _collect(app) == 0
     assert len(await app.services.blobs.keys("registry/")) == 2
