@@ -73,6 +73,18 @@ class RecentApiKeys:
         """The API key with this id, valid or not. Raises TransientError, as `find`."""
         return await self._find_known(identity)
 
+    async def secrets_of(self, identity: str) -> tuple[bytes, ...]:
+        """The SHA-256 of the text of the API key with this id, valid or not, and of the text before its
+        last rotation while that one is valid. Empty when the key is unknown. Raises TransientError, as
+        `find`."""
+        found = await self._find_known(identity)
+        if found is None:
+            return ()
+        old = None if found.old_sha256 is None else found.with_secret(found.old_sha256)
+        if old is None or not old.is_valid(self._clock.now()):
+            return (found.sha256,)
+        return (found.sha256, old.sha256)
+
     async def is_valid(self, identity: str, sha256: bytes) -> bool:
         """Whether an API key (its id and the SHA-256 of its text) is still valid. Raises
         TransientError, as `find`."""

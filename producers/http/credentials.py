@@ -13,7 +13,7 @@ is there twice or is too long: programs that send them are confused about who th
 path where it is not read is ignored.
 
 Whatever the credential, the actor has the same scopes, bindings, audit entries and limits. A signed URL
-never counts as a stranger's request, because its signature is checked without the database.
+never counts as a stranger's request, because its signature is checked without a query of its own.
 """
 
 import hmac

@@ -1,5 +1,6 @@
 """The services of the HTTP application. The composition root (`producers/serve.py`) builds it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from infra.blobs.staged_uploads import StagedUploads
 from infra.blobs.uploads import UploadStore
 from infra.http.checked_addresses import CheckedDialling
 from infra.http.failed_auth_throttle import FailedAuthThrottle
+from infra.identity.api_key_format import digest
 from infra.identity.api_keys import ApiKeys
 from infra.identity.audit import AuditList
 from infra.identity.device_logins import DeviceLoginStore
@@ -34,6 +36,7 @@ from infra.operations.maintenance.alert_targets import ADVICE, AlertTargets
 from infra.operations.maintenance.archive import Archives
 from infra.operations.maintenance.dependents import Holders
 from infra.operations.maintenance.records import Records
+from infra.ports.actor import ROOT
 from infra.ports.services import Repositories
 from infra.readmodel.store import ReadModel
 from infra.repositories.forge_connections import ForgeConnections
@@ -163,7 +166,14 @@ class Services:
 
     @cached_property
     def signed_urls(self) -> SignedUrls:
-        return SignedUrls(self.database, self.sealer, self.clock)
+        return SignedUrls(self.database, self.sealer, self.clock, self.secrets_of)
+
+    async def secrets_of(self, api_key: str) -> Sequence[bytes]:
+        """The SHA-256 of the texts by which an API key (an id) is known now, the present one first.
+        Raises TransientError when they cannot be read."""
+        if api_key == ROOT:
+            return (digest(self.settings.read_api_key() or ""),)
+        return await self.recent_api_keys.secrets_of(api_key)
 
     @cached_property
     def transfers(self) -> Transfers:

@@ -24,6 +24,9 @@ from infra.ports.actor import (
     may_use_dataset,
     own_organisation,
 )
+from infra.ports.actor import (
+    ROOT as ROOT_KEY,
+)
 from schemas.errors import Conflict, NotFound
 from schemas.events import DatasetRegistered
 from schemas.ids import short_id
@@ -183,7 +186,12 @@ class Transfers:
     ) -> str:
         actor = acting()
         signed = await self._signed_urls.sign(
-            method, path, api_key=actor.api_key if actor else "root", for_s=for_s, length=length
+            method,
+            path,
+            api_key=actor.api_key if actor else ROOT_KEY,
+            for_s=for_s,
+            length=length,
+            ends_at=actor.expires_at if actor else None,
         )
         return (address or self._public_url).rstrip("/") + signed
 

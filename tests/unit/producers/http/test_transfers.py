@@ -246,6 +246,42 @@ async def test_a_signed_url_ends_with_its_time_and_its_key(
     assert "was revoked" in answer.json()["detail"]
 
 
+async def test_a_signed_url_ends_with_the_secret_of_its_key(app: Application) -> None:
+    key = await create_api_key(app, "ci", "submit")
+    body = {"name": "sums", "file_name": "r.jsonl", "file_size": 400}
+    answer = await ask(app, "POST", "/api/v1/datasets", key, json=body)
+    url = answer.json()["upload"]["parts"][0]["url"]
+    assert (await app.post("/api-keys/ci/rotate", {"overlap_s": 3600})).status_code == 200
+    assert (await put(app, url, b"x" * 400)).status_code == 200, "the old secret overlaps"
+    assert (await app.post("/api-keys/ci/rotate", {"overlap_s": 0})).status_code == 200
+    answer = await put(app, url, b"x" * 400)
+    assert answer.status_code == 403
+    assert "has a new secret" in answer.json()["detail"]
+
+
+async def test_what_an_old_secret_asks_for_does_not_outlive_it(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await create_api_key(app, "ci", "submit")
+    assert (await app.post("/api-keys/ci/rotate", {"overlap_s": 3600})).status_code == 200
+    body = {"name": "sums", "file_name": "r.jsonl", "file_size": 400}
+    answer = await ask(app, "POST", "/api/v1/datasets", key, json=body)
+    url = answer.json()["upload"]["parts"][0]["url"]
+    assert (await put(app, url, b"x" * 400)).status_code == 200
+    now = app.services.clock.now()
+    monkeypatch.setattr(app.services.clock, "now", lambda: now + timedelta(minutes=61))
+    assert "has expired" in (await put(app, url, b"x" * 400)).json()["detail"]
+
+
+async def test_a_signed_url_of_the_root_key_ends_with_its_text(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = (await begin(app, "sums"))["upload"]["parts"][0]["url"]
+    assert (await put(app, url, DATA[:PART])).status_code == 200
+    monkeypatch.setattr(type(app.services.settings), "read_api_key", lambda _: "another-root-key")
+    assert (await put(app, url, DATA[:PART])).status_code == 403
+
+
 async def test_signed_urls_are_audited_and_never_count_as_strangers(app: Application) -> None:
     begun = await begin(app, "sums")
     url = begun["upload"]["parts"][0]["url"]
