@@ -16,7 +16,6 @@ from infra.identity.api_key_format import IssuedApiKey, digest
 from infra.identity.api_keys import ApiKey, ApiKeyRequest, NameInUse, insert_api_key
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
-from schemas.errors import Conflict
 
 SQL = queries("infra/identity/people.sql")
 
@@ -27,7 +26,7 @@ a code, and without vowels they spell no words."""
 USER_LENGTH = 10
 LONGEST_CODE = 100
 MOST_WAITING = 10_000
-"""How many logins may wait at the same time."""
+"""How many logins may wait at the same time. A further one takes the place of the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,9 @@ class DeviceLoginStore:
     async def begin(
         self, device_name: str, address: str, *, interval_s: int, lasts_s: float
     ) -> Codes:
-        """Store a new login. Raises Conflict when too many wait."""
+        """Store a new login."""
         codes = Codes(secrets.token_urlsafe(32), new_user_code())
-        row = await self._pool.fetchrow(
+        await self._pool.execute(
             SQL["insert_device_login"],
             digest(codes.device),
             digest(_letters(codes.user)),
@@ -91,8 +90,6 @@ class DeviceLoginStore:
             lasts_s,
             MOST_WAITING,
         )
-        if row is None:
-            raise Conflict("too many logins wait for their approval now; try again in ten minutes")
         return codes
 
     async def find(self, user_code: str) -> WaitingLogin | None:

@@ -113,12 +113,21 @@ def check_person_name(text: str) -> str:
 
 
 def check_email(text: str) -> str:
-    """An e-mail address, without space around it. Raises InvalidConfig."""
-    email = text.strip()
-    if not EMAIL.fullmatch(email):
+    """An e-mail address, without space around it, in NFC. Raises InvalidConfig, also for a letter that
+    some databases take for one of ASCII (the Kelvin sign for `k`), so that no address means another
+    person's."""
+    email = unicodedata.normalize("NFC", text.strip())
+    is_odd = not email.isprintable() or any(_is_lookalike(letter) for letter in text)
+    if is_odd or not EMAIL.fullmatch(email):
         message = f"must be an address such as ada@example.org, got {text[:80]!r}"
         raise InvalidConfig(f"email {message}", issues=(Issue("email", message),))
     return email
+
+
+def _is_lookalike(letter: str) -> bool:
+    """Whether a letter outside of ASCII becomes one of ASCII in small letters or in NFKC."""
+    plain = unicodedata.normalize("NFKC", letter).lower()
+    return not letter.isascii() and plain[:1].isascii()
 
 
 def person_of(row: Any) -> Person:

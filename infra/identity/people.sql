@@ -119,15 +119,18 @@ delete from invitations where organisation = $1 and id = $2 returning id
 
 -- == Device logins ========================================================================================
 
--- Each new one deletes a few that have expired, and nothing is inserted beyond $7 that wait.
+-- Each new one deletes a few that have expired, and the oldest that wait while there are $7 or more: strangers who begin
+-- many then shorten the time that a code may take, and keep nobody out. What a person has decided stays.
 
 -- name: insert_device_login
 with expired as (delete from device_logins where device_sha256 in (
   select device_sha256 from device_logins where expires_at < clock_timestamp() limit 1000 for update skip locked)),
-held as (select count(*) as number from device_logins where expires_at > clock_timestamp())
+held as (select count(*) as number from device_logins where expires_at > clock_timestamp() and decided_at is null),
+dropped as (delete from device_logins where device_sha256 in (
+  select device_sha256 from device_logins where expires_at > clock_timestamp() and decided_at is null order by expires_at
+  limit (select least(100, greatest(0, number + 1 - $7)) from held) for update skip locked))
 insert into device_logins (device_sha256, user_sha256, device_name, address, interval_s, expires_at)
-select $1, $2, $3, $4, $5, clock_timestamp() + make_interval(secs => $6) from held where held.number < $7
-returning created_at
+values ($1, $2, $3, $4, $5, clock_timestamp() + make_interval(secs => $6))
 
 -- name: device_login_of_user_code
 select device_name, address, created_at, expires_at from device_logins

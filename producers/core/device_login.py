@@ -107,7 +107,7 @@ class DeviceLogins:
 
     async def begin(self, device_name: str, address: str) -> BegunLogin:
         """Begin a login of a device at a network address. Raises InvalidConfig for a name that cannot be
-        shown, and Conflict when too many logins wait."""
+        shown."""
         name = _check_device_name(device_name)
         codes = await self._store.begin(
             name, address, interval_s=INTERVAL_S, lasts_s=float(LASTS_S)

@@ -183,7 +183,8 @@ class Accounts:
                 return person_of(row)
         row = None
         if identity.email is not None:
-            row = await connection.fetchrow(PEOPLE["person_with_email"], identity.email)
+            email = _address_of(identity.email)
+            row = await connection.fetchrow(PEOPLE["person_with_email"], email)
         if row is not None:
             return await self._link(connection, identity, row["id"])
         if known is not None:
@@ -234,12 +235,7 @@ class Accounts:
                 "the provider does not say your e-mail address; ask the operator to let it send the "
                 "claim email"
             )
-        try:
-            email = check_email(identity.email)
-        except InvalidConfig as error:
-            raise SignInRefused(
-                f"the provider sends an address that cannot be one: {error}"
-            ) from error
+        email = _address_of(identity.email)
         name = (identity.name or email.partition("@")[0])[:LONGEST_NAME]
         try:
             name = check_person_name(name)
@@ -307,6 +303,14 @@ async def _follow(
         )
         return f"{person} stays the last owner, against the groups"
     return f"groups made {person} {role}, before {before.role}"
+
+
+def _address_of(text: str) -> str:
+    """The address that the provider sends. Raises SignInRefused."""
+    try:
+        return check_email(text)
+    except InvalidConfig as error:
+        raise SignInRefused(f"the provider sends an address that cannot be one: {error}") from error
 
 
 async def _memberships(connection: Any, person: str) -> tuple[Membership, ...]:

@@ -3,15 +3,18 @@
 
 -- == Sign-ins that have begun =============================================================================
 
--- Each new one deletes a few that have expired, and nothing is inserted beyond $5.
+-- Each new one deletes a few that have expired, and the oldest while there are $5 or more: strangers who begin many
+-- then shorten the time that a sign-in may take, and keep nobody out.
 
 -- name: insert_attempt
 with expired as (delete from sign_in_attempts where state_sha256 in (
   select state_sha256 from sign_in_attempts where expires_at < clock_timestamp() limit 1000 for update skip locked)),
-held as (select count(*) as number from sign_in_attempts where expires_at > clock_timestamp())
+held as (select count(*) as number from sign_in_attempts where expires_at > clock_timestamp()),
+dropped as (delete from sign_in_attempts where state_sha256 in (
+  select state_sha256 from sign_in_attempts where expires_at > clock_timestamp() order by expires_at
+  limit (select least(100, greatest(0, number + 1 - $5)) from held) for update skip locked))
 insert into sign_in_attempts (state_sha256, browser_sha256, next, expires_at)
-select $1, $2, $3, clock_timestamp() + make_interval(secs => $4) from held where held.number < $5
-returning expires_at
+values ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
 
 -- name: take_attempt
 delete from sign_in_attempts

@@ -38,7 +38,7 @@ class OidcSignIns:
 
     async def begin(self, following: str) -> tuple[SignInAttempt, str]:
         """Begin a sign-in that leads to a path of this server. Returns it with the address of the
-        provider. Raises SignInAway, Conflict."""
+        provider. Raises SignInAway."""
         attempt = await self._attempts.begin(following)
         return attempt, await self._provider.authorization_url(attempt)
 

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from infra.identity.oidc.accounts import Accounts
+from infra.identity.oidc.id_token import SignInRefused
 from infra.identity.oidc.provider import Identity
 from infra.ports.actor import MAIN, Actor
 from infra.settings.settings import Settings
 from producers.http.credentials import Credentials
+from schemas.errors import InvalidConfig
 from tests.kit.application import Application, application
 from tests.kit.people import member
 from tests.kit.tenants import ask
@@ -68,3 +70,35 @@ async def test_a_claim_of_an_address_keeps_no_key_when_the_provider_proves_whose
         again = await accounts_of(app, tmp_path).sign_in(identity(mallory.email))
         kept = [row["id"] for row in await app.database.durable.fetch(query, mallory.id)]
         assert {signed_in.bearer.api_key, again.bearer.api_key} == set(kept), "only the first time"
+
+
+KELVIN, DOTTED, WIDE = "\N{KELVIN SIGN}", "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}", "\uff4b"
+
+
+@pytest.mark.parametrize(
+    "email",
+    [f"{KELVIN}im@example.org", f"k{DOTTED}m@example.org", f"{WIDE}im@example.org"],
+)
+async def test_an_address_with_a_lookalike_of_a_letter_is_nobodys(
+    database_url: str, tmp_path: Path, email: str
+) -> None:
+    """A database with the rules of a language finds `kim` by `lower()` of the Kelvin sign."""
+    async with application(database_url, tmp_path / "home") as app:
+        kim = await member(app, "kim", "viewer")
+        with pytest.raises(InvalidConfig, match="must be an address"):
+            await app.services.people.add("Kim", email, created_by="test")
+        with pytest.raises(SignInRefused, match="cannot be one"):
+            await accounts_of(app, tmp_path).sign_in(identity(email))
+        people, _ = await app.services.people.page(removed=False, limit=9, offset=0)
+        assert [one.id for one in people] == [kim.id]
+
+
+async def test_an_address_with_letters_of_its_own_is_a_persons(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with application(database_url, tmp_path / "home") as app:
+        decomposed = "e\N{COMBINING ACUTE ACCENT}lise@example.org"
+        made = await app.services.people.add("Elise", decomposed, created_by="test")
+        assert made.email == "\u00e9lise@example.org"
+        again = await accounts_of(app, tmp_path).sign_in(identity(decomposed))
+        assert again.person.id == made.id
