@@ -33,7 +33,7 @@ from infra.ports.actor import (
 from infra.ports.services import Repositories
 from infra.settings.sandbox_level import ONE_WORKSPACE
 from infra.spine.ports.event_log import Cursor, EventStore, Recorded
-from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound, RepositoryAway
 from schemas.events import CommitRequested
 from schemas.ids import HEADRACE, WorkspaceId, derive_id, is_id, short_id, workspace_stream
 from schemas.specs import CommitSpec
@@ -97,8 +97,8 @@ class Workspaces:
         `url` is a repository, for one that needs a credential. `organisation` (id) is whose it becomes;
         without one, that of the sender. `repository` is the `owner/repo` that names it; without one, it
         is read from the URL. Raises InvalidConfig for a bad name, Refused when `url` is not a
-        repository, NotFound for another organisation, and Conflict when the name belongs to another
-        repository."""
+        repository, RepositoryAway when it does not answer now, NotFound for another organisation, and
+        Conflict when the name belongs to another repository."""
         if name is not None and not NAME.fullmatch(name):
             message = (
                 f"{name[:80]!r} cannot name a workspace; use a-z, 0-9, '-' and '_', at most 63"
@@ -111,7 +111,13 @@ class Workspaces:
         organisation = _organisation_of(organisation)
         url = url.rstrip("/") if len(url) > 1 else url
         check_address(url)
-        await (check or self._repositories.check)(url)
+        try:
+            await (check or self._repositories.check)(url)
+        except RepositoryAway as error:
+            why = str(error).partition("; retrying")[0]
+            raise RepositoryAway(
+                f"no workspace was added: {why}; add it again when the server reaches the repository"
+            ) from error
         if self._is_only_one and not await self._is_known(url):
             raise Conflict(f"there is a workspace already; {ONE_WORKSPACE}")
         for candidate in (name,) if name else _candidates(url):
