@@ -68,14 +68,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "org": (
         CLI + "access.organisation:organisation",
-        "Organisations: create, list, show, rename.",
+        "Organisations: create, list, show, quotas, rename.",
     ),
     "login": (CLI + "access.login:login", "Sign in, and store an API key of yours."),
     "logout": (CLI + "access.login:logout", "Revoke and forget the stored API key."),
     "whoami": (CLI + "access.login:whoami", "Show to whom your API key belongs."),
     "member": (
         CLI + "access.people:member",
-        "Members of an organisation: list, invite, role, remove.",
+        "Members of an organisation: list, invite, role, remove and more.",
     ),
     "person": (CLI + "access.people:person", "People of the installation: list, remove."),
     "key": (CLI + "access.api_key:api_key", "API keys: create, list, rotate, revoke."),

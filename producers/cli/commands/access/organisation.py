@@ -8,7 +8,7 @@ from producers.cli.command_tree import group
 from producers.cli.display.output import Document, Output, Part, fields, table, time_ago
 from producers.cli.display.quotas import limits_of, quotas_table
 
-organisation = group("org", "Organisations: create, list, show, rename, limit.")
+organisation = group("org", "Organisations: create, list, show, quotas, rename.")
 
 COLUMNS = ("id", "name", "title", "created_by")
 

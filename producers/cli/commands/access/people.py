@@ -13,11 +13,15 @@ from producers.cli.command_tree import group
 from producers.cli.display.output import Output, note, table, time_ago
 from producers.cli.display.units import minute
 
-member = group("member", "Members of an organisation: list, invite, role, remove.")
+member = group("member", "Members of an organisation: list, invite, role, remove and more.")
 person = group("person", "People of the installation, for its operator: list, remove.")
 
 ORGANISATION = click.option(
-    "--org", "organisation", metavar="NAME", help="The organisation. Default: that of your API key."
+    "--organisation",
+    "--org",
+    "organisation",
+    metavar="NAME",
+    help="The organisation. Default: that of your API key.",
 )
 ROLE = click.Choice(ROLES)
 
@@ -60,7 +64,9 @@ def invite(client: Client, *, role: str, email: str | None, organisation: str | 
     return Output(
         made,
         str(made["url"]),
-        note(f"this link works once, until {until}; send it to one person"),
+        note(
+            f"this link into {made['organisation']} works once, until {until}; send it to one person"
+        ),
     )
 
 

@@ -113,7 +113,8 @@ async def invite(request: Request) -> Response:
         organisation.id, body.text("role"), body.optional("email"), actor_of(request)
     )
     url = link_of(core.settings.public_url, code)
-    return ApiResponse({"invitation": invitation_to_json(made), "url": url}, status_code=201)
+    answer = {"invitation": invitation_to_json(made), "organisation": organisation.name, "url": url}
+    return ApiResponse(answer, status_code=201)
 
 
 async def revoke_invitation(request: Request) -> Response:

@@ -22,6 +22,7 @@ INVITATIONS = "/api/v1/organisations/main/invitations"
 async def invite(app: Application, api_key: str, **body: Any) -> Any:
     answer = await ask(app, "POST", INVITATIONS, api_key, json=body)
     assert answer.status_code == 201, answer.text
+    assert answer.json()["organisation"] == "main"
     return answer.json()
 
 

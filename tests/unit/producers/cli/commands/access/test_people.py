@@ -22,16 +22,22 @@ def test_members_are_those_of_the_keys_organisation_or_of_a_named_one(
     server.answer("GET", MEMBERS, page)
     server.answer("GET", "/organisations/other/members", page)
     assert "ada@example.org" in headrace("member", "list").out
-    assert headrace("member", "list", "--org", "other", "--json").document["members"] == [ADA]
+    assert headrace("member", "list", "--organisation", "other", "--json").document["members"] == [
+        ADA
+    ]
 
 
 def test_an_invitation_is_printed_alone_on_its_line(server: FakeServer, headrace: Run) -> None:
-    made = {"invitation": {"expires_at": "2026-01-08T00:00:00Z"}, "url": "http://s/join?code=c"}
+    made = {
+        "invitation": {"expires_at": "2026-01-08T00:00:00Z"},
+        "organisation": "main",
+        "url": "http://s/join?code=c",
+    }
     server.answer("GET", "/whoami", {"organisation": "main"})
     server.answer("POST", "/organisations/main/invitations", made, 201)
     ran = headrace("member", "invite", "--role", "viewer", "--email", "bea@example.org")
     assert ran.out == "http://s/join?code=c\n"
-    assert "works once" in ran.err
+    assert "this link into main works once" in ran.err
     assert server.requests[-1].document == {"role": "viewer", "email": "bea@example.org"}
 
 
