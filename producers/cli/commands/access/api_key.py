@@ -65,7 +65,7 @@ def list_(client: Client, *, everything: bool) -> Output:
     """List the API keys, newest first."""
     parameters = {"revoked": "true" if everything else "false"}
     found = list(client.pages("/api-keys", "api_keys", parameters))
-    columns = ("key", "name", "owner", "scopes", "workspace", "expires", "last used", "state")
+    columns = ("key", "name", "owner", "scopes", "bound to", "expires", "last used", "state")
     empty = "no API keys; `headrace key create NAME` makes one"
     return Output(
         {"api_keys": found, "total_count": len(found)},
@@ -116,7 +116,7 @@ def _row(found: Document) -> tuple[object, ...]:
         found["name"],
         found["owner"],
         ", ".join(found["scopes"]),
-        found["workspace"],
+        found.get("workspace_name") or found.get("organisation_name") or "all",
         _expiry(found),
         time_ago(found["last_used_at"]),
         _state(found),

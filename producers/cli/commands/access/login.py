@@ -94,9 +94,9 @@ def whoami(client: Client) -> Output:
     shown = [
         ("person", f"{person['name']} ({person['email']})" if person else None),
         ("owner", found["owner"]),
-        ("organisation", found["organisation"] or "all"),
+        ("organisation", found["organisation_name"] or "all"),
         ("role", found["role"]),
-        ("workspace", found["workspace"] or "all"),
+        ("workspace", found["workspace_name"] or "all"),
         ("API key", api_key["id"]),
         ("scopes", ", ".join(api_key["scopes"])),
         ("expires", minute(api_key["expires_at"]) if api_key["expires_at"] else "never"),

@@ -11,7 +11,7 @@ from infra.identity.issuing import LONGEST_OVERLAP_S, LONGEST_S, NEVER, OVERLAP_
 from producers.http.auth import actor_of
 from producers.http.requests import JsonBody, body_of
 from producers.http.responses import ApiResponse, flag, page_of, page_response
-from producers.http.routes.access.organisations import organisation_id
+from producers.http.routes.access.organisations import names_of, organisation_id
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 from schemas.errors import InvalidConfig, Issue
@@ -74,9 +74,10 @@ async def index(request: Request) -> Response:
         limit=page.limit,
         offset=page.offset,
     )
-    return page_response(
-        f"{_field(request)}s", [to_json(api_key) for api_key in found], total, page
-    )
+    tenants = {(one.organisation, one.workspace) for one in found}
+    names = {tenant: await names_of(request, *tenant) for tenant in tenants}
+    rows = [{**to_json(one), **names[one.organisation, one.workspace]} for one in found]
+    return page_response(f"{_field(request)}s", rows, total, page)
 
 
 async def rotate(request: Request) -> Response:

@@ -11,6 +11,7 @@ from producers.http.auth import actor_of
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.access import api_keys
+from producers.http.routes.access.organisations import names_of
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 
@@ -62,6 +63,7 @@ async def whoami(request: Request) -> Response:
             "organisation": actor.organisation,
             "role": actor.role,
             "workspace": actor.workspace,
+            **await names_of(request, actor.organisation, actor.workspace),
             "api_key": {
                 "id": actor.api_key,
                 "scopes": sorted(actor.scopes),

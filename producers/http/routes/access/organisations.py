@@ -99,6 +99,20 @@ def first_segments(request: Request) -> frozenset[str]:
     return frozenset(path.split("/")[1] for path in paths)
 
 
+async def names_of(
+    request: Request, organisation: str | None, workspace: str | None
+) -> Mapping[str, str | None]:
+    """The names of an organisation and a workspace (ids), to show them beside the ids: a user knows
+    nothing else of them. A workspace has its id as its name until the read model has it."""
+    core = services(request)
+    home = None if organisation is None else await core.organisations.find(organisation)
+    place = None if workspace is None else await core.readmodel.registry.workspace(workspace)
+    return {
+        "organisation_name": None if home is None else home.name,
+        "workspace_name": workspace if place is None else place["name"],
+    }
+
+
 ROUTES = [
     ScopedRoute("/organisations", index, scope="read"),
     ScopedRoute("/organisations", create, scope="admin", reach="installation", methods=["POST"]),

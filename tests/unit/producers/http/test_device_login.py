@@ -69,6 +69,7 @@ async def test_an_approved_login_becomes_one_api_key_of_the_person(app: Applicat
     assert timedelta(days=89.9) < left <= timedelta(days=90)
     who = (await ask(app, "GET", "/api/v1/whoami", issued["secret"])).json()
     assert (who["person"]["id"], who["role"]) == (ada.id, "member")
+    assert (who["organisation_name"], who["workspace_name"]) == ("main", None)
     again = await poll(app, begun)
     assert again.json()["code"] == "EXPIRED_TOKEN"
 

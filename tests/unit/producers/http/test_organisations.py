@@ -108,6 +108,20 @@ async def test_lists_and_counts_are_of_one_organisation(
             assert other.organisation not in answer.text, path
 
 
+async def test_a_key_and_its_list_show_the_names_of_its_organisation_and_workspace(
+    shared: Application, left: Tenant
+) -> None:
+    bound = await create_api_key(
+        shared, "bound", "read", organisation="left", workspace=left.workspace
+    )
+    for api_key, workspace in ((left.api_key, None), (bound, left.name)):
+        who = (await ask(shared, "GET", "/api/v1/whoami", api_key)).json()
+        assert (who["organisation_name"], who["workspace_name"]) == ("left", workspace)
+    found = (await ask(shared, "GET", "/api/v1/api-keys", left.api_key)).json()["api_keys"]
+    names = {one["name"]: (one["organisation_name"], one["workspace_name"]) for one in found}
+    assert names == {"sums-admin": ("left", None), "bound": ("left", left.name)}
+
+
 async def test_a_name_that_both_have_is_a_conflict_for_the_operator(
     shared: Application, left: Tenant, right: Tenant
 ) -> None:

@@ -11,7 +11,9 @@ API_KEY: dict[str, Any] = {
     "owner": "ada",
     "prefix": "hr_abcdefghij",
     "scopes": ["read", "submit"],
-    "workspace": None,
+    "workspace": "839571a06fa8500f",
+    "workspace_name": "sums",
+    "organisation_name": "rivers",
     "expires_at": "2130-01-01T00:00:00+00:00",
     "created_at": "2026-01-01T00:00:00Z",
     "created_by": "admin/root",
@@ -76,7 +78,10 @@ def test_the_list_shows_when_api_keys_expire(server: FakeServer, headrace: Run) 
 def test_api_keys_are_listed_and_revoked(server: FakeServer, headrace: Run) -> None:
     server.answer("GET", "/api-keys", {"api_keys": [API_KEY], "has_more": False})
     server.answer("DELETE", "/api-keys/ci", {"revoked": "abcdefghij", "name": "ci"})
-    assert "hr_abcdefghij" in headrace("key", "list").out
+    shown = headrace("key", "list").out
+    assert "hr_abcdefghij" in shown
+    assert "sums" in shown
+    assert "839571a06fa8500f" not in shown
     assert json.loads(headrace("key", "list", "--all", "--json").out)["total_count"] == 1
     assert "revoked=true" in server.requests[-1].query
     assert "revoked the API key ci" in headrace("key", "revoke", "ci").out

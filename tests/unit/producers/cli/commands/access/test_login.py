@@ -142,7 +142,11 @@ def test_logout_revokes_the_stored_key_and_forgets_it(
 
 def test_whoami_shows_the_person_and_the_role(server: FakeServer, headrace: Run) -> None:
     key = {"id": "abcdefghij", "scopes": ["read"], "expires_at": None}
-    found = {"owner": "ada-abcdef", "organisation": "main", "workspace": None, "api_key": key}
+    ids = {"organisation": "16902f1b566d5e66", "workspace": "839571a06fa8500f"}
+    names = {"organisation_name": "rivers", "workspace_name": "sums"}
+    found = {"owner": "ada-abcdef", **ids, **names, "api_key": key}
     server.answer("GET", "/whoami", {**found, "person": ISSUED["person"], "role": "viewer"})
     out = headrace("whoami").out
-    assert all(text in out for text in ("Ada (ada@example.org)", "viewer", "main", "never"))
+    shown = ("Ada (ada@example.org)", "viewer", "rivers", "sums", "never")
+    assert all(text in out for text in shown)
+    assert not any(identity in out for identity in ids.values())
