@@ -17,6 +17,8 @@ from typing import BinaryIO
 from schemas.errors import InvalidConfig
 
 MAX_FILES = 10_000
+MAX_ENTRIES = 20_000
+"""The most files and folders together."""
 MAX_UNPACKED = 16 << 30
 MAX_RATIO = 200
 """How many times larger than the archive its content may be, beyond SPARE_BYTES. Text of one repeated
@@ -80,12 +82,18 @@ def read_archive(path: Path, *, keep: frozenset[str] = frozenset(), keep_bytes: 
     the limits."""
     found = ReadArchive()
     seen: set[str] = set()
-    end = 0
+    folded: dict[str, str] = {}
+    num_entries = end = 0
     try:
         with path.open("rb") as file:
             stream = _Unpacked(file, path.stat().st_size)
             with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]  # needs only read
                 for member in archive:
+                    num_entries += 1
+                    if num_entries > MAX_ENTRIES:
+                        raise InvalidConfig(
+                            f"has more than {MAX_ENTRIES} files and folders; leave some out"
+                        )
                     end = member.offset_data + -(-member.size // BLOCK_BYTES) * BLOCK_BYTES
                     if (plain := plain_path(member)) is None:
                         continue
@@ -96,6 +104,7 @@ def read_archive(path: Path, *, keep: frozenset[str] = frozenset(), keep_bytes: 
                     if len(seen) == MAX_FILES:
                         raise InvalidConfig(f"has more than {MAX_FILES} files; leave some out")
                     seen.add(plain)
+                    _refuse_other_case(plain, folded)
                     _read_member(
                         archive, member, plain, found, keep_bytes if plain in keep else None
                     )
@@ -105,7 +114,10 @@ def read_archive(path: Path, *, keep: frozenset[str] = frozenset(), keep_bytes: 
                 stream.content_end > end
             ):  # other programs may read files there that this one did not
                 raise InvalidConfig("has a damaged header, or bytes after its end; pack it again")
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, UnicodeError) as error:
+    except (
+        *(tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, UnicodeError),
+        RecursionError,  # tarfile calls itself for each header of headers
+    ) as error:
         raise InvalidConfig(
             f"cannot be read as tar.gz ({type(error).__name__}); pack it again"
         ) from None
@@ -161,6 +173,18 @@ def _read_member(
     found.files.append(ArchivedFile(path, size, digest.hexdigest()))
     if keep_bytes is not None:
         found.kept[path] = kept
+
+
+def _refuse_other_case(path: str, folded: dict[str, str]) -> None:
+    """Refuse a path that macOS and Windows take for one that came before: one of the two would be
+    unpacked over the other."""
+    for part in (path, *_folders(path)):
+        before = folded.setdefault(part.casefold(), part)
+        if before != part:
+            raise InvalidConfig(
+                f"holds the paths {before!r} and {part!r}, which some systems take for one; rename one "
+                "of them"
+            )
 
 
 def _refuse_files_as_folders(paths: set[str]) -> None:

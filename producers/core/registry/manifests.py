@@ -12,6 +12,7 @@ import yaml
 
 from schemas.errors import InvalidConfig, Issue
 from schemas.ids import ArtifactKind
+from schemas.text import plain
 
 FILES: Mapping[ArtifactKind, str] = {
     "capability": "capability.yaml",
@@ -30,6 +31,7 @@ MAX_BYTES = 256 << 10
 MAX_DEPTH = 32
 MAX_NODES = 20_000
 MAX_SUMMARY = 500
+MAX_INTEGER = 1 << 53
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
@@ -78,8 +80,8 @@ def parse_manifest(data: bytes) -> dict[str, Any]:
         raise InvalidConfig(f"cannot be read as YAML: {str(error)[:300]}") from None
     if not isinstance(found, dict):
         raise InvalidConfig("must be a mapping of keys to values, like name: my-task")
-    plain: dict[str, Any] = _plain(found)
-    return plain
+    read: dict[str, Any] = _plain(found)
+    return read
 
 
 def check_manifest(
@@ -112,7 +114,7 @@ def summary_of(manifest: Mapping[str, Any]) -> str:
     """The description of a manifest in one line of at most 500 characters."""
     for key in ("summary", "description"):
         if isinstance(text := manifest.get(key), str):
-            return " ".join(text.replace("\0", " ").split())[:MAX_SUMMARY]
+            return plain(" ".join(text.split()))[:MAX_SUMMARY]
     return ""
 
 
@@ -131,6 +133,8 @@ def _plain(value: Any) -> Any:
             if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
                 raise InvalidConfig("has a NUL or half of a character; remove it")
             return value
+        case int() if not -MAX_INTEGER <= value <= MAX_INTEGER:
+            raise InvalidConfig("has a number beyond 2^53, which JSON does not keep; quote it")
         case bool() | int() | float() | None:
             return value
     raise InvalidConfig(f"has a value of the type {type(value).__name__}; use text instead")

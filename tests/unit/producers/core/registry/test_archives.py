@@ -78,6 +78,25 @@ def test_two_names_that_are_one_in_nfc_are_refused(tmp_path: Path) -> None:
         read(tmp_path, packed({"caf\u00e9": "a", "cafe\u0301": "b"}))
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("README", "readme"), ("task.yaml", "Task.yaml"), ("a/x", "A/y"), ("stra\u00dfe", "STRASSE")],
+)
+def test_two_names_that_differ_in_case_alone_are_refused(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    with pytest.raises(InvalidConfig, match="some systems take for one"):
+        read(tmp_path, packed({first: "a", second: "b"}))
+
+
+def test_a_chain_of_headers_is_refused_with_the_reason(tmp_path: Path) -> None:
+    record = b"11 comment=\n".ljust(512, b"\0")
+    header = member("x", tarfile.XHDTYPE, size=12).tobuf(tarfile.USTAR_FORMAT) + record
+    plain = gzip.decompress(packed({"task.yaml": "x"}))
+    with pytest.raises(InvalidConfig, match="pack it again"):
+        read(tmp_path, gzip.compress(header * 5000 + plain))
+
+
 def test_a_bomb_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "SPARE_BYTES", 1 << 20)
     bomb = packed({"task.yaml": "x", "zeros": bytes(16 << 20)})
@@ -107,6 +126,13 @@ def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(archives, "MAX_FILES", 3)
     with pytest.raises(InvalidConfig, match="more than 3 files"):
         read(tmp_path, packed({str(number): "" for number in range(4)}))
+
+
+def test_too_many_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MAX_ENTRIES", 3)
+    folders = [(member(str(number), tarfile.DIRTYPE), b"") for number in range(3)]
+    with pytest.raises(InvalidConfig, match="more than 3 files and folders"):
+        read(tmp_path, packed({"task.yaml": "x"}, folders))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +189,8 @@ async def test_a_header_that_needs_too_much_memory_ends_the_confined_check(tmp_p
         ("a: .nan\n", "JSON does not know"),
         ('a: "\\0"\n', "NUL"),
         ("a: [", "cannot be read as YAML"),
+        ("a: 0x" + "f" * 9_000, "beyond 2^53"),
+        ("a: -9007199254740993", "beyond 2^53"),
         ("x" * (300 << 10), "more than 256 KiB"),
         ("a: [" + "1," * 30_000 + "]", "more than 20000 values"),
         ("version: 1.0\n", "must be text; quote it"),
@@ -179,6 +207,13 @@ def test_a_hostile_manifest_is_refused_with_the_reason(
     report = check_archive(path, "model", name="m", version="1.0.0", out=out)
     assert [said in issue.message for issue in report.issues] == [True]
     assert not out.exists()
+
+
+def test_a_summary_holds_no_control_characters(tmp_path: Path) -> None:
+    path = tmp_path / "archive"
+    path.write_bytes(packed({"model.yaml": 'summary: "a\\x1b[31m \\u202e b"\n'}))
+    report = check_archive(path, "model", name="m", version="1.0.0", out=tmp_path / "out")
+    assert (report.issues, report.summary) == ((), "a?[31m ? b")
 
 
 def test_dates_and_text_become_json(tmp_path: Path) -> None:
