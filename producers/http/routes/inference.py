@@ -71,9 +71,9 @@ async def completions(request: Request) -> Response:
 
 async def _infer(request: Request, wire: WireName) -> Response:
     """Forward a request to the deployment that it names."""
-    in_flight = services(request).inference_bytes
+    in_flight, actor = services(request).inference_bytes, actor_of(request)
     try:
-        with in_flight.hold(actor_of(request).api_key) as held:
+        with in_flight.hold(actor.api_key, organisation=actor.organisation) as held:
             return await infer(request, wire, await _body_of(request, held))
     except GatewayError as error:
         return openai_error(error)

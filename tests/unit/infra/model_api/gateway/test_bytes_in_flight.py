@@ -35,6 +35,26 @@ def test_a_key_has_its_bytes_and_all_keys_have_theirs() -> None:
     assert status_of(in_flight, "a", 2 * LARGE) == 200
 
 
+def test_the_keys_of_an_organisation_leave_room_for_another_one() -> None:
+    in_flight = BytesInFlight(of_organisation=2 * LARGE, in_all=3 * LARGE)
+    with (
+        in_flight.hold("a", organisation="x") as one,
+        in_flight.hold("b", organisation="x") as two,
+        in_flight.hold("c", organisation="x") as three,
+        in_flight.hold("d", organisation="y") as other,
+    ):
+        one.check_room(LARGE)
+        two.check_room(LARGE)
+        with pytest.raises(GatewayError, match="of your organisation") as refused:
+            three.check_room(LARGE)
+        assert refused.value.status == 429
+        three.check_room(SMALL_BODY)
+        other.check_room(LARGE)
+    with in_flight.hold("c", organisation="x") as after:
+        after.check_room(2 * LARGE)
+    assert in_flight.num_large_bytes == 0
+
+
 def test_a_body_without_a_length_is_counted_as_it_arrives() -> None:
     in_flight = BytesInFlight(of_key=LARGE)
     with in_flight.hold("a") as held:
