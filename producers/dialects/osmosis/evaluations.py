@@ -182,6 +182,7 @@ async def submit(request: Request, workspace: Workspace) -> Response:
         workspace=workspace.id,
         submitter=actor.person,
         creator=actor.owner,
+        given=body.secrets.values(),
     )
     try:
         recorded = await core.submitter.submit_eval(wanted, key=idempotency_key(request))

@@ -183,6 +183,16 @@ async def test_an_evaluation_of_a_toml_is_submitted_and_stopped(
     assert stopped["id"] == made["id"]
 
 
+async def test_a_submission_takes_the_secrets_of_its_body(app: Application, ours: Tenant) -> None:
+    await dataset(app)
+    body: dict[str, Any] = {**SUBMITTED, "secrets": {"required": ["JUDGE_KEY"]}}
+    missing = await wire(app, ours, "", body, status=404)
+    assert missing["error"] == "Secret(s) not found: JUDGE_KEY"
+    body["secrets"]["provided"] = {"JUDGE_KEY": "only-for-this-evaluation"}
+    made = await wire(app, ours, "", body, status=201)
+    assert await given_names(app) == [(made["id"], "JUDGE_KEY")]
+
+
 async def test_a_wrong_key_is_an_issue_of_the_config(app: Application, ours: Tenant) -> None:
     wrong = json.loads(json.dumps(SUBMITTED))
     wrong["evaluation_config"] = {"limits": 3, "n": 0}
