@@ -136,6 +136,30 @@ def test_links_of_pages_lead_somewhere() -> None:
     assert dead == []
 
 
+def test_links_to_a_section_lead_to_one() -> None:
+    dead = [
+        f"{relative(page)}: {link}#{section}"
+        for page in PAGES
+        for link, section in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+        if (target := page.parent / link if link else page).suffix == ".md"
+        and section not in sections_of(target)
+    ]
+    assert dead == []
+
+
+@cache
+def sections_of(page: Path) -> frozenset[str]:
+    """The names that GitHub gives to the headings of a page: small letters, and no punctuation."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return frozenset(re.sub(r"[^\w\- ]", "", one).lower().replace(" ", "-") for one in headings)
+
+
+def test_twin_a_heading_has_the_name_that_github_gives_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# B11's `headrace` learning, of a *model*\n")
+    assert sections_of(page) == {"b11s-headrace-learning-of-a-model"}
+
+
 def test_targets_of_make_and_programs_that_a_page_names_exist() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
     for page in PAGES:
