@@ -3,6 +3,7 @@
 The owner of the deployments' stream decides. The checks here answer a mistake at once.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID
@@ -161,10 +162,22 @@ async def find_deployment(deployments: Deployments, name: str) -> Deployment:
         raise unknown_deployment(name)
     if len(found) > 1:
         raise Conflict(
-            f"{len(found)} deployments have the name {name}: {', '.join(one.ref for one in found)}; "
-            "give one of these, or use an API key of its workspace"
+            f"{len(found)} deployments have the name {name}: {', '.join(_refs(found))}; give one of "
+            "these, or use an API key of its workspace"
         )
     return found[0]
+
+
+def _refs(deployments: Sequence[Deployment]) -> list[str]:
+    """A name for each of these deployments: WORKSPACE/NAME, with the id of the workspace where two of
+    these workspaces have one name."""
+    names = Counter(one.workspace_name for one in deployments)
+    return [
+        f"{one.workspace_name}/{one.name}"
+        if one.workspace_name and names[one.workspace_name] == 1
+        else one.ref
+        for one in deployments
+    ]
 
 
 def deployment_of(deployments: Sequence[Deployment], ref: str) -> Deployment | None:

@@ -127,7 +127,7 @@ async def test_a_key_that_sees_several_names_the_workspace(app: Application) -> 
     assert [one["id"] for one in listed] == ["tiny", "tiny:ours/same", "tiny:theirs/same"]
     several = await app.api.get("/api/v1/deployments/same")
     assert several.status_code == 409
-    assert f"{ours.workspace}/same" in several.json()["detail"]
+    assert "ours/same, theirs/same; give one of these" in several.json()["detail"]
     for place in ("theirs", theirs.workspace):
         shown = (await app.get(f"/deployments/{place}/same"))["deployment"]
         assert (shown["workspace_name"], shown["step"]) == ("theirs", 4)
