@@ -297,13 +297,13 @@ def root_actor(address: str) -> Actor:
 def _refusal_of(api_key: ApiKey) -> Response:
     """The refusal of an API key that is known but not valid. It says why, and what to do."""
     until = f"{api_key.expires_at:%Y-%m-%d %H:%M} UTC" if api_key.expires_at is not None else ""
-    if api_key.revoked_at is not None:
-        reason = "was revoked; make another one with `headrace key create`"
-    elif api_key.has_lost_its_person:
+    if api_key.has_lost_its_person:  # the keys of a member who is removed are revoked, too
         reason = (
             "belongs to a person who is not a member of its organisation any more; ask an owner for "
             "an invitation"
         )
+    elif api_key.revoked_at is not None:
+        reason = "was revoked; get another one with `headrace login` or `headrace key create`"
     elif api_key.has_old_secret:
         reason = f"was rotated, and this secret of it was valid until {until}; use the new secret"
     else:

@@ -66,12 +66,19 @@ class ScopedRoute(Route):
         if self.scope != "any" and not actor.may(self.scope):
             return (
                 f"{what} needs an API key with the scope {self.scope}; this one has "
-                f"{', '.join(sorted(actor.scopes)) or 'none'}"
+                f"{', '.join(sorted(actor.scopes)) or 'none'}; use another key (`headrace whoami` shows "
+                "yours), or ask an owner of the organisation or the operator for one"
             )
         if self.reach != "workspace" and actor.workspace is not None:
-            return f"{what} is about all workspaces; this API key is bound to one of them"
+            return (
+                f"{what} is about all workspaces; this API key is bound to one of them; use one that "
+                "is bound to no workspace"
+            )
         if self.reach == "installation" and actor.is_confined:
-            return f"{what} is about all organisations; this API key is bound to one of them"
+            return (
+                f"{what} is about all organisations; this API key is bound to one of them; ask the "
+                "operator of the installation, who has a key that is bound to none"
+            )
         return None
 
 

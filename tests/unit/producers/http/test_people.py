@@ -72,6 +72,7 @@ async def test_the_keys_of_a_removed_member_are_refused_at_once_and_for_good(
     await app.services.members.remove(MAIN, ada.id)
     answer = await ask(app, "GET", "/api/v1/runs", ada.api_key)
     assert answer.status_code == 401
+    assert "ask an owner for an invitation" in answer.text, "ada can make no key"
     await app.services.members.add(MAIN, ada.id, "member", created_by="test")
     assert await status_of(app, ada.api_key) == 401, "a new membership does not open old keys"
 
