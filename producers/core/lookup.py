@@ -163,8 +163,8 @@ class Lookup:
         parts = CHECKPOINT.fullmatch(ref_of_name(ref))
         if parts is None:
             raise NotFound(
-                f"{ref!r} is not the name of a checkpoint; write run@step, run@last, run@best or "
-                "run@best:METRIC"
+                f"{ref!r} is not the name of a checkpoint; write run@step, run-step-N, run@last, "
+                "run@best or run@best:METRIC"
             )
         run = await self.run(parts["run"])
         stream = checkpoint_stream(run.run)

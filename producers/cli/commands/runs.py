@@ -23,6 +23,7 @@ from producers.cli.display.output import (
 from producers.cli.display.units import (
     checkpoint_table,
     count_of,
+    distinct_names,
     failure_text,
     run_status,
     run_step,
@@ -68,7 +69,7 @@ def list_(
     answer = client.get("/runs", parameters)
     rows = [
         (
-            r.get("name"),
+            name,
             run_status(r),
             r.get("algorithm"),
             model_name(r.get("model") or "") or None,
@@ -78,7 +79,7 @@ def list_(
             time_ago(r.get("created_at")),
             " ".join(r.get("tags") or ()) or None,
         )
-        for r in answer["runs"]
+        for r, name in zip(answer["runs"], distinct_names(answer["runs"]), strict=True)
     ]
     columns = (
         "name",

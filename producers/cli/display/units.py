@@ -1,6 +1,7 @@
 """Formats what answers hold for people: bytes, seconds, remaining time, and states of samples, runs and
 checkpoints."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +24,18 @@ def format_size(number: object) -> str | None:
         if scaled < 1024 or unit == SIZES[-1]:
             break
     return f"{scaled:,.1f} {unit}"
+
+
+def distinct_names(things: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """The names of the things of a list. Where several have one name, because they belong to several
+    workspaces, the id stands behind it: commands take the id."""
+    num = Counter(thing.get("name") for thing in things)
+    return [
+        f"{thing.get('name')} ({thing.get('id')})"
+        if num[thing.get("name")] > 1
+        else thing.get("name")
+        for thing in things
+    ]
 
 
 def format_duration(seconds: float) -> str:

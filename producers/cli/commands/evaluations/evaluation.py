@@ -30,6 +30,7 @@ from producers.cli.display.output import (
     table,
     time_ago,
 )
+from producers.cli.display.units import distinct_names
 from producers.cli.errors import Failure, Interrupted
 from producers.cli.event_stream import AWAY, Outage
 from producers.cli.repository import repository_around, workspace_of
@@ -195,11 +196,12 @@ def list_(client: Client, *, limit: int, offset: int, project: str | None) -> Ou
     answer = client.get("/evals", {"limit": limit, "offset": offset, "project": project})
     rows = [
         (
-            *(e.get(key) for key in ("name", "status", "model", "dataset", "reward")),
+            name,
+            *(e.get(key) for key in ("status", "model", "dataset", "reward")),
             interval_text(interval_of(e.get("metrics") or {}, "eval/reward")),
             time_ago(e.get("created_at")),
         )
-        for e in answer["evals"]
+        for e, name in zip(answer["evals"], distinct_names(answer["evals"]), strict=True)
     ]
     columns = ("name", "status", "model", "dataset", "reward", "95 % interval", "created")
     return Output(answer, table("Evaluations", columns, rows))

@@ -13,6 +13,7 @@ from producers.cli.commands.workspaces.alerts import alerts
 from producers.cli.commands.workspaces.connection import connect, disconnect, rotate_secret
 from producers.cli.commands.workspaces.quotas import quotas
 from producers.cli.display.output import Document, Output, Part, fields, say, table, time_ago
+from producers.cli.display.units import distinct_names
 from producers.cli.errors import Failure
 from producers.cli.repository import address_of
 
@@ -104,8 +105,8 @@ def list_(client: Client, *, limit: int, offset: int) -> Output:
     """List the registered repositories."""
     answer = client.get("/workspaces", {"limit": limit, "offset": offset})
     rows = [
-        (w.get("name"), w.get("status"), str(w.get("commit_sha") or "")[:12], w.get("url"))
-        for w in answer["workspaces"]
+        (name, w.get("status"), str(w.get("commit_sha") or "")[:12], w.get("url"))
+        for w, name in zip(answer["workspaces"], distinct_names(answer["workspaces"]), strict=True)
     ]
     return Output(answer, table("Workspaces", ("name", "status", "commit", "address"), rows))
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from producers.cli.display.units import (
+    distinct_names,
     format_count,
     format_duration,
     format_size,
@@ -60,3 +61,14 @@ def test_the_time_left_is_estimated_only_for_a_run_that_steps() -> None:
     assert run_eta_s({**run, "current_step": 0}, now=now) is None
     assert run_eta_s({**run, "status": "finished"}, now=now) is None
     assert run_step({"status": "pending"}) == "0/?"
+
+
+def test_things_of_one_name_have_their_ids_behind_it() -> None:
+    listed = [
+        {"id": "a1", "name": "first"},
+        {"id": "b2", "name": "first"},
+        {"id": "c3", "name": "x"},
+    ]
+    assert distinct_names(listed) == ["first (a1)", "first (b2)", "x"]
+    assert distinct_names(listed[1:]) == ["first", "x"]
+    assert distinct_names([]) == []
