@@ -79,6 +79,13 @@ class JsonBody:
             raise _invalid_field(name, f"must be from {least:g} to {most:g}, got {value!r:.40}")
         return value
 
+    def integer(self, name: str, *, default: int, least: int, most: int) -> int:
+        """A whole number. Raises InvalidConfig."""
+        value = self.number(name, default=default, least=least, most=most)
+        if value != int(value):
+            raise _invalid_field(name, f"must be a whole number, got {value!r:.40}")
+        return int(value)
+
 
 async def json_object(request: Request) -> dict[str, object]:
     """The JSON object of a request. Raises InvalidConfig when it is not one."""

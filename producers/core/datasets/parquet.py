@@ -22,6 +22,11 @@ MAX_ENTRIES = 200_000
 """Limits of one text and one list in the footer."""
 MAX_LEAVES = 2_000
 """The most columns, with those inside of objects."""
+MAX_RATIO = 200
+"""How many times larger than the file the JSON of its rows may be, beyond SPARE_BYTES. A column of one
+repeated text is stored once, so 2 KB can hold 200,000 rows of 1 MB."""
+SPARE_BYTES = 32 << 20
+
 BATCH_ROWS = 64
 PIECE_BYTES = 1 << 20
 
@@ -34,6 +39,8 @@ def read_parquet(file: BinaryIO, *, mapped: Collection[str] = ()) -> Read:
     if problem := _footer_problem(file):
         yield 1, file_issue("file", problem)
         return
+    most = SPARE_BYTES + MAX_RATIO * file.seek(0, os.SEEK_END)
+    file.seek(0)
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others reserve address space
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -46,7 +53,7 @@ def read_parquet(file: BinaryIO, *, mapped: Collection[str] = ()) -> Read:
             thrift_string_size_limit=MAX_NAME_BYTES,
             thrift_container_size_limit=MAX_ENTRIES,
         ) as parquet:
-            yield from _rows(parquet, {*READ, *mapped})
+            yield from _rows(parquet, {*READ, *mapped}, most=most)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         yield 1, file_issue("file", f"is not a readable Parquet file: {said}; write it again")
@@ -72,8 +79,8 @@ def _footer_problem(file: BinaryIO) -> str | None:
     return None
 
 
-def _rows(parquet: Any, wanted: Collection[str]) -> Read:
-    """The rows of an open file."""
+def _rows(parquet: Any, wanted: Collection[str], *, most: int) -> Read:
+    """The rows of an open file, whose JSON may have `most` bytes."""
     if parquet.metadata.num_columns > MAX_LEAVES:
         yield 1, file_issue("file", f"has more than {MAX_LEAVES} columns; leave some out")
         return
@@ -88,7 +95,7 @@ def _rows(parquet: Any, wanted: Collection[str]) -> Read:
         yield 1, RowIssue(f"column {name[:200]}", problem, column=name[:200])
     if problems:
         return
-    columns, blank, number = [field.name for field in read], dict.fromkeys(names), 0
+    columns, blank, number, total = [field.name for field in read], dict.fromkeys(names), 0, 0
     if not columns:  # the names alone say which columns are missing
         yield 1, blank
         return
@@ -96,22 +103,28 @@ def _rows(parquet: Any, wanted: Collection[str]) -> Read:
         batch.validate(full=True)  # also that texts are UTF-8
         for row in batch.to_pylist():
             number += 1
-            yield number, _check_row(number, {**blank, **row})
+            found, size = _check_row(number, {**blank, **row})
+            total += size
+            if total > most:
+                message = f"has rows of more than {most} bytes as JSON, {MAX_RATIO} times its size"
+                yield number, file_issue("file", f"{message}; split it, or leave out repeated text")
+                return
+            yield number, found
 
 
-def _check_row(number: int, values: dict[str, Any]) -> Values | RowIssue:
-    """The values, or the problem that they are not JSON or too long."""
+def _check_row(number: int, values: dict[str, Any]) -> tuple[Values | RowIssue, int]:
+    """The values, or the problem that they are not JSON or too long, and the bytes of their JSON."""
     try:
         size = len(json.dumps(values, ensure_ascii=False, allow_nan=False).encode())
     except ValueError:
         column = next(name for name, value in values.items() if not _is_finite(value))
         message = "holds NaN or Infinity, which is not JSON; remove it, or write null"
         key = f"row {number}, column {column}"
-        return RowIssue(key, message, line=number, column=column)
+        return RowIssue(key, message, line=number, column=column), 0
     if size > MAX_ROW_BYTES:
         message = f"must have at most {MAX_ROW_BYTES} bytes; shorten the row"
-        return line_issue(number, message, excerpt_of(values)[:400])
-    return values
+        return line_issue(number, message, excerpt_of(values)[:400]), size
+    return values, size
 
 
 def _is_finite(value: object) -> bool:

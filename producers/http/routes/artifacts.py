@@ -55,7 +55,7 @@ async def announce(request: Request) -> Response:
     body = await body_of(request, (*NAMED, "file_size", "sha256"))
     registry = services(request).artifact_registry
     key = await _key_of(request, body)
-    size = int(body.number("file_size", default=0, least=1, most=MAX_BYTES))
+    size = body.integer("file_size", default=0, least=1, most=MAX_BYTES)
     begun = await registry.begin(key, size, body.text("sha256"))
     if isinstance(begun, PublishedArtifact):
         return ApiResponse({"artifact": to_json(begun), "upload": None})

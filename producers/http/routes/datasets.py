@@ -51,7 +51,7 @@ async def announce(request: Request) -> Response:
         begun = await services(request).dataset_uploads.begin(
             name,
             file_name,
-            int(body.number("file_size", default=0, least=1, most=MAX_BYTES)),
+            body.integer("file_size", default=0, least=1, most=MAX_BYTES),
             overwrites=body.flag("overwrite"),
             sha256=body.optional("sha256"),
             mapping=mapping,

@@ -246,6 +246,12 @@ async def test_a_signed_url_ends_with_its_time_and_its_key(
     assert "was revoked" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("size", [1.5, True, "400", None, -1, 0, 6 << 30])
+async def test_a_size_is_a_whole_number_of_bytes(app: Application, size: object) -> None:
+    body = {"name": "sums", "file_name": "r.jsonl", "file_size": size}
+    assert (await app.post("/datasets", body)).status_code == 400
+
+
 async def test_a_signed_url_ends_with_the_secret_of_its_key(app: Application) -> None:
     key = await create_api_key(app, "ci", "submit")
     body = {"name": "sums", "file_name": "r.jsonl", "file_size": 400}

@@ -198,3 +198,20 @@ def test_without_the_check_of_its_ends_a_file_reaches_the_reader(
     assert "too long" in checked(file)[0].issues[0].message
     monkeypatch.setattr(reader, "_footer_problem", lambda _: None)
     assert "not a readable Parquet file" in checked(file)[0].issues[0].message
+
+
+@pytest.mark.parametrize(("ratio", "is_read"), [(200, False), (100_000, True)])
+def test_rows_of_one_repeated_text_end_the_check_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: int, is_read: bool
+) -> None:
+    """The twin reads them: 2 KB become 2 MB."""
+    monkeypatch.setattr(reader, "SPARE_BYTES", 1 << 16)
+    monkeypatch.setattr(reader, "MAX_RATIO", ratio)
+    prompts = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), ["x" * 1000])
+    columns = {"user_prompt": prompts, "ground_truth": ["1"] * 2000}
+    file = written(tmp_path, columns, compression="zstd")
+    report, _ = checked(file)
+    assert (not report.issues) == is_read
+    if not is_read:
+        assert "200 times its size" in report.issues[0].message
+        assert report.num_rows < 1500
