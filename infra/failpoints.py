@@ -68,6 +68,9 @@ NAMED = (
     "artifact.checked",
     "artifact.stored",
     "artifact.published",
+    "upload.import_file",
+    "upload.import_stored",
+    "upload.import_appended",
 )
 
 CONSUMERS: dict[str, tuple[type[Effect], ...]] = {

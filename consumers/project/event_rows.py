@@ -17,6 +17,7 @@ from infra.readmodel.rows import (
     DropDataset,
     DropGivenSecrets,
     DropHistory,
+    DropReplacedGroups,
     DropRun,
     PutArtifact,
     PutCheckpoint,
@@ -37,8 +38,10 @@ from schemas.events import (
     DatasetDeleted,
     DatasetRegistered,
     EvaluationCompleted,
+    EvaluationImported,
     EvaluationRequested,
     EvaluationRetryRequested,
+    EvaluationRowsImported,
     EvaluationSettled,
     EvaluationStarted,
     Event,
@@ -63,7 +66,7 @@ from schemas.events import (
     WorkspaceRejected,
     WorkspaceSynced,
 )
-from schemas.ids import GroupKey, SemanticVersion, category, run_stream
+from schemas.ids import GroupKey, Purpose, SemanticVersion, category, run_stream
 from schemas.sampling import Grade
 
 GRADES = TypeAdapter(tuple[Grade, ...])
@@ -389,9 +392,49 @@ def evaluation_completed(event: EvaluationCompleted, at: datetime) -> tuple[Writ
         reward=event.reward,
         metrics=json.dumps({k: v for k, v in event.metrics.items() if math.isfinite(v)}),
         error=event.message,
-        completed_at=at,
+        completed_at=event.ended_at or at,
     )
     return (change, DropGivenSecrets(event.evaluation, at))
+
+
+@rows.register
+def evaluation_imported(event: EvaluationImported, at: datetime) -> tuple[Write, ...]:
+    put = PutEvaluation(
+        evaluation=event.evaluation,
+        name=event.eval_name,
+        run=None,
+        step=None,
+        model=event.config.experiment.model_path,
+        dataset=event.dataset.name,
+        rollout=event.config.experiment.rollout,
+        config=event.config.model_dump_json(),
+        dataset_ref=event.dataset.model_dump_json(),
+        total=event.rows,
+        created_at=at,
+        workspace=event.workspace,
+    )
+    change = ChangeEvaluation(event.evaluation, started_at=event.started_at)
+    return (put, change, DropReplacedGroups(event.evaluation, event.number - 1))
+
+
+@rows.register
+def evaluation_rows_imported(event: EvaluationRowsImported, at: datetime) -> tuple[Write, ...]:
+    return tuple(
+        PutGroup(
+            owner=event.evaluation,
+            purpose=str(Purpose.EVALUATE),
+            step=0,
+            slot=row.slot,
+            replacement=event.number - 1,
+            dataset_row=row.row,
+            num_samples=len(row.grades),
+            artifact=row.artifact.model_dump_json(),
+            grades=GRADES.dump_json(row.grades).decode(),
+            at=at,
+            attempts=json.dumps(row.attempts),
+        )
+        for row in event.rows
+    )
 
 
 def _end_of_run(

@@ -13,6 +13,7 @@ from schemas.events import (
     CheckpointFailed,
     CheckpointSaved,
     EvaluationCompleted,
+    EvaluationImported,
     EvaluationRequested,
     EvaluationRetryRequested,
     EvaluationSettled,
@@ -300,6 +301,13 @@ def evaluation_completed(event: EvaluationCompleted) -> Iterator[Line]:
 @lines.register
 def evaluation_retry_requested(event: EvaluationRetryRequested) -> Iterator[Line]:
     yield "info", None, f"Retry {event.number}: the attempts without a reward are repeated"
+
+
+@lines.register
+def evaluation_imported(event: EvaluationImported) -> Iterator[Line]:
+    again = f", import {event.number}" if event.number > 1 else ""
+    said = f"{event.rows} rows of local run {event.local_run.name} ({event.local_run.id}){again}"
+    yield "info", None, f"Imported {said} by {event.importer or 'the operator'}; not graded here"
 
 
 @lines.register

@@ -1008,6 +1008,9 @@ delete from skipped_events where event = $1
 delete from graded_groups
 where owner = $1 or owner in (select evaluation from evaluations where run = $1)
 
+-- name: drop_replaced_groups
+delete from graded_groups where owner = $1 and purpose = 'evaluate' and replacement < $2
+
 -- name: drop_run_alerts
 delete from alerts where run = $1
 

@@ -83,6 +83,15 @@ class DropArtifact:
 
 
 @dataclass(frozen=True, slots=True)
+class DropReplacedGroups:
+    """Delete the groups of an imported evaluation with a lower `replacement`, whose results a later
+    import replaced."""
+
+    evaluation: str
+    replacement: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropDataset:
     dataset: str
 
@@ -430,6 +439,7 @@ Write = (
     | DropRun
     | DropGivenSecrets
     | DropSkippedEvent
+    | DropReplacedGroups
     | DropDataset
     | DropArtifact
     | Unarchive

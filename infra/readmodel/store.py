@@ -33,6 +33,7 @@ from infra.readmodel.rows import (
     DropDataset,
     DropGivenSecrets,
     DropHistory,
+    DropReplacedGroups,
     DropRun,
     DropSkippedEvent,
     PutArtifact,
@@ -304,6 +305,10 @@ async def _write(connection: Any, writes: Sequence[Write]) -> None:
         if isinstance(write, ChangeNamedDeployment):
             change = (write.name, write.updated_at, write.request, write.error)
             await connection.execute(SQL["change_named_deployment"], *change)
+    for write in writes:
+        if isinstance(write, DropReplacedGroups):
+            replaced = (write.evaluation, write.replacement)
+            await connection.execute(SQL["drop_replaced_groups"], *replaced)
     if ended := [write for write in writes if isinstance(write, DropGivenSecrets)]:
         owners, times = [write.owner for write in ended], [write.at for write in ended]
         await connection.execute(SQL["drop_given_secrets"], owners, times)

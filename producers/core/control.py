@@ -16,6 +16,7 @@ from producers.core.validation.given_secrets import SecretsNotSet, check_given_s
 from schemas.errors import Conflict
 from schemas.events import (
     EvaluationCompleted,
+    EvaluationImported,
     EvaluationRequested,
     EvaluationRetryRequested,
     EvaluationStarted,
@@ -35,6 +36,21 @@ COMMANDS: dict[str, Callable[[str], Event]] = {
     "pause": lambda run: RunPauseRequested(run=run),
     "resume": lambda run: RunResumeRequested(run=run),
 }
+
+
+class ImportedElsewhere(Conflict):
+    """An imported evaluation cannot be repeated here. `config_path` is where its config is on the
+    machine that made it, if that was recorded, and `local_name` its name there."""
+
+    def __init__(self, event: EvaluationImported) -> None:
+        run = event.local_run
+        path = run.provenance.get("config_path")
+        self.config_path = path if isinstance(path, str) else None
+        self.local_name = run.name
+        super().__init__(
+            f"evaluation {event.eval_name} was imported; repeat local run {run.name} on the machine "
+            "that made it, and import it again with --replace"
+        )
 
 
 NO_SECRETS: Mapping[str, SecretValue] = MappingProxyType({})
@@ -87,6 +103,8 @@ class Control:
         Conflict, InvalidConfig, and SecretsNotSet when a required secret is neither given nor set."""
         request = await self._lookup.evaluation(ref)
         name = request.eval_name
+        if isinstance(request, EvaluationImported):
+            raise ImportedElsewhere(request)
         if request.run is not None:
             raise Conflict(
                 f"evaluation {name} is a validation of a run and cannot be repeated; submit an "

@@ -20,6 +20,7 @@ from schemas.errors import Conflict, InvalidConfig, NotFound
 from schemas.events import (
     CheckpointSaved,
     CommitRequested,
+    EvaluationImported,
     EvaluationRequested,
     Event,
     RunArchived,
@@ -38,7 +39,10 @@ LOWER_IS_BETTER = ("loss", "kl", "grad_norm", "perplexity", "truncated_ratio")
 """How the names of metrics end of which the lowest value is the best one."""
 
 
-T = TypeVar("T", RunRequested, EvaluationRequested)
+KnownEvaluation = EvaluationRequested | EvaluationImported
+"""The event that an evaluation begins with."""
+
+T = TypeVar("T", RunRequested, KnownEvaluation)
 
 
 class Curves(Protocol):
@@ -146,12 +150,15 @@ class Lookup:
             raise archived_error(found.run_name)
         return found
 
-    async def evaluation(self, ref: str) -> EvaluationRequested:
-        seen = []
+    async def evaluation(self, ref: str) -> KnownEvaluation:
+        """The event that requested an evaluation, or that imported it."""
+        seen: list[KnownEvaluation] = []
         for identity in await self._ids("evaluation", ref):
-            event = await self._first(eval_stream(identity), identity, EvaluationRequested.type)
-            if isinstance(event, EvaluationRequested) and await self._may_see(event):
-                seen.append(event)
+            for kind in (EvaluationRequested, EvaluationImported):
+                event = await self._first(eval_stream(identity), identity, kind.type)
+                if isinstance(event, KnownEvaluation) and await self._may_see(event):
+                    seen.append(event)
+                    break
         if not seen:
             raise await self._unknown("evaluation", ref, "`headrace eval list` shows all")
         return await self._only("evaluation", ref, seen)
@@ -248,7 +255,7 @@ class Lookup:
         loaded = await self._log.load({stream: 0})
         return next((r.event for r in loaded[stream] if r.event.type == kind), None)
 
-    async def _may_see(self, evaluation: EvaluationRequested) -> bool:
+    async def _may_see(self, evaluation: KnownEvaluation) -> bool:
         """Whether this task may see an evaluation. That of a run belongs to the run's workspace."""
         if evaluation.run is None or not is_confined():
             return may_see(evaluation.workspace)
@@ -261,7 +268,7 @@ class Lookup:
         return NotFound(f"there is no {kind} {ref!r}; {meant}{hint}")
 
 
-def _workspace_of(event: RunRequested | EvaluationRequested) -> str | None:
+def _workspace_of(event: RunRequested | KnownEvaluation) -> str | None:
     """The workspace (id) of a run, or of an evaluation that a user asked for."""
     return event.owner_workspace if isinstance(event, RunRequested) else event.workspace
 

@@ -87,13 +87,14 @@ class JsonBody:
         return int(value)
 
 
-async def json_object(request: Request) -> dict[str, object]:
-    """The JSON object of a request. Raises InvalidConfig when it is not one."""
+async def json_object(request: Request, *, most: int = MAX_JSON_BYTES) -> dict[str, object]:
+    """The JSON object of a request, of at most so many bytes. Raises InvalidConfig when it is not
+    one."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
-        if len(data) > MAX_JSON_BYTES:
-            raise InvalidConfig(f"the body must have at most {MAX_JSON_BYTES} bytes; send less")
+        if len(data) > most:
+            raise InvalidConfig(f"the body must have at most {most} bytes; send less")
     try:
         values = json.loads(data or b"{}", parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:

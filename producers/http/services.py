@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from infra.blobs.evaluation_imports import ImportSessions
 from infra.blobs.installed import InstalledBlobs
 from infra.blobs.staged_uploads import StagedUploads
 from infra.blobs.uploads import UploadStore
@@ -55,6 +56,7 @@ from producers.core.datasets.transfers import Transfers
 from producers.core.datasets.uploads import DatasetUploads
 from producers.core.dead_letters import DeadLetters
 from producers.core.device_login import DeviceLogins
+from producers.core.evaluations.imports import EvaluationImports
 from producers.core.history.notes import Notes
 from producers.core.history.verification import Verifications
 from producers.core.lookup import Lookup
@@ -206,6 +208,17 @@ class Services:
             blobs=self.blobs,
             archives=self.archives,
             scratch=self.settings.home / "uploads",
+        )
+
+    @cached_property
+    def evaluation_imports(self) -> EvaluationImports:
+        return EvaluationImports(
+            self.log,
+            self.transfers,
+            ImportSessions(self.database),
+            blobs=self.blobs,
+            artifacts=self.artifacts,
+            names=self.readmodel.names,
         )
 
     @cached_property

@@ -1,14 +1,21 @@
 """Events of evaluations, and of the validations of a run."""
 
+from datetime import datetime
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from schemas.artifact_refs import ArtifactRef
 from schemas.config import EvalConfig
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.events.runs import BaseStepEvent
 from schemas.ids import StreamName, eval_stream, run_stream
-from schemas.specs import GroupTemplate
+from schemas.sampling import Grade
+from schemas.specs import DatasetRef, GroupTemplate
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class _EvaluationEvent(Event):
@@ -79,7 +86,8 @@ class EvaluationStarted(_EvaluationEvent):
 
 
 class EvaluationCompleted(_EvaluationEvent):
-    """An evaluation ended. `reward` is the mean over all graded samples."""
+    """An evaluation ended. `reward` is the mean over all graded samples. `ended_at` is the time of an
+    imported one, which ended elsewhere before it was recorded here."""
 
     type: ClassVar[str] = "rl.evaluation.completed"
     gate: ClassVar[Gate | None] = "closed"
@@ -89,6 +97,7 @@ class EvaluationCompleted(_EvaluationEvent):
     message: str | None = None
     run: str | None = None
     step: int | None = None
+    ended_at: datetime | None = Field(default=None, exclude_if=_is_none)
 
     @property
     def key(self) -> str:
@@ -112,6 +121,80 @@ class EvaluationRetryRequested(_EvaluationEvent):
     @property
     def name(self) -> str:
         return f"{self.type}/{self.number}"
+
+
+class LocalRun(BaseModel):
+    """Where an imported evaluation was made, as its importer says: the id and the name of the run there,
+    the SHA-256 of its manifest and of its code, and what else it recorded, such as `config_path`."""
+
+    model_config = ConfigDict(frozen=True)
+    id: str
+    name: str
+    manifest_sha256: str
+    code_digest: str
+    provenance: dict[str, str | bool] = {}
+
+
+class ImportedRow(BaseModel):
+    """The attempts at a dataset row of an imported evaluation. `artifact` is their SampleBatch, and
+    `files` are the files that it names. `attempts` are the numbers of the attempts with these grades."""
+
+    model_config = ConfigDict(frozen=True)
+    slot: int = Field(ge=0)
+    row: int = Field(ge=0)
+    artifact: ArtifactRef
+    grades: tuple[Grade, ...] = ()
+    attempts: tuple[int, ...] = ()
+    files: tuple[ArtifactRef, ...] = ()
+
+
+class _ImportEvent(_EvaluationEvent):
+    """An event of import `number` of an evaluation; later ones replace its results."""
+
+    number: int = Field(ge=1)
+
+
+class EvaluationImported(_ImportEvent):
+    """The results of an evaluation that ran elsewhere were imported by `importer`. Headrace neither
+    sampled nor graded them. `content_sha256` identifies the manifest and all files, `rows` counts the
+    dataset rows, and `tokens` those of all attempts."""
+
+    type: ClassVar[str] = "rl.evaluation.imported"
+    eval_name: str
+    workspace: str
+    local_run: LocalRun
+    content_sha256: str
+    dataset: DatasetRef
+    config: EvalConfig
+    rows: int
+    tokens: int
+    started_at: datetime
+    logs: ArtifactRef | None = None
+    importer: str | None = None
+
+    @property
+    def run(self) -> None:
+        """No run requested it."""
+
+    @property
+    def submitter(self) -> None:
+        """It uses no secrets."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.number}"
+
+
+class EvaluationRowsImported(_ImportEvent):
+    """A page of the rows of an imported evaluation, counted from 0."""
+
+    type: ClassVar[str] = "rl.evaluation.rows-imported"
+    page: int = Field(ge=0)
+    rows: tuple[ImportedRow, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.number}/{self.page}"
 
 
 class EvaluationSettled(BaseStepEvent):

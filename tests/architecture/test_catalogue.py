@@ -26,6 +26,8 @@ EDGE_EVENTS = {
     "EvaluationRequested",
     "EvaluationStopRequested",
     "EvaluationRetryRequested",
+    "EvaluationImported",
+    "EvaluationRowsImported",
     "RunPauseRequested",
     "RunResumeRequested",
     "RunStopRequested",

@@ -21,6 +21,8 @@ TABLES = {
     " values ($1, 'n', 'grpo', 'sync', 'm', 'd', '{}', '{}', now(), $2)",
     "evaluations": "insert into evaluations (evaluation, name, model, dataset, dataset_ref, total,"
     " created_at, workspace) values ($1, 'n', 'm', 'd', '{}', 1, now(), $2)",
+    "evaluation_imports": "insert into evaluation_imports (id, evaluation, number, workspace, content)"
+    " values ($1, 'e', 1, $2, '{}')",
     "workspaces": "insert into workspaces (workspace, name, url, created_at)"
     " values ($2, $1, 'u', now())",
     "deliveries": "insert into deliveries (event, workspace, kind, at) values ($1, $2, 'push', now())",

@@ -35,6 +35,8 @@ PRIVATE: dict[str, dict[str, str]] = {
     "people": {},
     "person_accounts": {},
     "workspace_homes": {},
+    "evaluation_imports": {},
+    "evaluation_import_files": {},
     "upload_parts": {},
     "uploads": {},
     "url_keys": {},

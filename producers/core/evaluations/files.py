@@ -81,7 +81,7 @@ def _ranges(text: str) -> tuple[range, ...]:
 
 class EvaluationFiles:
     """The files of one evaluation. `results` are its rows, `figures` the content of metrics.json, and
-    `log_lines` those of its log."""
+    `log_lines` those of its log, unless an import brought its own `logs` along."""
 
     def __init__(
         self,
@@ -90,11 +90,13 @@ class EvaluationFiles:
         *,
         figures: Mapping[str, object],
         log_lines: Sequence[str],
+        logs: ArtifactRef | None = None,
     ) -> None:
         self._artifacts = artifacts
         self._results = results
         self._figures = figures
         self._log_lines = log_lines
+        self._own_logs = logs
         self._batches: dict[str, SampleBatch] = {}
 
     async def list_files(self, selection: Selection) -> list[EvaluationFile]:
@@ -156,6 +158,8 @@ class EvaluationFiles:
         return EvaluationFile(METRICS, _json_of(self._figures))
 
     def _logs(self) -> EvaluationFile:
+        if self._own_logs is not None:
+            return EvaluationFile(LOGS, ref=self._own_logs)
         return EvaluationFile(LOGS, "".join(f"{line}\n" for line in self._log_lines).encode())
 
     def _summary(self) -> EvaluationFile:

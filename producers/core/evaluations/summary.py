@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from infra.readmodel.evaluation_results import RowResult
 from infra.spine.ports.event_log import Cursor, EventStore
-from schemas.events import GroupGraded
+from schemas.events import EvaluationImported, GroupGraded
 
 PASS_AT_K = re.compile(r"eval/pass@([1-9][0-9]*)")
 PAGE = 500
@@ -92,14 +92,16 @@ def pass_at_k_of(metrics: Mapping[str, float]) -> dict[int, float]:
 
 async def count_tokens(log: EventStore, evaluation: str) -> int:
     """The tokens of all prompts and answers of an evaluation (its id), those of repeated attempts
-    too."""
+    too. An imported one says how many they are."""
     total, after = 0, Cursor()
-    types = [GroupGraded.type]
+    types = [GroupGraded.type, EvaluationImported.type]
     while page := await log.read(evaluation, after=after, limit=PAGE, types=types):
         for recorded in page:
             if isinstance(recorded.event, GroupGraded):
                 entries = recorded.event.entries
                 total += sum(one.prompt_tokens + one.completion_tokens for one in entries)
+            elif isinstance(recorded.event, EvaluationImported):
+                total = recorded.event.tokens
         after = page[-1].cursor
     return total
 

@@ -44,6 +44,7 @@ from producers.http.routes.samples import (
 )
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
+from schemas.events import EvaluationRequested
 from schemas.ids import GroupKey
 from schemas.sampling import Message, ModelRef, SampleBatch
 
@@ -323,18 +324,19 @@ async def _answers(
 async def _vocabulary(request: Request, group: GroupRow) -> Vocabulary | None:
     owner, core = GroupKey.parse(group.group).owner, services(request)
     try:
-        model = (await core.lookup.run(owner)).model
+        model: ModelRef | None = (await core.lookup.run(owner)).model
     except NotFound:
         model = await _evaluated_model(request, owner)
-    return await core.vocabularies.of(model)
+    return await core.vocabularies.of(model) if model is not None else None
 
 
-async def _evaluated_model(request: Request, evaluation: str) -> ModelRef:
+async def _evaluated_model(request: Request, evaluation: str) -> ModelRef | None:
     """The model of an evaluation (its id). The validations of a run are named after it, and have its
-    model."""
+    model. That of an import is not here."""
     core = services(request)
     try:
-        return (await core.lookup.evaluation(evaluation)).template.model
+        found = await core.lookup.evaluation(evaluation)
+        return found.template.model if isinstance(found, EvaluationRequested) else None
     except NotFound:
         return (await core.lookup.run(evaluation.rpartition("v")[0])).model
 

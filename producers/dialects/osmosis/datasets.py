@@ -137,7 +137,7 @@ async def create(request: Request, workspace: Workspace) -> Response:
     if isinstance(begun, DatasetRegistered):  # only a file whose hash is known is found again
         raise Conflict(f"dataset {body.file_name} has this file already")
     plan = await core.dataset_uploads.plan(begun.id, address=own_address(request))
-    return answer(_of_upload(begun, upload_plan=_plan(plan)), status=201)
+    return answer(_of_upload(begun, upload_plan=upload_wire(plan)), status=201)
 
 
 async def complete(request: Request, workspace: Workspace) -> Response:
@@ -278,7 +278,8 @@ def _of_upload(upload: StagedUpload, *, upload_plan: UploadWire | None = None) -
     )
 
 
-def _plan(plan: UploadPlan) -> UploadWire:
+def upload_wire(plan: UploadPlan) -> UploadWire:
+    """How the client sends a file."""
     parts = [
         SignedPart(part_number=one.number, presigned_url=one.url, size=one.size)
         for one in plan.parts

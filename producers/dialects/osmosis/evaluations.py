@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.registry import EvaluationJson
+from producers.core.control import ImportedElsewhere
 from producers.core.evaluations.summary import EvaluationSummary, count_tokens
 from producers.core.submit import SubmitRequest
 from producers.core.validation.given_secrets import SecretsNotSet
@@ -295,6 +296,9 @@ async def retry(request: Request, workspace: Workspace) -> Response:
     except SecretsNotSet as error:
         names = {"run_secret_names": list(error.names)}
         raise ClientRefused(400, "VALIDATION", error.message, fields=names) from error
+    except ImportedElsewhere as error:
+        where = {"config_path": error.config_path, "eval_run_name": error.local_name}
+        raise ClientRefused(409, error.code, error.message, fields={"local_run": where}) from error
     return answer(
         Retried(
             id=found["id"],

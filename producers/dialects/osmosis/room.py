@@ -9,6 +9,7 @@ from producers.dialects.osmosis import (
     eval_files,
     evaluations,
     identity,
+    imports,
     metrics,
     models,
     rollouts,
@@ -29,6 +30,7 @@ RESOURCES = (
     models,
     evaluations,
     eval_files,
+    imports,
     datasets,
 )
 

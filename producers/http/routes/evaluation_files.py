@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.registry import EvaluationJson
+from infra.spine.ports.event_log import Cursor
 from producers.core.evaluations.files import EvaluationFile, EvaluationFiles, Selection
 from producers.core.evaluations.summary import EvaluationSummary, count_tokens, summarize
 from producers.http.downloads import download
@@ -19,6 +20,8 @@ from producers.http.routes.evaluations import (
 )
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
+from schemas.artifact_refs import ArtifactRef
+from schemas.events import EvaluationImported
 
 LINES = 1000
 
@@ -77,7 +80,19 @@ async def evaluation_files(request: Request, found: EvaluationJson) -> Evaluatio
         await results_of(request, found),
         figures={"eval": to_json(found), "summary": await summary_json(request, found)},
         log_lines=await _log_lines(request, found["id"]),
+        logs=await _imported_logs(request, found["id"]),
     )
+
+
+async def _imported_logs(request: Request, evaluation: str) -> ArtifactRef | None:
+    """The log that an import brought along."""
+    newest: ArtifactRef | None = None
+    types = [EvaluationImported.type]
+    found = await services(request).log.read(evaluation, after=Cursor(), limit=LINES, types=types)
+    for recorded in found:
+        if isinstance(recorded.event, EvaluationImported):
+            newest = recorded.event.logs
+    return newest
 
 
 async def _log_lines(request: Request, evaluation: str) -> list[str]:

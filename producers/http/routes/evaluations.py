@@ -21,7 +21,7 @@ from infra.readmodel.evaluation_results import (
     select_attempts,
 )
 from infra.readmodel.registry import EvaluationJson
-from producers.core.control import NO_SECRETS
+from producers.core.control import NO_SECRETS, ImportedElsewhere
 from producers.http.auth import actor_of
 from producers.http.requests import body_of, cause_of, idempotency_key
 from producers.http.responses import ApiResponse, flag, number, page_of, page_response, project_of
@@ -38,6 +38,7 @@ from producers.http.routes.samples import (
 from producers.http.routing import ScopedRoute
 from schemas.datasets import DatasetRow
 from schemas.errors import Conflict, TransientError
+from schemas.events import EvaluationImported
 from schemas.sampling import Judgement, SampleRecord
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import DatasetRef
@@ -77,9 +78,17 @@ async def index(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    return ApiResponse(
-        {"eval": to_json(await find_evaluation(request, request.path_params["ref"]))}
-    )
+    """An evaluation. `imported` says where an imported one was made, and is null for all others."""
+    found = await find_evaluation(request, request.path_params["ref"])
+    requested = await services(request).lookup.evaluation(found["id"])
+    imported = import_json(requested) if isinstance(requested, EvaluationImported) else None
+    return ApiResponse({"eval": to_json(found), "imported": imported})
+
+
+def import_json(event: EvaluationImported) -> Mapping[str, object]:
+    """Where an imported evaluation was made, as JSON."""
+    names = {"number", "importer", "local_run", "content_sha256"}
+    return event.model_dump(mode="json", include=names)
 
 
 async def logs(request: Request) -> Response:
@@ -204,6 +213,9 @@ async def repeat_attempts(
     there are none."""
     core = services(request)
     before = await find_evaluation(request, ref)
+    requested = await core.lookup.evaluation(before["id"])
+    if isinstance(requested, EvaluationImported):
+        raise ImportedElsewhere(requested)
     config = json.loads(before["config"] or "{}")
     n = int(config.get("evaluation", {}).get("n", 1))
     retryable = num_left_out(await results_of(request, before), num_rows=before["total"], n=n)
