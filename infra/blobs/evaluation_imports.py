@@ -30,7 +30,7 @@ class ImportSession:
 
 
 @dataclass(frozen=True, slots=True)
-class FileUpload:
+class UploadOfFile:
     """The upload of a file, and its status."""
 
     upload: str
@@ -53,10 +53,10 @@ class ImportSessions:
         row: Any = await self._pool.fetchrow(SQL["find"], identity)
         return None if row is None else ImportSession(**row)
 
-    async def uploads(self, identity: str) -> dict[str, FileUpload]:
+    async def uploads(self, identity: str) -> dict[str, UploadOfFile]:
         """The uploads that were begun, by path."""
         rows = await self._pool.fetch(SQL["uploads"], identity)
-        return {row["path"]: FileUpload(row["upload"], row["status"]) for row in rows}
+        return {row["path"]: UploadOfFile(row["upload"], row["status"]) for row in rows}
 
     async def set_upload(self, identity: str, path: str, upload: str) -> None:
         await self._pool.execute(SQL["set_upload"], identity, path, upload)

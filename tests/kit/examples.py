@@ -31,6 +31,7 @@ BY_NAME = {
     "date": "2026-11-22",
     "started_at": "2026-01-02T03:04:05Z",
     "completed_at": "2026-01-02T03:04:06Z",
+    "ended_at": "2026-01-02T03:04:06Z",
 }
 """Values for fields whose format the schema does not fully describe."""
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 RUN = "a1" * 16
@@ -66,6 +67,56 @@ class LocalEvaluation:
 
     def with_file(self, path: str, data: bytes) -> "LocalEvaluation":
         return replace(self, files={**self.files, path: data})
+
+    def write(self, root: Path) -> Path:
+        """The directory that the program leaves, below `root`."""
+        place, run = root / self.name, self.request()["run"]
+        experiment = run["experiment_config"]
+        written = {
+            **self.files,
+            "manifest.json": json.dumps(
+                {
+                    "schema_version": 1,
+                    "local_run_id": RUN,
+                    "run_name": self.name,
+                    "created_at": STARTED,
+                    "inputs": {
+                        "model_path": experiment["model_path"],
+                        "dataset": {
+                            key: experiment["dataset"][key]
+                            for key in ("sha256", "selected_source_rows")
+                        },
+                        "n": 2,
+                        "rollout": {
+                            "name": "sums",
+                            "entrypoint": "main.py",
+                            "source_digest": "sha256:1",
+                        },
+                        "versions": {"state_schema": 1},
+                    },
+                    "provenance": {"config_path": "configs/eval/sums.toml", "git_dirty": False},
+                }
+            ).encode(),
+            "metrics.json": json.dumps(
+                {
+                    "eval_run": {
+                        "id": RUN,
+                        "name": self.name,
+                        "status": "finished",
+                        "dataset_name": "numbers",
+                        "model_name": experiment["model_path"],
+                        "rollout_name": "sums",
+                        "started_at": STARTED,
+                        "completed_at": COMPLETED,
+                    },
+                    "summary": {"pass_threshold": 0.5},
+                }
+            ).encode(),
+        }
+        for path, data in written.items():
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+            (place / path).write_bytes(data)
+        return place
 
     def request(self, **more: Any) -> dict[str, Any]:
         """What the client announces."""

@@ -20,7 +20,7 @@ from producers.core.evaluations.import_request import (
     ImportRequest,
     refuse,
 )
-from producers.core.evaluations.trajectories import Trajectory
+from producers.core.evaluations.trajectories import AtifTrajectory
 from schemas.errors import FailureCategory
 from schemas.limits import LARGEST_REWARD
 from schemas.sampling import Grade, SampleFailure, SampleOutput, SampleRecord
@@ -35,7 +35,7 @@ class _Line(BaseModel):
 L = TypeVar("L", bound=_Line)
 
 
-class Attempt(_Line):
+class LocalAttempt(_Line):
     """A line of the index: attempt `run_index` at the selected row `row_index`, both from 0."""
 
     row_index: int = Field(ge=0)
@@ -56,12 +56,12 @@ class Attempt(_Line):
     def grade(self, index: int) -> Grade:
         """Its grade, at this place of its row."""
         if self.status == "success" and self.reward is None:
-            return _failed(index, "the local run recorded no reward")
+            return _failed_grade(index, "the local run recorded no reward")
         if self.reward is None:
             kind = "".join(
                 c if c.isprintable() else " " for c in self.error_type or "no reason given"
             )
-            return _failed(index, f"failed in the local run: {kind[:MOST_SHOWN]}")
+            return _failed_grade(index, f"failed in the local run: {kind[:MOST_SHOWN]}")
         return Grade(index=index, reward=self.reward)
 
 
@@ -72,23 +72,23 @@ class _Progress(_Line):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ImportFigures:
     """The figures of an import: its mean reward, and all metrics by name."""
 
     reward: float | None
     metrics: Mapping[str, float]
 
 
-def _failed(index: int, message: str) -> Grade:
+def _failed_grade(index: int, message: str) -> Grade:
     failure = SampleFailure(category=FailureCategory.AGENT, message=message)
     return Grade(index=index, reward=None, failure=failure)
 
 
-def parse_index(data: bytes, request: ImportRequest, *, num_rows: int) -> list[list[Attempt]]:
+def parse_index(data: bytes, request: ImportRequest, *, num_rows: int) -> list[list[LocalAttempt]]:
     """The attempts at each of the `num_rows` selected rows, in order. Raises InvalidConfig unless each
     attempt is there once, and every file belongs to one."""
     n = request.run.evaluation_config.n
-    found: dict[tuple[int, int], Attempt] = {}
+    found: dict[tuple[int, int], LocalAttempt] = {}
     ids: set[str] = set()
     lines = _text(data, INDEX).split("\n")
     if len(lines) > num_rows * n + 1:
@@ -98,7 +98,7 @@ def parse_index(data: bytes, request: ImportRequest, *, num_rows: int) -> list[l
         if not line and number == len(lines):
             break
         where = f"{INDEX}:{number}"
-        attempt = _parse(Attempt, line, where)
+        attempt = _parse(LocalAttempt, line, where)
         if attempt.row_index >= num_rows or attempt.run_index >= n:
             raise refuse(where, f"must be of rows 0 to {num_rows - 1} and runs 0 to {n - 1}")
         key = (attempt.row_index, attempt.run_index)
@@ -127,7 +127,10 @@ def check_progress(data: bytes, request: ImportRequest, *, num_rows: int, of: in
 
 
 def record_of(
-    attempt: Attempt, index: int, trajectory: Trajectory | None, output: SampleOutput | None
+    attempt: LocalAttempt,
+    index: int,
+    trajectory: AtifTrajectory | None,
+    output: SampleOutput | None,
 ) -> SampleRecord:
     """An attempt as a sample. Raises InvalidConfig when the trajectory is that of another attempt."""
     if trajectory is None:
@@ -148,9 +151,9 @@ def record_of(
     )
 
 
-def compute_figures(rows: Sequence[Sequence[Grade]], *, n: int, threshold: float) -> Figures:
+def compute_figures(rows: Sequence[Sequence[Grade]], *, n: int, threshold: float) -> ImportFigures:
     """The figures of the grades at each row. pass@k is over the rows that have all `n`."""
-    rewards = [_known(grade.counted_reward for grade in row) for row in rows]
+    rewards = [_known_rewards(grade.counted_reward for grade in row) for row in rows]
     passes = [[float(_passes(grade, threshold)) for grade in row] for row in rows]
     metrics: dict[str, float] = {}
     if reward := estimate_mean([row for row in rewards if row]):
@@ -162,10 +165,10 @@ def compute_figures(rows: Sequence[Sequence[Grade]], *, n: int, threshold: float
         values = [(1 - comb(n - count, k) / comb(n, k),) for count in whole]
         if found := estimate_mean(values, is_proportion=True):
             metrics |= found.figures(f"eval/pass@{k}")
-    return Figures(metrics.get("eval/reward"), metrics)
+    return ImportFigures(metrics.get("eval/reward"), metrics)
 
 
-def _known(rewards: Any) -> list[float]:
+def _known_rewards(rewards: Any) -> list[float]:
     return [reward for reward in rewards if reward is not None]
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra import failpoints
-from infra.blobs.evaluation_imports import FileUpload, ImportSession, ImportSessions
+from infra.blobs.evaluation_imports import ImportSession, ImportSessions, UploadOfFile
 from infra.blobs.installed import InstalledBlobs
 from infra.names import Names
 from infra.ports.actor import acting, may_see
@@ -30,13 +30,13 @@ from producers.core.evaluations.import_request import (
     refuse,
 )
 from producers.core.evaluations.imported_results import (
-    Attempt,
+    LocalAttempt,
     check_progress,
     compute_figures,
     parse_index,
     record_of,
 )
-from producers.core.evaluations.trajectories import Trajectory
+from producers.core.evaluations.trajectories import AtifTrajectory
 from producers.core.run_names import require_name
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import Conflict, NotFound, TransientError
@@ -128,7 +128,7 @@ class EvaluationImports:
             everything = frozenset(one.path for one in request.files)
             return ImportState(session, request, everything, newest)
         uploads = await self._sessions.uploads(identity)
-        return ImportState(session, request, frozenset(_arrived(request, uploads)))
+        return ImportState(session, request, frozenset(_find_arrived(request, uploads)))
 
     async def plan(
         self, identity: str, paths: Sequence[str], *, address: str | None = None
@@ -265,7 +265,7 @@ class EvaluationImports:
             await asyncio.shield(self._sessions.release(session))
 
     async def _store_row(
-        self, reader: "_Files", slot: int, row: int, attempts: Sequence[Attempt]
+        self, reader: "_Files", slot: int, row: int, attempts: Sequence[LocalAttempt]
     ) -> ImportedRow:
         """Store the attempts at a row. Those that were skipped have no grade."""
         made = [one for one in attempts if one.status != "skipped"]
@@ -340,11 +340,11 @@ class EvaluationImports:
             "version with --overwrite",
         )
 
-    def pieces_of(self, upload: FileUpload) -> AsyncIterator[bytes]:
+    def pieces_of(self, upload: UploadOfFile) -> AsyncIterator[bytes]:
         """The bytes of a file that has arrived."""
         return self._pieces_of(upload)
 
-    async def _pieces_of(self, upload: FileUpload) -> AsyncIterator[bytes]:
+    async def _pieces_of(self, upload: UploadOfFile) -> AsyncIterator[bytes]:
         whole = await self._transfers.uploads.find(upload.upload)
         async for piece in self._transfers.uploads.chunks(whole):
             yield piece
@@ -363,7 +363,7 @@ class _Files:
     """The files of an import while it is finalized."""
 
     def __init__(
-        self, imports: EvaluationImports, state: ImportState, uploads: Mapping[str, FileUpload]
+        self, imports: EvaluationImports, state: ImportState, uploads: Mapping[str, UploadOfFile]
     ) -> None:
         self.evaluation = state.session.evaluation
         self.number = state.session.number
@@ -385,12 +385,12 @@ class _Files:
             raise refuse(path, "has changed since it was sent; send it again")
         return bytes(data)
 
-    async def trajectory(self, attempt: Attempt) -> Trajectory | None:
+    async def trajectory(self, attempt: LocalAttempt) -> AtifTrajectory | None:
         """The trajectory of an attempt, if it has one. Raises InvalidConfig."""
         path = attempt.trajectory
         if path is None:
             return None
-        return await asyncio.to_thread(Trajectory.parse, await self.read(path), path)
+        return await asyncio.to_thread(AtifTrajectory.parse, await self.read(path), path)
 
     async def store_artifacts(self, attempt: str) -> dict[str, ArtifactRef]:
         """Store what an attempt left behind. Returns it by name."""
@@ -426,7 +426,7 @@ def _page(imported: EvaluationImported, number: int, rows: Sequence[ImportedRow]
     )
 
 
-def _arrived(request: ImportRequest, uploads: Mapping[str, FileUpload]) -> Iterator[str]:
+def _find_arrived(request: ImportRequest, uploads: Mapping[str, UploadOfFile]) -> Iterator[str]:
     """The files that have arrived. Nothing is sent of an empty one."""
     for one in request.files:
         held = uploads.get(one.path)
@@ -465,5 +465,5 @@ def _check_replaces(request: ImportRequest, newest: EvaluationImported) -> None:
 def _other_content(newest: EvaluationImported) -> Conflict:
     return Conflict(
         f"local run {newest.local_run.id} was imported as {newest.eval_name} with other results "
-        f"(import {newest.number}); replace them with --replace."
+        f"(import {newest.number}); replace them with --replace"
     )

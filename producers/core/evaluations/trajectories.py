@@ -47,7 +47,7 @@ class _Totals(_Part):
     total_completion_tokens: int | None = Field(default=None, ge=0, lt=1 << 53)
 
 
-class Trajectory(_Part):
+class AtifTrajectory(_Part):
     """A conversation of an attempt, with its tokens as far as they are known."""
 
     session_id: str | None = None
@@ -57,7 +57,7 @@ class Trajectory(_Part):
     extra: dict[str, Any] | None = None
 
     @classmethod
-    def parse(cls, data: bytes, path: str) -> "Trajectory":
+    def parse(cls, data: bytes, path: str) -> "AtifTrajectory":
         """The trajectory in a file. Raises InvalidConfig, which names the file by its path."""
         try:
             return cls.model_validate(loads(data.decode()))

@@ -31,22 +31,22 @@ class SentFile(Wire):
     parts: list[SentPart] | None = Field(default=None, max_length=MOST_PARTS)
 
 
-class FileState(Wire):
+class ImportFileWire(Wire):
     path: str
     size: int
     sha256: str
     state: str
 
 
-class FileUpload(Wire):
+class ImportUploadWire(Wire):
     path: str
     size: int
     sha256: str
     upload: UploadWire
 
 
-class FileUploads(Wire):
-    files: list[FileUpload]
+class ImportUploadsWire(Wire):
+    files: list[ImportUploadWire]
 
 
 class ImportWire(Wire):
@@ -56,7 +56,7 @@ class ImportWire(Wire):
     status: str
     expected_files: int
     uploaded_files: int
-    files: list[FileState]
+    files: list[ImportFileWire]
     expires_at: datetime
     eval_run_id: str | None
     eval_run_name: str | None
@@ -78,10 +78,12 @@ async def plan(request: Request, workspace: Workspace) -> Response:
         request.path_params["ref"], body.paths, address=own_address(request)
     )
     files = [
-        FileUpload(path=file.path, size=file.size, sha256=file.sha256, upload=upload_wire(one))
+        ImportUploadWire(
+            path=file.path, size=file.size, sha256=file.sha256, upload=upload_wire(one)
+        )
         for file, one in found
     ]
-    return answer(FileUploads(files=files))
+    return answer(ImportUploadsWire(files=files))
 
 
 async def complete(request: Request, workspace: Workspace) -> Response:
@@ -109,7 +111,7 @@ def _wire(request: Request, state: ImportState) -> ImportWire:
         expected_files=len(state.request.files),
         uploaded_files=len(state.arrived),
         files=[
-            FileState(
+            ImportFileWire(
                 path=one.path,
                 size=one.size,
                 sha256=one.sha256,

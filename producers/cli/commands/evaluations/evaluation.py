@@ -12,6 +12,7 @@ from infra.readmodel.estimates import interval_of
 from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import LIMIT, OFFSET, SECRETS_FILE, group
+from producers.cli.commands.evaluations.local_evaluation import import_results
 from producers.cli.commands.evaluations.report import run
 from producers.cli.commands.evaluations.results import ENDED, EVAL, compare, download, samples
 from producers.cli.commands.evaluations.saved_files import files, summary_table
@@ -284,5 +285,5 @@ def retry(
     return Output(answer, said)
 
 
-for more in (samples, download, files, compare, run):
+for more in (samples, download, files, compare, run, import_results):
     evaluation.add_command(more)

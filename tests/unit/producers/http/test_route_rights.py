@@ -52,6 +52,8 @@ class Row:
 SUBMITTED: dict[str, Any] = {"json": {"config": {}}}
 RENAMED: dict[str, Any] = {"json": {"name": "renamed"}}
 UPLOADED: dict[str, Any] = {"json": {"repository": "org/name"}}
+PATHS: dict[str, Any] = {"json": {"paths": ["index.jsonl"]}}
+PATH: dict[str, Any] = {"json": {"path": "index.jsonl"}}
 MADE: dict[str, Any] = {"json": {"name": "a b"}}
 
 TABLE = [
@@ -126,6 +128,11 @@ TABLE = [
         404,
     ),
     Row("GET", "/api/v1/evals/{evaluation}/compare/{evaluation}", "read"),
+    Row("POST", "/api/v1/evals/imports", "submit", 400, content={"json": {}}),
+    Row("GET", "/api/v1/evals/imports/nothing", "submit", 404),
+    Row("POST", "/api/v1/evals/imports/nothing/uploads", "submit", 404, content=PATHS),
+    Row("POST", "/api/v1/evals/imports/nothing/uploads/complete", "submit", 404, content=PATH),
+    Row("POST", "/api/v1/evals/imports/nothing/finalize", "submit", 404),
     Row("POST", "/api/v1/evals/{evaluation}/retry", "control", 409),
     Row("POST", "/api/v1/evals/{evaluation}/stop", "control"),
     Row("GET", "/api/v1/checkpoints/{run_name}@3", "read"),
@@ -273,6 +280,12 @@ OSMOSIS = [
     Row(
         "POST", "/api/cli/eval-runs/{evaluation}/samples/download-urls", "read", 400, content=WITHIN
     ),
+    Row("POST", "/api/cli/eval-runs/imports", "submit", 400, content=WITHIN),
+    Row("POST", "/api/cli/eval-runs/imports/nothing/uploads", "submit", 400, content=WITHIN),
+    Row(
+        "POST", "/api/cli/eval-runs/imports/nothing/uploads/complete", "submit", 400, content=WITHIN
+    ),
+    Row("POST", "/api/cli/eval-runs/imports/nothing/finalize", "submit", 404, content=WITHIN),
     Row("POST", "/api/cli/eval-runs/{evaluation}/stop", "control", content=WITHIN),
     Row("POST", "/api/cli/eval-runs/{evaluation}/retry", "control", 409, content=WITHIN),
     Row("GET", "/api/cli/models/base", "read", content=WITHIN),

@@ -12,7 +12,7 @@ from producers.core.evaluations.imported_results import (
     parse_index,
     record_of,
 )
-from producers.core.evaluations.trajectories import Trajectory
+from producers.core.evaluations.trajectories import AtifTrajectory
 from schemas.errors import InvalidConfig
 from tests.kit.local_evaluation import (
     LocalEvaluation,
@@ -39,7 +39,7 @@ def read_all(local: LocalEvaluation) -> None:
     check_progress(local.files["progress.json"], request, num_rows=2, of=5)
     for attempt in (one for row in rows for one in row if one.trajectory):
         named = str(attempt.trajectory)
-        record_of(attempt, 0, Trajectory.parse(local.files[named], named), None)
+        record_of(attempt, 0, AtifTrajectory.parse(local.files[named], named), None)
 
 
 @pytest.mark.parametrize("rows", ["1,5", "3,1", "3-1", "1,1"])
