@@ -1,5 +1,6 @@
 """A dataset is uploaded in stages while the control process is killed after its parts were joined, when
-its check begins, and after its version was registered. So is a version of an artifact."""
+its check begins, and after its version was registered. So are a version of an artifact, and the results
+of an evaluation that ran elsewhere."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,8 @@ import pytest
 from tests.kit.application import rows
 from tests.kit.artifacts import named, task_archive
 from tests.kit.kills import arm, fired_points, once
-from tests.kit.platform import eventually, platform
+from tests.kit.local_evaluation import local_evaluation
+from tests.kit.platform import eventually, git, platform
 from tests.kit.s3 import fresh_bucket
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres]
@@ -108,3 +110,51 @@ def test_kills_at_every_step_of_a_publication_make_one_version(tmp_path: Path) -
         assert httpx.get(url).content == data
         shown = started.get("/artifacts/task/flags")["artifact"]
         assert [one["path"] for one in shown["files"]] == ["task.yaml"]
+
+
+@pytest.mark.kills
+def test_kills_at_every_step_of_an_import_make_one_evaluation(tmp_path: Path) -> None:
+    points = ("upload.import_file", "upload.import_stored", "upload.import_appended")
+    local = local_evaluation(rows(5).encode())
+    with platform(tmp_path / "home", environment=arm(once(*points))) as started:
+        made = started.api.post("/datasets", json={"name": "numbers", "file_name": "r.jsonl"})
+        place = made.json()["upload"]["path"].removeprefix("/api/v1")
+        assert started.api.put(place, content=local.dataset).status_code == 200
+        repository = tmp_path / "repository"
+        git(tmp_path, "init", "-q", str(repository))
+        added = started.post("/workspaces", {"url": str(repository), "name": "w"})
+        assert added.status_code in (201, 202), added.text
+
+        def imported() -> Any:
+            """One try of a client, which begins from the start each time, as the commands do."""
+            try:
+                begun = started.api.post("/evals/imports", json=local.request()).json()["import"]
+                place = f"/evals/imports/{begun['id']}"
+                pending = [one["path"] for one in begun["files"] if one["state"] == "pending"]
+                asked = started.api.post(
+                    f"{place}/uploads", json={"paths": pending or ["logs.txt"]}
+                )
+                for one in asked.json()["files"]:
+                    for part in one["upload"]["parts"]:
+                        httpx.put(part["url"], content=local.files[one["path"]])
+                    sent = {"path": one["path"]}
+                    started.api.post(f"{place}/uploads/complete", json=sent)
+                answer = started.api.post(f"{place}/finalize", json={})
+            except (httpx.TransportError, KeyError):
+                return None
+            return answer.json()["import"] if answer.status_code == 200 else None
+
+        found = eventually(imported, within_s=150, what="a control process imports the results")
+        assert set(points) <= set(fired_points(started.home))
+        assert found["number"] == 1
+        [listed] = started.get("/evals")["evals"]
+        assert listed["id"] == found["eval"]
+        shown = started.get(f"/evals/{found['eval']}/summary")["summary"]
+        assert (shown["graded"], shown["failed"], shown["skipped"], shown["tokens"]) == (
+            2,
+            1,
+            1,
+            30,
+        )
+        logs = started.api.get(f"/evals/{found['eval']}/files/logs.txt")
+        assert logs.content == b"it ran\n"
