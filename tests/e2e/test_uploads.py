@@ -122,6 +122,7 @@ def test_kills_at_every_step_of_an_import_make_one_evaluation(tmp_path: Path) ->
         assert started.api.put(place, content=local.dataset).status_code == 200
         repository = tmp_path / "repository"
         git(tmp_path, "init", "-q", str(repository))
+        git(repository, "commit", "-q", "--allow-empty", "-m", "a commit")
         added = started.post("/workspaces", {"url": str(repository), "name": "w"})
         assert added.status_code in (201, 202), added.text
 

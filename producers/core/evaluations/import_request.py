@@ -141,7 +141,7 @@ class ImportRequest(_Given):
         return found
 
     def find_issues(self) -> Sequence[Issue]:
-        """What is wrong with fields that are valid by themselves."""
+        """The problems of fields that are valid by themselves."""
         issues = []
         if self.schema_version != 1:
             issues.append(Issue("schema_version", f"must be 1, got {self.schema_version}"))

@@ -13,8 +13,8 @@ from producers.core.workspaces import Workspace
 from producers.dialects.osmosis.datasets import UploadWire, upload_wire
 from producers.dialects.osmosis.requests import Wire, answer, read_body, services
 from producers.dialects.osmosis.scope import in_workspace, route
+from producers.http.evaluation_imports import MOST_BYTES, finish
 from producers.http.requests import json_object, own_address
-from producers.http.routes.evaluation_imports import MOST_BYTES, finish
 
 
 class WantedPaths(Wire):

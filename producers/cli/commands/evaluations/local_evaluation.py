@@ -69,7 +69,7 @@ def _send(client: Client, place: str, planned: Document, file: Path) -> None:
 
 
 def describe(directory: Path) -> Document:
-    """What the files of a directory say about its run. Raises Failure."""
+    """The run that the files of a directory describe. Raises Failure."""
     manifest, metrics = _read(directory / "manifest.json"), _read(directory / "metrics.json")
     try:
         inputs, run = manifest["inputs"], metrics["eval_run"]
