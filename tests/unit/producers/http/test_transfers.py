@@ -265,7 +265,7 @@ async def test_a_signed_url_ends_with_the_secret_of_its_key(app: Application) ->
     assert "has a new secret" in answer.json()["detail"]
 
 
-async def test_what_an_old_secret_asks_for_does_not_outlive_it(
+async def test_a_url_of_an_old_secret_does_not_outlive_it(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = await create_api_key(app, "ci", "submit")
