@@ -189,9 +189,20 @@ class EvaluationImports:
                     f"{len(missing)} files have not arrived, first {missing[0][:200]!r}; send them"
                 )
             async with self._parsing:
-                await self._import(state)
+                await self._import_once(identity)
         await self._close_uploads(state)
         return await self.find(identity)
+
+    async def _import_once(self, identity: str) -> None:
+        """Import the results, unless another request has done so meanwhile and deleted the parts."""
+        state = await self.find(identity)
+        if state.imported is not None:
+            return
+        try:
+            await self._import(state)
+        except NotFound:
+            if (await self.find(identity)).imported is None:
+                raise
 
     async def _import(self, state: ImportState) -> None:
         session, request = state.session, state.request

@@ -1,6 +1,7 @@
 """`eval upload`: a finished local evaluation is imported, shown, replaced, and refused when it is not
 what it says."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -241,3 +242,23 @@ async def test_a_request_that_is_not_valid_names_its_field(
     body["run"]["experiment_config"]["dataset"]["sha256"] = "ab" * 32
     refused = await ask(app, ours, "/imports", body, status=400)
     assert refused["field"] == "run.experiment_config.dataset.sha256"
+
+
+async def test_of_two_imports_at_once_one_is_recorded(
+    app: Application, ours: Tenant, local: LocalEvaluation
+) -> None:
+    """Both began as the first import of their run, with different files."""
+    others = [local, local.with_file("logs.txt", b"another log")]
+    places = []
+    for one in others:
+        session = await ask(app, ours, "/imports", one.request(), status=201)
+        await send(app, ours, session, one.files)
+        places.append(f"/api/cli/eval-runs/imports/{session['session_id']}/finalize")
+    headers = {"Authorization": f"Bearer {ours.api_key}", "X-Osmosis-Workspace": ours.name}
+    posts = (app.api.post(place, json={}, headers=headers) for place in (*places, *places))
+    answers = await asyncio.gather(*posts)
+    done = {one.json()["session_id"] for one in answers if one.status_code == 200}
+    assert len(done) == 1
+    assert {one.status_code for one in answers} <= {200, 409, 503}
+    found = (await ask(app, ours, "/local-one"))["eval_run"]["id"]
+    assert len(await app.recorded(found, EvaluationImported)) == 1
