@@ -29,6 +29,9 @@ from infra.settings.blob_keys import check_key, check_prefix, is_key
 from schemas.errors import InvalidConfig, NotFound, StoreAway, TransientError
 
 CHUNK_BYTES = 1 << 20
+RECEIVED_BYTES = 512 << 10
+"""How much of a body is gathered for a write. More does not fit the caches of a core, and less costs
+more changes between threads."""
 
 SHARED_BYTES = 64 << 10
 """The smallest content that is shared. Each shared one costs a few system calls."""
@@ -83,7 +86,7 @@ class LocalBlobs:
         path = self._path(key)
         writer = await asyncio.to_thread(self._open_writer)
         try:
-            async for block in blocks_of(body, CHUNK_BYTES):
+            async for block in blocks_of(body, RECEIVED_BYTES):
                 await self._await_write(writer.write(block))
             await self._await_write(writer.finish())
             publishing = asyncio.to_thread(self._publish, writer.path, path, create_only=False)

@@ -7,17 +7,27 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+WRITTEN_BYTES = 256 << 10
+"""The most bytes of one write. Linux takes two to four times as long for a MiB at once."""
+
+WRITE_SOON = getattr(os, "POSIX_FADV_DONTNEED", None)
+"""The advice by which Linux begins to write bytes to the disk; None on other systems."""
+
 
 async def blocks_of(body: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
     """Yield the bytes of `body` in blocks of `size` bytes. Only the last one may be smaller."""
-    held = bytearray()
+    held: list[bytes] = []
+    count = 0
     async for piece in body:
-        held += piece
-        while len(held) >= size:
-            yield bytes(memoryview(held)[:size])
-            del held[:size]
+        held.append(piece)
+        count += len(piece)
+        while count >= size:
+            whole = b"".join(held)
+            yield whole[:size]
+            held = [whole[size:]] if count > size else []
+            count -= size
     if held:
-        yield bytes(held)
+        yield b"".join(held)
 
 
 class FileWriter:
@@ -63,5 +73,7 @@ class FileWriter:
         self._hash.update(block)
         view = memoryview(block)
         while view:
-            view = view[self._file.write(view) :]
+            view = view[self._file.write(view[:WRITTEN_BYTES]) :]
+        if WRITE_SOON is not None:  # so that the sync at the end waits less
+            os.posix_fadvise(self._file.fileno(), self.size, len(block), WRITE_SOON)
         self.size += len(block)
