@@ -18,6 +18,15 @@ SQL = queries("infra/identity/quotas.sql")
 KEPT_S = 2.0
 """How long a process remembers how many requests may be sent."""
 
+SET = {
+    "organisation": SQL["set_limit_of_organisation"],
+    "workspace": SQL["set_limit_of_workspace"],
+}
+UNSET = {
+    "organisation": SQL["unset_limit_of_organisation"],
+    "workspace": SQL["unset_limit_of_workspace"],
+}
+
 DEFAULT = "default"
 """The text of a limit that is the operator's."""
 
@@ -183,11 +192,9 @@ class QuotaLimits:
         async with self._database.durable.acquire() as connection, connection.transaction():
             for name in sorted(wanted):
                 if limits[name] == DEFAULT:
-                    await connection.execute(SQL[f"unset_limit_of_{kind}"], identity, name)
+                    await connection.execute(UNSET[kind], identity, name)
                 else:
-                    await connection.execute(
-                        SQL[f"set_limit_of_{kind}"], identity, name, wanted[name]
-                    )
+                    await connection.execute(SET[kind], identity, name, wanted[name])
         self._read_at = float("-inf")
 
     def _effective(self, holder: QuotaHolder, name: str, rows: Iterable[QuotaLimit]) -> QuotaLimit:

@@ -286,8 +286,10 @@ class Quotas:
     ) -> int:
         """How much of a quota without a counter a holder uses, without what `identity` was admitted
         for."""
-        if name == "members" or name == "workspaces":
-            return int(await connection.fetchval(SQL[f"count_{name}"], holder.id))
+        if name == "members":
+            return int(await connection.fetchval(SQL["count_members"], holder.id))
+        if name == "workspaces":
+            return int(await connection.fetchval(SQL["count_workspaces"], holder.id))
         place = (holder.workspace, holder.organisation)
         if name == BYTES:
             return int(await connection.fetchval(SQL["count_bytes"], *place))

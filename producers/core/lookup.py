@@ -150,6 +150,15 @@ class Lookup:
             raise archived_error(found.run_name)
         return found
 
+    async def imported(self, evaluation: str) -> EvaluationImported | None:
+        """The event that imported an evaluation (an id that the read model has); None when it was made
+        here."""
+        types = [EvaluationImported.type]
+        for recorded in await self._log.read(evaluation, after=Cursor(), limit=1, types=types):
+            if isinstance(recorded.event, EvaluationImported):
+                return recorded.event
+        return None
+
     async def evaluation(self, ref: str) -> KnownEvaluation:
         """The event that requested an evaluation, or that imported it."""
         seen: list[KnownEvaluation] = []

@@ -80,8 +80,8 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """An evaluation. `imported` says where an imported one was made, and is null for all others."""
     found = await find_evaluation(request, request.path_params["ref"])
-    requested = await services(request).lookup.evaluation(found["id"])
-    imported = import_json(requested) if isinstance(requested, EvaluationImported) else None
+    event = await services(request).lookup.imported(found["id"])
+    imported = None if event is None else import_json(event)
     return ApiResponse({"eval": to_json(found), "imported": imported})
 
 
@@ -213,9 +213,8 @@ async def repeat_attempts(
     there are none."""
     core = services(request)
     before = await find_evaluation(request, ref)
-    requested = await core.lookup.evaluation(before["id"])
-    if isinstance(requested, EvaluationImported):
-        raise ImportedElsewhere(requested)
+    if (imported := await core.lookup.imported(before["id"])) is not None:
+        raise ImportedElsewhere(imported)
     config = json.loads(before["config"] or "{}")
     n = int(config.get("evaluation", {}).get("n", 1))
     retryable = num_left_out(await results_of(request, before), num_rows=before["total"], n=n)

@@ -3,8 +3,10 @@
 import gzip
 import io
 import resource
+import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,16 @@ def test_two_names_that_differ_in_case_alone_are_refused(
         read(tmp_path, packed({first: "a", second: "b"}))
 
 
+@pytest.fixture
+def usual_depth() -> Iterator[None]:
+    """Calls as deep as the process that checks archives allows; other tests allow more."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("usual_depth")
 def test_a_chain_of_headers_is_refused_with_the_reason(tmp_path: Path) -> None:
     record = b"11 comment=\n".ljust(512, b"\0")
     header = member("x", tarfile.XHDTYPE, size=12).tobuf(tarfile.USTAR_FORMAT) + record
