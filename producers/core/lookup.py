@@ -150,7 +150,7 @@ class Lookup:
             raise archived_error(found.run_name)
         return found
 
-    async def imported(self, evaluation: str) -> EvaluationImported | None:
+    async def find_import(self, evaluation: str) -> EvaluationImported | None:
         """The event that imported an evaluation (an id that the read model has); None when it was made
         here."""
         types = [EvaluationImported.type]

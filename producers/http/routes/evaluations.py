@@ -80,7 +80,7 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """An evaluation. `imported` says where an imported one was made, and is null for all others."""
     found = await find_evaluation(request, request.path_params["ref"])
-    event = await services(request).lookup.imported(found["id"])
+    event = await services(request).lookup.find_import(found["id"])
     imported = None if event is None else import_json(event)
     return ApiResponse({"eval": to_json(found), "imported": imported})
 
@@ -213,7 +213,7 @@ async def repeat_attempts(
     there are none."""
     core = services(request)
     before = await find_evaluation(request, ref)
-    if (imported := await core.lookup.imported(before["id"])) is not None:
+    if (imported := await core.lookup.find_import(before["id"])) is not None:
         raise ImportedElsewhere(imported)
     config = json.loads(before["config"] or "{}")
     n = int(config.get("evaluation", {}).get("n", 1))
