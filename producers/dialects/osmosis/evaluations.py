@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.model_api.providers.endpoints import PROVIDERS
 from infra.readmodel.registry import EvaluationJson
 from producers.core.control import ImportedElsewhere
 from producers.core.evaluations.summary import EvaluationSummary, count_tokens
@@ -38,6 +39,7 @@ from producers.http.routes.evaluation_files import summary_of
 from producers.http.routes.evaluations import find_evaluation, repeat_attempts
 from schemas.config import EvalAdvanced, EvalConfig
 from schemas.errors import InvalidConfig
+from schemas.sampling import PROVIDER_PREFIX
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import DatasetRef
 
@@ -50,6 +52,20 @@ class SubmitEvaluation(SubmitWire):
 
     kind = "evaluation"
     evaluation_config: object = None
+
+    def eval_document(self) -> Mapping[str, object]:
+        """The document of the TOML. Its author names the model of a provider as LiteLLM does, without a
+        prefix, and requires the secret with the provider's key. Without that secret the same text is a
+        model of the hub, where there are names like these too."""
+        document = self.document(SECTIONS)
+        experiment = document.get("experiment")
+        if not isinstance(experiment, dict):
+            return document
+        path = str(experiment.get("model_path"))
+        provider = PROVIDERS.get(path.partition("/")[0])
+        if provider is None or provider.secret not in self.secrets.required:
+            return document
+        return {**document, "experiment": {**experiment, "model_path": PROVIDER_PREFIX + path}}
 
 
 class NamedOnly(Wire):
@@ -179,7 +195,7 @@ async def submit(request: Request, workspace: Workspace) -> Response:
     body = await read_body(request, SubmitEvaluation)
     actor, core = actor_of(request), services(request)
     wanted = SubmitRequest(
-        config=body.document(SECTIONS),
+        config=body.eval_document(),
         workspace=workspace.id,
         submitter=actor.person,
         creator=actor.owner,

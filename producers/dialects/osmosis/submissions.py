@@ -16,7 +16,8 @@ from producers.http.auth import actor_of
 from schemas.errors import InvalidConfig
 from schemas.secrets.secret_value import SecretValue
 
-REQUIRED = "secrets.required"
+OF_SECRETS = ("secrets.required", "advanced.api_key_secret")
+"""The keys of the issues about secrets that are not set: those of user code, and a provider's key."""
 
 COMMON = {"experiment_config": "experiment", "advanced_config": "advanced", "env_config": "env"}
 """The sections that every TOML has, by their names on the wire."""
@@ -78,7 +79,7 @@ async def refused_submission(
     if not error.issues:
         return error
     refused = ClientRefused(400, "VALIDATION", f"Invalid {body.kind} config", issues=error.issues)
-    if any(issue.key != REQUIRED for issue in error.issues):
+    if any(issue.key not in OF_SECRETS for issue in error.issues):
         return refused
     core = services(request)
     wanted = [name for name in body.secrets.required if name not in body.secrets.provided]

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from infra.identity.secrets.sealed import Sealer
+from infra.identity.secrets.store import PostgresSecrets
+from infra.ports.secrets import SecretOwner
 from schemas.config import EvalConfig, Secrets
 from schemas.events import (
     EvaluationCompleted,
@@ -14,6 +17,7 @@ from schemas.events import (
     GroupGraded,
 )
 from schemas.ids import eval_stream
+from schemas.secrets.secret_value import SecretValue
 from schemas.specs import SampleEntry
 from tests.kit.application import Application
 from tests.kit.tenants import Tenant, ask
@@ -22,7 +26,7 @@ from tests.unit.producers.http.test_given_secrets import given as given_names
 
 pytestmark = pytest.mark.postgres
 
-SUBMITTED = {
+SUBMITTED: dict[str, Any] = {
     "experiment_config": {
         "rollout": "say",
         "entrypoint": "main.py",
@@ -191,6 +195,31 @@ async def test_a_submission_takes_the_secrets_of_its_body(app: Application, ours
     body["secrets"]["provided"] = {"JUDGE_KEY": "only-for-this-evaluation"}
     made = await wire(app, ours, "", body, status=201)
     assert await given_names(app) == [(made["id"], "JUDGE_KEY")]
+
+
+async def test_a_model_is_of_a_provider_if_its_secret_is_required(
+    app: Application, ours: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the client's own TOML names it. Without the secret, the text names a model of the hub."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    await dataset(app)
+    experiment = {**SUBMITTED["experiment_config"], "model_path": "openai/gpt-5-mini"}
+    body = {**SUBMITTED, "experiment_config": experiment}
+    refused = await wire(app, ours, "", body, status=400)
+    assert [issue["key"] for issue in refused["issues"]] == ["experiment.model_path"]
+    body["secrets"] = {"required": ["OPENAI_API_KEY"]}
+    missing = await wire(app, ours, "", body, status=404)
+    assert missing["error"] == "Secret(s) not found: OPENAI_API_KEY"
+    body["secrets"]["provided"] = {"OPENAI_API_KEY": "only-for-user-code"}
+    unset = await wire(app, ours, "", body, status=400)
+    assert [issue["key"] for issue in unset["issues"]] == ["advanced.api_key_secret"]
+    del body["secrets"]["provided"]
+    secrets = PostgresSecrets(app.database, Sealer.of(app.services.settings))
+    owner = SecretOwner("workspace", ours.workspace)
+    await secrets.put_secret(owner, "OPENAI_API_KEY", SecretValue("sk-" + "x" * 20), by="test")
+    made = await wire(app, ours, "", body, status=201)
+    shown = await wire(app, ours, f"/{made['name']}")
+    assert shown["config"]["model_path"] == "provider:openai/gpt-5-mini"
 
 
 async def test_a_wrong_key_is_an_issue_of_the_config(app: Application, ours: Tenant) -> None:
