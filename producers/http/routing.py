@@ -77,7 +77,7 @@ class ScopedRoute(Route):
         if self.reach == "installation" and actor.is_confined:
             return (
                 f"{what} is about all organisations; this API key is bound to one of them; ask the "
-                "operator of the installation, who has a key that is bound to none"
+                "operator of the installation"
             )
         return None
 

@@ -297,7 +297,7 @@ async def _follow(
         await members.change_role(connection, organisation, person, role)
     except LastOwner:
         logger.warning(
-            "groups take the role owner from %s, who stays the last owner of the organisation %s",
+            "%s has lost the group of owners, and stays an owner: organisation %s has no other",
             person,
             organisation,
         )

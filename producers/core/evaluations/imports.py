@@ -39,7 +39,7 @@ from producers.core.evaluations.imported_results import (
 from producers.core.evaluations.trajectories import AtifTrajectory
 from producers.core.run_names import require_name
 from schemas.artifact_refs import ArtifactRef
-from schemas.errors import Conflict, NotFound, TransientError
+from schemas.errors import Conflict, NotFound, Refused, TransientError
 from schemas.events import (
     MAX_EVENT_BYTES,
     EvaluationCompleted,
@@ -87,7 +87,7 @@ class EvaluationImports:
         self._blobs = blobs
         self._artifacts = artifacts
         self._names = names
-        self._parsing = asyncio.Semaphore(1)  # a file becomes many times its size in memory
+        self._parsing = asyncio.Semaphore(1)  # a row becomes many times its size in memory
 
     async def begin(self, request: ImportRequest, *, workspace: str) -> ImportState:
         """Begin an import into a workspace (id), or go on with it. Raises InvalidConfig; NotFound when
@@ -188,19 +188,19 @@ class EvaluationImports:
                 raise Conflict(
                     f"{len(missing)} files have not arrived, first {missing[0][:200]!r}; send them"
                 )
-            async with self._parsing:
-                await self._import_once(identity)
+            await self._import_once(identity)
         await self._close_uploads(state)
         return await self.find(identity)
 
     async def _import_once(self, identity: str) -> None:
-        """Import the results, unless another request has done so meanwhile and deleted the parts."""
+        """Import the results, unless another request, perhaps in another process, does so meanwhile and
+        deletes the parts: what is read then is cut off."""
         state = await self.find(identity)
         if state.imported is not None:
             return
         try:
             await self._import(state)
-        except NotFound:
+        except Refused:
             if (await self.find(identity)).imported is None:
                 raise
 
@@ -213,10 +213,10 @@ class EvaluationImports:
         check_progress(
             await reader.read(PROGRESS), request, num_rows=len(selected), of=dataset.num_rows
         )
-        rows = [
-            await self._store_row(reader, slot, row, attempts[slot])
-            for slot, row in enumerate(selected)
-        ]
+        rows: list[ImportedRow] = []
+        for slot, row in enumerate(selected):
+            async with self._parsing:  # row by row, so that a large import lets others pass
+                rows.append(await self._store_row(reader, slot, row, attempts[slot]))
         failpoints.hit("upload.import_stored")
         name = await self._take_name(session, request)
         actor = acting()

@@ -53,13 +53,13 @@ def to_json(found: PublishedArtifact) -> Mapping[str, object]:
 async def announce(request: Request) -> Response:
     """Expect the archive of a version, or answer that the version is published with the same archive."""
     body = await body_of(request, (*NAMED, "file_size", "sha256"))
-    registry = services(request).artifact_registry
+    core = services(request)
     key = await _key_of(request, body)
     size = body.integer("file_size", default=0, least=1, most=MAX_BYTES)
-    begun = await registry.begin(key, size, body.text("sha256"))
+    begun = await core.artifact_registry.begin(key, size, body.text("sha256"))
     if isinstance(begun, PublishedArtifact):
         return ApiResponse({"artifact": to_json(begun), "upload": None})
-    plan = await registry.plan(begun, address=own_address(request))
+    plan = await core.artifact_registry.plan(begun, address=own_address(request))
     upload = {"id": begun.id, **plan_json(plan)}
     return ApiResponse({"artifact": None, "upload": upload}, status_code=201)
 

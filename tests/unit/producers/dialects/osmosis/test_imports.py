@@ -2,6 +2,7 @@
 what it says."""
 
 import asyncio
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from producers.core.evaluations.imports import EvaluationImports
 from schemas.events import EvaluationCompleted, EvaluationImported, GroupGraded
 from tests.kit.application import Application, rows
 from tests.kit.local_evaluation import (
@@ -262,3 +264,25 @@ async def test_of_two_imports_at_once_one_is_recorded(
     assert {one.status_code for one in answers} <= {200, 409, 503}
     found = (await ask(app, ours, "/local-one"))["eval_run"]["id"]
     assert len(await app.recorded(found, EvaluationImported)) == 1
+
+
+async def test_an_import_that_another_process_finalizes_meanwhile_is_answered_too(
+    app: Application, ours: Tenant, local: LocalEvaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one deletes the parts while this one reads them."""
+    session = await ask(app, ours, "/imports", local.request(), status=201)
+    await send(app, ours, session, local.files)
+    identity, here = session["session_id"], app.services.evaluation_imports
+    elsewhere = copy.copy(here)
+    elsewhere._parsing = asyncio.Semaphore(1)
+    store_row = EvaluationImports._store_row
+
+    async def late(self: EvaluationImports, *arguments: Any) -> Any:
+        if self is here:
+            await elsewhere.finalize(identity)
+        return await store_row(self, *arguments)
+
+    monkeypatch.setattr(EvaluationImports, "_store_row", late)
+    done = await ask(app, ours, f"/imports/{identity}/finalize", {})
+    assert done["status"] == "finalized"
+    assert len(await app.recorded(done["eval_run_id"], EvaluationImported)) == 1
