@@ -141,19 +141,25 @@ class Outside:
         return found + self._shared_changes() + self._machine_changes() + self._names()
 
     def reach_in(self, name: str) -> list[str]:
-        """Whether somebody outside can connect to what an attack listens on."""
+        """Whether somebody outside can connect to what an attack listens on.
+
+        Only an answer with the attack's own text counts: the port may be that of another process of
+        this machine by then, and a connection to a free port of 127.0.0.1 may reach itself.
+        """
+        answer = f"escape-{self.token}-{name}".encode()
         addresses: tuple[tuple[int, object], ...] = (
             (socket.AF_INET, ("127.0.0.1", self._listeners.tcp + 1)),
             (socket.AF_UNIX, f"\0escape-{self.token}-{name}"),
         )
-        until = time.monotonic() + 0.3
+        until = time.monotonic() + 1.0
         while time.monotonic() < until:
             for family, address in addresses:
                 with socket.socket(family, socket.SOCK_STREAM) as talking:
                     talking.settimeout(0.2)
                     with contextlib.suppress(OSError):
                         talking.connect(address)  # type: ignore[arg-type]  # of each family
-                        return [f"a port of the sandbox can be reached from outside: {address!r}"]
+                        if talking.recv(len(answer), socket.MSG_WAITALL) == answer:
+                            return [f"a port of the sandbox is reached from outside: {address!r}"]
             time.sleep(0.02)
         return []
 

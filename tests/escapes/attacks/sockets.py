@@ -139,7 +139,7 @@ def own_port(targets: Targets) -> Loot:
         listening = socket.create_server(("0.0.0.0", targets.tcp + 1), reuse_port=True)
         listening.settimeout(2.0)
         try:
-            listening.accept()
+            listening.accept()[0].sendall(targets.name("own_port").encode())
         finally:
             os._exit(0)
     return None
@@ -154,7 +154,7 @@ def own_abstract_socket(targets: Targets) -> Loot:
         listening.listen()
         listening.settimeout(2.0)
         try:
-            listening.accept()
+            listening.accept()[0].sendall(targets.name("own_abstract_socket").encode())
         finally:
             os._exit(0)
     return None
