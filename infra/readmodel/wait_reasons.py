@@ -6,7 +6,7 @@ The most blocking reason comes first. Work that is in progress comes last.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypedDict
 
 What = Literal[
@@ -205,6 +205,21 @@ def waits_of(facts: Facts) -> list[WaitJson]:
     return found[:MOST_WAITS]
 
 
+def without_machines(facts: Facts) -> Facts:
+    """Return the facts as those may see them who share the installation with others: workers are
+    numbered, and nothing names a host, a process, a directory or a user of the database."""
+    ids = [worker.id for worker in facts.workers]
+    ids += [effect.worker for effect in facts.effects if effect.worker]
+    named = {id_: f"worker {number}" for number, id_ in enumerate(dict.fromkeys(ids), 1)}
+    return replace(
+        facts,
+        effects=[replace(e, worker=named.get(e.worker or "")) for e in facts.effects],
+        workers=[replace(w, id=named[w.id], host="", pid=0) for w in facts.workers],
+        holders=[HolderFact("", "", since_s=holder.since_s) for holder in facts.holders],
+        full=["data"] if facts.full else [],
+    )
+
+
 def wait_for_approval(name: str) -> WaitJson:
     """The reason why a run waits whose trigger has `require_approval`."""
     return _wait("approval", f"waits for approval: `headrace train approve {name}` starts it")
@@ -212,6 +227,8 @@ def wait_for_approval(name: str) -> WaitJson:
 
 def describe_holder(holder: HolderFact) -> str:
     """Describe a transaction that holds the horizon back, and say how to end it."""
+    if not holder.database:
+        return f"another transaction of the database, open since {_ago(holder.since_s)}"
     if holder.pid is None:
         end = f"commit prepared or rollback prepared '{holder.name}'"
         return (
@@ -381,7 +398,7 @@ def _work_in_progress(facts: Facts) -> Iterator[WaitJson]:
     late = Counter((e.type, e.worker) for e in held if not _is_on_time(e))
     for (type_, id_), count in late.items():
         worker = known.get(id_ or "")
-        where = f" (pid {worker.pid} on {worker.host})" if worker else ""
+        where = f" (pid {worker.pid} on {worker.host})" if worker and worker.host else ""
         lease = min(e.lease_s or 0.0 for e in facts.effects if e.worker == id_)
         yield _wait(
             "effect",

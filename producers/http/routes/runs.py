@@ -10,7 +10,13 @@ from starlette.responses import Response
 from infra.ports.actor import Actor
 from infra.readmodel.run_pages import RunFilter, RunKind
 from infra.readmodel.runs import RunJson
-from infra.readmodel.wait_reasons import WaitJson, What, wait_for_approval, waits_of
+from infra.readmodel.wait_reasons import (
+    WaitJson,
+    What,
+    wait_for_approval,
+    waits_of,
+    without_machines,
+)
 from infra.settings.quotas import SAMPLES
 from infra.spine.ports.event_log import Cursor
 from producers.core.estimates import estimate, has_gpu, readers_of
@@ -150,7 +156,8 @@ async def show(request: Request) -> Response:
 async def waiting_for(
     request: Request, run: str | None, *, status: str = "running"
 ) -> list[WaitJson]:
-    """The reasons why a run waits. With `run` None, the reasons for all runs of the platform."""
+    """The reasons why a run waits. With `run` None, the reasons for all runs of the platform. To
+    an actor of one organisation or workspace they name no machine."""
     if status not in ("pending", "running", "unknown"):
         return []
     core = services(request)
@@ -161,7 +168,7 @@ async def waiting_for(
         directories=core.settings.directories,
         most_samples=core.settings.quotas.get(SAMPLES),
     )
-    return waits_of(facts)
+    return waits_of(without_machines(facts) if actor_of(request).is_confined else facts)
 
 
 async def index(request: Request) -> Response:

@@ -23,6 +23,7 @@ from infra.readmodel.wait_reasons import (
     StepFact,
     WorkerFact,
     waits_of,
+    without_machines,
 )
 from infra.spine.postgres.pool import Database
 from tests.kit.postgres import execute, open_database
@@ -176,6 +177,27 @@ def test_blocking_reasons_come_first() -> None:
         workers=[WORKER],
     )
     assert [wait["what"] for wait in waits_of(facts)] == ["disk", "effect"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        Facts(full=["/srv/home"], workers=[WORKER]),
+        Facts(hidden=True, holders=[HOLDER], workers=[WORKER]),
+        Facts(hidden=True, holders=[HolderFact("headrace", "ann", name="gid", since_s=9000)]),
+        Facts(effects=[TRAIN], workers=[WORKER]),
+        Facts(effects=[replace(TRAIN, worker="w1", lease_s=4, attempts=1)], workers=[WORKER]),
+        Facts(effects=[replace(TRAIN, worker="w1", lease_s=-4)], workers=[WORKER]),
+        Facts(effects=[replace(TRAIN, worker="w1", lease_s=4, silent_s=99_999)], workers=[WORKER]),
+    ],
+    ids=["disk", "holder", "prepared", "capacity", "again", "lease", "stalled"],
+)
+def test_tenants_learn_the_reasons_but_no_machine(facts: Facts) -> None:
+    names = ("w1", "here", "pid", "42", "ann", "psql", "gid", "/srv")
+    told, whole = waits_of(without_machines(facts)), waits_of(facts)
+    assert [wait["what"] for wait in told] == [wait["what"] for wait in whole]
+    assert any(name in wait["message"] for name in names for wait in whole)
+    assert not any(name in wait["message"] for name in names for wait in told)
 
 
 EFFECT = """

@@ -16,6 +16,7 @@ from schemas.events import (
     GroupsSettled,
     RunFinished,
     RunPaused,
+    RunRequested,
     RunStarted,
     SettledGroup,
 )
@@ -26,6 +27,7 @@ from tests.kit.application import Application
 from tests.kit.showcase import FIRST, fill
 from tests.kit.specs import DATASET
 from tests.kit.story import batch_of, beginning, checkpoint, step, whole_run
+from tests.kit.tenants import ask, create_api_key
 
 pytestmark = pytest.mark.postgres
 
@@ -393,6 +395,28 @@ async def test_a_stop_says_what_holds_the_run(app: Application) -> None:
     waits = (await app.get("/runs/r1"))["waiting_for"]
     assert [wait["what"] for wait in waits] == ["release"]
     assert "run r1 began under a newer release" in waits[0]["message"]
+
+
+async def test_a_tenant_learns_why_a_run_waits_but_not_which_machine_works(
+    app: Application,
+) -> None:
+    made = await app.post("/workspaces", {"url": "/repo", "name": "sums"})
+    workspace = made.json()["workspace"]["id"]
+    key = await create_api_key(app, "reads", "read", workspace="sums")
+    for event in beginning("r1", "first", steps=2):
+        own = isinstance(event, RunRequested)
+        await app.append([event.model_copy(update={"workspace": workspace}) if own else event])
+    await app.database.durable.execute(
+        "insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, worker,"
+        " attempts) values (gen_random_uuid(), 'learn', 'policy-r1', 'train', 'r1', 'TrainStep',"
+        " '{}', gen_random_uuid(), 'gpu-7:w', 1)"
+    )
+    await app.services.effects.register(WorkerId("gpu-7:w"), host="gpu-7", pid=4242, lease_s=60)
+    told = (await app.get("/runs/r1"))["waiting_for"]
+    assert "gpu-7:w (pid 4242 on gpu-7) performs TrainStep again" in told[0]["message"]
+    shown = (await ask(app, "GET", "/api/v1/runs/r1", key)).json()["waiting_for"]
+    assert shown[0]["message"].startswith("worker 1 performs TrainStep again; its lease ends in")
+    assert "gpu-7" not in json.dumps(shown)
 
 
 async def test_a_run_without_progress_or_workers_is_unknown(app: Application) -> None:
