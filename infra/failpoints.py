@@ -64,6 +64,7 @@ NAMED = (
     "upload.joined",
     "upload.claimed",
     "upload.registered",
+    "from_run.written",
     "artifact.joined",
     "artifact.checked",
     "artifact.stored",

@@ -67,6 +67,9 @@ SUMS_REWARDS = tuple(name for name in REINFORCED if name not in COMPARES_PARTS)
 OF_SEQUENCES = ("gspo", "luspo", "gmpo")
 """Algorithms whose loss has one term for a sequence, so that its actions share one advantage."""
 
+RECORDED = tuple(name for name in GROUPED if name not in (*PAIRS_OF_GROUPS, *COMPARES_PARTS))
+"""Algorithms that can learn from recorded groups: those that compare the rewards within one."""
+
 TAKES_TURN_REWARDS = tuple(
     name for name in GROUPED if name not in (*OF_SEQUENCES, *PAIRS_OF_GROUPS)
 )
@@ -150,6 +153,16 @@ def is_offline(advanced: Advanced) -> bool:
     return advanced.algorithm in OFFLINE
 
 
+def learns_trajectories(advanced: Advanced) -> bool:
+    """Whether the run learns from groups that were recorded before, with their rewards and logprobs."""
+    return advanced.execution_mode == "offline" and not is_offline(advanced)
+
+
+def samples_nothing(advanced: Advanced) -> bool:
+    """Whether nothing is sampled in training, so that the batch of a step is rows of the dataset."""
+    return is_offline(advanced) or learns_trajectories(advanced)
+
+
 def filters_groups(advanced: Advanced) -> bool:
     """Whether a group whose rewards are all equal is left out of its batch. DAPO does this by default,
     the other algorithms only when the config says so."""
@@ -189,5 +202,6 @@ DEPTHS: dict[str, range] = {
     "sync": range(1),
     "one_step_off_async": range(1, 2),
     "fully_async": range(1, 65),
+    "offline": range(1),
 }
 """Execution mode -> the values that max_steps_off_policy may have."""

@@ -42,7 +42,7 @@ Algorithm = Literal[
     "distill",
     "reward_model",
 ]
-ExecutionMode = Literal["sync", "one_step_off_async", "fully_async"]
+ExecutionMode = Literal["sync", "one_step_off_async", "fully_async", "offline"]
 LossAggregation = Literal["token_mean", "sequence_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 Divergence = Literal["tv", "kl"]
@@ -68,7 +68,7 @@ class Section(BaseModel):
 
 
 class Experiment(Section):
-    """`rollout` and `entrypoint` are required, except for algorithms that sample nothing."""
+    """`rollout` and `entrypoint` are required, except in runs that sample nothing."""
 
     rollout: Name | None = None
     """the directory under `rollouts/` whose code runs"""
@@ -177,7 +177,7 @@ class Advanced(Section):
     algorithm: Algorithm = "grpo"
     """the objective ([algorithms](algorithms.md))"""
     execution_mode: ExecutionMode = "sync"
-    """whether sampling runs ahead of training ([architecture](architecture.md))"""
+    """how sampling and training take turns ([architecture](architecture.md#execution-modes))"""
     max_steps_off_policy: int | None = Field(default=None, ge=0, le=64)
     """how many steps sampling may run ahead; default: the mode's own value, 4 for `fully_async`"""
     weight_sync_interval: int = Field(default=1, ge=1, le=64)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.sampling import Message, ToolSpec, Value
+from schemas.sampling import Message, ModelRef, SampleRecord, ToolSpec, Value
 
 LABELLED_COLUMNS = frozenset({"user_prompt", "system_prompt", "messages", "ground_truth"})
 """The columns of rows that hold a prompt and a label. A file with one of them has no preferences."""
@@ -30,11 +30,25 @@ def is_none(value: object) -> bool:
     return value is None
 
 
+class Trajectory(Value):
+    """A graded group as a run recorded it: the tokens of its samples with the logprobs of the policy
+    `version` that sampled them, and their rewards (None: it is left out of the baseline), in one order.
+    `parts` are those of the rewards by name. `group` is the id of the group."""
+
+    group: str
+    version: int = Field(ge=0)
+    samples: tuple[SampleRecord, ...]
+    rewards: tuple[float | None, ...]
+    parts: dict[str, tuple[float | None, ...]] = Field(
+        default={}, exclude_if=lambda value: not value
+    )
+
+
 class DatasetRow(Value):
     """One row. `label` is the ground truth, which only graders and SFT see. `tools` are those that the
     conversation of a demonstration offers. A row of preferences has no label: `chosen` is its better
     or desirable answer, `rejected` its worse or undesirable one, and `margin` by how much their rewards
-    should differ."""
+    should differ. A row of trajectories has no answer of its own: `trajectory` is a recorded group."""
 
     prompt: tuple[Message, ...]
     label: str | None = None
@@ -43,6 +57,7 @@ class DatasetRow(Value):
     chosen: str | None = Field(default=None, exclude_if=is_none)
     rejected: str | None = Field(default=None, exclude_if=is_none)
     margin: float | None = Field(default=None, exclude_if=is_none)
+    trajectory: Trajectory | None = Field(default=None, exclude_if=is_none)
 
     def to_line(self) -> bytes:
         """The row as one line of the normalised content, newline included."""
@@ -63,6 +78,43 @@ def preference_form(columns: Collection[str]) -> PreferenceForm | None:
     if names & LABELLED_COLUMNS or not {"completion", "label"} <= names:
         return None
     return "binary" if "prompt" in names or "metadata" not in names else None
+
+
+RowsKind = Literal["sft", "preference", "trajectory"]
+"""The rows that recorded samples become: demonstrations, pairs of answers, or groups for offline RL."""
+
+TRAJECTORY_COLUMNS = ("prompt", "trajectory")
+
+
+class DatasetOrigin(Value):
+    """The run or evaluation whose recorded samples became a dataset. `owner` is its id, and `name` its
+    name then. The groups are those of the steps from `first_step` to `last_step` (both are 0 of an
+    evaluation), as the log had them at `position`. The other fields are the filters of the request.
+    Trajectories have the `model` and the `temperature` with which they were sampled, the versions that
+    sampled them, and the number of samples of their groups, if it is the same in all of them."""
+
+    owner: str
+    name: str
+    purpose: Literal["train", "evaluate"]
+    kind: RowsKind
+    first_step: int
+    last_step: int
+    position: str
+    min_reward: float | None = None
+    max_reward: float | None = None
+    dedupe: bool = False
+    best_of_group: bool = False
+    limit: int | None = None
+    reward_margin: float = 0.0
+    model: ModelRef | None = None
+    temperature: float | None = None
+    oldest_version: int | None = None
+    newest_version: int | None = None
+    num_samples: int | None = None
+
+    @property
+    def is_trajectories(self) -> bool:
+        return self.kind == "trajectory"
 
 
 Pool = Literal["easy", "hard"]

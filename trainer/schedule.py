@@ -44,10 +44,12 @@ class Pace:
 
 def pace_of(config: RunConfig) -> Pace:
     """The pace of a run, from its execution mode and the keys that change it."""
-    default = {"sync": 0, "one_step_off_async": 1, "fully_async": FULLY_ASYNC_DEPTH}
+    default = {"one_step_off_async": 1, "fully_async": FULLY_ASYNC_DEPTH}
     depth = config.advanced.max_steps_off_policy
     mode = config.advanced.execution_mode
-    return Pace(default[mode] if depth is None else depth, config.advanced.weight_sync_interval)
+    return Pace(
+        default.get(mode, 0) if depth is None else depth, config.advanced.weight_sync_interval
+    )
 
 
 def steps_due(pace: Pace, *, settled: int, requested: int, total: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from consumers.stored_files import store_shared
 from infra.spine.ports.clock import Clock
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt
-from schemas.algorithms import is_offline
+from schemas.algorithms import samples_nothing
 from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (
@@ -211,7 +211,7 @@ async def _train(effect: TrainStep, ports: LearnPorts) -> PolicyBuilt:
             job_of(spec),
             batch,
             export_state=durable,
-            export_weights=durable or not is_offline(spec.config.advanced),
+            export_weights=durable or not samples_nothing(spec.config.advanced),
         )
         scores = await _measure_held_out(learner, spec, batch.step, held_out)
         learned = ports.clock.elapsed_s()

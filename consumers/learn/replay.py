@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from infra.ports.services import Datasets
 from infra.spine.ports.artifacts import Artifacts
 from infra.spine.ports.event_log import Cursor, EventStore
-from schemas.algorithms import PREFERENCE
+from schemas.algorithms import PREFERENCE, learns_trajectories
 from schemas.datasets import DatasetRow
 from schemas.errors import CorruptData, Refused, ReplayDiverged, TransientError
 from schemas.events import BatchAssembled, PolicyInitialized, PolicyUpdated
@@ -173,8 +173,10 @@ async def build_step_batch(
     rows: Sequence[int],
 ) -> StepBatch:
     """Return the batch of the learner's step `number`: groups in slot order, dataset rows in the order
-    of `rows`. Raises CorruptData when an artifact does not hold samples, Refused for a row without an
-    answer to learn."""
+    of `rows`. Recorded groups have the order of the dataset, in which they were sampled. Raises
+    CorruptData when an artifact does not hold samples, Refused for a row without an answer to learn."""
+    if rows and learns_trajectories(spec.config.advanced):
+        return StepBatch(step=number, groups=await _read_trajectories(ports, spec.dataset, rows))
     ordered = sorted(groups, key=lambda group: group.slot)
     graded = await asyncio.gather(*(_read_group(ports, group) for group in ordered))
     learned = await read_learned_rows(ports, spec, spec.dataset, rows) if rows else ()
@@ -200,6 +202,20 @@ async def _read_group(ports: HistoryPorts, group: BatchGroup) -> GradedGroup:
         hint=batch.teacher_hint,
         teacher_tokens=batch.teacher_tokens,
     )
+
+
+async def _read_trajectories(
+    ports: HistoryPorts, dataset: DatasetRef, rows: Sequence[int]
+) -> tuple[GradedGroup, ...]:
+    """Return recorded groups as a step learns from them. Raises Refused for a row of another kind."""
+    content = await ports.datasets.rows(dataset)
+    found = []
+    for slot, row in enumerate(sorted(rows)):
+        trajectory = content[row].trajectory
+        if trajectory is None:
+            raise Refused(f"row {row} of {dataset.name} has no recorded group to learn from")
+        found.append(GradedGroup(slot=slot, samples=trajectory.samples, rewards=trajectory.rewards))
+    return tuple(found)
 
 
 async def read_learned_rows(

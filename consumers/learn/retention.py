@@ -10,7 +10,7 @@ The bytes of a version are stored for one of three reasons:
 from dataclasses import replace
 
 from consumers.learn.state import PolicyState
-from schemas.algorithms import is_offline
+from schemas.algorithms import samples_nothing
 from schemas.artifact_refs import ArtifactRef
 from schemas.events import PolicyUpdated
 from schemas.specs import StateRef
@@ -67,7 +67,7 @@ def _unneeded_sampler_versions(state: PolicyState, step: int) -> tuple[StateRef,
     if state.spec is None or state.base is None:
         return ()
     pinned = state.base.step
-    if not is_offline(state.spec.config.advanced):
+    if not samples_nothing(state.spec.config.advanced):
         pinned = schedule.pace_of(state.spec.config).pinned_version(step + 1)
     stored = [v.step for v in (*state.sampler_versions, state.base) if v.step <= pinned]
     oldest = max(stored, default=0)

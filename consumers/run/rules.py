@@ -22,7 +22,7 @@ from consumers.run.health import (
 from consumers.run.requests import due_groups, pool_metrics, replacement_slots
 from consumers.run.settle import FLAT, batch_of, is_lost, metrics
 from consumers.run.state import Due, OpenStep, RunEvent, RunState, evolve
-from schemas.algorithms import failed_rewards, is_offline, replacements
+from schemas.algorithms import failed_rewards, replacements, samples_nothing
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -227,7 +227,7 @@ def request_groups(state: RunState) -> tuple[RunEvent, ...]:
     samples nothing."""
     if state.started is None or state.settled < 0 or not _may_go_on(state):
         return ()
-    if is_offline(state.started.spec.config.advanced):
+    if samples_nothing(state.started.spec.config.advanced):
         return _assemble_rows(state)
     return tuple(due_groups(state))
 

@@ -419,6 +419,12 @@ select step, slot, replacement, dataset_row, artifact, grades, judgements, 0 as 
 from graded_groups where owner = $1 and purpose = $2 and (step, slot, replacement) <= ($3, $4, $5)
 order by step desc, slot desc, replacement desc limit $6
 
+-- name: groups_after
+select step, slot, replacement, dataset_row, artifact, grades, judgements, 0 as first
+from graded_groups where owner = $1 and purpose = $2 and (step, slot, replacement) > ($3, $4, $5)
+  and step <= $6
+order by step, slot, replacement limit $7
+
 -- The nearest groups of one dataset row before and after a step. Each side looks at a bounded number of
 -- groups, because no index holds the rows of a dataset.
 

@@ -385,6 +385,14 @@ class Runs:
         rows = await self._pool.fetch(SQL["groups_before"], owner, purpose, *place, limit)
         return [_group(owner, purpose, row) for row in rows]
 
+    async def groups_after(
+        self, owner: str, purpose: str, place: tuple[int, int, int], *, last_step: int, limit: int
+    ) -> list[GroupRow]:
+        """At most `limit` groups behind a (step, slot, replacement) up to the step `last_step`, in
+        order. Their `first` is 0."""
+        rows = await self._pool.fetch(SQL["groups_after"], owner, purpose, *place, last_step, limit)
+        return [_group(owner, purpose, row) for row in rows]
+
     async def groups_of_row(
         self, owner: str, purpose: str, dataset_row: int, *, near: int
     ) -> list[tuple[int, int, int]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from producers.core.lookup import Lookup
 from producers.core.models.model_facts import model_facts
 from producers.core.validation.validate import Valid
-from schemas.algorithms import PAIRED, PAIRS_OF_GROUPS, is_offline
+from schemas.algorithms import PAIRED, PAIRS_OF_GROUPS, is_offline, samples_nothing
 from schemas.config import RunConfig
 from schemas.models.teacher import SELF
 
@@ -101,7 +101,7 @@ def estimate(
 def _sampler_copies(config: RunConfig, base_bytes: int, *, steps: int) -> int:
     """The bytes of the copies of the weights that the sampler decodes with on a CPU."""
     advanced = config.advanced
-    if is_offline(advanced) or advanced.precision != "float32" or base_bytes > COPY_BYTES:
+    if samples_nothing(advanced) or advanced.precision != "float32" or base_bytes > COPY_BYTES:
         return 0
     is_packed = base_bytes <= PACKED_BYTES and advanced.tuning == "lora"
     return base_bytes * (min(COPIED_VERSIONS, steps + 1) + is_packed)
@@ -125,6 +125,8 @@ def _cpu_step_s(config: RunConfig, count: int, *, readers: Sequence[int] = ()) -
     answer = training.max_response_length / 2
     prompt = min(training.max_prompt_length, 256) / 2
     sampled = 2 * count * rows * answer / CPU_SAMPLE_FLOPS
+    if samples_nothing(config.advanced):
+        sampled = 0.0
     passes = 6 * rows
     if config.advanced.algorithm in PAIRS_OF_GROUPS:
         passes = 8 * 2 * training.rollout_batch_size  # two samples of a group, and the reference

@@ -86,6 +86,18 @@ class JsonBody:
             raise _invalid_field(name, f"must be a whole number, got {value!r:.40}")
         return int(value)
 
+    def optional_number(self, name: str, *, least: float, most: float) -> float | None:
+        """A number; None when it is missing or null. Raises InvalidConfig."""
+        if self.values.get(name) is None:
+            return None
+        return self.number(name, default=least, least=least, most=most)
+
+    def optional_integer(self, name: str, *, least: int, most: int) -> int | None:
+        """A whole number; None when it is missing or null. Raises InvalidConfig."""
+        if self.values.get(name) is None:
+            return None
+        return self.integer(name, default=least, least=least, most=most)
+
 
 async def json_object(request: Request, *, most: int = MAX_JSON_BYTES) -> dict[str, object]:
     """The JSON object of a request, of at most so many bytes. Raises InvalidConfig when it is not

@@ -51,6 +51,7 @@ from infra.spine.postgres.pool import Database
 from producers.core.approval import Approvals
 from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
+from producers.core.datasets.from_run import RecordedDatasets
 from producers.core.datasets.recent_statistics import RecentStatistics
 from producers.core.datasets.transfers import Transfers
 from producers.core.datasets.uploads import DatasetUploads
@@ -197,6 +198,18 @@ class Services:
             names=self.readmodel.names,
             scratch=self.settings.home / "uploads",
             clock=self.clock,
+        )
+
+    @cached_property
+    def recorded_datasets(self) -> RecordedDatasets:
+        return RecordedDatasets(
+            self.log,
+            self.lookup,
+            self.readmodel,
+            artifacts=self.artifacts,
+            blobs=self.blobs,
+            quotas=self.quotas,
+            scratch=self.settings.home / "uploads",
         )
 
     @cached_property

@@ -19,6 +19,7 @@ from schemas.algorithms import (
     GROUPED,
     PAIRS_OF_GROUPS,
     READ_BY,
+    RECORDED,
     REINFORCED,
     SAMPLED,
     SCORED,
@@ -26,6 +27,8 @@ from schemas.algorithms import (
     failed_rewards,
     filters_groups,
     is_offline,
+    learns_trajectories,
+    samples_nothing,
 )
 from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
@@ -81,7 +84,7 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
             "advanced.max_replacements",
             "needs advanced.filter_groups = true; set it, or leave this key out",
         )
-    if advanced.mask_failed and not is_offline(advanced) and not failed_rewards(advanced):
+    if advanced.mask_failed and not samples_nothing(advanced) and not failed_rewards(advanced):
         yield Issue(
             "advanced.mask_failed",
             "needs advanced.failed_reward or failed_rewards, because a failed sample has no reward "
@@ -100,6 +103,9 @@ def mode_issues(advanced: Advanced) -> Iterator[Issue]:
     mode, depth = advanced.execution_mode, advanced.max_steps_off_policy
     if is_offline(advanced):
         yield from _sampling_issues(advanced)
+        return
+    if learns_trajectories(advanced):
+        yield from _recorded_issues(advanced)
         return
     allowed = DEPTHS[mode]
     if depth is None or depth in allowed:
@@ -124,6 +130,30 @@ def _sampling_issues(advanced: Advanced) -> Iterator[Issue]:
         yield Issue(
             f"advanced.{key}",
             f"has no meaning for {advanced.algorithm}, which samples nothing; leave it out",
+        )
+
+
+def _recorded_issues(advanced: Advanced) -> Iterator[Issue]:
+    """Keys that contradict a run on recorded groups, which samples and grades nothing."""
+    if advanced.algorithm not in RECORDED:
+        yield Issue(
+            "advanced.algorithm",
+            f"must be one of {', '.join(RECORDED)} in offline mode, which compare the rewards of a "
+            f"recorded group, got {advanced.algorithm!r}",
+        )
+    changed = {
+        "max_steps_off_policy": bool(advanced.max_steps_off_policy),
+        "weight_sync_interval": advanced.weight_sync_interval != 1,
+        "filter_groups": advanced.filter_groups is not None,
+        "max_replacements": advanced.max_replacements is not None,
+        "curriculum": advanced.curriculum is not None,
+        "failed_reward": advanced.failed_reward is not None,
+        "failed_rewards": advanced.failed_rewards is not None,
+    }
+    for key in (key for key, is_changed in changed.items() if is_changed):
+        yield Issue(
+            f"advanced.{key}",
+            "has no meaning in offline mode, whose groups were sampled and graded before; leave it out",
         )
 
 

@@ -8,7 +8,7 @@ together with the checks that do.
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from schemas.algorithms import OFFLINE, is_offline
+from schemas.algorithms import OFFLINE, is_offline, learns_trajectories, samples_nothing
 from schemas.config import EvalConfig, Experiment, RunConfig
 from schemas.deployments import NAME_RULE, is_deployment_name
 from schemas.errors import Issue
@@ -72,7 +72,7 @@ def unsupported(config: RunConfig | EvalConfig) -> Iterator[Issue]:
             "must be above 0 in training, got 0: greedy samples of a prompt are all equal, so nothing "
             "is learned from them. Set 1.0; advanced.validation_temperature may be 0",
         )
-    is_unscored = is_offline(config.advanced) and not config.experiment.rollout
+    is_unscored = samples_nothing(config.advanced) and not config.experiment.rollout
     for name in ("rewards", "rubrics", "reward_models"):
         if is_unscored and getattr(config.advanced, name):
             yield Issue(
@@ -107,7 +107,7 @@ def _cross_key_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
             "experiment.commit_sha",
             "cannot be set together with experiment.branch; keep one, not both",
         )
-    if isinstance(config, EvalConfig) or not is_offline(config.advanced):
+    if isinstance(config, EvalConfig) or not samples_nothing(config.advanced):
         yield from _missing_user_code(experiment)
     section = "training" if isinstance(config, RunConfig) else "advanced"
     lengths = config.training if isinstance(config, RunConfig) else config.advanced
@@ -124,7 +124,8 @@ def _missing_user_code(experiment: Experiment) -> Iterator[Issue]:
         if not getattr(experiment, name):
             yield Issue(
                 f"experiment.{name}",
-                f"is missing; add it (only {', '.join(OFFLINE)} run without user code)",
+                f"is missing; add it (only {', '.join(OFFLINE)} and the execution mode offline run "
+                "without user code)",
             )
 
 
@@ -183,6 +184,12 @@ def _validation_key_issues(config: RunConfig) -> Iterator[Issue]:
     advanced = config.advanced
     if advanced.validation_dataset is not None:
         yield from _too_many_samples("advanced.validation_samples", config)
+        if learns_trajectories(advanced) and not config.experiment.rollout:
+            yield Issue(
+                "advanced.validation_dataset",
+                "is not read without experiment.rollout, because a run on recorded groups measures no "
+                "loss on rows; set experiment.rollout, or leave this key out",
+            )
         return
     changed = {
         "checkpoints.eval_interval": config.checkpoints.eval_interval is not None,
@@ -199,6 +206,11 @@ def _step_size_issues(config: RunConfig) -> Iterator[Issue]:
         rows = config.advanced.batch_size
         if rows > MOST_OFFLINE_ROWS:
             yield Issue("advanced.batch_size", f"must be at most {MOST_OFFLINE_ROWS}, got {rows}")
+        return
+    if learns_trajectories(config.advanced):
+        most = MOST_OFFLINE_ROWS
+        if (groups := config.training.rollout_batch_size) > most:
+            yield Issue("training.rollout_batch_size", f"must be at most {most}, got {groups}")
         return
     too_many = tuple(_too_many_samples("training.n_samples_per_prompt", config))
     yield from too_many
@@ -236,7 +248,7 @@ def _deploy_issues(config: RunConfig) -> Iterator[Issue]:
         yield Issue("advanced.deploy", 'needs advanced.tuning = "lora", got "full"')
     if advanced.validation_dataset is None:
         yield Issue("advanced.deploy", "compares held-out rewards; set advanced.validation_dataset")
-    elif is_offline(advanced) and not config.experiment.rollout:
+    elif samples_nothing(advanced) and not config.experiment.rollout:
         yield Issue("advanced.deploy", "compares held-out rewards; set experiment.rollout")
     if name is not None and not is_deployment_name(name):
         yield Issue("advanced.deploy_name", f"is {name!r} by default; set a name with {NAME_RULE}")

@@ -5,11 +5,11 @@ follows from the shape of the run: one that learns from the answers of a dataset
 training, and without a rollout it runs no user code.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel
 
-from schemas.algorithms import OFFLINE, SCORED, is_offline
+from schemas.algorithms import OFFLINE, SCORED, is_offline, learns_trajectories
 from schemas.config import Advanced, RunConfig
 from schemas.errors import Issue
 
@@ -47,6 +47,8 @@ def unread_issues(config: RunConfig) -> Iterator[Issue]:
                     f"advanced.{key}",
                     f"is not read by {advanced.algorithm}, only by {', '.join(OFFLINE)}; {instead}",
                 )
+        if learns_trajectories(advanced):
+            yield from _unread_of_trajectories(config, named)
     for key in ADAPTER:
         if advanced.tuning == "full" and f"advanced.{key}" in named:
             message = "is not read with tuning = 'full', which trains all weights; leave it out"
@@ -80,24 +82,43 @@ def _unread_offline(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]
     for key, instead in SAMPLED_IN_TRAINING.items():
         if key in named:
             yield Issue(key, f"is not read by {algorithm}; {instead}")
-    rollout, validated = config.experiment.rollout, config.advanced.validation_dataset
-    if not (rollout and validated):
-        for key in SAMPLED_IN_VALIDATION:
-            if key in named:
-                message = (
-                    f"is not read by {algorithm} unless experiment.rollout and "
-                    "advanced.validation_dataset are given; leave it out"
-                )
-                yield Issue(key, message)
-    if rollout:
+    yield from _unread_without_sampling(config, named, by=algorithm, others=())
+    if config.experiment.rollout:
         return
     for key in ("advanced.validation_samples", "advanced.validation_temperature"):
-        if validated and key in named:
+        if config.advanced.validation_dataset and key in named:
             message = (
                 "is not read without experiment.rollout, because validation measures the loss; "
                 "leave it out"
             )
             yield Issue(key, message)
+
+
+def _unread_of_trajectories(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]:
+    """Keys of sampling that a run on recorded groups does not read. Its temperature must be that of
+    the recorded samples, and with an overlong penalty it reads the largest length."""
+    if "sampling.rollout_top_p" in named:
+        message = "is not read in offline mode; nothing is sampled in training"
+        yield Issue("sampling.rollout_top_p", message)
+    read = ("training.max_response_length",) if config.advanced.overlong_buffer else ()
+    yield from _unread_without_sampling(config, named, by="the offline mode", others=read)
+
+
+def _unread_without_sampling(
+    config: RunConfig, named: frozenset[str], *, by: str, others: Sequence[str]
+) -> Iterator[Issue]:
+    """Keys that only sampling reads, but for `others`, where validation samples nothing either."""
+    rollout, validated = config.experiment.rollout, config.advanced.validation_dataset
+    if not (rollout and validated):
+        for key in SAMPLED_IN_VALIDATION:
+            if key in named and key not in others:
+                message = (
+                    f"is not read by {by} unless experiment.rollout and "
+                    "advanced.validation_dataset are given; leave it out"
+                )
+                yield Issue(key, message)
+    if rollout:
+        return
     for key in (*CODE, "advanced.network", "advanced.max_turns", "advanced.max_sample_tokens"):
         if key in named:
             yield Issue(key, "is not read without experiment.rollout; leave it out")

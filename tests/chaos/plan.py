@@ -66,8 +66,9 @@ OF_GIVEN_SECRETS = ("submit.secrets_given",)
 """The point that no run without secrets of its own passes: tests/crash/scenarios/given_secrets.py kills
 there."""
 
-OF_UPLOADS = ("upload.", "artifact.")
-"""Points of uploads of datasets and artifacts: tests/e2e/test_uploads.py kills there."""
+OF_UPLOADS = ("upload.", "artifact.", "from_run.")
+"""Points where datasets and artifacts are made: tests/e2e/test_uploads.py and tests/e2e/test_from_run.py
+kill there."""
 
 OF_JUDGES = ("judge.",)
 """Points that no run without a rubric passes: tests/crash/scenarios/judge.py kills there."""

@@ -223,6 +223,89 @@ def generate_(tasks: str, *, out: Path | None, as_json: bool) -> Output:
     return Output(document, said, f'dataset = "{tasks}"')
 
 
+STEPS = re.compile(r"(?P<first>[0-9]{1,9})?(?P<dots>\.\.)?(?P<last>[0-9]{1,9})?")
+
+
+def _parse_steps(_context: object, _option: object, text: str | None) -> tuple[str, str] | None:
+    """The option `A..B`, `A..`, `..B` or `A` as the first and the last step, either may be empty."""
+    if text is None:
+        return None
+    found = STEPS.fullmatch(text)
+    if found is None or not (found["first"] or found["last"]):
+        raise click.BadParameter(f"{text!r} is not A..B; write for example 10..20")
+    first, last = found["first"] or "", found["last"] or ""
+    return (first, last) if found["dots"] else (first, first)
+
+
+@command(
+    dataset, "from-run", example="headrace dataset from-run first --as sft --name good --dedupe"
+)
+@click.argument("run", metavar="RUN|EVALUATION")
+@click.option("--name", required=True, help="Name of the dataset.")
+@click.option(
+    "--as",
+    "kind",
+    required=True,
+    type=click.Choice(["sft", "preference", "trajectory"]),
+    help="Demonstrations, pairs of a better and a worse answer, or groups for offline RL.",
+)
+@click.option("--steps", callback=_parse_steps, help="Only these steps, as A..B. Default: all.")
+@click.option("--min-reward", type=float, help="Only answers with at least this reward.")
+@click.option("--max-reward", type=float, help="Only answers with at most this reward.")
+@click.option("--reward-margin", type=float, help="Of pairs: by how much rewards differ at least.")
+@click.option("--best-of-group", is_flag=True, help="With sft: only the best answer of each group.")
+@click.option("--dedupe", is_flag=True, help="Only the first of rows that are equal.")
+@click.option("--limit", type=click.IntRange(1), help="At most this many rows, the first ones.")
+@click.option("--overwrite", is_flag=True, help="Make it the next version of an existing dataset.")
+@click.option("--dry-run", is_flag=True, help="Only count the rows, and store nothing.")
+def from_run(
+    client: Client,
+    run: str,
+    *,
+    name: str,
+    kind: str,
+    steps: tuple[str, str] | None,
+    min_reward: float | None,
+    max_reward: float | None,
+    reward_margin: float | None,
+    best_of_group: bool,
+    dedupe: bool,
+    limit: int | None,
+    overwrite: bool,
+    dry_run: bool,
+) -> Output:
+    """Make a dataset of recorded samples.
+
+    The rows hold what the policy read and wrote, and no ground truth. With --as trajectory, a training
+    run with advanced.execution_mode = "offline" learns from them without sampling. Of a run that is not
+    over, the steps that are settled are read.
+    """
+    given = {
+        "first_step": int(steps[0]) if steps and steps[0] else None,
+        "last_step": int(steps[1]) if steps and steps[1] else None,
+        "min_reward": min_reward,
+        "max_reward": max_reward,
+        "reward_margin": reward_margin,
+        "limit": limit,
+        "best_of_group": best_of_group or None,
+        "dedupe": dedupe or None,
+        "overwrite": overwrite or None,
+        "dry_run": dry_run or None,
+    }
+    body = {key: value for key, value in given.items() if value is not None}
+    answer = client.post_slow("/datasets/from-run", {"run": run, "name": name, "as": kind, **body})
+    made: Document = answer["made"]
+    rows, samples = made["rows"], made["samples"]
+    where = f"steps {made['first_step']}..{made['last_step']}" if made["last_step"] else run
+    if answer["dataset"] is None:
+        said = f"{name} would have {rows} rows of {samples} samples ({where})"
+    else:
+        said = f"made {version_name(answer['dataset'])}: {rows} rows of {samples} samples ({where})"
+    more = None if made["has_ended"] else f"{run} has not ended: later samples are not read"
+    lost = f"left out: {', '.join(made['left_out'])}" if made["left_out"] else None
+    return Output(answer, said, lost, more)
+
+
 @command(dataset, "list", example="headrace dataset list")
 @LIMIT
 @OFFSET
@@ -245,8 +328,19 @@ def info(client: Client, name: str) -> Output:
     answer = client.get(f"/datasets/{path_segment(name)}")
     found: Document = answer["dataset"]
     shown = found | {"file_size": format_size(found.get("file_size"))}
+    if origin := found.get("origin"):
+        shown["origin"] = _origin_text(origin)
     pairs = [(key, value) for key, value in shown.items() if value != {}]
     return Output(answer, fields(f"Dataset {name}", pairs))
+
+
+def _origin_text(origin: Document) -> str:
+    """The run that recorded the rows of a dataset, and how they were chosen."""
+    first, last = origin.get("first_step"), origin.get("last_step")
+    where = f"steps {first}..{last} of " if last else ""
+    named = ("min_reward", "max_reward", "reward_margin", "limit", "best_of_group", "dedupe")
+    chosen = [f"{key} {origin[key]}" for key in named if key in origin]
+    return ", ".join((f"{where}{origin['name']} as {origin['kind']}", *chosen))
 
 
 @command(dataset, "versions", example="headrace dataset versions sums")

@@ -313,6 +313,8 @@ def _no_samples(client: Client, run: str, step: int | None) -> str | None:
     found = client.get(f"/runs/{path_segment(run)}")["run"]
     if (algorithm := found.get("algorithm")) in OFFLINE:
         return f"{run} has no samples, because {algorithm} learns the answers of its dataset"
+    if found.get("execution_mode") == "offline":
+        return f"{run} has no samples of its own: it learns from those that another run recorded"
     if step is None:
         return None
     taken = found.get("current_step") or 0

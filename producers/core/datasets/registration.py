@@ -44,6 +44,7 @@ from producers.core.datasets.versions import (
     version_id,
 )
 from schemas.artifact_refs import ArtifactRef
+from schemas.datasets import DatasetOrigin
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered
 from schemas.generated_tasks import dataset_name, how_to_generate, is_generated
@@ -219,12 +220,14 @@ async def register(
     overwrites: bool = False,
     sha256: str | None = None,
     is_wanted: Callable[[], Awaitable[bool]] | None = None,
+    origin: DatasetOrigin | None = None,
 ) -> Recorded:
     """Store both forms and append DatasetRegistered. The same content as that of the newest version is
     the same version. Other content makes the next version if the upload `overwrites`. Raises
     InvalidConfig with the issues of the file or when it does not have the `sha256` that its sender
     named, and Conflict when the name belongs to another dataset or has other content. `is_wanted` is
-    asked before the event is appended; UploadDropped is raised when it says no."""
+    asked before the event is appended; UploadDropped is raised when it says no. `origin` is the run
+    whose samples the rows are."""
     if checked.report.issues:
         raise refusal(file_name, checked.report)
     sent = await _digest_of(original)
@@ -263,6 +266,7 @@ async def register(
             workspace=key_workspace(),
             organisation=None if own_organisation() == MAIN else own_organisation(),
             series=None if number == 1 else series,
+            origin=origin,
         )
         if is_wanted is not None and not await is_wanted():
             raise UploadDropped(f"upload of {file_name} is not wanted any more; begin another one")

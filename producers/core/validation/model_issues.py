@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from infra.settings.vllm import Tuning
 from producers.core.models.model_facts import ModelFacts
-from schemas.algorithms import is_offline
+from schemas.algorithms import is_offline, samples_nothing
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered
@@ -72,7 +72,7 @@ def missing_symbols(vocabulary: str, dataset: str, characters: str) -> Iterator[
 
 def vllm_issues(config: RunConfig, *, tuning: Tuning) -> Iterator[Issue]:
     """Issues with versions that the vLLM servers do not sample. `tuning` names those that they do."""
-    may_sample = not is_offline(config.advanced) or config.experiment.rollout
+    may_sample = not samples_nothing(config.advanced) or config.experiment.rollout
     if config.advanced.tuning == "full" and tuning == "lora" and may_sample:
         yield Issue(
             "advanced.tuning",

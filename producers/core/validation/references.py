@@ -25,6 +25,7 @@ from producers.core.models.vocabularies import Vocabularies
 from producers.core.validation.judge_issues import judge_secrets, judges_of
 from producers.core.validation.reward_models import find_reward_models
 from producers.core.validation.rollout_issues import SyncedCommit, synced_commits
+from producers.core.validation.trajectory_issues import vocabulary_problem
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.algorithms import DISTILLED
 from schemas.config import EvalConfig, RunConfig
@@ -129,6 +130,9 @@ class ReferenceFinder:
         if model is not None and isinstance(config, RunConfig):
             teacher = await self._teacher(config, model, issues, lookup)
         issues += later
+        if dataset is not None and model is not None:
+            problem = await vocabulary_problem(dataset, model, self._vocabularies)
+            issues += [Issue("experiment.model_path", problem)] if problem else []
         commits: tuple[SyncedCommit, ...] = ()
         if chosen is not None:
             commits = await self._commits(chosen)

@@ -8,6 +8,7 @@ Submit, `train submit --dry-run` and `eval submit` all parse the TOML and then c
 | keys that contradict each other, unread keys, unsupported values | `schemas/toml/config_issues.py` |
 | datasets, models and workspaces exist | `producers/core/validation/references.py` |
 | the datasets have the rows and columns that the run needs | `dataset_issues.py` |
+| recorded groups fit the model and the mode of the run | `trajectory_issues.py` |
 | the lengths fit into the model's context | `model_issues.py` |
 | the commit has the rollout | `rollout_issues.py` |
 | the operator allows the addresses | `address_issues.py` |
@@ -36,6 +37,11 @@ from producers.core.validation.model_issues import (
 )
 from producers.core.validation.references import References
 from producers.core.validation.rollout_issues import rollout_issues, rollout_warnings
+from producers.core.validation.trajectory_issues import (
+    staleness_warnings,
+    trajectory_issues,
+    validation_trajectory_issues,
+)
 from producers.core.workspaces import Workspace
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
@@ -97,8 +103,10 @@ def _issues(config: RunConfig | EvalConfig, references: References) -> Iterator[
     dataset, validation = references.dataset, references.validation
     if dataset is not None:
         yield from dataset_issues(config, dataset)
+        yield from trajectory_issues(config, dataset)
     if isinstance(config, RunConfig) and validation is not None:
         yield from validation_dataset_issues(config, validation)
+        yield from validation_trajectory_issues(validation)
     if references.vllm is not None and isinstance(config, RunConfig):
         yield from vllm_issues(config, tuning=references.vllm)
     yield from length_issues(config, references.facts.context)
@@ -117,4 +125,6 @@ def _warnings(config: RunConfig | EvalConfig, references: References) -> Iterato
     yield from unknown_characters(references.facts, references.dataset, references.validation)
     if references.dataset is not None:
         yield from dataset_warnings(config, references.dataset)
+    if references.dataset is not None and references.model is not None:
+        yield from staleness_warnings(config, references.dataset, references.model)
     yield from rollout_warnings(config.experiment, references.commits)

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import cast, get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,32 +15,55 @@ from infra.blobs.uploads import MAX_BYTES, MOST_PARTS
 from infra.identity.quotas import BLOCK_BYTES
 from infra.readmodel.registry import DatasetJson
 from producers.core.datasets import registration
+from producers.core.datasets.from_run import StepRange, made_json
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
+from producers.core.datasets.recorded_rows import RowFilter
 from producers.core.datasets.row_issues import RowIssue, to_text
+from producers.core.datasets.rules import MAX_ROWS
 from producers.core.datasets.transfers import UploadPlan
 from producers.core.datasets.versions import split_version
 from producers.http.auth import actor_of
 from producers.http.downloads import download, first_lines
-from producers.http.requests import body_of, own_address
+from producers.http.requests import JsonBody, body_of, own_address
 from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 from producers.http.services import Services
-from schemas.datasets import DatasetRow
+from schemas.datasets import DatasetRow, RowsKind
 from schemas.errors import InvalidConfig, Issue, NotFound, Refused, TransientError
 from schemas.events import DatasetRegistered
+from schemas.limits import LARGEST_REWARD
 
+MAX_STEP = 2**31 - 1
+FROM_RUN = (
+    "run",
+    "name",
+    "as",
+    "first_step",
+    "last_step",
+    "min_reward",
+    "max_reward",
+    "dedupe",
+    "best_of_group",
+    "limit",
+    "reward_margin",
+    "overwrite",
+    "dry_run",
+)
 ANNOUNCED = ("name", "file_name", "mapping", "file_size", "overwrite", "sha256")
 
 
 def to_json(
     dataset: DatasetJson, registered: DatasetRegistered | None = None
 ) -> Mapping[str, object]:
-    """A dataset as JSON. With the event `registered` it also says how its columns were mapped."""
+    """A dataset as JSON. With the event `registered` it also says how its columns were mapped, and which
+    run its rows come from."""
     columns = json.loads(dataset["columns"] or "[]")
-    mapping = {"mapping": registered.mapping} if registered else {}
+    more: dict[str, object] = {"mapping": registered.mapping} if registered else {}
+    if registered is not None and registered.origin is not None:
+        more["origin"] = registered.origin.model_dump(mode="json", exclude_defaults=True)
     shown = {key: value for key, value in dataset.items() if key != "is_newest"}
-    return {**shown, "columns": columns, "unread_columns": unread(columns), **mapping}
+    return {**shown, "columns": columns, "unread_columns": unread(columns), **more}
 
 
 async def announce(request: Request) -> Response:
@@ -285,6 +309,47 @@ def _declared_bytes(request: Request) -> int:
     return int(length) if length.isascii() and length.isdigit() else 0
 
 
+async def make_from_run(request: Request) -> Response:
+    """Make a dataset of the samples that a run or an evaluation recorded, or count its rows
+    (`dry_run`)."""
+    core, body = services(request), await body_of(request, FROM_RUN)
+    steps = StepRange(
+        body.optional_integer("first_step", least=1, most=MAX_STEP),
+        body.optional_integer("last_step", least=1, most=MAX_STEP),
+    )
+    made = await core.recorded_datasets.make(
+        body.text("run"),
+        body.text("name"),
+        _row_filter(body),
+        steps=steps,
+        overwrites=body.flag("overwrite"),
+        is_dry=body.flag("dry_run"),
+    )
+    counts = made_json(made)
+    if made.recorded is None or not isinstance(made.recorded.event, DatasetRegistered):
+        return ApiResponse({"dataset": None, "made": counts})
+    found = await dataset_row(core, made.recorded.event.dataset.dataset)
+    return ApiResponse(
+        {"dataset": to_json(found, made.recorded.event), "made": counts}, status_code=201
+    )
+
+
+def _row_filter(body: JsonBody) -> RowFilter:
+    kind = body.text("as")
+    if kind not in get_args(RowsKind):
+        message = f"must be one of {', '.join(get_args(RowsKind))}, got {kind!r:.40}"
+        raise InvalidConfig(f"as {message}", issues=(Issue("as", message),))
+    return RowFilter(
+        kind=cast(RowsKind, kind),
+        min_reward=body.optional_number("min_reward", least=-LARGEST_REWARD, most=LARGEST_REWARD),
+        max_reward=body.optional_number("max_reward", least=-LARGEST_REWARD, most=LARGEST_REWARD),
+        dedupe=body.flag("dedupe"),
+        best_of_group=body.flag("best_of_group"),
+        limit=body.optional_integer("limit", least=1, most=MAX_ROWS),
+        reward_margin=body.number("reward_margin", default=0.0, least=0, most=2 * LARGEST_REWARD),
+    )
+
+
 async def index(request: Request) -> Response:
     page = page_of(request)
     rows, total = await services(request).readmodel.registry.datasets(page)
@@ -335,6 +400,7 @@ async def _find_registration(request: Request) -> DatasetRegistered:
 ROUTES = [
     ScopedRoute("/datasets", announce, scope="submit", methods=["POST"]),
     ScopedRoute("/datasets", index, scope="read"),
+    ScopedRoute("/datasets/from-run", make_from_run, scope="submit", methods=["POST"]),
     ScopedRoute("/datasets/validate", validate, scope="submit", methods=["POST"]),
     ScopedRoute("/datasets/{ref}", show, scope="read"),
     ScopedRoute("/datasets/{ref}/content", upload_content, scope="submit", methods=["PUT"]),

@@ -79,6 +79,7 @@ TABLE = [
     Row("GET", "/api/v1/runs/{run}/trace?sample={run}-train-1-0-0.0", "read"),
     Row("GET", "/api/v1/datasets", "read"),
     Row("POST", "/api/v1/datasets", "submit", 400, content=MADE),
+    Row("POST", "/api/v1/datasets/from-run", "submit", 400, content=MADE),
     Row("POST", "/api/v1/datasets/validate?file_name=a.jsonl", "submit", content=JSONL),
     Row("GET", "/api/v1/datasets/{dataset}", "read"),
     Row("GET", "/api/v1/datasets/{dataset}/content", "read"),

@@ -17,6 +17,7 @@ from producers.core.validation.rollout_issues import SyncedCommit
 from producers.core.validation.validate import require_valid, validate
 from producers.core.workspaces import Workspace
 from schemas.config import EvalConfig, RunConfig
+from schemas.datasets import TRAJECTORY_COLUMNS, DatasetOrigin
 from schemas.errors import InvalidConfig, NotFound
 from schemas.events import DatasetRegistered
 from schemas.ids import WorkspaceId
@@ -43,6 +44,28 @@ def dataset(*columns: str, num_rows: int = 8, name: str = "sums") -> DatasetRegi
         original=ref("rows"),
         characters="",
     )
+
+
+def trajectories(**origin: Any) -> DatasetRegistered:
+    """A dataset of recorded groups."""
+    made = DatasetOrigin.model_validate(
+        {
+            "owner": "r1",
+            "name": "first",
+            "purpose": "train",
+            "kind": "trajectory",
+            "first_step": 1,
+            "last_step": 2,
+            "position": "1-1",
+            "model": MODEL,
+            "temperature": 1.0,
+            "oldest_version": 0,
+            "newest_version": 1,
+            "num_samples": 8,
+            **origin,
+        }
+    )
+    return dataset(*TRAJECTORY_COLUMNS, num_rows=64).model_copy(update={"origin": made})
 
 
 def toml(**sections: Any) -> dict[str, Any]:
@@ -267,6 +290,29 @@ EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
     (parse_run(toml(advanced={"lora_variant": "dora"})), references(vllm="lora")),
     (parse_run(toml(advanced={"tuning": "full"})), references(vllm="lora")),
     (parse_run(toml(advanced={"algorithm": "distill"})), references()),
+    (
+        parse_run(
+            toml(
+                advanced={"execution_mode": "offline", "algorithm": "ppo"},
+                sampling={"rollout_top_p": 1.0},
+            )
+        ),
+        references(),
+    ),
+    (
+        parse_run(
+            toml(
+                advanced={"execution_mode": "offline"},
+                sampling={"rollout_temperature": 0.5},
+                training={"n_samples_per_prompt": 4},
+            )
+        ),
+        references(dataset=trajectories()),
+    ),
+    (
+        parse_run(toml(advanced={"validation_dataset": "held-out"})),
+        references(validation=trajectories()),
+    ),
     (parse_run(toml(advanced={"algorithm": "distill", "teacher": "provider:m"})), references()),
 )
 

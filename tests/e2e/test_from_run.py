@@ -1,0 +1,79 @@
+"""Samples that a run recorded become datasets, and other runs learn from them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.kit.platform import (
+    TINY,
+    Platform,
+    make_workspace,
+    platform,
+    run_config,
+    verify,
+)
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.torch,
+    pytest.mark.postgres,
+    pytest.mark.slow,
+]
+
+RECORDED = {"rollout_batch_size": 8, "n_samples_per_prompt": 4, "max_response_length": 6}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    root = tmp_path_factory.mktemp("from-run")
+    workspace = make_workspace(root / "workspace")
+    with platform(root / "home") as started:
+        made = started.post("/workspaces", {"url": str(workspace), "name": "w"})
+        assert made.status_code == 201, made.text
+        started.upload("numbers")
+        config = run_config(training=RECORDED, advanced={"max_steps": 2})
+        started.wait(started.submit(config, workspace="w", name="first"), "finished")
+        yield started
+
+
+def make(started: Platform, name: str, kind: str, **more: Any) -> Any:
+    answer = started.post("/datasets/from-run", {"run": "first", "name": name, "as": kind, **more})
+    assert answer.status_code in (200, 201), answer.text
+    return answer.json()
+
+
+def offline(dataset: str, **advanced: Any) -> dict[str, Mapping[str, Any]]:
+    """A run on recorded groups with the settings of the run that recorded them."""
+    return {
+        "experiment": {"model_path": TINY, "dataset": dataset},
+        "training": {"lr": 1e-2, "rollout_batch_size": 8},
+        "advanced": {
+            "execution_mode": "offline",
+            "algorithm": "grpo",
+            "seed": 7,
+            "deterministic": True,
+            **advanced,
+        },
+    }
+
+
+def weights(started: Platform, run: str) -> dict[int, str]:
+    """The hash of the weights of each step."""
+    return {
+        one["data"]["step"]: one["data"]["state"]["weights_sha256"]
+        for one in started.events(run)
+        if one["type"] == "rl.policy.updated"
+    }
+
+
+def test_a_run_on_recorded_groups_takes_the_recorded_first_step_again(running: Platform) -> None:
+    """The batch of step 1 was sampled by version 0, so the same step from there gives the same bits."""
+    made = make(running, "step-1", "trajectory", first_step=1, last_step=1)
+    assert made["made"]["rows"] == 8
+    run = running.submit(offline("step-1", max_steps=3), name="again")
+    running.wait(run, "finished")
+    first = running.get("/runs/first")["run"]["id"]
+    assert weights(running, run)[1] == weights(running, first)[1]
+    assert len(set(weights(running, run).values())) == 3
+    assert verify(running, run)["status"] == "verified"
