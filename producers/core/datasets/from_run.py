@@ -6,6 +6,7 @@ same request makes the same content. A process that dies before the registration
 """
 
 import asyncio
+import fcntl
 import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -42,6 +43,9 @@ from schemas.sampling import ModelRef, SampleBatch
 
 PAGE = 64
 """Groups that are in memory at once."""
+
+PREFIX = "from-run-"
+"""The names of files in which rows are written begin with this."""
 
 MAX_BYTES = 5 << 30
 LAST_STEP = 2**31 - 1
@@ -126,7 +130,7 @@ class RecordedDatasets:
         if wanted.kind == "trajectory":
             _check_model(source)
         maker = RowMaker(wanted)
-        async with self._scratch_file() as path:
+        async with _scratch_file(self._scratch) as path:
             await self._write(path, source, requests, maker, first=first, last=last)
             origin = _origin_of(source, wanted, maker, requests, first, last, position)
             _check_rows(maker, source, first, last)
@@ -168,11 +172,6 @@ class RecordedDatasets:
             raise InvalidConfig(
                 f"evaluation {found.eval_name} was imported, so no samples of it are recorded here; "
                 "name a run or an evaluation that ran here"
-            )
-        if found.run is not None:
-            raise InvalidConfig(
-                f"{found.eval_name} is a validation: its rows are held out, and would be trained on; "
-                "name the run itself, or an evaluation"
             )
         row = await self._readmodel.evaluations.get_evaluation(found.evaluation)
         return SampleSource(
@@ -260,18 +259,6 @@ class RecordedDatasets:
 
         return await asyncio.to_thread(write)
 
-    @asynccontextmanager
-    async def _scratch_file(self) -> AsyncIterator[Path]:
-        """A path for the rows, which is removed afterwards."""
-        await asyncio.to_thread(self._scratch.mkdir, mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self._scratch)
-        os.close(handle)
-        path = Path(name)
-        try:
-            yield path
-        finally:
-            await asyncio.shield(asyncio.to_thread(_delete, path))
-
     async def _register(
         self, path: Path, name: str, origin: DatasetOrigin, maker: RowMaker, *, overwrites: bool
     ) -> Recorded:
@@ -280,7 +267,7 @@ class RecordedDatasets:
             report = FileReport(num_rows=maker.num_rows, columns=TRAJECTORY_COLUMNS)
             checked = registration.Checked(report, path)
         else:
-            checked = await registration.check(path, "jsonl")
+            checked = await registration.check(path, "jsonl", out=_checked_path(path))
         return await registration.register(
             checked,
             path,
@@ -294,9 +281,53 @@ class RecordedDatasets:
         )
 
 
+@asynccontextmanager
+async def _scratch_file(directory: Path) -> AsyncIterator[Path]:
+    """A path for the rows, which is removed afterwards, or by the next call if this process dies."""
+    handle, path = await asyncio.to_thread(_create, directory)
+    try:
+        yield path
+    finally:
+        await asyncio.shield(asyncio.to_thread(_delete, path))
+        os.close(handle)
+
+
+def _create(directory: Path) -> tuple[int, Path]:
+    """A new file that stays locked while its handle is open."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in directory.glob(f"{PREFIX}*"):
+        _delete_if_left(left)
+    while True:
+        handle, name = tempfile.mkstemp(prefix=PREFIX, dir=directory)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:  # or else another process took it for one that was left
+            return handle, Path(name)
+        os.close(handle)
+
+
+def _delete_if_left(path: Path) -> None:
+    """Delete the file of a process that died. The kernel has released its lock."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _delete(path)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(handle)
+
+
 def _delete(path: Path) -> None:
     path.unlink(missing_ok=True)
-    path.with_suffix(".rows").unlink(missing_ok=True)
+    _checked_path(path).unlink(missing_ok=True)
+
+
+def _checked_path(path: Path) -> Path:
+    """The file beside it that its check writes."""
+    return path.with_name(f"checked-{path.name}")
 
 
 def check_filter(wanted: RowFilter) -> None:

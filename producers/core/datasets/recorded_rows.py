@@ -253,7 +253,7 @@ class RowMaker:
 
 def left_out_texts(counts: Mapping[str, int], noun: str) -> list[str]:
     """The counts of what became no row, in words; `noun` is samples or groups."""
-    return [f"{count} {noun} {REASONS.get(why, why)}" for why, count in counts.items()]
+    return [f"{count} {noun} {REASONS.get(why, why)}" for why, count in sorted(counts.items())]
 
 
 def reward_of(grade: Grade | None) -> float | None:

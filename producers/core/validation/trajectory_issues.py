@@ -83,9 +83,11 @@ def staleness_warnings(
         return
     bound = config.advanced.correction != "ratio" or config.advanced.off_policy_threshold
     advice = "" if bound else "; advanced.correction = 'truncated' or 'masked' bounds their weight"
+    oldest, newest = origin.oldest_version, origin.newest_version
+    versions = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
     yield (
-        f"the groups were sampled by versions {origin.oldest_version} to {origin.newest_version} of "
-        f"{origin.name}, and not by the model that the run begins with{advice}"
+        f"the groups were sampled by {versions} of {origin.name}, and not by the model that the run "
+        f"begins with{advice}"
     )
 
 
