@@ -402,11 +402,18 @@ def preview(client: Client, name: str, *, rows: int) -> Output:
     columns = {"label": "ground truth"}
     if any(row.keys() & PREFERENCES for row in found):
         columns = {key: key for key in PREFERENCES if any(key in row for row in found)}
+    elif any("trajectory" in row for row in found):
+        columns = {"rewards": "rewards"}
+        found = [{**row, "rewards": _rewards(row["trajectory"])} for row in found]
     shown = [
         (i, _prompt(row), *(_cell(row.get(key)) for key in columns)) for i, row in enumerate(found)
     ]
     titles = ("row", "prompt", *columns.values())
     return Output(answer, table(f"Dataset {name}", titles, shown))
+
+
+def _rewards(trajectory: Document) -> str:
+    return " ".join("-" if one is None else f"{one:g}" for one in trajectory["rewards"])
 
 
 def _cell(value: object) -> str | None:

@@ -238,7 +238,9 @@ class RecordedDatasets:
     ) -> int:
         """Write the rows of some groups; returns their bytes."""
         refs = [ArtifactRef.model_validate_json(row.artifact) for row in rows]
-        contents = await asyncio.gather(*(self._artifacts.get_artifact(ref) for ref in refs))
+        contents = await asyncio.gather(
+            *(self._artifacts.get_artifact(ref, cached=False) for ref in refs)
+        )
 
         def write() -> int:
             size = 0

@@ -139,6 +139,8 @@ def _share_of_text(rows: Sequence[DatasetRow]) -> int:
     """How many characters of each text are shown, so that the page stays small."""
     num_answers = 2 if any(row.chosen is not None for row in rows) else 1
     count = sum(num_answers + min(PREVIEWED_MESSAGES, len(row.prompt)) for row in rows)
+    groups = (row.trajectory.samples for row in rows if row.trajectory is not None)
+    count += sum(min(PREVIEWED_MESSAGES, len(samples)) for samples in groups)
     return max(LEAST_CHARACTERS, min(MOST_CHARACTERS, PREVIEWED_CHARACTERS // max(1, count)))
 
 

@@ -12,7 +12,7 @@ import pytest
 from consumers.learn.consumer import CONSUMER, perform
 from consumers.learn.replay import build_step_batch, job_of, read_learned_rows
 from infra.spine.runtime.consumer import AnyConsumer, Incoming, Meta
-from schemas.datasets import DatasetRow
+from schemas.datasets import DatasetRow, Trajectory
 from schemas.effects import Effect, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
 from schemas.events import BatchAssembled, Event, PolicyInitialized, PolicyUpdated, RunStarted
@@ -329,6 +329,40 @@ async def test_preferences_are_learned_as_they_are_stored(tmp_path: Path) -> Non
         Preference(1, row("2+2?", None).prompt),
         Preference(0, prompt, "2", "3"),
     )
+
+
+async def test_recorded_groups_are_learned_in_the_order_of_the_dataset(tmp_path: Path) -> None:
+    """That is the order in which they were sampled, so that their own step can be taken again."""
+    run = Run(tmp_path)
+    rows = [
+        DatasetRow(
+            prompt=(),
+            trajectory=Trajectory(
+                group=f"r0-train-1-{slot}-0",
+                version=0,
+                samples=(SampleRecord(index=0, text=str(slot)), SampleRecord(index=1)),
+                rewards=(float(slot), None),
+            ),
+        )
+        for slot in range(3)
+    ]
+    dataset = await run.bench.dataset(*rows, row("1+1?", "2"))
+    spec = train_spec(dataset=dataset, advanced={"execution_mode": "offline"})
+    batch = await build_step_batch(run.bench.ports, spec, number=1, groups=(), rows=(2, 0))
+    assert [(group.slot, group.rewards) for group in batch.groups] == [
+        (0, (0.0, None)),
+        (1, (2.0, None)),
+    ]
+    assert batch.groups[1].samples[0].text == "2"
+    assert not batch.conversations
+
+
+async def test_a_row_without_a_recorded_group_is_refused_by_name(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    dataset = await run.bench.dataset(row("1+1?", "2"))
+    spec = train_spec(dataset=dataset, advanced={"execution_mode": "offline"})
+    with pytest.raises(Refused, match="row 0 of sums has no recorded group"):
+        await build_step_batch(run.bench.ports, spec, number=1, groups=(), rows=(0,))
 
 
 async def test_sft_on_a_row_without_label_is_refused_by_name(tmp_path: Path) -> None:

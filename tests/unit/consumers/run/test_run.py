@@ -29,7 +29,7 @@ from schemas.learner import RULES
 from schemas.sampling import SampleFailure, SamplingParams
 from schemas.specs import Entrypoint, PackageEnvironment
 from tests.kit.decider import given
-from tests.kit.specs import ref, version
+from tests.kit.specs import config, ref, version
 from tests.unit.consumers.runs import (
     STREAM,
     Story,
@@ -288,6 +288,24 @@ def test_sft_goes_through_its_rows_once_an_epoch() -> None:
     two = story.tell(updated(1)).events[1]
     assert isinstance(one, BatchAssembled)
     assert isinstance(two, BatchAssembled)
+    assert sorted([*one.rows, *two.rows]) == list(range(8))
+
+
+def test_a_run_on_recorded_groups_requests_none_and_goes_through_its_rows() -> None:
+    """The rules of a run that samples nothing, with the batch of one that does."""
+    offline = {"execution_mode": "offline", "max_steps": 2}
+    asked = taught().model_copy(
+        update={"config": config(advanced=offline, training={"rollout_batch_size": 4})}
+    )
+    story = Story(asked)
+    [started] = story.tell(asked).events
+    assert isinstance(started, RunStarted)
+    assert (started.plan.batch_size, started.template) == (4, None)
+    one = story.tell(initialized()).events[1]
+    two = story.tell(updated(1)).events[1]
+    assert isinstance(one, BatchAssembled)
+    assert isinstance(two, BatchAssembled)
+    assert not one.groups
     assert sorted([*one.rows, *two.rows]) == list(range(8))
 
 

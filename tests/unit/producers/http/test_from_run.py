@@ -1,6 +1,7 @@
 """Datasets of recorded samples over HTTP: what they say of their origin, and what is refused."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -12,9 +13,10 @@ from schemas.events import DatasetRegistered, EvaluationRequested, GroupGraded, 
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import ModelRef
 from schemas.specs import GroupSpec, SampleEntry
-from tests.kit.application import Application
+from tests.kit.application import Application, application
 from tests.kit.history import keep
 from tests.kit.recorded_groups import SECRET_LABEL, record_run, recorded_group
+from tests.kit.signed_in import signed_in
 from tests.kit.specs import config, template
 from tests.kit.tenants import ask, create_api_key
 
@@ -326,3 +328,29 @@ async def test_a_newer_policy_than_the_model_of_the_run_is_warned_of(app: Applic
     assert "sampled by versions 3 to 7 of first" in warning
     assert "advanced.correction" in warning
     assert not list(staleness_warnings(config(), event, model))
+
+
+async def test_the_page_of_a_dataset_names_its_run_and_shows_recorded_answers(
+    recorded: Application,
+) -> None:
+    await make(recorded, "d", "trajectory", last_step=2)
+    async with signed_in(recorded) as browser:
+        page = (await browser.get("/datasets/d")).text
+    assert '<a href="/runs/r1">first</a>, steps 1 to 2, as trajectory' in page
+    assert "reward 1</div><pre>good</pre>" in page
+
+
+async def test_what_does_not_fit_the_quota_is_not_stored(database_url: str, tmp_path: Path) -> None:
+    limits = {"HEADRACE_QUOTAS": "stored_bytes=2000"}
+    async with application(database_url, tmp_path / "home", environ=limits) as app:
+        made = await app.post("/workspaces", {"url": "/repo", "name": "a"})
+        key = await create_api_key(app, "a-key", "admin", workspace="a")
+        await record_run(app, steps_of(3), workspace=made.json()["workspace"]["id"])
+        body = {"run": "first", "name": "d", "as": "trajectory"}
+        full = await ask(app, "POST", "/api/v1/datasets/from-run", key, json=body)
+        assert full.status_code == 429, full.text
+        small = await ask(
+            app, "POST", "/api/v1/datasets/from-run", key, json={**body, "as": "sft", "limit": 4}
+        )
+        assert small.status_code == 201, small.text
+        assert not list((app.services.settings.home / "uploads").iterdir())
