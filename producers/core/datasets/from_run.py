@@ -44,6 +44,9 @@ from schemas.sampling import ModelRef, SampleBatch
 PAGE = 64
 """Groups that are in memory at once."""
 
+AT_ONCE = 2
+"""How many datasets a process makes at the same time. Others wait."""
+
 PREFIX = "from-run-"
 """The names of files in which rows are written begin with this."""
 
@@ -104,6 +107,7 @@ class RecordedDatasets:
         self._blobs = blobs
         self._quotas = quotas
         self._scratch = scratch
+        self._room = asyncio.Semaphore(AT_ONCE)
 
     async def make(
         self,
@@ -128,9 +132,9 @@ class RecordedDatasets:
         first, last = range_of(source, steps)
         requests = await self._requests(source)
         if wanted.kind == "trajectory":
-            _check_model(source)
+            _check_sampling(source, requests)
         maker = RowMaker(wanted)
-        async with _scratch_file(self._scratch) as path:
+        async with self._room, _scratch_file(self._scratch) as path:
             await self._write(path, source, requests, maker, first=first, last=last)
             origin = _origin_of(source, wanted, maker, requests, first, last, position)
             _check_rows(maker, source, first, last)
@@ -397,12 +401,19 @@ def _lost_texts(counts: RowMaker) -> list[str]:
     ]
 
 
-def _check_model(source: SampleSource) -> None:
+def _check_sampling(source: SampleSource, requests: Mapping[int, GroupsRequested]) -> None:
+    """Raises InvalidConfig when nothing can be learned from the recorded tokens."""
     if source.model.kind == "provider":
         raise _refusal(
             "kind",
             f"cannot be trajectory for {source.name}: {source.model.name} is a provider's model, whose "
             "tokens are not recorded; use sft or preference",
+        )
+    if any(one.template.params.temperature == 0 for one in requests.values()):
+        raise _refusal(
+            "kind",
+            f"cannot be trajectory for {source.name}, which was sampled greedily: the samples of a row "
+            "are equal, so nothing is learned from them; use sft or preference",
         )
 
 

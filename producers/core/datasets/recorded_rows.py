@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from producers.core.datasets.preferences import MOST_MARGIN
+from producers.core.datasets.messages import BadMessages, parse_conversation, parse_tools
+from producers.core.datasets.preferences import MOST_MARGIN, BadPreference, parse_preference
 from producers.core.datasets.readers import MAX_ROW_BYTES
 from schemas.datasets import DatasetRow, RowsKind, Trajectory
 from schemas.ids import GroupId, sample_id
@@ -29,6 +30,7 @@ REASONS: Mapping[str, str] = {
     "not_the_best": "are not the best of their group",
     "duplicate": "repeat an earlier row",
     "too_long": f"need a row of more than {MAX_ROW_BYTES} bytes",
+    "unfit": "break a rule of datasets, such as one with too many tools",
     "no_pair": "have no two answers to one prompt",
     "small_margin": "have no two answers whose rewards differ enough",
     "no_tokens": "have no recorded tokens",
@@ -144,9 +146,9 @@ class RowMaker:
                 self.samples_left_out["duplicate"] += 1
                 continue
             about = {"sample": _id(group, answer.index), "reward": answer.reward}
-            line = _line({"messages": said, "tools": tools, "metadata": about})
-            if len(line) > MAX_ROW_BYTES:
-                self.samples_left_out["too_long"] += 1
+            row = {"messages": said, "tools": tools, "metadata": about}
+            if problem := _problem_of_row(row, line := _line(row)):
+                self.samples_left_out[problem] += 1
             else:
                 yield line
 
@@ -186,9 +188,8 @@ class RowMaker:
             "tools": tools,
             "metadata": samples,
         }
-        line = _line(row)
-        if len(line) > MAX_ROW_BYTES:
-            self.groups_left_out["too_long"] += 1
+        if problem := _problem_of_row(row, line := _line(row)):
+            self.groups_left_out[problem] += 1
         else:
             yield line
 
@@ -277,6 +278,21 @@ def _problem_of(record: SampleRecord, grade: Grade | None) -> str | None:
     if last.role != "assistant" or last.tool_calls or not last.content:
         return "no_answer"
     return "reasoning" if last.reasoning else None
+
+
+def _problem_of_row(row: Mapping[str, object], line: bytes) -> str | None:
+    """Why the check of uploads would refuse the row, and with it all others; None if it would not."""
+    if len(line) > MAX_ROW_BYTES:
+        return "too_long"
+    try:
+        parse_tools(row["tools"])
+        if "messages" in row:
+            parse_conversation(row["messages"], labelled=False)
+        else:
+            parse_preference(row, "paired", json_cells=False)
+    except (BadMessages, BadPreference):
+        return "unfit"
+    return None
 
 
 def _extremes(found: Sequence[_Answer]) -> tuple[_Answer, _Answer]:

@@ -9,12 +9,19 @@ import pytest
 
 from producers.core.datasets import from_run
 from producers.core.validation.trajectory_issues import staleness_warnings
-from schemas.events import DatasetRegistered, EvaluationRequested, GroupGraded, RunRequested
+from schemas.events import (
+    DatasetRegistered,
+    EvaluationRequested,
+    GroupGraded,
+    GroupsRequested,
+    RunRequested,
+)
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import ModelRef
-from schemas.specs import GroupSpec, SampleEntry
+from schemas.specs import GroupSpec, SampleEntry, Slot
 from tests.kit.application import Application, application
 from tests.kit.history import keep
+from tests.kit.hostile_strings import hostile_strings
 from tests.kit.recorded_groups import SECRET_LABEL, record_run, recorded_group
 from tests.kit.signed_in import signed_in
 from tests.kit.specs import config, template
@@ -144,6 +151,26 @@ async def test_a_run_without_graded_samples_is_refused(app: Application) -> None
     assert "there is no run 'gone'" in await refused(app, 404, run="gone")
 
 
+@pytest.mark.parametrize("kind", ["sft", "preference", "trajectory"])
+async def test_hostile_answers_are_stored_as_they_are(app: Application, kind: str) -> None:
+    hostile = [text for text in hostile_strings(60, storable=True) if text.strip()]
+    groups = [
+        recorded_group([(text, 1.0), ("plain", 0.0)], question=f"{text}?") for text in hostile
+    ]
+    await record_run(app, [groups])
+    made = await make(app, "d", kind)
+    rows = (await app.get("/datasets/d/preview", rows=100))["rows"]
+    assert made["made"]["rows"] == len(hostile) * (2 if kind == "sft" else 1)
+    answers = {
+        "sft": lambda row: row["label"],
+        "preference": lambda row: row["chosen"],
+        "trajectory": lambda row: row["trajectory"]["samples"][0]["text"],
+    }
+    shown = [answers[kind](row) for row in rows[:: 2 if kind == "sft" else 1]]
+    assert shown == hostile[: len(shown)]
+    assert len(shown) >= 50
+
+
 async def test_a_run_whose_grader_gave_no_reward_is_refused(app: Application) -> None:
     await record_run(app, [[recorded_group([("a", None), ("b", None)]) for _ in range(4)]])
     for kind in ("sft", "preference", "trajectory"):
@@ -151,18 +178,25 @@ async def test_a_run_whose_grader_gave_no_reward_is_refused(app: Application) ->
         assert "no sample in steps 1..1 has a reward" in text
 
 
-async def record_evaluation(app: Application, *, model: ModelRef, run: str | None = None) -> None:
+async def record_evaluation(
+    app: Application, *, model: ModelRef, run: str | None = None, temperature: float = 1.0
+) -> None:
     """An evaluation with four groups."""
+    params = template().params.model_copy(update={"temperature": temperature})
     asked = EvaluationRequested(
         evaluation="e1",
         eval_name="check",
-        template=template().model_copy(update={"model": model}),
+        template=template().model_copy(update={"model": model, "params": params}),
         rows=(0, 1, 2, 3),
         run=run,
         step=1 if run else None,
     )
     await app.services.readmodel.names.take("evaluation", "check", "e1", scope="w")
-    events: list[Any] = [asked]
+    slots = tuple(Slot(slot=slot, row=slot) for slot in range(4))
+    requested = GroupsRequested(
+        owner="e1", purpose=Purpose.EVALUATE, step=0, slots=slots, template=asked.template
+    )
+    events: list[Any] = [asked, requested]
     for slot in range(4):
         group = str(GroupKey("e1", Purpose.EVALUATE, 0, slot))
         made = recorded_group(ANSWERS, group=group, question=f"Say {slot}")
@@ -185,6 +219,17 @@ async def test_the_samples_of_an_evaluation_become_a_dataset(app: Application) -
     text = await refused(app, 400, **{"run": "check", "as": "trajectory"})
     assert "a provider's model, whose tokens are not recorded" in text
     assert "is an evaluation" in await refused(app, 400, run="check", first_step=1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+async def test_greedy_samples_are_no_trajectories(app: Application, temperature: float) -> None:
+    model = ModelRef(kind="scratch", name="qwen3-tiny")
+    await record_evaluation(app, model=model, temperature=temperature)
+    if temperature:
+        made = await make(app, "d", "trajectory", run="check")
+        assert made["dataset"]["origin"]["temperature"] == temperature
+        return
+    assert "was sampled greedily" in await refused(app, 400, **{"run": "check", "as": "trajectory"})
 
 
 async def test_a_validation_stays_held_out(app: Application) -> None:

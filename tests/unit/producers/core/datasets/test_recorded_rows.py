@@ -22,7 +22,7 @@ pytestmark = pytest.mark.hypothesis
 
 SFT, PAIRS, GROUPS = RowFilter("sft"), RowFilter("preference"), RowFilter("trajectory")
 
-TEXTS = st.sampled_from(["a", "b", "a longer answer", "  ", '\u2028 ü \\ " ] }', "</s>"])
+TEXTS = st.sampled_from(["a", "b", "a longer answer", "  ", "\u2028 ü \\ ] }\0\r\n", "</s>"])
 REWARDS = st.none() | st.sampled_from([-1.0, 0.0, 0.25, 1.0, 1e6, -1e6]) | st.floats(-9, 9)
 ANSWERS = st.lists(st.tuples(TEXTS, REWARDS), max_size=6)
 LOGS = st.lists(ANSWERS, max_size=6)
@@ -137,6 +137,7 @@ def test_a_pair_answers_one_prompt() -> None:
             "reasoning",
         ),
         ({"messages": record(0, "x" * (1 << 20)).messages}, "too_long"),
+        ({"tools": tuple(ToolSpec(name=f"f{n}") for n in range(129))}, "unfit"),
     ],
 )
 def test_a_sample_that_teaches_no_whole_answer_is_left_out(
