@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from consumers.grade import add_model_scores
+from consumers.grading import add_model_scores
 from consumers.rollout.reward_models import ask_reward_models
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, Refused, UserCodeError
