@@ -16,7 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
-from consumers.grading import (
+from consumers.judging.panel import judge_group
+from consumers.judging.teacher_logprobs import ask_teacher
+from consumers.stored_files import store_output
+from consumers.user_code.grading import (
     GraderPorts,
     call_grader,
     complete_grades,
@@ -24,9 +27,6 @@ from consumers.grading import (
     missing_record,
     parse_batch,
 )
-from consumers.judging.panel import judge_group
-from consumers.judging.teacher_logprobs import ask_teacher
-from consumers.stored_files import store_output
 from infra.ports.teachers import Teachers
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt

@@ -16,6 +16,8 @@ REGISTRY: dict[str, str] = {
     "checkpoint": "consumers.checkpoint",
     "evaluate": "consumers.evaluate",
     "verify": "consumers.verify.consumer",
+    "regrade": "consumers.regrade.consumer",
+    "compare": "consumers.regrade.gradients",
     "deploy": "consumers.deploy.consumer",
     "publish": "consumers.deploy.publish",
     "trigger": "consumers.trigger.consumer",

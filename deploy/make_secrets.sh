@@ -7,8 +7,8 @@ set -eu
 umask 077
 cd "$(dirname "$0")/.."
 url=${1:?give the address by which browsers and forges reach the API, such as http://127.0.0.1:8420}
-services="api relay sync run checkpoint evaluate rollout grade learn verify publish deploy"
-users_of_code="api sync rollout grade" # the clients of the service that runs user code
+services="api relay sync run checkpoint evaluate rollout grade learn verify publish deploy regrade compare"
+users_of_code="api sync rollout grade regrade" # the clients of the service that runs user code
 folder=deploy/secrets
 
 if [ -e $folder ]; then

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from schemas.effects import (
     ChooseCheckpoint,
+    CompareGradients,
     DiscoverRollouts,
     Effect,
     ExaminePush,
@@ -26,6 +27,7 @@ from schemas.effects import (
     ListRefs,
     LoadModel,
     PostStatus,
+    RegradeGroups,
     SaveCheckpoint,
     SubmitRun,
     TrainStep,
@@ -83,6 +85,8 @@ CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
     "checkpoint": (SaveCheckpoint,),
     "evaluate": (),
     "verify": (VerifyRun,),
+    "regrade": (RegradeGroups,),
+    "compare": (CompareGradients,),
     "deploy": (LoadModel, ChooseCheckpoint),
     "publish": (UploadCheckpoint,),
     "trigger": (ExaminePush, SubmitRun),

@@ -216,6 +216,16 @@ def verify_stream(verification: str) -> StreamName:
     return StreamName(f"verify-{verification}")
 
 
+def regrade_stream(regrade: str) -> StreamName:
+    """The new grades of a run's recorded samples."""
+    return StreamName(f"regrade-{regrade}")
+
+
+def gradients_stream(regrade: str) -> StreamName:
+    """The comparison of the policy gradients of a regrade with those of its run."""
+    return StreamName(f"gradients-{regrade}")
+
+
 def model_stream() -> StreamName:
     """The deployments of an installation."""
     return StreamName("model-deployments")

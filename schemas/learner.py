@@ -158,6 +158,19 @@ class StepResult:
     weights_name: str = "adapter_model.safetensors"
 
 
+@dataclass(frozen=True, slots=True)
+class GradientComparison:
+    """Two policy gradients of one version, on the same samples with different rewards. `cosine` is that
+    of the angle between them, None if one is 0. `turned` of the `advantages` samples whose advantage is
+    not 0 with both rewards have one with another sign."""
+
+    cosine: float | None
+    norm_before: float
+    norm_after: float
+    advantages: int
+    turned: int
+
+
 class Learner(Protocol):
     """Takes optimizer steps. It handles one call at a time per run, and it is deterministic in its
     arguments."""
@@ -180,6 +193,14 @@ class Learner(Protocol):
     ) -> dict[str, float]:
         """How the loaded version `step` does on held-out rows, by metric key. It changes nothing. Raises
         TransientError when that version is not loaded."""
+        ...
+
+    async def compare_gradients(
+        self, job: LearnerJob, before: StepBatch, after: StepBatch
+    ) -> GradientComparison:
+        """Compare the policy gradients of two batches, which differ in their rewards, at the loaded
+        version `before.step - 1`. It changes nothing. Raises TransientError when that version is not
+        loaded, and Refused for an algorithm that does not learn from the rewards of samples."""
         ...
 
     async def step(

@@ -26,12 +26,13 @@ from functools import partial
 
 import torch
 
-from schemas.algorithms import DISTILLED, PREFERENCE, is_offline
+from schemas.algorithms import DISTILLED, PREFERENCE, REINFORCED, is_offline
 from schemas.errors import CorruptData, Refused, TransientError
 from schemas.learner import (
     GGUF_VERSION,
     TEACHER_VERSION,
     Conversation,
+    GradientComparison,
     LearnedRow,
     LearnerJob,
     LearnerState,
@@ -42,6 +43,7 @@ from schemas.learner import (
 from schemas.sampling import PolicyRef
 from trainer import grpo
 from trainer.algorithms import sft
+from trainer.algorithms.gradients import compare_gradients
 from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
 from trainer.distillation import step as distillation
 from trainer.distillation.teacher import TeacherModel, read_hash, write_hash
@@ -155,6 +157,22 @@ class TorchLearner:
         result = await self._run_on_device(job, work)
         assert result is not None  # noqa: S101 - only loading a version has none
         return result
+
+    async def compare_gradients(
+        self, job: LearnerJob, before: StepBatch, after: StepBatch
+    ) -> GradientComparison:
+        """Compare the policy gradients of two batches, which differ in their rewards, at the loaded
+        version `before.step - 1`. It changes nothing. Raises TransientError when that is not loaded, and
+        Refused for another algorithm than those that learn from advantages, or without memory."""
+        version = self._loaded.get(job.run)
+        if version is None or version.step != before.step - 1:
+            raise TransientError(
+                f"version {before.step - 1} of {job.run} is not loaded; load it, then compare"
+            )
+        try:
+            return await self._cache.device.run(_compare_gradients, version, job, before, after)
+        except torch.OutOfMemoryError as error:
+            raise Refused(out_of_memory(job)) from error
 
     async def _load_teacher(self, job: LearnerJob) -> TeacherModel | None:
         """The teacher of a run that has one which is computed here, on the device. Raises Refused when
@@ -351,6 +369,20 @@ def _step(
     versions = _bit_versions(version, job)
     result = StepResult(state=state, metrics=finite, plan=plan, versions=versions)
     return version, result, _copy(policy.tensors) if exports.weights else {}
+
+
+def _compare_gradients(
+    version: LoadedVersion, job: LearnerJob, before: StepBatch, after: StepBatch
+) -> GradientComparison:
+    if (algorithm := job.config.advanced.algorithm) not in REINFORCED:
+        raise Refused(f"{algorithm} does not learn from advantages; compare no gradients")
+    tokens = job.config.advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
+    return compare_gradients(
+        version.policy,
+        (before.groups, after.groups),
+        objective=OBJECTIVES[algorithm],
+        hyperparameters=_hyperparameters(version, job, step=before.step, micro_batch_tokens=tokens),
+    )
 
 
 def _hyperparameters(

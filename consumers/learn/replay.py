@@ -12,7 +12,7 @@ of a run is the learner's version n, whatever its step is.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from pydantic import ValidationError
@@ -72,24 +72,31 @@ class HistoryPorts:
 
 
 async def ensure_loaded(
-    learner: Learner, ports: HistoryPorts, spec: TrainSpec, base: StateRef, *, taken: int
+    learner: Learner,
+    ports: HistoryPorts,
+    spec: TrainSpec,
+    base: StateRef,
+    *,
+    taken: int,
+    alias: str | None = None,
 ) -> str | None:
-    """Make the learner hold version `taken`, whose hashes are in `base`. Returns how the first replayed
-    step differed, if the run allows that (`advanced.allow_divergence`), otherwise None. Raises
-    ReplayDiverged, CorruptData, and TransientError while the log cannot be read that far.
+    """Make the learner hold version `taken`, whose hashes are in `base`, under the name of the run or
+    under `alias`. Returns how the first replayed step differed, if the run allows that
+    (`advanced.allow_divergence`), otherwise None. Raises ReplayDiverged, CorruptData, and
+    TransientError while the log cannot be read that far.
 
     Other runs may load their versions into the same learner while this function waits for IO. So it
     reads everything first, and from `load` on it calls only the learner.
     """
-    job = job_of(spec)
+    job = replace(job_of(spec), run=alias or spec.run)
     if learner.holds(job, taken, base.weights_sha256, base.state_sha256):
         return None
-    versions = await _read_versions(ports, spec.run)
+    versions = await read_versions(ports, spec.run)
     if len(versions) <= taken or versions[taken].state != base:
         raise TransientError(f"the log does not show version {taken} of {spec.run} yet")
     start = max(n for n in range(taken + 1) if versions[n].state.durable)
     replayed = [v for v in versions[start + 1 : taken + 1] if isinstance(v, PolicyUpdated)]
-    assembled = await _read_batches(ports, spec.run, replayed)
+    assembled = await read_batches(ports, spec.run, replayed)
     batches = [
         await build_step_batch(ports, spec, number=number, groups=batch.groups, rows=batch.rows)
         for number, batch in enumerate(assembled, start=start + 1)
@@ -107,7 +114,7 @@ async def ensure_loaded(
     return fork
 
 
-async def _read_versions(ports: HistoryPorts, run: str) -> list[Version]:
+async def read_versions(ports: HistoryPorts, run: str) -> list[Version]:
     """Return the versions of a run; position n of the list is the learner's version n."""
     stream = policy_stream(run)
     history = (await ports.log.load({stream: 0})).get(stream, ())
@@ -130,7 +137,7 @@ async def load_state(ports: HistoryPorts, state: StateRef, number: int) -> Learn
     )
 
 
-async def _read_batches(
+async def read_batches(
     ports: HistoryPorts, run: str, wanted: Sequence[PolicyUpdated]
 ) -> list[BatchAssembled]:
     """Return the batches of these steps from the log."""

@@ -2,7 +2,7 @@
 
 A score becomes part of the sample's record, so that it is a fact: a grader, a replay and a verification
 read it, and none of them needs the model. A sample that a model cannot score has the reason instead, and
-gets no reward (`consumers/grading.py`). It is never given a wrong one.
+gets no reward (`consumers/user_code/grading.py`). It is never given a wrong one.
 """
 
 from infra.spine.runtime.error_excerpt import excerpt

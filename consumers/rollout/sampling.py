@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from consumers.interrupted_calls import until_uninterrupted
 from consumers.rollout.reward_models import ask_reward_models
 from consumers.stored_files import store_output
-from consumers.user_secrets import sandbox_owner
+from consumers.user_code.interrupted_calls import until_uninterrupted
+from consumers.user_code.user_secrets import sandbox_owner
 from infra.ports.secrets import SecretStore
 from infra.ports.services import (
     Credit,

@@ -9,6 +9,8 @@ about them.
 import difflib
 import os
 import subprocess
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +19,9 @@ from producers.cli.client import Client
 from producers.cli.display.output import Document, say
 from producers.cli.errors import Failure
 from schemas.errors import Issue
+
+WORKING_TREE = "refs/headrace/working-tree"
+"""The ref of the last commit that was made of a working tree, so that git keeps it."""
 
 MOST_NAMES = 20
 """How many names of rollouts or files an error message lists."""
@@ -166,3 +171,45 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except FileNotFoundError as error:
         raise Failure("NO_GIT", "git is not installed; install it and try again") from error
     return completed.stdout.rstrip("\n") if completed.returncode == 0 else None
+
+
+def commit_working_tree(repository: Repository) -> str:
+    """The id of a commit with the files of a working tree as they are, without those that git ignores.
+    It is HEAD if nothing is changed. Neither a branch nor the index is touched: the commit is made with
+    an index of its own, and only the ref `refs/headrace/working-tree` names it. Raises Failure."""
+    root = repository.root
+    with tempfile.TemporaryDirectory() as directory:
+        index = {"GIT_INDEX_FILE": str(Path(directory) / "index")}
+        _run_git(root, "read-tree", "HEAD", environment=index)
+        _run_git(root, "add", "--all", environment=index)
+        tree = _run_git(root, "write-tree", environment=index)
+    if tree == _run_git(root, "rev-parse", "HEAD^{tree}"):
+        return _run_git(root, "rev-parse", "HEAD")
+    fixed = {
+        f"GIT_{who}_{what}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for what, value in (
+            ("NAME", "headrace"),
+            ("EMAIL", "headrace@localhost"),
+            ("DATE", "2000-01-01T00:00:00Z"),
+        )
+    }
+    commit = _run_git(
+        root, "commit-tree", tree, "-p", "HEAD", "-m", "A working tree", environment=fixed
+    )
+    _run_git(root, "update-ref", WORKING_TREE, commit)
+    return commit
+
+
+def _run_git(root: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """The output of git. Raises Failure with its message when it fails."""
+    completed = subprocess.run(
+        ["git", "-C", str(root), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
+    if completed.returncode:
+        raise Failure("GIT_FAILED", f"git {arguments[0]} failed: {completed.stderr.strip()}")
+    return completed.stdout.strip()

@@ -37,7 +37,6 @@ from producers.http.routes import (
     samples,
     secrets,
     shares,
-    verifications,
     webhooks,
     workspaces,
 )
@@ -49,6 +48,7 @@ from producers.http.routes.access import (
     organisations,
     sessions,
 )
+from producers.http.routes.history import regrades, verifications
 from producers.http.routing import ScopedRoute, scoped_table
 from producers.http.services import Services
 from producers.http.tracing import Traced
@@ -75,6 +75,7 @@ RESOURCES = (
     checkpoints,
     deployments,
     verifications,
+    regrades,
     dead_letters,
     retention,
     api_keys,

@@ -59,6 +59,7 @@ from producers.core.dead_letters import DeadLetters
 from producers.core.device_login import DeviceLogins
 from producers.core.evaluations.imports import EvaluationImports
 from producers.core.history.notes import Notes
+from producers.core.history.regrades import Regrades
 from producers.core.history.verification import Verifications
 from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
@@ -353,6 +354,10 @@ class Services:
     @cached_property
     def verifications(self) -> Verifications:
         return Verifications(self.log, self.lookup)
+
+    @cached_property
+    def regrades(self) -> Regrades:
+        return Regrades(self.log, self.lookup, self.workspaces, network=self.settings.network)
 
     @cached_property
     def dead_letters(self) -> DeadLetters:

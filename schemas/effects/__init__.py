@@ -13,6 +13,10 @@ from schemas.effects.effect import Effect as Effect
 from schemas.effects.effect import Failed as Failed
 from schemas.effects.effect import Lane as Lane
 from schemas.effects.effect import Outcome as Outcome
+from schemas.effects.regrades import CompareGradients as CompareGradients
+from schemas.effects.regrades import GroupsRegraded as GroupsRegraded
+from schemas.effects.regrades import RegradeGroups as RegradeGroups
+from schemas.effects.regrades import StepGradients as StepGradients
 from schemas.sampling import Grade, JudgeUsage
 from schemas.specs import (
     BatchGroup,
@@ -310,7 +314,7 @@ class ChooseCheckpoint(Effect):
 ALL_EFFECTS: tuple[type[Effect], ...] = (
     FetchCommit, DiscoverRollouts, ListRefs, ExaminePush, SubmitRun, PostStatus, InitializePolicy,
     GenerateGroup, GenerateSample, GradeGroup, TrainStep, SaveCheckpoint, VerifyRun, UploadCheckpoint,
-    LoadModel, ChooseCheckpoint,
+    LoadModel, ChooseCheckpoint, RegradeGroups, CompareGradients,
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ EDGE_EVENTS = {
     "RunStopRequested",
     "MessageRedriven",
     "VerificationRequested",
+    "RegradeRequested",
     "ModelUndeployRequested",
     "HubUploadRequested",
     "HubUploadCancelRequested",

@@ -19,7 +19,7 @@ from tests.architecture.test_deploy import SANDBOX, compose, hosted, ours, servi
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "packages"
-CLIENTS = {"api", "sync", "rollout", "grade"}
+CLIENTS = {"api", "sync", "rollout", "grade", "regrade"}
 OPENED = {"clone", "clone3", "unshare", "mount", "umount2", "pivot_root", "sethostname"}
 
 

@@ -37,7 +37,15 @@ def test_a_fold_changes_only_with_its_version(name: str) -> None:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_history_holds_streams_of_every_consumer(name: str) -> None:
     found = {stream.partition("-")[0] for stream in streams()}
-    assert load(name).category in found | {"verify", "trigger", "status", "model", "hub"}
+    assert load(name).category in found | {
+        "verify",
+        "regrade",
+        "gradients",
+        "trigger",
+        "status",
+        "model",
+        "hub",
+    }
 
 
 def test_twin_a_changed_fold_is_noticed() -> None:

@@ -75,7 +75,7 @@ def _plain(schema: dict[str, Any], defs: dict[str, Any], name: str) -> Any:
             return {k: _value(v, defs, k) for k, v in fields if (title, k) not in SKIPPED}
         case "object":
             inner = schema.get("additionalProperties")
-            key = "KEY" if name == "env" else "key"
+            key = {"env": "KEY", "by_step": "1"}.get(name, "key")
             return {key: _value(inner, defs, "") if isinstance(inner, dict) else "value"}
         case "array" if "prefixItems" in schema:
             return [_value(item, defs, "") for item in schema["prefixItems"]]

@@ -5,6 +5,7 @@ memory, which passes the same contract suite as the one on Postgres.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,14 @@ from schemas.datasets import DatasetRow
 from schemas.errors import Refused, TransientError
 from schemas.events import Event
 from schemas.ids import HEADRACE
-from schemas.learner import LearnedRow, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.learner import (
+    GradientComparison,
+    LearnedRow,
+    LearnerJob,
+    LearnerState,
+    StepBatch,
+    StepResult,
+)
 from schemas.sampling import (
     Grade,
     Message,
@@ -307,6 +315,21 @@ class FakeLearner:
         self.calls.append(f"evaluate {step}")
         assert self._held[job.run].step == step
         return {"eval/validation/loss": float(len(rows))}
+
+    async def compare_gradients(
+        self, job: LearnerJob, before: StepBatch, after: StepBatch
+    ) -> GradientComparison:
+        """Rewards as gradients: the cosine is that of the rewards themselves."""
+        self.calls.append(f"compare {before.step}")
+        assert self._held[job.run].step == before.step - 1
+        first, second = (
+            [reward or 0.0 for group in batch.groups for reward in group.rewards]
+            for batch in (before, after)
+        )
+        norms = math.hypot(*first), math.hypot(*second)
+        dot = math.fsum(a * b for a, b in zip(first, second, strict=True))
+        cosine = dot / (norms[0] * norms[1]) if all(norms) else None
+        return GradientComparison(cosine, *norms, advantages=len(first), turned=0)
 
     async def step(
         self,

@@ -5,7 +5,15 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from schemas.learner import LearnedRow, Learner, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.learner import (
+    GradientComparison,
+    LearnedRow,
+    Learner,
+    LearnerJob,
+    LearnerState,
+    StepBatch,
+    StepResult,
+)
 from schemas.sampling import Sampler, SampleRequest, Turn
 
 LONGEST_S = 0.25
@@ -49,6 +57,11 @@ class RandomLatencyLearner:
         self, job: LearnerJob, step: int, rows: Sequence[LearnedRow]
     ) -> dict[str, float]:
         return await self._inner.evaluate(job, step, rows)
+
+    async def compare_gradients(
+        self, job: LearnerJob, before: StepBatch, after: StepBatch
+    ) -> GradientComparison:
+        return await self._inner.compare_gradients(job, before, after)
 
     async def step(
         self,

@@ -41,10 +41,10 @@ from schemas.ids import WorkerId
 
 logger = logging.getLogger(__name__)
 
-SAMPLER = ("run", "rollout", "grade", "evaluate", "publish")
-LEARNER = ("learn", "checkpoint", "verify")
+SAMPLER = ("run", "rollout", "grade", "evaluate", "publish", "regrade")
+LEARNER = ("learn", "checkpoint", "verify", "compare")
 DEVICE_CONSUMERS = (*SAMPLER, *LEARNER)
-OPENERS = frozenset({"rollout", "grade", "publish"})
+OPENERS = frozenset({"rollout", "grade", "publish", "regrade"})
 """The consumers that open secrets, because they run user code, ask providers' models or upload to a hub.
 Other workers do not get the key."""
 

@@ -32,7 +32,7 @@ ROLE = "headrace_worker"
 
 SERVICES = (
     *("api", "relay", "sync", "run", "checkpoint", "evaluate"),
-    *("rollout", "grade", "learn", "verify", "publish", "deploy"),
+    *("rollout", "grade", "learn", "verify", "publish", "deploy", "regrade", "compare"),
 )
 """The services of a cluster, each of which can have a role of its own."""
 

@@ -391,7 +391,7 @@ def verify(client: Client, run: str, *, as_json: bool) -> Output:
     Every policy version and checkpoint is rebuilt from the log and its artifacts alone, and compared
     with what is stored.
     """
-    from producers.cli.commands.verify import verify_run
+    from producers.cli.commands.history.verify import verify_run
 
     return verify_run(client, run, quiet=as_json)
 

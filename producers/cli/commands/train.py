@@ -14,6 +14,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": (CLI + "runs:trace", "Show the eight hops of one sample."),
     "compare": (CLI + "runs:compare", "Compare runs: settings, cost and curves."),
     "export": (CLI + "runs:export", "Export the curves of a run to a tracker."),
+    "regrade": (CLI + "history.regrades:regrade", "Grade the recorded samples of a run again."),
+    "regrades": (CLI + "history.regrades:regrades", "List the regrades of a run."),
     "verify": (CLI + "runs:verify", "Rebuild a run from its log and compare the results."),
     "approve": (CLI + "runs:approve", "Start a run that waits for approval."),
     "pause": (CLI + "runs:pause", "Pause a run after its current step."),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from consumers import interrupted_calls
 from consumers.grade import CONSUMER, NO_SAMPLES, perform
+from consumers.user_code import interrupted_calls
 from infra.ports.services import GraderResult, UserCodeRaised, UserOutput
 from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow

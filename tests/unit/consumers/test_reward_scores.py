@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from consumers.grading import add_model_scores
 from consumers.rollout.reward_models import ask_reward_models
+from consumers.user_code.grading import add_model_scores
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FailureCategory, Refused, UserCodeError
 from schemas.models.reward_model import RewardModelSpec

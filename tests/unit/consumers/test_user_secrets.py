@@ -8,7 +8,7 @@ import pytest
 
 from consumers import grade
 from consumers.rollout.consumer import perform
-from consumers.user_secrets import sandbox_owner
+from consumers.user_code.user_secrets import sandbox_owner
 from infra.identity.secrets.memory import MemorySecrets
 from infra.ports.secrets import SecretOwner
 from infra.ports.services import WorkflowResult

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given as holds_for
 from hypothesis import strategies as st
 
-from consumers import interrupted_calls
 from consumers.rollout.consumer import CONSUMER, perform
+from consumers.user_code import interrupted_calls
 from infra.blobs.artifacts import reference
 from infra.ports.services import Credit, UserCodeRaised, UserOutput, WorkflowResult
 from producers.http.routes.samples import rewarded_turns

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers import interrupted_calls
+from consumers.user_code import interrupted_calls
 from infra.ports.services import SandboxOwner
 from infra.repositories.git.mirrors import GitRepositories
 from infra.sandbox import calls, sandbox

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from consumers.interrupted_calls import until_uninterrupted
 from consumers.judging.panel import JudgePorts
-from consumers.user_secrets import sandbox_owner
+from consumers.user_code.interrupted_calls import until_uninterrupted
+from consumers.user_code.user_secrets import sandbox_owner
 from infra.ports.services import SandboxOwner, UserCode, UserCodeRaised, UserOutput
 from infra.spine.ports.artifacts import Artifacts
 from infra.spine.runtime.error_excerpt import excerpt
