@@ -72,7 +72,7 @@ class RegradePorts(GraderPorts):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedGroup:
+class PriorGroup:
     """A group as the log has it, with the grades that count as those before."""
 
     graded: GroupGraded
@@ -161,7 +161,7 @@ async def regrade_part(effect: RegradeGroups, ports: RegradePorts) -> GroupsRegr
 
 async def _read_page(
     effect: RegradeGroups, place: str, ports: RegradePorts
-) -> tuple[list[RecordedGroup], str | None]:
+) -> tuple[list[PriorGroup], str | None]:
     """The recorded groups of a page that the regrade is about, and where the next page begins."""
     if effect.request.base is not None:
         return await _read_base_page(effect.request, effect.request.base, place, ports)
@@ -169,7 +169,7 @@ async def _read_page(
     page = await ports.log.read(effect.run, after=cursor, limit=PAGE, types=[GroupGraded.type])
     events = [recorded.event for recorded in page]
     found = [
-        RecordedGroup(event, _in_order(event, event.grades))
+        PriorGroup(event, _in_order(event, event.grades))
         for event in events
         if isinstance(event, GroupGraded) and is_chosen(event.spec, effect.request)
     ]
@@ -178,7 +178,7 @@ async def _read_page(
 
 async def _read_base_page(
     request: RegradeRequested, base: str, place: str, ports: RegradePorts
-) -> tuple[list[RecordedGroup], str | None]:
+) -> tuple[list[PriorGroup], str | None]:
     """A part of another regrade as a page. Its new grades are those before."""
     number, stream = int(place or 1), regrade_stream(base)
     recorded = (await ports.log.load({stream: 0}))[stream]
@@ -198,7 +198,7 @@ async def _read_base_page(
         graded = next((event for event in events if isinstance(event, GroupGraded)), None)
         if graded is None:
             raise Refused(f"group {group.group} is not in the log any more; regrade a run that is")
-        found.append(RecordedGroup(graded, group.after))
+        found.append(PriorGroup(graded, group.after))
     return found, str(number + 1) if number + 1 in parts else None
 
 
@@ -235,7 +235,7 @@ def _in_order(event: GroupGraded, grades: Sequence[Grade]) -> tuple[Grade, ...]:
 
 
 async def _regrade(
-    effect: RegradeGroups, recorded: RecordedGroup, ports: RegradePorts, room: asyncio.Semaphore
+    effect: RegradeGroups, recorded: PriorGroup, ports: RegradePorts, room: asyncio.Semaphore
 ) -> RegradedGroup:
     async with room:
         event, request = recorded.graded, effect.request
@@ -249,7 +249,7 @@ async def _regrade(
         )
 
 
-def _reweigh(effect: RegradeGroups, recorded: RecordedGroup) -> tuple[Grade, ...]:
+def _reweigh(effect: RegradeGroups, recorded: PriorGroup) -> tuple[Grade, ...]:
     """The grades of a group with other weights. Nothing is called, and no samples are read."""
     old, new = _weighings(effect)
     number, fixed = len(recorded.before), effect.request.rollout.failed_rewards
@@ -269,7 +269,7 @@ def _weighings(effect: RegradeGroups) -> tuple[Weighing, Weighing]:
 
 
 async def _grade_again(
-    effect: RegradeGroups, recorded: RecordedGroup, ports: RegradePorts
+    effect: RegradeGroups, recorded: PriorGroup, ports: RegradePorts
 ) -> tuple[Grade, ...]:
     """The grades of a group by the code and the judges of the regrade."""
     event, request, rollout = recorded.graded, effect.request, effect.rollout

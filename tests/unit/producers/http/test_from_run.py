@@ -385,7 +385,7 @@ async def test_the_page_of_a_dataset_names_its_run_and_shows_recorded_answers(
     assert "reward 1</div><pre>good</pre>" in page
 
 
-async def test_what_does_not_fit_the_quota_is_not_stored(database_url: str, tmp_path: Path) -> None:
+async def test_rows_beyond_the_quota_are_not_stored(database_url: str, tmp_path: Path) -> None:
     limits = {"HEADRACE_QUOTAS": "stored_bytes=2000"}
     async with application(database_url, tmp_path / "home", environ=limits) as app:
         made = await app.post("/workspaces", {"url": "/repo", "name": "a"})
