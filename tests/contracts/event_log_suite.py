@@ -380,6 +380,18 @@ class EventLogSuite:
         assert await log.snapshot(stream, 1) == Snapshot(version=5, state="{}")
         assert await log.snapshot(stream, 2) is None
 
+    async def test_one_snapshot_in_so_many_versions_is_kept(self, log: EventLog) -> None:
+        stream, other = (StreamName(f"run-{uuid4().hex}") for _ in range(2))
+        for version in range(5, 50, 5):
+            snapshot = Snapshot(version=version, state=f"{version}")
+            await log.save_snapshot(stream, 1, snapshot, keep_every=20)
+            await log.save_snapshot(other, 1, snapshot)
+        newest = {upto: await log.snapshot(stream, 1, upto=upto) for upto in (4, 19, 39, 44, 45)}
+        kept = {upto: found and found.version for upto, found in newest.items()}
+        assert kept == {4: None, 19: 5, 39: 20, 44: 40, 45: 45}
+        assert await log.snapshot(stream, 1) == Snapshot(version=45, state="45")
+        assert await log.snapshot(other, 1, upto=44) is None, "others keep the newest only"
+
     async def test_small_artifacts_come_with_their_commit(self, log: EventLog) -> None:
         sha = uuid4().hex * 2
         await log.commit(

@@ -1,8 +1,5 @@
 """The event log and the effects in memory, with the same rules as on Postgres. Nothing is written to
-disk. The bus in memory is `infra/spine/memory/bus.py`.
-
-These adapters are part of the product, and pass the same contract suites as the Postgres adapters
-(tests/contracts).
+disk. These adapters are part of the product, and pass the contract suites of those on Postgres.
 """
 
 import asyncio
@@ -13,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from infra.spine.memory import turns
+from infra.spine.memory import snapshots, turns
 from infra.spine.ports.appender import APPENDER
 from infra.spine.ports.effects import Claimed, Holding, NewEffect, StaleGeneration
 from infra.spine.ports.event_log import (
@@ -70,7 +67,7 @@ class World:
     workers: dict[WorkerId, datetime] = field(default_factory=dict)
     generations: Counter[WorkerId] = field(default_factory=Counter)
     artifacts: dict[str, bytes] = field(default_factory=dict)
-    snapshots: dict[tuple[StreamName, int], Snapshot] = field(default_factory=dict)
+    snapshots: dict[tuple[StreamName, int], list[Snapshot]] = field(default_factory=dict)
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     xid: int = 0
     history_epoch: int = 0
@@ -329,15 +326,21 @@ class MemoryLog:
             if key[0] not in consumers or xid >= cursor.xid
         }
 
-    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
-        return self._world.snapshots.get((stream, fold_version))
+    async def snapshot(
+        self, stream: StreamName, fold_version: int, *, upto: int | None = None
+    ) -> Snapshot | None:
+        return snapshots.newest(self._world.snapshots.get((stream, fold_version), []), upto)
 
     async def save_snapshot(
-        self, stream: StreamName, fold_version: int, snapshot: Snapshot
+        self,
+        stream: StreamName,
+        fold_version: int,
+        snapshot: Snapshot,
+        *,
+        keep_every: int | None = None,
     ) -> None:
-        known = self._world.snapshots.get((stream, fold_version))
-        if known is None or known.version < snapshot.version:
-            self._world.snapshots[stream, fold_version] = snapshot
+        known = self._world.snapshots.setdefault((stream, fold_version), [])
+        snapshots.keep(known, snapshot, keep_every)
 
     async def artifact(self, sha256: str) -> bytes | None:
         return self._world.artifacts.get(sha256)

@@ -260,14 +260,23 @@ class EventStore(Protocol):
         """Return the time by the clock that stamps the events of this log."""
         ...
 
-    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
-        """Return the newest snapshot of a stream for this version of its fold, or None."""
+    async def snapshot(
+        self, stream: StreamName, fold_version: int, *, upto: int | None = None
+    ) -> Snapshot | None:
+        """Return the newest snapshot of a stream for this version of its fold, or None. `upto` is the
+        newest version of the stream that it may have."""
         ...
 
     async def save_snapshot(
-        self, stream: StreamName, fold_version: int, snapshot: Snapshot
+        self,
+        stream: StreamName,
+        fold_version: int,
+        snapshot: Snapshot,
+        *,
+        keep_every: int | None = None,
     ) -> None:
-        """Keep this snapshot, unless there is a newer one."""
+        """Keep this snapshot, and forget older ones. With `keep_every`, the oldest snapshot in each so
+        many versions of the stream is kept too, so that an earlier state is folded from near it."""
         ...
 
     async def artifact(self, sha256: str) -> bytes | None:

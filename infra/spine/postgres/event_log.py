@@ -279,16 +279,19 @@ class PostgresLog:
         names = sorted(consumers)  # all transactions lock in this order, so none deadlocks
         await self._lazy.execute(SQL["advance"], names, cursor.xid, cursor.position)
 
-    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
-        row = await self._pool.fetchrow(
-            SQL["snapshot"],
-            stream,
-            fold_version,
-        )
+    async def snapshot(
+        self, stream: StreamName, fold_version: int, *, upto: int | None = None
+    ) -> Snapshot | None:
+        row = await self._pool.fetchrow(SQL["snapshot"], stream, fold_version, upto)
         return Snapshot(row["version"], row["state"]) if row else None
 
     async def save_snapshot(
-        self, stream: StreamName, fold_version: int, snapshot: Snapshot
+        self,
+        stream: StreamName,
+        fold_version: int,
+        snapshot: Snapshot,
+        *,
+        keep_every: int | None = None,
     ) -> None:
         await self._lazy.execute(
             SQL["save_snapshot"],
@@ -296,6 +299,7 @@ class PostgresLog:
             fold_version,
             snapshot.version,
             snapshot.state,
+            keep_every,
         )
 
     async def artifact(self, sha256: str) -> bytes | None:

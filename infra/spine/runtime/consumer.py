@@ -29,6 +29,9 @@ S = TypeVar("S")
 E = TypeVar("E", bound=Event)
 """The events of its own streams, which `evolve` folds."""
 
+Prefix: TypeAlias = tuple[StreamName, int]
+"""The events of a stream up to a version."""
+
 M = TypeVar("M", bound=Incoming)
 """The messages that `handle` takes: the events that it reads, and the outcomes of its effects."""
 
@@ -77,6 +80,8 @@ class Consumer(Generic[S, E, M, F, P]):
     that the message is not for this consumer. `fold_version` is part of the key of snapshots: raise it
     whenever `evolve` or the state change. `snapshots` is the state's type (as pydantic reads it) for a
     consumer whose streams grow long; None: its streams are always folded from the start.
+    `prefix_of` says of the first event of a stream whether the stream continues another one. Its state
+    then begins with the fold of that one up to a version, which `evolve` takes over with this event.
     """
 
     name: ConsumerName
@@ -92,6 +97,7 @@ class Consumer(Generic[S, E, M, F, P]):
     ports: type[P] | None = None
     fold_version: int = 1
     snapshots: type[S] | None = None
+    prefix_of: Callable[[E], Prefix | None] | None = None
 
 
 AnyConsumer: TypeAlias = Consumer[Any, Any, Any, Any, Any]

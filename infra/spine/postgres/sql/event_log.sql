@@ -84,13 +84,21 @@ order by xid, position limit $4
 select data from artifacts where sha256 = $1
 
 -- name: snapshot
-select version, state from snapshots where stream = $1 and fold_version = $2
+select version, state from snapshots
+where stream = $1 and fold_version = $2 and ($3::integer is null or version <= $3)
+order by version desc limit 1
+
+-- A snapshot is forgotten once there is a newer one, unless it is the oldest in its block of $5 versions.
 
 -- name: save_snapshot
-insert into snapshots as s (stream, fold_version, version, state)
-values ($1, $2, $3, $4) on conflict (stream, fold_version) do update
-set version = excluded.version, state = excluded.state
-where excluded.version > s.version
+with forgotten as (
+    delete from snapshots s where s.stream = $1 and s.fold_version = $2 and s.version < $3
+    and ($5::integer is null or exists (
+        select from snapshots o where o.stream = $1 and o.fold_version = $2 and o.version < s.version
+        and o.version / $5 = s.version / $5))
+)
+insert into snapshots (stream, fold_version, version, state) values ($1, $2, $3, $4)
+on conflict (stream, fold_version, version) do nothing
 
 
 -- == Consuming ============================================================================================

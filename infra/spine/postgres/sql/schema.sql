@@ -50,6 +50,9 @@ create index events_run on events (run_id, xid, position);
 -- without reading what happened in each of its steps.
 create index events_milestones on events (run_id, xid, position)
     where type like 'rl.run.%' or type like 'rl.evaluation.%';
+-- Where a step of a run, or of its policy, was settled.
+create index events_steps on events (stream, ((data ->> 'step')::integer))
+    where type in ('rl.step.settled', 'rl.policy.updated');
 -- Only what edges appended: such an event begins a correlation of its own, and a retry of the edge finds it
 -- here by its id. The log itself remembers, so no row in the inbox has to be kept for it.
 create index events_edge on events (id) where causation = correlation;
@@ -133,13 +136,14 @@ create table artifacts (
     data   bytea not null
 );
 
--- Folded states of streams, under the number of their fold. A cache: losing one costs a longer fold.
+-- Folded states of streams, under the number of their fold. A cache: losing one costs a longer fold. Of streams
+-- that others may continue, one in every few thousand versions is kept (`infra/spine/runtime/folded_states.py`).
 create table snapshots (
     stream       text not null,
     fold_version integer not null,
     version      integer not null,
     state        text not null,
-    primary key (stream, fold_version)
+    primary key (stream, fold_version, version)
 );
 
 
@@ -1189,12 +1193,15 @@ create table runs (
     last_at        timestamptz,
     archived_at    timestamptz,
     restored_at    timestamptz,
-    creator        text
+    creator        text,
+    parent         text,
+    parent_step    integer
 ) with (fillfactor = 50);
 create index runs_name on runs (name);
 create index runs_recent on runs (created_at desc, run);
 create index runs_by_workspace on runs (workspace, created_at desc, run);
 create index runs_present on runs (workspace) where archived_at is null;
+create index runs_forks on runs (parent, created_at, run) where parent is not null;
 
 -- The tags and the note that people gave to a run. They do not follow from the log.
 create table run_notes (
