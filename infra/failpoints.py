@@ -28,6 +28,7 @@ from schemas.effects import (
     LoadModel,
     PostStatus,
     RegradeGroups,
+    ReplayGroup,
     SaveCheckpoint,
     SubmitRun,
     TrainStep,
@@ -79,7 +80,7 @@ NAMED = (
 CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
     "sync": (FetchCommit, DiscoverRollouts, ListRefs),
     "run": (),
-    "rollout": (GenerateGroup, GenerateSample),
+    "rollout": (GenerateGroup, GenerateSample, ReplayGroup),
     "grade": (GradeGroup,),
     "learn": (InitializePolicy, TrainStep),
     "checkpoint": (SaveCheckpoint,),

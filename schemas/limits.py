@@ -1,7 +1,9 @@
-"""How many steps a run has, and how much fits into its events. Both are known when it is submitted."""
+"""How many steps a run has, how far its sampling runs ahead, and how much fits into its events. All are
+known when it is submitted."""
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from schemas.algorithms import is_offline
 from schemas.config import EvalAdvanced, RunConfig, Training
@@ -55,6 +57,38 @@ def total_steps(config: RunConfig, num_rows: int) -> int:
     if config.advanced.max_steps is not None:
         return config.advanced.max_steps
     return math.ceil(config.training.total_epochs * num_rows / batch_size(config))
+
+
+FULLY_ASYNC_DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far sampling may run ahead of learning (`depth` steps beyond the next one), and how many
+    versions lie between two weight updates of the samplers (`interval`)."""
+
+    depth: int
+    interval: int = 1
+
+    @property
+    def most_lag(self) -> int:
+        """The largest number of versions between the policy that sampled a group and the one it
+        trains."""
+        return self.depth + self.interval - 1
+
+    def pinned_version(self, step: int) -> int:
+        """The policy version that the groups of `step` (from 1) sample with."""
+        return max(0, step - 1 - self.depth) // self.interval * self.interval
+
+
+def pace_of(config: RunConfig) -> Pace:
+    """The pace of a run, from its execution mode and the keys that change it."""
+    default = {"one_step_off_async": 1, "fully_async": FULLY_ASYNC_DEPTH}
+    depth = config.advanced.max_steps_off_policy
+    mode = config.advanced.execution_mode
+    return Pace(
+        default.get(mode, 0) if depth is None else depth, config.advanced.weight_sync_interval
+    )
 
 
 MOST_OFFLINE_ROWS = MAX_EVENT_BYTES // 12

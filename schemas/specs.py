@@ -326,9 +326,9 @@ class RolloutRef(Value):
 
 
 class GroupTemplate(Value):
-    """The settings that all groups of one request share. `rollout` is None for single-turn groups
-    without user code. Nothing can grade those, so only tests of engines use them. `teacher_hint` and
-    `teacher_server` are those of a run that distils, and `rules` those of a run (`TrainSpec`)."""
+    """The settings that all groups of one request share. Only in tests of engines `rollout` is None,
+    because nothing grades such groups. `teacher_hint` and `teacher_server` are those of a run that
+    distils, and `rules` those of a run (`TrainSpec`). `replay_of` has recorded samples to take."""
 
     dataset: DatasetRef
     model: ModelRef
@@ -343,6 +343,7 @@ class GroupTemplate(Value):
     teacher_hint: str | None = Field(default=None, exclude_if=lambda value: value is None)
     teacher_server: ProviderRef | None = Field(default=None, exclude_if=lambda value: value is None)
     rules: int = Field(default=1, exclude_if=lambda value: value == 1)
+    replay_of: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 Attempts = Annotated[tuple[int, ...], Field(default=(), exclude_if=lambda value: value == ())]
@@ -462,9 +463,8 @@ class StateRef(Value):
 
 
 class CheckpointSpec(Value):
-    """The content of a checkpoint's manifest. It is a pure function of the step. `files` are the
-    files that all checkpoints of the run share. The step's weights are stored with them as
-    `weights_name`."""
+    """The content of a checkpoint's manifest. It is a pure function of the step. All checkpoints of the
+    run share `files`. The step's weights are stored with them as `weights_name`."""
 
     run: str
     step: int

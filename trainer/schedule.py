@@ -12,44 +12,15 @@ discarded because it is late. The lag is bounded because no step further than `d
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import gcd
 
-from schemas.config import RunConfig
+from schemas.limits import FULLY_ASYNC_DEPTH as FULLY_ASYNC_DEPTH
+from schemas.limits import Pace as Pace
+from schemas.limits import pace_of as pace_of
 from schemas.specs import Slot
 
-FULLY_ASYNC_DEPTH = 4
 ROUNDS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How far sampling may run ahead of learning (`depth` steps beyond the next one), and how many
-    versions lie between two weight updates of the samplers (`interval`)."""
-
-    depth: int
-    interval: int = 1
-
-    @property
-    def most_lag(self) -> int:
-        """The largest number of versions between the policy that sampled a group and the one it
-        trains."""
-        return self.depth + self.interval - 1
-
-    def pinned_version(self, step: int) -> int:
-        """The policy version that the groups of `step` (from 1) sample with."""
-        return max(0, step - 1 - self.depth) // self.interval * self.interval
-
-
-def pace_of(config: RunConfig) -> Pace:
-    """The pace of a run, from its execution mode and the keys that change it."""
-    default = {"one_step_off_async": 1, "fully_async": FULLY_ASYNC_DEPTH}
-    depth = config.advanced.max_steps_off_policy
-    mode = config.advanced.execution_mode
-    return Pace(
-        default.get(mode, 0) if depth is None else depth, config.advanced.weight_sync_interval
-    )
 
 
 def steps_due(pace: Pace, *, settled: int, requested: int, total: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ recovery. `consumers/learn/replay.py` rebuilds every other version.
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from consumers.learn.forking import fork_policy
 from consumers.learn.replay import (
     HistoryPorts,
     build_step_batch,
@@ -54,7 +55,8 @@ def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
     """Return the state after one event of a policy stream."""
     match event:
         case PolicyInitialized(spec=spec, state=base):
-            return PolicyState(spec=spec, base=base, interval=_interval(spec, base))
+            taken = event.fork.taken if event.fork else 0
+            return PolicyState(spec=spec, base=base, taken=taken, interval=_interval(spec, base))
         case PolicyUpdated(state=base):
             return replace(retain(state, event), base=base, taken=state.taken + 1)
         case PolicyFailed():
@@ -77,7 +79,7 @@ def handle(state: PolicyState, message: PolicyMessage, meta: Meta) -> Decision:
         return NOTHING
     match message:
         case RunStarted(spec=spec) if state.spec is None:
-            return Decision(effects=(InitializePolicy(spec=spec),))
+            return Decision(effects=(InitializePolicy(spec=spec, fork=message.fork),))
         case BatchAssembled():
             return _request_step(state, message, meta)
         case PolicyBuilt(effect=InitializePolicy(spec=spec)) if state.spec is None:
@@ -89,6 +91,7 @@ def handle(state: PolicyState, message: PolicyMessage, meta: Meta) -> Decision:
                 files=message.files,
                 weights_name=message.weights_name,
                 metrics=message.metrics,
+                fork=message.forked,
             )
             return Decision(events=(initialized,))
         case PolicyBuilt(effect=TrainStep() as effect) if not _is_already_taken(state, effect.step):
@@ -182,6 +185,8 @@ async def perform(effect: InitializePolicy | TrainStep, ports: LearnPorts) -> Po
 
 async def _initialize(effect: InitializePolicy, ports: LearnPorts) -> PolicyBuilt:
     learner, run = ports.learner, effect.spec.run
+    if effect.fork is not None:
+        return await fork_policy(effect, effect.fork, learner, ports)
     held_out = await _read_held_out(ports, effect.spec, 0)
     result = await learner.initialize(job_of(effect.spec))
     scores = await _measure_held_out(learner, effect.spec, 0, held_out)
@@ -259,5 +264,5 @@ CONSUMER: Consumer[
     perform=perform,
     ports=LearnPorts,
     snapshots=PolicyState,
-    fold_version=4,
+    fold_version=5,
 )

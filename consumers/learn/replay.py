@@ -41,6 +41,8 @@ from schemas.specs import BatchGroup, DatasetRef, StateRef, TrainSpec
 PAGE = 256
 """How many batches are read from the log at once."""
 
+NOTHING_READ = Cursor()
+
 Version = PolicyInitialized | PolicyUpdated
 
 ADVICE = (
@@ -92,10 +94,11 @@ async def ensure_loaded(
     if learner.holds(job, taken, base.weights_sha256, base.state_sha256):
         return None
     versions = await read_versions(ports, spec.run)
-    if len(versions) <= taken or versions[taken].state != base:
+    if taken not in versions or versions[taken].state != base:
         raise TransientError(f"the log does not show version {taken} of {spec.run} yet")
-    start = max(n for n in range(taken + 1) if versions[n].state.durable)
-    replayed = [v for v in versions[start + 1 : taken + 1] if isinstance(v, PolicyUpdated)]
+    start = max(n for n, version in versions.items() if n <= taken and version.state.durable)
+    later = (versions[number] for number in range(start + 1, taken + 1))
+    replayed = [version for version in later if isinstance(version, PolicyUpdated)]
     assembled = await read_batches(ports, spec.run, replayed)
     batches = [
         await build_step_batch(ports, spec, number=number, groups=batch.groups, rows=batch.rows)
@@ -106,7 +109,7 @@ async def ensure_loaded(
     for batch, updated in zip(batches, replayed, strict=True):
         result = await learner.step(job, batch, export_state=False, export_weights=False)
         try:
-            _compare(result.state, updated)
+            compare(result.state, updated)
         except ReplayDiverged as error:
             if not spec.config.advanced.allow_divergence:
                 raise ReplayDiverged(f"{error}; {ADVICE}") from error
@@ -114,12 +117,19 @@ async def ensure_loaded(
     return fork
 
 
-async def read_versions(ports: HistoryPorts, run: str) -> list[Version]:
-    """Return the versions of a run; position n of the list is the learner's version n."""
+async def read_versions(ports: HistoryPorts, run: str) -> dict[int, Version]:
+    """Return the versions of a run by their numbers. Those of a fork begin with the number of its
+    parent's version."""
     stream = policy_stream(run)
     history = (await ports.log.load({stream: 0})).get(stream, ())
     events = (recorded.event for recorded in history)
-    return [event for event in events if isinstance(event, PolicyInitialized | PolicyUpdated)]
+    found = [event for event in events if isinstance(event, PolicyInitialized | PolicyUpdated)]
+    return dict(enumerate(found, start=first_number(found[0]) if found else 0))
+
+
+def first_number(first: Version) -> int:
+    """The learner's number of the first version of a run: how many steps of its parents led to it."""
+    return first.fork.taken if isinstance(first, PolicyInitialized) and first.fork else 0
 
 
 async def load_state(ports: HistoryPorts, state: StateRef, number: int) -> LearnerState:
@@ -138,12 +148,13 @@ async def load_state(ports: HistoryPorts, state: StateRef, number: int) -> Learn
 
 
 async def read_batches(
-    ports: HistoryPorts, run: str, wanted: Sequence[PolicyUpdated]
+    ports: HistoryPorts, run: str, wanted: Sequence[PolicyUpdated], *, after: Cursor = NOTHING_READ
 ) -> list[BatchAssembled]:
-    """Return the batches of these steps from the log."""
+    """Return the batches of these steps from the log. `after` is the place of an event before them.
+    Raises TransientError while the log does not show them all."""
     ids = {updated.batch for updated in wanted}
     found: dict[UUID, BatchAssembled] = {}
-    cursor = Cursor()
+    cursor = after
     while len(found) < len(ids):
         page = await ports.log.read(run, after=cursor, limit=PAGE, types=[BatchAssembled.type])
         if not page:
@@ -155,8 +166,8 @@ async def read_batches(
     return [found[updated.batch] for updated in wanted]
 
 
-def _compare(made: LearnerState, updated: PolicyUpdated) -> None:
-    """Check that a replayed step gave the same bits as the first time."""
+def compare(made: LearnerState, updated: PolicyUpdated) -> None:
+    """Check that a replayed step gave the same bits as the first time. Raises ReplayDiverged."""
     recorded = updated.state
     pairs = (
         ("weights", made.weights_sha256, recorded.weights_sha256),

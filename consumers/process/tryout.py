@@ -262,7 +262,9 @@ async def open_tryout(
         stack.push_async_callback(judges.aclose)
         datasets: Datasets = rows
         yield Tryout(
-            RolloutPorts(sampler, gateway, user, secrets, datasets, artifacts, _NoScorer()),
+            RolloutPorts(
+                sampler, gateway, user, secrets, datasets, artifacts, _NoScorer(), log=log
+            ),
             GradePorts(
                 datasets, secrets, judges, MemoryJudgements(), artifacts, user, VllmTeachers(client)
             ),

@@ -177,6 +177,8 @@ def run_requested(event: RunRequested, at: datetime) -> tuple[Write, ...]:
         config=config.model_dump_json(),
         dataset_ref=event.dataset.model_dump_json(),
         creator=_creator(event),
+        parent=event.fork.parent if event.fork else None,
+        parent_step=event.fork.step if event.fork else None,
     )
     if event.needs_approval:
         return (put, ChangeRun(event.run, at, phase="approval"))

@@ -134,9 +134,10 @@ async def perform(effect: CompareGradients, ports: GradientPorts) -> StepGradien
     parts = [r.event for r in recorded if isinstance(r.event, RegradePartGraded)]
     graded = {step for part in parts for step in part.by_step if step > effect.after}
     versions = await read_versions(ports, effect.run)
-    if not versions or not isinstance(versions[0], PolicyInitialized):
+    first = versions[min(versions)] if versions else None
+    if not isinstance(first, PolicyInitialized):
         raise Refused(f"run {effect.run} has no version 0 in the log; regrade a run that has")
-    updates = [(n, v) for n, v in enumerate(versions) if isinstance(v, PolicyUpdated)]
+    updates = [(n, v) for n, v in versions.items() if isinstance(v, PolicyUpdated)]
     number, update = next(((n, v) for n, v in updates if v.step in graded), (0, None))
     if update is None:
         return StepGradients(effect=effect)
@@ -147,7 +148,7 @@ async def perform(effect: CompareGradients, ports: GradientPorts) -> StepGradien
         for group in (await read_groups(part.artifact, ports.artifacts)).groups
         if group.step == update.step and (key := GroupKey.parse(group.group))
     }
-    spec, base = versions[0].spec, versions[number - 1].state
+    spec, base = first.spec, versions[number - 1].state
     [assembled] = await read_batches(ports, effect.run, [update])
     known = [group for group in assembled.groups if _place(group) in groups]
     whole = await build_step_batch(

@@ -1,6 +1,7 @@
 """Generates the samples of requested groups.
 Reads: GroupsRequested.  Emits: SampleGenerated, GroupGenerated.  Stream: group.
-Does: samples a group, or runs the user's workflow per sample (lane: generate).  Waits for: nothing.
+Does: samples a group, or runs the user's workflow per sample; in a fork that replays recorded samples,
+finds those of its parent (lane: generate).  Waits for: nothing.
 Safe to repeat because: one group stream per slot; a recorded sample or group decides nothing.
 
 A finished group has exactly `num_samples` entries, and a failed sample has an entry with its failure.
@@ -10,6 +11,7 @@ A finished group has exactly `num_samples` entries, and a failed sample has an e
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from consumers.rollout.replaying import find_recorded
 from consumers.rollout.sampling import RolloutPorts, alarm_once, generate_group, generate_sample
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt
@@ -19,7 +21,9 @@ from schemas.effects import (
     Failed,
     GenerateGroup,
     GenerateSample,
+    GroupReplayed,
     GroupSampled,
+    ReplayGroup,
     SampleFinished,
 )
 from schemas.events import GroupGenerated, GroupsRequested, SampleGenerated
@@ -27,7 +31,7 @@ from schemas.ids import ConsumerName, GroupKey, StreamName, group_stream
 from schemas.specs import GroupSpec, SampleEntry
 
 GroupEvent = SampleGenerated | GroupGenerated
-GroupMessage = GroupsRequested | GroupSampled | SampleFinished | Failed
+GroupMessage = GroupsRequested | GroupReplayed | GroupSampled | SampleFinished | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,20 @@ def handle(state: GroupState, message: GroupMessage, meta: Meta) -> Decision:
     """Request the samples that the group lacks. Record each sample, and the group with its last one."""
     match message:
         case GroupsRequested() if not state.done:
-            return Decision(effects=_requested_effects(state, _group_spec(message, meta.stream)))
+            spec = _group_spec(message, meta.stream)
+            if spec.template.replay_of is not None and not state.samples:
+                return Decision(effects=(ReplayGroup(spec=spec),))
+            return Decision(effects=_requested_effects(state, spec))
+        case GroupReplayed(effect=ReplayGroup(spec=spec)) if not state.done:
+            if message.problem is not None:
+                return Decision(effects=_requested_effects(state, spec))
+            replayed = GroupGenerated(
+                spec=spec,
+                entries=message.entries,
+                parts=message.parts,
+                replayed=spec.template.replay_of,
+            )
+            return Decision(events=(replayed,))
         case GroupSampled(effect=GenerateGroup(spec=spec)) if not state.done:
             generated = GroupGenerated(
                 spec=spec,
@@ -85,6 +102,8 @@ def handle(state: GroupState, message: GroupMessage, meta: Meta) -> Decision:
             return _record(state, spec, finished)
         case Failed(effect=GenerateSample(spec=spec, index=index)):
             return _record(state, spec, Finished(_failed_entry(message, index), None))
+        case Failed(effect=ReplayGroup(spec=spec)) if not state.done:
+            return Decision(effects=_requested_effects(state, spec))
         case Failed(effect=GenerateGroup(spec=spec)) if not state.done:
             num = spec.template.num_samples
             entries = tuple(_failed_entry(message, index, num_samples=num) for index in range(num))
@@ -154,11 +173,14 @@ def routes(message: GroupMessage) -> tuple[StreamName, ...]:
 
 
 async def perform(
-    effect: GenerateGroup | GenerateSample, ports: RolloutPorts
-) -> GroupSampled | SampleFinished:
-    """Sample a group, or one sample with the user's workflow. Returns the artifact and its entries. An
-    error of the workflow is in the record of its sample, and is not raised."""
+    effect: GenerateGroup | GenerateSample | ReplayGroup, ports: RolloutPorts
+) -> GroupSampled | SampleFinished | GroupReplayed:
+    """Sample a group, or one sample with the user's workflow, or find the recorded samples of a group.
+    Returns the artifact and its entries. An error of the workflow is in the record of its sample, and is
+    not raised."""
     match effect:
+        case ReplayGroup():
+            return await find_recorded(effect, ports.log)
         case GenerateGroup():
             return await generate_group(effect, ports)
         case GenerateSample():
@@ -168,13 +190,17 @@ async def perform(
 
 
 CONSUMER: Consumer[
-    GroupState, GroupEvent, GroupMessage, GenerateGroup | GenerateSample, RolloutPorts
+    GroupState,
+    GroupEvent,
+    GroupMessage,
+    GenerateGroup | GenerateSample | ReplayGroup,
+    RolloutPorts,
 ] = Consumer(
     name=ConsumerName("rollout"),
     category="group",
     reads=(GroupsRequested,),
     emits=(SampleGenerated, GroupGenerated),
-    effects=(GenerateGroup, GenerateSample),
+    effects=(GenerateGroup, GenerateSample, ReplayGroup),
     initial=GroupState(),
     evolve=evolve,
     handle=handle,

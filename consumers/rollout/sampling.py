@@ -29,6 +29,7 @@ from infra.ports.services import (
     UserOutput,
 )
 from infra.spine.ports.artifacts import Artifacts
+from infra.spine.ports.event_log import EventStore
 from infra.spine.runtime.error_excerpt import excerpt
 from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetRow
@@ -68,8 +69,8 @@ NEVER_ASKED = SampleFailure(
 
 @dataclass(frozen=True, slots=True)
 class RolloutPorts:
-    """The sampler, the sandbox with the user's workflow and its way to the sampler, the rows, and the
-    reward models."""
+    """The sampler, the sandbox with the user's workflow and its way to the sampler, the rows, the reward
+    models, and the log with the samples of other runs."""
 
     sampler: Sampler
     gateway: Gateway
@@ -78,6 +79,7 @@ class RolloutPorts:
     datasets: Datasets
     artifacts: Artifacts
     scorer: Scorer
+    log: EventStore
 
 
 async def generate_group(effect: GenerateGroup, ports: RolloutPorts) -> GroupSampled:

@@ -18,7 +18,7 @@ from consumers.run.rules import follow
 from consumers.run.settle import settle
 from consumers.run.start import start
 from consumers.run.state import RunEvent, RunState, evolve
-from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta, Prefix
 from schemas.algorithms import filters_groups
 from schemas.events import (
     BatchAssembled,
@@ -155,15 +155,23 @@ def _settle_start(state: RunState, message: PolicyInitialized, meta: Meta) -> tu
     return (
         StepSettled(
             run=message.run,
-            step=0,
+            step=message.fork.point.step if message.fork else 0,
             state=message.state,
             metrics=message.metrics,
             versions=message.versions,
             files=message.files,
             weights_name=message.weights_name,
             at=meta.now.timestamp(),
+            weights=message.fork.weights if message.fork else (),
         ),
     )
+
+
+def _prefix_of(event: RunEvent) -> Prefix | None:
+    """Return what the stream of a fork continues: that of its parent, up to a version."""
+    if not isinstance(event, RunRequested) or event.fork is None:
+        return None
+    return run_stream(event.fork.parent), event.fork.position
 
 
 def _settle_group(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
@@ -313,6 +321,7 @@ CONSUMER: Consumer[RunState, RunEvent, RunMessage, Never, Never] = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=12,
+    fold_version=13,
     snapshots=RunState,
+    prefix_of=_prefix_of,
 )

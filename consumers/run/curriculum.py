@@ -24,9 +24,11 @@ class RowPools:
     - `position` is how many places of the shuffled dataset were visited.
     - `pools` are the rows in pools, up to the decision of the newest step that is not open any more.
     - `moves` are the decisions of later steps.
-    - `measured` are the samples that passed and those that count, by step and row, until they are
-      decided on.
+    - `measured` are the samples that passed and those that count, by step and row, until a step that
+      was decided from them is closed.
     - `warned` are the warnings that were given.
+    - `before` is the position before the decision of each step in `moves`, and the last step that it
+      was decided from.
     """
 
     position: int = 0
@@ -34,6 +36,7 @@ class RowPools:
     moves: dict[int, Moves] = field(default_factory=dict)
     measured: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
     warned: frozenset[str] = frozenset()
+    before: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def as_of(self, step: int) -> dict[int, Pool]:
         """The rows that were in a pool when the rows of `step` were chosen, which is an open step."""
@@ -83,22 +86,44 @@ def decide_moves(
 
 
 def record_decision(pools: RowPools, event: PoolsDecided) -> RowPools:
-    """The pools after a decision. What was measured up to its step is used up."""
+    """The pools after a decision."""
     moves: Moves = dict.fromkeys(event.easy, "easy")
     moves |= dict.fromkeys(event.hard, "hard")
     moves |= dict.fromkeys(event.left)
-    rest = {step: rows for step, rows in pools.measured.items() if step > event.measured_up_to}
     return replace(
-        pools, position=event.position, moves={**pools.moves, event.step: moves}, measured=rest
+        pools,
+        position=event.position,
+        moves={**pools.moves, event.step: moves},
+        before={**pools.before, event.step: (pools.position, event.measured_up_to)},
     )
 
 
 def close_step(pools: RowPools, step: int) -> RowPools:
-    """The pools after a step has its batch. Nobody asks for those of this step again."""
+    """The pools after a step has its batch. Nobody asks for those of this step again, and what it was
+    decided from is used up."""
     if step not in pools.moves:
         return pools
-    later = {decided: moves for decided, moves in pools.moves.items() if decided > step}
-    return replace(pools, pools=pools.as_of(step), moves=later)
+    _, used = pools.before[step]
+    return replace(
+        pools,
+        pools=pools.as_of(step),
+        moves={decided: moves for decided, moves in pools.moves.items() if decided > step},
+        before={decided: place for decided, place in pools.before.items() if decided > step},
+        measured={at: rows for at, rows in pools.measured.items() if at > used},
+    )
+
+
+def rewind(pools: RowPools, step: int) -> RowPools:
+    """The pools as they were when `step`, which is closed, was the newest that was decided, with the
+    results of all groups up to it. A fork decides about later steps again."""
+    undone = [place for decided, place in pools.before.items() if decided > step]
+    return replace(
+        pools,
+        position=min((position for position, _ in undone), default=pools.position),
+        moves={decided: moves for decided, moves in pools.moves.items() if decided <= step},
+        before={decided: place for decided, place in pools.before.items() if decided <= step},
+        measured={at: rows for at, rows in pools.measured.items() if at <= step},
+    )
 
 
 def choose_rows(

@@ -14,7 +14,7 @@ from consumers.run.curriculum import (
 from consumers.run.settle import FLAT
 from consumers.run.state import RunEvent, RunState, evolve
 from schemas.datasets import Curriculum, Pool
-from schemas.events import GroupsRequested, PoolsDecided, RunWarned
+from schemas.events import GroupsRequested, PoolsDecided, RunStarted, RunWarned
 from schemas.ids import Purpose
 from schemas.limits import groups_per_step
 from schemas.sampling import PolicyRef
@@ -43,8 +43,18 @@ def due_groups(state: RunState) -> Iterator[RunEvent]:
             purpose=Purpose.TRAIN,
             step=step,
             slots=tuple(Slot(slot=slot, row=row) for slot, row in enumerate(rows)),
-            template=started.template.model_copy(update={"policy": policy}),
+            template=started.template.model_copy(
+                update={"policy": policy, "replay_of": _recorded_by(started, version)}
+            ),
         )
+
+
+def _recorded_by(started: RunStarted, version: int) -> str | None:
+    """Return the run whose recorded samples may be used by groups that sample with a version: the parent
+    of a fork that replays them, whose weights these are up to the step of the fork."""
+    point = started.fork
+    is_shared = point is not None and point.replay_samples and version <= point.step
+    return point.parent if point is not None and is_shared else None
 
 
 def _choose_rows(state: RunState, step: int) -> tuple[tuple[RunEvent, ...], tuple[int, ...]]:

@@ -59,17 +59,18 @@ def start(
     request = state.request
     if request is None or state.started is not None or state.waits_for_approval:
         return ()
+    rules = state.rules or RULES
     match message:
         case RunRequested() | RunApproved():
-            return () if request.workspace else (_run_started(request, None),)
+            return () if request.workspace else (_run_started(request, None, rules),)
         case WorkspaceRejected():
             return (RunRejected(run=request.run, message=message.message),)
         case WorkspaceSynced():
-            return (_start_with_workspace(request, message),)
+            return (_start_with_workspace(request, message, rules),)
 
 
 def _start_with_workspace(
-    request: RunRequested, synced: WorkspaceSynced
+    request: RunRequested, synced: WorkspaceSynced, rules: int
 ) -> RunStarted | RunRejected:
     config = request.config
     try:
@@ -88,7 +89,7 @@ def _start_with_workspace(
         )
     except Refused as error:
         return RunRejected(run=request.run, message=error.message)
-    return _run_started(request, rollout)
+    return _run_started(request, rollout, rules)
 
 
 def entrypoint_of(config: RunConfig | EvalConfig) -> Entrypoint:
@@ -232,7 +233,7 @@ def _server_problem(where: str, rewards: list[str]) -> str | None:
     )
 
 
-def _run_started(request: RunRequested, rollout: RolloutRef | None) -> RunStarted:
+def _run_started(request: RunRequested, rollout: RolloutRef | None, rules: int) -> RunStarted:
     config = request.config
     steps = total_steps(config, request.dataset.num_rows)
     return RunStarted(
@@ -250,21 +251,24 @@ def _run_started(request: RunRequested, rollout: RolloutRef | None) -> RunStarte
             total_steps=steps,
             dataset=request.dataset,
             validation=request.validation if rollout is None else None,
-            rules=RULES,
+            rules=rules,
             date=request.today,
             teacher=request.teacher,
         ),
-        template=_template(request, rollout, validation=False) if rollout else None,
+        template=_template(request, rollout, rules, validation=False) if rollout else None,
         validation=(
-            _template(request, rollout, validation=True)
+            _template(request, rollout, rules, validation=True)
             if rollout is not None and request.validation is not None
             else None
         ),
         commit=rollout.commit if rollout else None,
+        fork=request.fork,
     )
 
 
-def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -> GroupTemplate:
+def _template(
+    request: RunRequested, rollout: RolloutRef, rules: int, *, validation: bool
+) -> GroupTemplate:
     config: RunConfig = request.config
     advanced = config.advanced
     temperature = (
@@ -295,5 +299,5 @@ def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -
         run=request.run,
         teacher_hint=None if validation else advanced.teacher_hint,
         teacher_server=None if validation or not request.teacher else request.teacher.server,
-        rules=RULES,
+        rules=rules,
     )

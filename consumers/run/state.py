@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 from uuid import UUID
 
-from consumers.run.curriculum import RowPools, close_step, measure, record_decision
+from consumers.run.curriculum import RowPools, close_step, measure, record_decision, rewind
 from consumers.run.health import is_flat, is_masked, is_unhealthy
 from consumers.run.settle import is_lost
 from infra.readmodel.estimates import Interval, interval_of
@@ -39,6 +39,7 @@ from schemas.events import (
     StepSettled,
     StepSkipped,
 )
+from schemas.models.fork import ForkPoint
 from schemas.specs import GroupTemplate, StateRef
 from trainer import schedule
 
@@ -136,6 +137,7 @@ class RunState:
     - `first_reward` and `last_reward` are the rewards of the validations of the first and of the last
       step that has one.
     - `approved` says whether a person approved a run that waits for it.
+    - `rules` are those that a fork has from its parent (`TrainSpec.rules`).
     """
 
     request: RunRequested | None = None
@@ -176,6 +178,7 @@ class RunState:
     paused: bool = False
     stop_wanted: bool = False
     ended: bool = False
+    rules: int | None = None
 
     @property
     def waits_for_approval(self) -> bool:
@@ -229,7 +232,8 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
     """Return the state after one event of the stream `run-<id>`."""
     match event:
         case RunRequested():
-            return replace(state, request=event)
+            begun = state if event.fork is None else _rebase(state, event.fork)
+            return replace(begun, request=event)
         case RunApproved():
             return replace(state, approved=True)
         case RunStarted():
@@ -308,6 +312,29 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             assert_never(event)
 
 
+def _rebase(parent: RunState, point: ForkPoint) -> RunState:
+    """Return the state that a fork begins with, from that of its parent right after the step was
+    settled. It keeps what was learned, measured and warned of. What the parent had requested and what
+    was asked of it is dropped, and so are the versions of its policy, which PolicyInitialized names."""
+    return RunState(
+        pools=rewind(parent.pools, point.step),
+        unhealthy=parent.unhealthy,
+        flat=parent.flat,
+        masked=parent.masked,
+        lost=parent.lost,
+        first_error=parent.first_error,
+        trained=parent.trained,
+        warned=parent.warned,
+        alarms=parent.alarms,
+        failing=parent.failing,
+        manifest=parent.manifest,
+        evaluated=max(parent.evaluated, point.step),
+        first_reward=parent.first_reward,
+        last_reward=parent.last_reward,
+        rules=parent.started.spec.rules if parent.started else None,
+    )
+
+
 def _forget_weights(state: RunState) -> RunState:
     """Return the state without the weights that no later group samples with."""
     pace, requested = state.pace, state.requested
@@ -373,6 +400,8 @@ def _settle_step(state: RunState, event: StepSettled) -> RunState:
         versions=event.versions,
         reward=event.metrics.get("rollout/raw_reward"),
     )
+    is_first = state.settled < 0
+    earlier = {one.step: one.weights for one in event.weights}
     new = replace(
         state,
         settled=event.step,
@@ -383,8 +412,10 @@ def _settle_step(state: RunState, event: StepSettled) -> RunState:
         training=None if state.training == event.step else state.training,
         files=event.files or state.files,
         weights_name=event.weights_name or state.weights_name,
-        weights={**state.weights, event.step: event.state.weights},
+        weights={**state.weights, **earlier, event.step: event.state.weights},
     )
+    if is_first:
+        return _forget_weights(new)
     new = _forget_weights(_count_health(new, event))
     if _on_cadence(new) and event.state.durable:
         return replace(new, checkpoints_due=(*new.checkpoints_due, due))

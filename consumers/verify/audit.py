@@ -2,9 +2,9 @@
 
 1. The log: each stream has no gap, each event decodes, and each artifact has its recorded size and hash.
 2. The batches: each group that was trained on is the one that was graded.
-3. The versions: each is built again from version 0, batch by batch, and must give the hashes that the
-   log holds. The code is the one that recovery uses (`consumers/learn/replay.py`). No sampler and no
-   grader runs.
+3. The versions: each is built again from version 0 (of a fork, from its parent's version, which it
+   must equal), batch by batch, and must give the hashes that the log holds. The code is the one that
+   recovery uses (`consumers/learn/replay.py`). No sampler and no grader runs.
 4. The checkpoints: each manifest must equal the one that is computed again from its step.
 
 Each difference becomes a finding that names the event, the artifact or the bytes.
@@ -16,7 +16,13 @@ from typing import Literal
 from uuid import UUID
 
 from consumers.checkpoint import manifest_json
-from consumers.learn.replay import HistoryPorts, build_step_batch, job_of, load_state
+from consumers.learn.replay import (
+    HistoryPorts,
+    build_step_batch,
+    first_number,
+    job_of,
+    load_state,
+)
 from consumers.run.settle import settle
 from consumers.verify.tensor_files import differing_tensors
 from infra.ports.services import Blobs
@@ -32,11 +38,13 @@ from schemas.events import (
     PolicyUpdated,
     RunArchived,
     RunDeleted,
+    RunRequested,
     RunStarted,
 )
 from schemas.events.artifact_refs import collectable, references
-from schemas.ids import StreamName
-from schemas.learner import Learner, LearnerState, StepResult
+from schemas.ids import StreamName, checkpoint_stream, policy_stream, run_stream
+from schemas.learner import Learner, LearnerJob, LearnerState, StepResult
+from schemas.models.fork import ForkedPolicy, ForkPoint
 from schemas.specs import BatchGroup, Finding, StateRef, part_weights
 
 PAGE = 256
@@ -83,6 +91,7 @@ class LogContents:
     graded: dict[tuple[int, int, int], BatchGroup] = field(default_factory=dict)
     saved: list[CheckpointSaved] = field(default_factory=list)
     compared_parts: tuple[str, ...] = ()
+    fork: ForkPoint | None = None
     heads: dict[StreamName, int] = field(default_factory=dict)
     seen: dict[str, bool] = field(default_factory=dict)
     """Artifacts by uri: whether they are what was recorded."""
@@ -127,6 +136,8 @@ async def _check_event(
         report.add("event", name, f"{recorded.type} cannot be decoded: {error}")
         return
     match event:
+        case RunRequested():
+            log.fork = event.fork
         case RunStarted():
             log.compared_parts = tuple(part_weights(event.spec.config.advanced))
         case PolicyInitialized() | PolicyUpdated():
@@ -190,10 +201,13 @@ async def _rebuild_versions(
         report.add("event", f"policy-{first.run}/1", "the run's version 0 is not in the log")
         return
     job = replace(job_of(first.spec), run=alias)
-    result = await ports.learner.initialize(job)
     has_forks = any(isinstance(update, PolicyUpdated) and update.fork for update in updates)
-    matches = await _matches_log(result, first, log, report, ports, has_forks=has_forks)
-    for number, update in enumerate(updates, start=1):
+    if first.fork is not None:
+        matches = await _load_base(first, first.fork, log, report, ports, job)
+    else:
+        result = await ports.learner.initialize(job)
+        matches = await _matches_log(result, first, log, report, ports, has_forks=has_forks)
+    for number, update in enumerate(updates, start=first_number(first) + 1):
         if not isinstance(update, PolicyUpdated):
             report.add("event", f"policy-{first.run}", "the log holds version 0 twice")
             return
@@ -226,6 +240,68 @@ async def _rebuild_versions(
         )
         matches = await _matches_log(result, update, log, report, ports, has_forks=has_forks)
         report.steps += matches
+
+
+async def _load_base(
+    first: PolicyInitialized,
+    base: ForkedPolicy,
+    log: LogContents,
+    report: AuditReport,
+    ports: AuditPorts,
+    job: LearnerJob,
+) -> bool:
+    """Load the version that a fork begins with. Whether it is the parent's version after the step, and
+    its stored bytes have its hashes."""
+    point, name = base.point, f"policy-{first.run}/1"
+    if point != log.fork:
+        report.add(
+            "event", name, "the policy begins at another place than the run was requested for"
+        )
+    stream = policy_stream(point.parent)
+    found = [one.event for one in await ports.log.events_at([(stream, point.policy_position)])]
+    theirs = next(
+        (e.state for e in found if isinstance(e, PolicyInitialized | PolicyUpdated)), None
+    )
+    ours = first.state
+    if theirs is None:
+        report.add(
+            "event", name, f"{stream}/{point.policy_position} of its parent is not in the log"
+        )
+        return False
+    if (ours.weights_sha256, ours.state_sha256) != (theirs.weights_sha256, theirs.state_sha256):
+        report.add(
+            "event",
+            name,
+            f"begins with {ours.weights_sha256[:16]}, not with the version "
+            f"{theirs.weights_sha256[:16]} of its parent at step {point.step}",
+        )
+        return False
+    if any(ref is None or not log.seen.get(ref.uri) for ref in (ours.weights, ours.state)):
+        return False
+    try:
+        await ports.learner.load(job, await load_state(ports, ours, base.taken))
+    except CorruptData as error:
+        report.add("event", name, str(error))
+        return False
+    return True
+
+
+async def _inherited_manifests(log: LogContents, ports: AuditPorts) -> frozenset[str]:
+    """The manifests of the runs that a run is a fork of: its first checkpoint names one of these."""
+    found: set[str] = set()
+    point = log.fork
+    while point is not None:
+        stream = checkpoint_stream(point.parent)
+        saved = (await ports.log.load({stream: 0})).get(stream, ())
+        found |= {
+            one.event.manifest.sha256
+            for one in saved
+            if isinstance(one.event, CheckpointSaved) and one.event.spec.step <= point.step
+        }
+        begins = await ports.log.events_at([(run_stream(point.parent), 1)])
+        requested = begins[0].event if begins else None
+        point = requested.fork if isinstance(requested, RunRequested) else None
+    return frozenset(found)
 
 
 async def _matches_log(
@@ -322,7 +398,8 @@ async def _check_manifest(
     if version is None or version.weights_sha256 != spec.state.weights_sha256:
         report.add("event", uri, f"the checkpoint of step {spec.step} is of a version unknown here")
     parents = [s.manifest.sha256 for s in log.saved if s.spec.step < spec.step]
-    if spec.parent != (parents[-1] if parents else None):
+    known = {parents[-1]} if parents else {None, *await _inherited_manifests(log, ports)}
+    if spec.parent not in known:
         report.add("event", uri, f"the checkpoint of step {spec.step} has another parent")
     try:
         theirs = await ports.blobs.get_blob(uri)

@@ -24,6 +24,8 @@ class PutRun:
     config: str
     dataset_ref: str
     creator: str | None = None
+    parent: str | None = None
+    parent_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

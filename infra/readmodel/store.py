@@ -150,6 +150,7 @@ COLUMN_TYPES = {
     "line": "integer",
     "total": "integer",
     "current_step": "integer",
+    "parent_step": "integer",
     "total_steps": "integer",
     "xid": "bigint",
     "position": "bigint",

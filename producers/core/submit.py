@@ -51,6 +51,7 @@ from schemas.ids import (
     short_id,
 )
 from schemas.limits import longest_answer
+from schemas.models.fork import ForkPoint
 from schemas.sampling import Day, PolicyRef, SamplingParams
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import CommitSpec, GroupTemplate, PushOrigin
@@ -65,11 +66,22 @@ KEY_USED = (
 
 
 @dataclass(frozen=True, slots=True)
+class ForkOrigin:
+    """The run that a request forks, and where. The child is named after its parent, with `number` or the
+    next free one."""
+
+    parent: RunRequested
+    point: ForkPoint
+    number: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class SubmitRequest:
     """A request to run or evaluate a TOML. `start`, if set, replaces the TOML's
     `experiment.model_path`. `origin` is the push that submits, or None. `submitter` is the person
     whose personal secrets the run may use, or None. `creator` is the owner of the API key, for
-    lists. `given` are values of required secrets that are for this run alone."""
+    lists. `given` are values of required secrets that are for this run alone. `fork` says that the run
+    continues another one."""
 
     config: Mapping[str, object]
     workspace: str | None = None
@@ -79,6 +91,7 @@ class SubmitRequest:
     submitter: str | None = None
     creator: str | None = None
     given: Mapping[str, SecretValue] = field(default_factory=dict, repr=False)
+    fork: ForkOrigin | None = None
 
     @property
     def requester(self) -> Requester:
@@ -93,6 +106,8 @@ class SubmitRequest:
             content.append(self.origin.key)
         if self.given:
             content.append(sorted(self.given))
+        if self.fork is not None:
+            content.append(self.fork.point.model_dump())
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -196,6 +211,8 @@ class Submitter:
             decider=DECIDER_VERSION,
             teacher=valid.teacher,
         )
+        if request.fork is not None:
+            requested = _continue_parent(requested, request.fork)
         events: list[Event] = [requested]
         if valid.workspace is not None and not requested.needs_approval:
             events.append(commit_request(requested, valid.workspace))
@@ -307,6 +324,8 @@ class Submitter:
     async def _reserve_run_name(self, request: SubmitRequest, run: RunId, *, scope: str) -> str:
         """Reserve a name for a run. Nobody can choose another name for the run of a push, so a name
         that is in use gets a suffix from the run's id."""
+        if request.fork is not None and request.name is None:
+            return await self._reserve_fork_name(request.fork, run, scope=scope)
         try:
             return await self._reserve_name("run", request.name, run, scope=scope)
         except Conflict:
@@ -316,6 +335,16 @@ class Submitter:
         return await self._reserve_name(
             "run", request.name[: LONGEST_NAME - len(suffix)] + suffix, run, scope=scope
         )
+
+    async def _reserve_fork_name(self, fork: ForkOrigin, run: RunId, *, scope: str) -> str:
+        """Reserve the next free name of the form PARENT-fork-N; if many are in use, one that the run's
+        id makes unique."""
+        for number in (*range(fork.number, fork.number + NAMES_TRIED), run[:8]):
+            suffix = f"-fork-{number}"
+            name = fork.parent.run_name[: LONGEST_NAME - len(suffix)] + suffix
+            if await self._names.take("run", name, run, scope=scope) == run:
+                return name
+        return await self._reserve_name("run", None, run, scope=scope)
 
     async def _reserve_name(
         self, kind: Kind, wanted: str | None, identity: str, *, scope: str
@@ -337,6 +366,25 @@ class Submitter:
         """The day by the clock that stamps events. It is recorded with the request, so that a prompt
         does not depend on when it is rendered."""
         return (await self._log.clock_time()).astimezone(UTC).date().isoformat()
+
+
+def _continue_parent(requested: RunRequested, fork: ForkOrigin) -> RunRequested:
+    """Return the request of a fork, with what its parent pinned when it was submitted: the contents of
+    its dataset and its model, the day, and the models that its keys name, unless the keys changed."""
+    parent = fork.parent
+    ours, theirs = requested.config.advanced, parent.config.advanced
+    pinned: dict[str, object] = {
+        "model": parent.model,
+        "dataset": parent.dataset,
+        "date": parent.date,
+        "teacher": parent.teacher,
+        "fork": fork.point,
+    }
+    if ours.validation_dataset == theirs.validation_dataset:
+        pinned["validation"] = parent.validation
+    if ours.reward_models == theirs.reward_models:
+        pinned["reward_models"] = parent.reward_models
+    return requested.model_copy(update=pinned)
 
 
 def _owner(valid: Valid) -> str | None:

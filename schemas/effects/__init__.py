@@ -17,6 +17,7 @@ from schemas.effects.regrades import CompareGradients as CompareGradients
 from schemas.effects.regrades import GroupsRegraded as GroupsRegraded
 from schemas.effects.regrades import RegradeGroups as RegradeGroups
 from schemas.effects.regrades import StepGradients as StepGradients
+from schemas.models.fork import ForkedPolicy, ForkPoint
 from schemas.sampling import Grade, JudgeUsage
 from schemas.specs import (
     BatchGroup,
@@ -142,11 +143,12 @@ class PostStatus(Effect):
 
 
 class InitializePolicy(Effect):
-    """Build version 0 of a run's policy."""
+    """Build version 0 of a run's policy, or the version of the parent that a fork begins with."""
 
     type: ClassVar[str] = "InitializePolicy"
     lane: ClassVar[Lane] = Lane.TRAIN
     spec: TrainSpec
+    fork: ForkPoint | None = Field(default=None, exclude_if=lambda fork: fork is None)
 
     @property
     def run_id(self) -> str:
@@ -188,6 +190,13 @@ class GenerateSample(_OfGroup):
     @property
     def key(self) -> str:
         return f"{self.spec.group}.{self.index}"
+
+
+class ReplayGroup(_OfGroup):
+    """Find the samples that another run recorded for the same group (`GroupTemplate.replay_of`)."""
+
+    type: ClassVar[str] = "ReplayGroup"
+    lane: ClassVar[Lane] = Lane.GENERATE
 
 
 class GradeGroup(_OfGroup):
@@ -313,8 +322,8 @@ class ChooseCheckpoint(Effect):
 
 ALL_EFFECTS: tuple[type[Effect], ...] = (
     FetchCommit, DiscoverRollouts, ListRefs, ExaminePush, SubmitRun, PostStatus, InitializePolicy,
-    GenerateGroup, GenerateSample, GradeGroup, TrainStep, SaveCheckpoint, VerifyRun, UploadCheckpoint,
-    LoadModel, ChooseCheckpoint, RegradeGroups, CompareGradients,
+    GenerateGroup, GenerateSample, ReplayGroup, GradeGroup, TrainStep, SaveCheckpoint, VerifyRun,
+    UploadCheckpoint, LoadModel, ChooseCheckpoint, RegradeGroups, CompareGradients,
 )  # fmt: skip
 
 
@@ -382,6 +391,8 @@ class PolicyBuilt(Outcome):
     weights_name: str = "adapter_model.safetensors"
     fork: str | None = None
     """how the version before was rebuilt with other bits; None: with the bits of the log"""
+    forked: ForkedPolicy | None = None
+    """where the first version of a fork comes from"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +400,16 @@ class GroupSampled(Outcome):
     effect: GenerateGroup
     artifact: ArtifactRef
     entries: tuple[SampleEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReplayed(Outcome):
+    """The samples that another run recorded for a group, or why they cannot be used (`problem`)."""
+
+    effect: ReplayGroup
+    parts: tuple[ArtifactRef, ...] = ()
+    entries: tuple[SampleEntry, ...] = ()
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,4 +11,4 @@ release does so only in runs of its own version (`RunRequested.decider`).
 """
 
 DECIDER_VERSION = 2
-"""2: a run with a curriculum appends PoolsDecided."""
+"""2: a run with a curriculum appends PoolsDecided; a run may be a fork (`RunRequested.fork`)."""

@@ -95,12 +95,14 @@ class SampleGenerated(_GroupEvent):
 
 class GroupGenerated(_GroupEvent):
     """All samples of a group are generated. `parts` hold them in the order of their index. A failed
-    sample may be missing there. `seconds` is the time of the slowest sample."""
+    sample may be missing there. `seconds` is the time of the slowest sample. `replayed` is the run that
+    recorded the samples, if they were not sampled for this group."""
 
     type: ClassVar[str] = "rl.group.generated"
     entries: tuple[SampleEntry, ...]
     parts: tuple[ArtifactRef, ...]
     seconds: float = 0.0
+    replayed: str | None = Field(default=None, exclude_if=_is_none)
 
 
 class GroupGraded(_GroupEvent):

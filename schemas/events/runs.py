@@ -9,10 +9,18 @@ from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import RunConfig
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.ids import StreamName, run_stream
+from schemas.models.fork import ForkPoint
 from schemas.models.reward_model import RewardModelSpec
 from schemas.models.teacher import TeacherRef
 from schemas.sampling import ModelRef
-from schemas.specs import DatasetRef, GroupTemplate, Plan, PushOrigin, StateRef, TrainSpec
+from schemas.specs import (
+    DatasetRef,
+    GroupTemplate,
+    Plan,
+    PushOrigin,
+    StateRef,
+    TrainSpec,
+)
 
 
 class BaseRunEvent(Event):
@@ -49,7 +57,8 @@ class RunRequested(BaseRunEvent):
     key that submitted the run, whom lists show. `belongs_to` is the workspace of the key that
     submitted a run without user code. `reward_models` are those that score its samples. `decider` is
     the version of the rules by which it is decided (`schemas/events/decider_version.py`). `teacher` is
-    the model that the run learns from, if it distils."""
+    the model that the run learns from, if it distils. `fork` is where the run begins, if it is a fork of
+    another one. Its state is then the fold of the parent's stream up to there."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -70,6 +79,7 @@ class RunRequested(BaseRunEvent):
     )
     decider: int = 1
     teacher: TeacherRef | None = Field(default=None, exclude_if=lambda value: value is None)
+    fork: ForkPoint | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def owner_workspace(self) -> str | None:
@@ -118,7 +128,7 @@ class RunRejected(_RunEndEvent):
 
 class RunStarted(BaseRunEvent):
     """The plan of the run is fixed. `template` is what all of its training groups share, except for
-    the policy."""
+    the policy. `fork` is that of its request."""
 
     type: ClassVar[str] = "rl.run.started"
     gate: ClassVar[Gate | None] = "open"
@@ -127,6 +137,7 @@ class RunStarted(BaseRunEvent):
     template: GroupTemplate | None = None
     validation: GroupTemplate | None = None
     commit: str | None = None
+    fork: ForkPoint | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class RunPauseRequested(BaseRunEvent):

@@ -9,6 +9,7 @@ from schemas.artifact_refs import ArtifactRef
 from schemas.events.event import RUN_TOPIC, Event
 from schemas.events.runs import BaseStepEvent
 from schemas.ids import StreamName, policy_stream
+from schemas.models.fork import EarlierWeights, ForkedPolicy
 from schemas.specs import BatchGroup, StateRef, TrainSpec
 
 
@@ -26,8 +27,8 @@ class _PolicyEvent(Event):
 
 
 class PolicyInitialized(_PolicyEvent):
-    """Version 0 of the run's policy exists and is stored durably. `metrics` holds what was measured of
-    it."""
+    """The first version of the run's policy exists and is stored durably: version 0, or in a fork the
+    version of the parent that it begins with. `metrics` holds what was measured of it."""
 
     type: ClassVar[str] = "rl.policy.initialized"
     spec: TrainSpec
@@ -36,6 +37,7 @@ class PolicyInitialized(_PolicyEvent):
     files: dict[str, ArtifactRef] = {}
     weights_name: str = "adapter_model.safetensors"
     metrics: dict[str, float] = {}
+    fork: ForkedPolicy | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class PolicyFailed(_PolicyEvent):
@@ -107,8 +109,9 @@ class StepSkipped(BaseStepEvent):
 class StepSettled(BaseStepEvent):
     """The run has processed a step. The event records its version, its reward, all of its metrics, and
     what the manifest of its checkpoint needs. Step 0 is the start, with version 0 and the
-    checkpoint files that stay the same for the whole run. `at` is the time in Unix seconds, from
-    which the next step's time is measured."""
+    checkpoint files that stay the same for the whole run; a fork starts with the step of its parent
+    instead. `weights` are those of earlier versions, which groups of a fork sample with. `at` is the
+    time in Unix seconds, from which the next step's time is measured."""
 
     type: ClassVar[str] = "rl.step.settled"
     state: StateRef
@@ -120,6 +123,7 @@ class StepSettled(BaseStepEvent):
     files: dict[str, ArtifactRef] = {}
     weights_name: str | None = None
     at: float | None = None
+    weights: tuple[EarlierWeights, ...] = Field(default=(), exclude_if=lambda value: not value)
 
 
 class RunWarned(BaseStepEvent):
