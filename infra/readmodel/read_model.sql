@@ -52,7 +52,8 @@ r.run as id, r.name, {run_status} as status, {run_phase} as phase, r.algorithm,
   coalesce((select n.tags from run_notes n where n.run = r.run), array[]::text[]) as tags,
   (select n.note from run_notes n where n.run = r.run and n.note <> '') as note,
   (select w.name from workspaces w where w.workspace = r.workspace) as workspace_name,
-  {run_project} as project
+  {run_project} as project, r.parent, r.parent_step,
+  (select p.name from runs p where p.run = r.parent) as parent_name
 
 -- A page of runs is filtered by status, by whether they are archived, and by words. Each filter is a choice
 -- and not an `or` on its argument, so that the plan fits what is asked. The parts that filter nothing name
@@ -105,6 +106,17 @@ runs r
 where {status: with_status | with_any_status | paused} and {archived: archived | present}
   and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
   and {kind: narrowed | of_any_kind}
+
+-- The forks of a run.
+
+-- part: forks_of_run
+runs r where r.parent = $1 and ($2::text[] is null or r.workspace = any ($2))
+
+-- name: page_of_forks
+select {run_summary} from {forks_of_run} order by r.created_at, r.run limit $3 offset $4
+
+-- name: count_forks
+select count(*) from {forks_of_run}
 
 -- The orders of runs, each with its reverse. All end with the start and the id, so no two runs share a place.
 

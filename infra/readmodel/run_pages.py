@@ -212,6 +212,13 @@ class RunPages:
             following=RunPlace.of(runs[-1], order) if runs and is_more_beyond else None,
         )
 
+    async def forks(self, run: str, page: PageRange) -> tuple[list[RunJson], int]:
+        """A page of the forks of a run (its id), the oldest first, and how many there are in all."""
+        visible = visible_workspaces()
+        rows = await self._pool.fetch(SQL["page_of_forks"], run, visible, page.limit, page.offset)
+        total = await self._pool.fetchval(SQL["count_forks"], run, visible)
+        return [cast(RunJson, dict(row)) for row in rows], int(total)
+
 
 def _status_part(status: str | None) -> str:
     if status == PAUSED:

@@ -47,6 +47,9 @@ class RunJson(TypedDict):
     note: str | None
     workspace_name: str | None
     project: str | None
+    parent: str | None
+    parent_step: int | None
+    parent_name: str | None
 
 
 class CheckpointJson(TypedDict):

@@ -1,6 +1,8 @@
 """The events of a run that its state at a position of the log follows from."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
+from uuid import UUID
 
 from infra.spine.ports.event_log import Cursor
 from infra.spine.postgres.event_log import kind_of_types
@@ -8,12 +10,21 @@ from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
 from schemas.envelope import stored_types
 from schemas.events import EVENT_TYPES
-from schemas.ids import StreamName
+from schemas.ids import StreamName, policy_stream, run_stream
 
 SQL = queries("infra/readmodel/state_at_event.sql")
 
 Place = tuple[StreamName, int]
 """A stream and a version."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettledStep:
+    """A step that was settled: the versions of the run's stream and of its policy's stream then."""
+
+    step: int
+    position: int
+    policy_position: int
 
 
 class StateAtEvent:
@@ -76,4 +87,23 @@ class StateAtEvent:
             wanted,
             limit,
         )
+        return Cursor(row["xid"], row["position"]) if row else None
+
+    async def settled_step(self, run: str, step: int) -> SettledStep | None:
+        """Where a step of a run was settled; None when it is not there. An index finds it."""
+        row = await self._pool.fetchrow(
+            SQL["settled_step"], run_stream(run), policy_stream(run), step
+        )
+        return SettledStep(**row) if row else None
+
+    async def newest_settled(self, run: str, at: Cursor) -> int | None:
+        """The newest step of a run that was settled up to a cursor; None when there is none."""
+        step: int | None = await self._pool.fetchval(
+            SQL["newest_settled"], run_stream(run), str(at.xid), at.position
+        )
+        return step
+
+    async def cursor_of(self, run: str, event: UUID) -> Cursor | None:
+        """The cursor of the run's event with this id; None when the run has no such event."""
+        row = await self._pool.fetchrow(SQL["cursor_of"], run, event)
         return Cursor(row["xid"], row["position"]) if row else None

@@ -41,3 +41,23 @@ e.type = any ($4)
 
 -- part: of_milestones
 (e.type like 'rl.run.%' or e.type like 'rl.evaluation.%') and e.type = any ($4)
+
+-- Where a step was settled. Its policy was made by the step that its state names, which is an earlier one if the step
+-- was skipped, or is the first event of the policy. An index holds these events by their steps.
+
+-- name: settled_step
+select $3::integer as step, s.version as position, coalesce((
+  select p.version from events p
+  where p.stream = $2 and (p.data ->> 'step')::integer = (s.data -> 'state' ->> 'step')::integer
+  and p.type in ('rl.step.settled', 'rl.policy.updated') order by p.version limit 1), 1) as policy_position
+from events s
+where s.stream = $1 and (s.data ->> 'step')::integer = $3
+and s.type in ('rl.step.settled', 'rl.policy.updated') order by s.version limit 1
+
+-- name: newest_settled
+select (s.data ->> 'step')::integer as step from events s
+where s.stream = $1 and s.type in ('rl.step.settled', 'rl.policy.updated')
+and (s.xid, s.position) <= ($2::text::xid8, $3) order by (s.data ->> 'step')::integer desc limit 1
+
+-- name: cursor_of
+select e.xid::text::bigint as xid, e.position from events e where e.run_id = $1 and e.id = $2 limit 1

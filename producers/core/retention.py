@@ -31,7 +31,14 @@ from producers.core.datasets.versions import (
 from producers.core.lookup import Lookup
 from producers.core.run_names import require_name, used_name_error
 from schemas.errors import Conflict, HeadraceError, NotFound, TransientError
-from schemas.events import DatasetDeleted, RunArchived, RunDeleted, RunRenamed, RunRestored
+from schemas.events import (
+    DatasetDeleted,
+    RunArchived,
+    RunDeleted,
+    RunRenamed,
+    RunRequested,
+    RunRestored,
+)
 from schemas.ids import HEADRACE, derive_id, run_stream
 
 logger = logging.getLogger(__name__)
@@ -84,6 +91,8 @@ class Retention:
         what = f"run {found.run_name}"
         if runs := await self._holders.runs_from(found.run):
             raise _in_use_error(what, "need its checkpoints", "delete them first", runs)
+        if forks := await self._holders.forks_of(found.run, archived=True):
+            raise _in_use_error(what, "are forks of it", "delete them first", forks)
         if evaluations := await self._holders.evaluations_of(found.run):
             raise _in_use_error(
                 what, "measure its checkpoints", "wait for them or stop them", evaluations
@@ -105,6 +114,11 @@ class Retention:
         row = await self._refuse_unless_ended(found.run, found.run_name)
         if row["archived_at"] is not None:
             return found.run, Cursor()
+        if forks := await self._holders.forks_of(found.run, archived=False):
+            raise Conflict(
+                f"run {found.run_name} cannot be archived, because the states of its forks begin with "
+                f"its history: {', '.join(forks)}; archive or delete them first"
+            )
         packed = await self._archives.pack(found.run)
         # Read after packing, so that the notice describes the run as all packed events left it.
         await self._tables.caught_up(await self._log.visible_head())
@@ -148,6 +162,7 @@ class Retention:
                 f"run {found.run_name} is not archived, so it cannot be restored; `headrace train "
                 "archive` archives runs"
             )
+        await self._refuse_without_parent(found)
         back = RunRestored(
             run=found.run, archive_sha256=notice.archive.sha256, num_events=notice.num_events
         )
@@ -157,6 +172,15 @@ class Retention:
         except Moved:
             return found.run, Cursor()  # another request restored it meanwhile
         return found.run, cursor
+
+    async def _refuse_without_parent(self, found: RunRequested) -> None:
+        if found.fork is None or await self._notice(found.fork.parent) is None:
+            return
+        parent = (await self._lookup.run(found.fork.parent)).run_name
+        raise Conflict(
+            f"run {found.run_name} is a fork of {parent}, which is archived; restore that first: "
+            f"`headrace train restore {parent}`"
+        )
 
     async def delete_dataset(self, ref: str) -> tuple[str, Cursor]:
         """Delete a dataset with all of its versions; or one version, by its id or as NAME@VERSION; or an

@@ -58,6 +58,7 @@ from producers.core.datasets.uploads import DatasetUploads
 from producers.core.dead_letters import DeadLetters
 from producers.core.device_login import DeviceLogins
 from producers.core.evaluations.imports import EvaluationImports
+from producers.core.history.forks import Forks
 from producers.core.history.notes import Notes
 from producers.core.history.regrades import Regrades
 from producers.core.history.verification import Verifications
@@ -282,6 +283,16 @@ class Services:
             quotas=self.quotas,
             vllm=self.settings.vllm.tuning if self.settings.vllm else None,
             vocabularies=self.vocabularies,
+        )
+
+    @cached_property
+    def forks(self) -> Forks:
+        return Forks(
+            self.log,
+            lookup=self.lookup,
+            past=self.readmodel.state_at_event,
+            pages=self.readmodel.run_pages,
+            submitter=self.submitter,
         )
 
     @cached_property

@@ -28,6 +28,14 @@ where n.kind = 'run' and n.id <> $1
 order by n.created_at limit $2
 """
 
+FORKED = """
+select n.name, n.scope from names n join events e on e.stream = 'run-' || n.id and e.version = 1
+where n.kind = 'run' and e.data -> 'fork' ->> 'parent' = $1
+  and ($3 or not exists (select from events a where a.stream = e.stream and a.version = 2
+                         and a.type = 'rl.run.archived'))
+order by n.created_at limit $2
+"""
+
 EVALUATING = """
 select n.name, n.scope from names n join events e on e.stream = 'eval-' || n.id and e.version = 1
 left join evaluations v on v.evaluation = n.id
@@ -74,6 +82,11 @@ class Holders:
         archived ones included. They need it to be verified and to say where they come from."""
         return await self._names(STARTED, run)
 
+    async def forks_of(self, run: str, *, archived: bool) -> list[str]:
+        """Return the forks of a run, whose states begin with its history; `archived` ones too, or
+        not."""
+        return await self._names(FORKED, run, archived)
+
     async def evaluations_of(self, run: str) -> list[str]:
         """Return the evaluations of a checkpoint of `run` that have not ended."""
         return await self._names(EVALUATING, run)
@@ -90,9 +103,9 @@ class Holders:
         """Return the evaluations on a dataset that have not ended."""
         return await self._names(MEASURED_ON, dataset)
 
-    async def _names(self, sql: str, identity: str) -> list[str]:
+    async def _names(self, sql: str, identity: str, *more: object) -> list[str]:
         with all_rows():  # whether an evaluation of others has ended says a row of theirs
-            rows = await self._pool.fetch(sql, identity, SHOWN)
+            rows = await self._pool.fetch(sql, identity, SHOWN, *more)
         visible = visible_workspaces()
         shown = [row["name"] for row in rows if visible is None or row["scope"] in visible]
         return shown + [HIDDEN] * (len(shown) < len(rows))

@@ -1,13 +1,15 @@
-"""`headrace train submit`: start a run from a TOML file and a git commit."""
+"""`headrace train submit` and `train fork`: start a run from a TOML file and a git commit, or from the
+middle of another run."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import click
 
-from producers.cli.client import Client
+from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import SECRETS_FILE
 from producers.cli.config_files import check_kind, needs_workspace, read_config, read_secrets
@@ -21,6 +23,7 @@ from producers.cli.display.output import (
     say_warnings,
 )
 from producers.cli.display.units import format_count, format_duration, format_size
+from producers.cli.errors import Failure
 from producers.cli.repository import repository_around, workspace_of
 
 
@@ -135,6 +138,117 @@ def submit_run(
     }
     body = {"config": config} | {key: value for key, value in more.items() if value is not None}
     return client.post("/runs", body)
+
+
+@command(None, "fork", example="headrace train fork first@20 --set training.lr=1e-5 --watch")
+@click.argument("place", metavar="RUN@STEP|RUN@EVENT")
+@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a key.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="A TOML file in place of the parent's config."
+)
+@click.option("--grader", "commit", metavar="COMMIT", help="Run and grade with this commit.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), help="Draw rows and samples with this seed."
+)
+@click.option(
+    "--replay-samples",
+    is_flag=True,
+    help="Train on the parent's recorded samples as long as its weights are those of the fork.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what the fork would change.")
+@click.option("--watch", is_flag=True, help="Watch the fork until it ends.")
+@SECRETS_FILE
+@click.option("--name", help="Name of the fork. Default: PARENT-fork-N.")
+def fork(
+    client: Client,
+    place: str,
+    *,
+    changes: tuple[str, ...],
+    config: Path | None,
+    commit: str | None,
+    seed: int | None,
+    replay_samples: bool,
+    dry_run: bool,
+    watch: bool,
+    secrets_file: str | None,
+    name: str | None,
+    as_json: bool,
+) -> Output | None:
+    """Fork a run: begin another one with the state that it had after a step.
+
+    RUN@STEP forks right after that step. RUN@EVENT (the id or the cursor of an event, as `headrace train
+    events` shows it) forks after the newest step that was settled at the event. No artifact is copied.
+    The fork runs the parent's commit with the parent's config, except for what you change.
+    """
+    run, mark, at = place.rpartition("@")
+    if not (run and mark and at):
+        raise Failure(
+            "VALIDATION",
+            f"{place!r} names no step or event; write RUN@STEP, for example {place}@20",
+        )
+    body: Document = {"at": at, "set": dict(_change(text) for text in changes)}
+    more: Document = {
+        "config": read_config(config) if config else None,
+        "commit": commit,
+        "seed": seed,
+        "replay_samples": replay_samples or None,
+        "name": name,
+        "secrets": read_secrets(secrets_file) or None,
+        "dry_run": dry_run or None,
+    }
+    body |= {key: value for key, value in more.items() if value is not None}
+    answer = client.post(f"/runs/{path_segment(run)}/fork", body)
+    if dry_run:
+        return Output(answer, partial(_print_fork_plan, answer))
+    if not as_json:
+        _print_fork(answer)
+        say(
+            f"forked {answer['fork']['parent_name']} as {answer['run']['name']} ({answer['run']['id']})"
+        )
+    made = answer["run"]
+    if watch:
+        from producers.cli.watch import watch_run
+
+        watch_run(client, str(made["id"]), str(made["name"]), as_json=as_json)
+        return None
+    return Output(answer, f"watch it with: headrace train watch {made['name']}")
+
+
+def _change(text: str) -> tuple[str, object]:
+    """A change of a key, whose value is one of TOML or else a string. Raises Failure."""
+    key, mark, value = text.partition("=")
+    if not (key and mark):
+        raise Failure(
+            "VALIDATION",
+            f"--set {text} has no value; write KEY=VALUE, for example training.lr=1e-5",
+        )
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _print_fork(answer: Document) -> None:
+    """Say what a fork changes and what it does again."""
+    found = answer["fork"]
+    rows = [
+        (change["key"], change["parent"], change["child"], f"step {change['from_step']} on")
+        for change in found["changes"]
+    ]
+    if rows:
+        print_table("Changes", ("key", "parent", "fork", "matters from"), rows)
+    else:
+        say("the fork changes nothing: it ends in the bits of its parent")
+    for note in found["notes"]:
+        say(f"note: {note}")
+    say_warnings(answer)
+
+
+def _print_fork_plan(answer: Document) -> None:
+    _print_fork(answer)
+    found = answer["fork"]
+    steps = f"{found['step'] + 1} to {found['total_steps']}"
+    print_fields("Estimates", [("steps", steps), *_estimates(answer.get("estimates") or {})])
 
 
 def _print_dry_run(answer: Document) -> None:

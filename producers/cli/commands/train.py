@@ -6,6 +6,7 @@ CLI = "producers.cli.commands."
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "submit": (CLI + "submit:submit", "Start a training run from a TOML file."),
+    "fork": (CLI + "submit:fork", "Start a run from the middle of another one."),
     "list": (CLI + "runs:list_", "List the runs of this server, newest first."),
     "info": (CLI + "runs:info", "Show a run: its progress, curves and checkpoints."),
     "watch": (CLI + "runs:watch", "Watch a run until it ends."),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,8 +21,9 @@ from infra.readmodel.wait_reasons import (
 from infra.settings.quotas import SAMPLES
 from infra.spine.ports.event_log import Cursor
 from producers.core.estimates import estimate, has_gpu, readers_of
+from producers.core.history.forks import ForkRequest
 from producers.core.lookup import archived_error
-from producers.core.submit import SubmitRequest
+from producers.core.submit import Resolved, SubmitRequest
 from producers.http.auth import actor_of
 from producers.http.requests import JsonBody, body_of, cause_of, idempotency_key
 from producers.http.responses import ApiResponse, flag, number, page_of, page_response, project_of
@@ -83,23 +85,80 @@ def warnings_of(event: Event) -> tuple[str, ...]:
 
 async def _dry_run(request: Request, wanted: SubmitRequest) -> Mapping[str, object]:
     resolved = await services(request).submitter.try_run(wanted)
-    valid = resolved.valid
-    steps = total_steps(resolved.config, valid.dataset.dataset.num_rows)
-    readers = await readers_of(resolved.config, valid, services(request).lookup)
-    figures = estimate(
-        resolved.config,
-        valid.facts.parameters,
-        steps=steps,
-        readers=readers,
-        gpu=await asyncio.to_thread(has_gpu),
-    )
+    steps = total_steps(resolved.config, resolved.valid.dataset.dataset.num_rows)
     return {
         "config": resolved.config.model_dump(mode="json"),
         "total_steps": steps,
-        "estimates": figures,
+        "estimates": await _estimate(request, resolved, steps=steps),
         "issues": [],
-        "warnings": valid.warnings,
+        "warnings": resolved.valid.warnings,
     }
+
+
+async def _estimate(request: Request, resolved: Resolved, *, steps: int) -> Mapping[str, object]:
+    return estimate(
+        resolved.config,
+        resolved.valid.facts.parameters,
+        steps=steps,
+        readers=await readers_of(resolved.config, resolved.valid, services(request).lookup),
+        gpu=await asyncio.to_thread(has_gpu),
+    )
+
+
+FORK_FIELDS = (
+    *("at", "set", "config", "commit", "seed", "replay_samples", "name", "secrets", "dry_run"),
+)
+
+
+async def fork(request: Request) -> Response:
+    """Fork a run at a step or an event, or say what a fork would change."""
+    body, actor, core = await body_of(request, FORK_FIELDS), actor_of(request), services(request)
+    has_seed, dry_run = body.values.get("seed") is not None, body.flag("dry_run")
+    wanted = ForkRequest(
+        parent=request.path_params["ref"],
+        at=body.text("at"),
+        changes=body.table("set") if body.values.get("set") is not None else {},
+        config=body.table("config") if body.values.get("config") is not None else None,
+        commit=body.optional("commit"),
+        seed=body.integer("seed", default=0, least=0, most=2**31 - 1) if has_seed else None,
+        replay_samples=body.flag("replay_samples"),
+    )
+    sender = SubmitRequest(
+        {},
+        name=body.optional("name"),
+        submitter=actor.person,
+        creator=actor.owner,
+        given=body.secrets("secrets"),
+    )
+    planned = await core.forks.plan(wanted, sender, dry_run=dry_run)
+    answer: dict[str, object] = {
+        "fork": {
+            "parent": planned.parent.run,
+            "parent_name": planned.parent.run_name,
+            "step": planned.point.step,
+            "total_steps": planned.total_steps,
+            "changes": [asdict(change) for change in planned.changes],
+            "notes": planned.notes,
+            "replayed_up_to": planned.replayed_up_to,
+        },
+        "warnings": planned.resolved.valid.warnings,
+    }
+    if dry_run:
+        steps = planned.total_steps - planned.point.step
+        config = planned.resolved.config.model_dump(mode="json")
+        estimates = await _estimate(request, planned.resolved, steps=steps)
+        return ApiResponse({**answer, "config": config, "estimates": estimates})
+    recorded = await core.forks.submit(planned, key=idempotency_key(request))
+    made = await run_json(request, recorded.event.run_id, after=recorded.cursor)
+    return ApiResponse({"run": made, **answer}, status_code=201)
+
+
+async def forks(request: Request) -> Response:
+    """A page of the forks of a run, the oldest first."""
+    run, _ = await find_run(request)
+    page = page_of(request)
+    found, total = await services(request).readmodel.run_pages.forks(run["id"], page)
+    return page_response("runs", found, total, page)
 
 
 async def run_json(
@@ -270,6 +329,8 @@ ROUTES = [
     ScopedRoute("/runs/{ref}/metrics", metrics, scope="read"),
     ScopedRoute("/runs/{ref}/checkpoints", checkpoints, scope="read"),
     ScopedRoute("/runs/{ref}/logs", logs, scope="read"),
+    ScopedRoute("/runs/{ref}/fork", fork, scope="submit", methods=["POST"]),
+    ScopedRoute("/runs/{ref}/forks", forks, scope="read"),
     ScopedRoute("/runs/{ref}/tags", tag, scope="control", methods=["POST"]),
     ScopedRoute("/runs/{ref}/note", write_note, scope="control", methods=["PUT"]),
     ScopedRoute("/runs/{ref}/approve", approve, scope="control", methods=["POST"]),
