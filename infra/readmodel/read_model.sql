@@ -265,6 +265,20 @@ with recursive keys as (
 select step, value from metric_points where run = $1 and key = $2
 and at >= coalesce($3, '-infinity'::timestamptz) order by step
 
+-- The first step at which metrics of two histories differ. A history is made of parts of runs, each from a first to a
+-- last step.
+
+-- name: differing_metrics
+with a as (
+  select p.key, p.step, p.value from unnest($1::text[], $2::integer[], $3::integer[]) as s (run, first, last)
+  join metric_points p on p.run = s.run and p.key = any ($7) and p.step between s.first and s.last
+), b as (
+  select p.key, p.step, p.value from unnest($4::text[], $5::integer[], $6::integer[]) as s (run, first, last)
+  join metric_points p on p.run = s.run and p.key = any ($7) and p.step between s.first and s.last
+)
+select key, min(step) as step from a join b using (key, step)
+where a.value is distinct from b.value group by key
+
 -- Few points of each metric: of each stretch of steps the least and the largest value. The stretches of a
 -- metric are as wide as needed for $4 of them. A stretch that holds only NaN has its first step alone.
 

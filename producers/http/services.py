@@ -61,6 +61,7 @@ from producers.core.evaluations.imports import EvaluationImports
 from producers.core.history.forks import Forks
 from producers.core.history.notes import Notes
 from producers.core.history.regrades import Regrades
+from producers.core.history.run_diff import RunDiffs
 from producers.core.history.verification import Verifications
 from producers.core.lookup import Lookup
 from producers.core.models.deployments import DeploymentRequests
@@ -293,6 +294,12 @@ class Services:
             past=self.readmodel.state_at_event,
             pages=self.readmodel.run_pages,
             submitter=self.submitter,
+        )
+
+    @cached_property
+    def run_diffs(self) -> RunDiffs:
+        return RunDiffs(
+            self.log, lookup=self.lookup, tables=self.readmodel, artifacts=self.artifacts
         )
 
     @cached_property

@@ -1,4 +1,5 @@
-"""`headrace train compare`: shows runs side by side, from the API's response for each of them.
+"""`headrace train compare`: shows runs side by side, from the API's response for each of them; and
+`headrace train diff`: where two runs part.
 
 Settings are aligned by key. Curves and held-out rewards are aligned by step. Each row has one value per
 run, which is None if a run has no value. Settings that are equal in all runs are left out.
@@ -7,14 +8,23 @@ run, which is None if a run has no value. Settings that are equal in all runs ar
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
 
 from infra.readmodel.estimates import HIGH, LOW, interval_of
 from producers.cli.client import Client, path_segment
+from producers.cli.command import command
 from producers.cli.display.figures import value_text
-from producers.cli.display.output import Document, cell_text, print_table, say, sparkline
+from producers.cli.display.output import (
+    Document,
+    Output,
+    cell_text,
+    print_table,
+    say,
+    sparkline,
+)
 from producers.cli.display.units import run_status
 from producers.cli.exporters.sink import flatten_config
 
@@ -186,3 +196,45 @@ def _thin(points: Sequence[Document], most: int) -> list[Document]:
         return list(points)
     last = len(points) - 1
     return [points[round(i * last / (most - 1))] for i in range(most)]
+
+
+@command(None, "diff", example="headrace train diff first first-fork-1")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+def diff(client: Client, first: str, second: str) -> Output:
+    """Show where two runs part: their last common step, the first event that differs, the keys that
+    differ, their final metrics, and the held-out rows that changed."""
+    answer = client.get(f"/runs/{path_segment(first)}/diff/{path_segment(second)}")
+    return Output(answer, partial(_print_diff, answer["diff"]))
+
+
+def _print_diff(found: Document) -> None:
+    names = [str(run["name"]) for run in found["runs"]]
+    ancestor = found["ancestor"]
+    say(
+        f"both share the history of {ancestor['name']} up to step {ancestor['step']}"
+        if ancestor
+        else f"{names[0]} and {names[1]} share no history: neither is a fork of the other's runs"
+    )
+    parted = found["first_divergence"]
+    if parted is None:
+        say("no step that both have settled has other weights")
+    else:
+        say(f"first difference: step {parted['step']}, {parted['what']}")
+        rows = [
+            (name, *(event or {}).values())
+            for name, event in zip(names, parted["events"], strict=True)
+        ]
+        if all(parted["events"]):
+            print_table("First event", ("run", "id", "cursor", "type", "stream", "version"), rows)
+    settings = [(one["key"], *one["values"]) for one in found["settings"]]
+    if settings:
+        print_table("Settings that differ", ("key", *names), settings)
+    metrics = [(one["key"], *one["final"], one["differs_from_step"]) for one in found["metrics"]]
+    print_table("Metrics", ("metric", *names, "differs from step"), metrics)
+    held_out = found["held_out"]
+    if held_out is None:
+        return
+    if flipped := [(row["row"], row["change"], *row["reward"]) for row in held_out["flipped"]]:
+        title = f"Held-out rows that flipped at step {held_out['step']}"
+        print_table(title, ("row", "change", *names), flipped)

@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "samples": (CLI + "runs:samples", "Show samples: prompts, answers and rewards."),
     "trace": (CLI + "runs:trace", "Show the eight hops of one sample."),
     "compare": (CLI + "runs:compare", "Compare runs: settings, cost and curves."),
+    "diff": (CLI + "compare:diff", "Show where two runs part, and in which event."),
     "export": (CLI + "runs:export", "Export the curves of a run to a tracker."),
     "regrade": (CLI + "history.regrades:regrade", "Grade the recorded samples of a run again."),
     "regrades": (CLI + "history.regrades:regrades", "List the regrades of a run."),

@@ -343,24 +343,25 @@ def _notes(
 ) -> Iterator[str]:
     first, name = point.step + 1, parent.run_name
     if is_offline(config.advanced):
-        yield f"{_steps(first, steps)} learn from rows of the dataset; nothing is sampled"
+        yield f"the rows of the dataset are learned in {_steps(first, steps)}; nothing is sampled"
         return
     if replayed is not None:
         yield (
-            f"{_steps(first, replayed)} take the samples that {name} recorded, wherever it sampled the "
+            f"samples that {name} recorded are used in {_steps(first, replayed)}, wherever it sampled the "
             "same row in the same way; they are graded again"
         )
         if replayed < steps:
-            yield f"{_steps(replayed + 1, steps)} are sampled, because their weights differ"
+            later = _steps(replayed + 1, steps)
+            yield f"samples are generated in {later}, because their weights differ"
         return
     ahead = min(point.step + pace_of(parent.config).depth, steps)
     if ahead >= first:
         yield (
-            f"{_steps(first, ahead)}, whose groups {name} had in flight at the fork, are sampled again; "
-            "--replay-samples takes the recorded samples"
+            f"groups that {name} had in flight at the fork are generated again in "
+            f"{_steps(first, ahead)}; --replay-samples uses the recorded ones"
         )
     if ahead < steps:
-        yield f"{_steps(max(first, ahead + 1), steps)} are sampled"
+        yield f"samples are generated in {_steps(max(first, ahead + 1), steps)}"
 
 
 def _steps(first: int, last: int) -> str:

@@ -153,6 +153,12 @@ async def fork(request: Request) -> Response:
     return ApiResponse({"run": made, **answer}, status_code=201)
 
 
+async def diff(request: Request) -> Response:
+    """What differs between two runs."""
+    ref, other = request.path_params["ref"], request.path_params["other"]
+    return ApiResponse({"diff": await services(request).run_diffs.diff(ref, other)})
+
+
 async def forks(request: Request) -> Response:
     """A page of the forks of a run, the oldest first."""
     run, _ = await find_run(request)
@@ -331,6 +337,7 @@ ROUTES = [
     ScopedRoute("/runs/{ref}/logs", logs, scope="read"),
     ScopedRoute("/runs/{ref}/fork", fork, scope="submit", methods=["POST"]),
     ScopedRoute("/runs/{ref}/forks", forks, scope="read"),
+    ScopedRoute("/runs/{ref}/diff/{other}", diff, scope="read"),
     ScopedRoute("/runs/{ref}/tags", tag, scope="control", methods=["POST"]),
     ScopedRoute("/runs/{ref}/note", write_note, scope="control", methods=["PUT"]),
     ScopedRoute("/runs/{ref}/approve", approve, scope="control", methods=["POST"]),
