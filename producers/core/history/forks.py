@@ -347,8 +347,8 @@ def _notes(
         return
     if replayed is not None:
         yield (
-            f"samples that {name} recorded are used in {_steps(first, replayed)}, wherever it sampled the "
-            "same row in the same way; they are graded again"
+            f"samples that {name} recorded are used in {_steps(first, replayed)}, wherever it sampled "
+            "the same row in the same way; they are graded again"
         )
         if replayed < steps:
             later = _steps(replayed + 1, steps)
