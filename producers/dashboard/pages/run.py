@@ -19,6 +19,7 @@ from producers.dashboard import formats
 from producers.dashboard.charts import curves, finite_points, whiskers
 from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form
+from producers.dashboard.pages.forks import first_forks
 from producers.dashboard.pages.runs import REWARD, duration_s, progress, progress_text, times_left
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute
@@ -139,6 +140,7 @@ async def show(request: Request) -> Response:
             "split": await _time_split(request, run),
             "split_steps": SPLIT_STEPS,
             "provenance": await _provenance(request, run),
+            "num_forks": (await first_forks(request, run, most=0))[1],
             **await _checkpoints(request, run),
             "chosen": flat_keys(config),
             "toml": config_toml(config),
