@@ -123,6 +123,7 @@ class Forks:
         point = await self._find_point(parent, wanted)
         commit = await self._commit_of(parent)
         document = _document(parent, wanted, commit)
+        steps = _require_forkable(parent, parse_run(document), point)
         _, number = await self._pages.forks(parent.run, PageRange(limit=0))
         request = replace(
             request,
@@ -133,17 +134,6 @@ class Forks:
         resolve = self._submitter.try_run if dry_run else self._submitter.resolve_run
         resolved = await resolve(request)
         config = resolved.config
-        if issues := tuple(_issues(parent.config, config)):
-            raise InvalidConfig("; ".join(f"{i.key} {i.message}" for i in issues), issues=issues)
-        steps = total_steps(config, parent.dataset.num_rows)
-        if steps <= point.step:
-            message = (
-                f"would end with step {steps}, and the fork begins after step {point.step}; fork at an "
-                "earlier step, or set a larger advanced.max_steps"
-            )
-            raise InvalidConfig(
-                f"the run {message}", issues=(Issue("advanced.max_steps", message),)
-            )
         replayed = _replayed_up_to(config, point, steps) if point.replay_samples else None
         return PlannedFork(
             request=request,
@@ -268,7 +258,6 @@ def _document(
     document = apply_overrides(document, _nested(wanted.changes))
     if wanted.seed is not None:
         document = apply_overrides(document, {"advanced": {"seed": wanted.seed}})
-    parse_run(document)
     return document
 
 
@@ -315,6 +304,21 @@ def _issues(parent: RunConfig, child: RunConfig) -> Iterator[Issue]:
             "cannot be added or removed in a fork, because the state at the step says whether there is "
             "one; keep it, or submit a new run",
         )
+
+
+def _require_forkable(parent: RunRequested, config: RunConfig, point: ForkPoint) -> int:
+    """Return the last step of a fork with this config. Raises InvalidConfig with the keys that cannot
+    change, or when there is no step after the fork."""
+    if issues := tuple(_issues(parent.config, config)):
+        raise InvalidConfig("; ".join(f"{i.key} {i.message}" for i in issues), issues=issues)
+    steps = total_steps(config, parent.dataset.num_rows)
+    if steps <= point.step:
+        message = (
+            f"would end with step {steps}, and the fork begins after step {point.step}; fork at an "
+            "earlier step, or set a larger advanced.max_steps"
+        )
+        raise InvalidConfig(f"the run {message}", issues=(Issue("advanced.max_steps", message),))
+    return steps
 
 
 def _changes(

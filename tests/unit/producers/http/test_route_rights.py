@@ -68,7 +68,7 @@ TABLE = [
     Row("GET", "/api/v1/runs", "read"),
     Row("GET", "/api/v1/runs/{run}", "read"),
     Row("GET", "/api/v1/runs/{run}/metrics", "read"),
-    Row("POST", "/api/v1/runs/{run}/fork", "submit", 409, content={"json": {"at": "1"}}),
+    Row("POST", "/api/v1/runs/{run}/fork", "submit", 400, content={"json": {"at": "1"}}),
     Row("GET", "/api/v1/runs/{run}/forks", "read"),
     Row("GET", "/api/v1/runs/{run}/diff/{run}", "read", 400),
     Row("GET", "/api/v1/runs/{run}/checkpoints", "read"),
