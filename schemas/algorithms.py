@@ -98,6 +98,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "correction_low": REINFORCED,
     "correction_high": REINFORCED,
     "off_policy_threshold": REINFORCED,
+    "attest": REINFORCED,
     "filter_groups": GROUPED,
     "max_replacements": GROUPED,
     "curriculum": REINFORCED,

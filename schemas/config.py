@@ -257,8 +257,7 @@ class Advanced(Section):
     off_policy_threshold: float | None = Field(default=None, gt=0, le=100)
     """a sequence with a negative advantage is masked when its mean log(mu / pi) is larger"""
     updates_per_step: int = Field(default=1, ge=1, le=64)
-    """how often each batch is used: passes over it, each with one optimizer update, or with one for
-    every mini-batch"""
+    """passes over each batch, each with one optimizer update, or with one for every mini-batch"""
     minibatch_size: int | None = Field(default=None, ge=1, le=1_000_000, exclude_if=is_none)
     """samples of one optimizer update, in whole groups; default: all samples of a step
     ([algorithms](algorithms.md#within-a-step))"""
@@ -307,6 +306,8 @@ class Advanced(Section):
     ([algorithms](algorithms.md#optimizers)); default: `adamw`"""
     muon_momentum: float | None = Field(default=None, ge=0, lt=1, exclude_if=is_none)
     """momentum of Muon; default: 0.95"""
+    attest: bool | None = Field(default=None, exclude_if=is_none)
+    """[test](attestation.md) whether samples come from the version of the log; default: true"""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """weight decay; norms and biases have none"""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -421,10 +422,9 @@ class RunConfig(Section):
     @property
     def deploy_as(self) -> str | None:
         """The name under which the best checkpoint is deployed at the end; None for no deployment."""
-        if self.advanced.deploy is None:
-            return None
-        experiment = self.experiment
-        return self.advanced.deploy_name or experiment.rollout or experiment.dataset
+        advanced, experiment = self.advanced, self.experiment
+        name = advanced.deploy_name or experiment.rollout or experiment.dataset
+        return name if advanced.deploy else None
 
 
 class Evaluation(Section):

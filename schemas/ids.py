@@ -121,12 +121,18 @@ def is_id(text: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{16}(v[0-9]+)?", text) is not None
 
 
+REFUTED = 1000
+"""The number that is added to the replacement of a group each time that it is generated again because
+samples were refuted. A slot has far fewer replacements (`advanced.max_replacements`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupKey:
     """Identifies a group: the G samples of one dataset row, for one slot of one step.
 
     `owner` is the run or the evaluation that requested it. `replacement` counts the groups that
-    were dropped from this slot before. It starts at 0.
+    were dropped from this slot before. It starts at 0. A group whose samples were refuted is generated
+    again with the same draws, and REFUTED is added to its replacement each time.
     """
 
     owner: str
@@ -141,6 +147,11 @@ class GroupKey:
     @property
     def id(self) -> GroupId:
         return GroupId(str(self))
+
+    @property
+    def number(self) -> int:
+        """How many groups were dropped from the slot before, however often samples were refuted."""
+        return self.replacement % REFUTED
 
     @classmethod
     def parse(cls, group: str) -> "GroupKey":

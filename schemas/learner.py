@@ -6,11 +6,20 @@ and sent to another process. Nothing here imports torch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from schemas.config import RunConfig
+from schemas.errors import HeadraceError
 from schemas.models.teacher import TeacherRef
-from schemas.sampling import Day, Message, ModelRef, RewardedTurn, SampleRecord, ToolSpec
+from schemas.sampling import (
+    Day,
+    Message,
+    ModelRef,
+    PolicyRef,
+    RewardedTurn,
+    SampleRecord,
+    ToolSpec,
+)
 
 RULES = 7
 """The number of the current rules, which say what a step computes from its batch. A run keeps the rules
@@ -46,6 +55,10 @@ model of another kind has none."""
 
 TEACHER_VERSION = "teacher"
 """The key of a step's versions with the sha256 of the teacher that the run learns from."""
+
+
+RefutingTest = Literal["distance", "draws", "server"]
+"""The test by which a sample was refuted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +124,41 @@ LearnedRow = Conversation | Preference
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The batch of one step: groups in slot order (RL), or the dataset's rows in row order, as
-    conversations (SFT) or preferences."""
+    conversations (SFT) or preferences. If it `attests`, the samples are tested first. `sampled` is the
+    version that made them, if that is not the one that the step starts from."""
 
     step: int
     groups: tuple[GradedGroup, ...] = ()
     conversations: tuple[Conversation, ...] = ()
     preferences: tuple[Preference, ...] = ()
+    attests: bool = False
+    sampled: PolicyRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refutation:
+    """A sample that does not come from the version that the log names. `server` is the address of the
+    one that made it. `test` is the test that failed: `distance` and `draws` are about this sample, and
+    `server` is about all samples of its server in the step (`trainer/objective/attestation.py`). The
+    log of the e-value was at most `log_e`, and reached its limit after `tokens` tokens. `distance` is
+    the mean absolute difference of the logprobs, in nats."""
+
+    slot: int
+    index: int
+    server: str
+    test: RefutingTest
+    tokens: int
+    log_e: float
+    distance: float
+
+
+class SamplesRefuted(HeadraceError):
+    """Some samples of a batch do not come from the version that the log names, so the step was not
+    taken. The loaded version did not change."""
+
+    def __init__(self, refutations: tuple[Refutation, ...]) -> None:
+        super().__init__(f"{len(refutations)} samples were refuted, the first: {refutations[0]}")
+        self.refutations = refutations
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +254,9 @@ class Learner(Protocol):
         export_weights: bool = True,
     ) -> StepResult:
         """Take one optimizer step from the loaded version `batch.step - 1`. The bytes of weights and
-        state are in the result only if they are exported. The hash of the version always is."""
+        state are in the result only if they are exported. The hash of the version always is. Raises
+        SamplesRefuted if the batch attests its samples and one of them fails; the version then stays
+        loaded as it was."""
         ...
 
 

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import FAILED_REWARD, POLICY_FAILURES, FailureCategory
 from schemas.models.constraints import AppliedGrammar, ConstrainedSpan, Constraint
+from schemas.models.sampling_server import SamplingServer
 
 
 def _day(text: str) -> str:
@@ -80,7 +81,6 @@ class Message(Value):
 
 
 Precision = Literal["float32", "bfloat16"]
-
 
 PROVIDER_PREFIX = "provider:"
 """The beginning of a model_path that names a provider's model."""
@@ -194,8 +194,8 @@ class Turn(Value):
     them, are the UTF-8 bytes of each completion id. A piece is None for an id that is not part of the
     text (a special token, or what a stop string cut off). `likeliest`, if the request asked for them,
     are the likeliest tokens in the place of each completion id, the likeliest first. `grammar` is what
-    the answer was sampled under, if anything. An answer of a provider's model has no ids, and has its
-    `usage` instead.
+    the answer was sampled under, if anything, and `server` the server that sampled it, if one did. An
+    answer of a provider's model has no ids, and has its `usage` instead.
     """
 
     prompt_ids: tuple[int, ...]
@@ -211,6 +211,7 @@ class Turn(Value):
         default=None, exclude_if=_is_unset
     )
     grammar: AppliedGrammar | None = Field(default=None, exclude_if=_is_unset)
+    server: SamplingServer | None = Field(default=None, exclude_if=_is_unset)
 
     @property
     def message(self) -> Message:
@@ -236,6 +237,7 @@ class SampleRequest(Value):
     draws. `pieces` asks the turn to say which bytes each token represents, and `likeliest` asks for
     that many of the likeliest tokens in the place of each. With `prompt`, a text or token ids, the
     answer continues that instead of a conversation. `constraint` is what the answer is forced to be.
+    Servers to `avoid` are asked only if there is no other.
     """
 
     model: ModelRef
@@ -254,6 +256,7 @@ class SampleRequest(Value):
     likeliest: int | None = Field(default=None, ge=1, le=20, exclude_if=_is_unset)
     prompt: str | tuple[int, ...] | None = Field(default=None, exclude_if=_is_unset)
     constraint: Constraint | None = Field(default=None, exclude_if=_is_unset)
+    avoid: tuple[str, ...] = Field(default=(), exclude_if=_is_unset)
 
 
 class Sampler(Protocol):
@@ -265,9 +268,8 @@ class Sampler(Protocol):
         ...
 
     async def prepare(self, request: SampleRequest) -> None:
-        """Load everything that this request is sampled from (the base model, the weights, a server
-        that has them), however long that takes. Raises TransientError. Other errors are left for
-        `sample` to raise."""
+        """Load all that this request is sampled from (the base model, the weights, a server that has
+        them), however long it takes. Raises TransientError, and leaves other errors to `sample`."""
         ...
 
 
@@ -376,8 +378,8 @@ class SampleRecord(Value):
     a rollout server. `scores` are those of the run's reward models. `turns` are all its turns, if one
     has a reward or an agent, or another place than its request. `agent_rewards` are those of agents.
     `row_tools` are the tools that the requests of each row of `sequences` offered, if a teacher reads a
-    hint in them and not all of them offered `tools`. The sample of a provider's model has no sequences,
-    and has its price in US dollars (`usd`) if that is known.
+    hint in them and not all of them offered `tools`. `servers` are those that sampled its turns. The
+    sample of a provider's model has no sequences, and its price in US dollars (`usd`) if that is known.
     """
 
     index: int
@@ -399,6 +401,7 @@ class SampleRecord(Value):
     agent_rewards: dict[str, float] = Field(default={}, exclude_if=_is_unset)
     scores: tuple[RewardScore, ...] = Field(default=(), exclude_if=_is_unset)
     row_tools: tuple[tuple[ToolSpec, ...], ...] = Field(default=(), exclude_if=_is_unset)
+    servers: tuple[SamplingServer, ...] = Field(default=(), exclude_if=_is_unset)
 
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:
@@ -470,9 +473,7 @@ def sequences_of(turns: tuple[Turn, ...]) -> tuple[Sequence, ...]:
     return sequences_and_rows_of(turns)[0]
 
 
-def sequences_and_rows_of(
-    turns: tuple[Turn, ...],
-) -> tuple[tuple[Sequence, ...], tuple[int, ...]]:
+def sequences_and_rows_of(turns: tuple[Turn, ...]) -> tuple[tuple[Sequence, ...], tuple[int, ...]]:
     """The training rows (`sequences_of`), and the number of the row of each turn."""
     rows: list[tuple[list[int], list[Literal[0, 1]], list[float], list[ConstrainedSpan]]] = []
     places: list[int] = []
@@ -491,8 +492,7 @@ def sequences_and_rows_of(
         logprobs += [0.0] * len(context) + list(turn.logprobs)
         if turn.grammar is not None:
             start = len(tokens) - len(turn.completion_ids)
-            span = ConstrainedSpan(start=start, end=len(tokens), grammar=turn.grammar)
-            constrained.append(span)
+            constrained += [ConstrainedSpan(start=start, end=len(tokens), grammar=turn.grammar)]
     sequences = tuple(
         Sequence(tokens=tuple(t), loss_mask=tuple(m), logprobs=tuple(p), constrained=tuple(c))
         for t, m, p, c in rows

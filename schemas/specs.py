@@ -148,10 +148,6 @@ MOST_RUBRIC_BYTES = 16 << 10
 """Bytes of all rubrics of a run together, because every event of a group repeats them."""
 
 
-def _is_of_sample(scope: object) -> bool:
-    return scope == "sample"
-
-
 class RubricSpec(Value):
     """A rubric and its judge. The judge scores an answer from `low` to `high` by the criteria in `text`,
     and the reward gets `weight` times the score. With a `base_url` the judge is the model of an
@@ -170,7 +166,7 @@ class RubricSpec(Value):
     api_key_secret: str | None = None
     usd_per_million: tuple[float, float] | None = None
     asks: bool = False
-    scope: Literal["sample", "group"] = Field(default="sample", exclude_if=_is_of_sample)
+    scope: Literal["sample", "group"] = Field(default="sample", exclude_if=lambda v: v == "sample")
 
 
 class JudgeBudget(Value):
@@ -328,7 +324,8 @@ class RolloutRef(Value):
 class GroupTemplate(Value):
     """The settings that all groups of one request share. Only in tests of engines `rollout` is None,
     because nothing grades such groups. `teacher_hint` and `teacher_server` are those of a run that
-    distils, and `rules` those of a run (`TrainSpec`). `replay_of` has recorded samples to take."""
+    distils, and `rules` those of a run (`TrainSpec`). `replay_of` has recorded samples to take, and
+    servers to `avoid` made samples that were refuted."""
 
     dataset: DatasetRef
     model: ModelRef
@@ -344,6 +341,7 @@ class GroupTemplate(Value):
     teacher_server: ProviderRef | None = Field(default=None, exclude_if=lambda value: value is None)
     rules: int = Field(default=1, exclude_if=lambda value: value == 1)
     replay_of: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    avoid: tuple[str, ...] = Field(default=(), exclude_if=_is_empty)
 
 
 Attempts = Annotated[tuple[int, ...], Field(default=(), exclude_if=lambda value: value == ())]
@@ -387,7 +385,7 @@ class GroupSpec(Value):
             purpose=str(key.purpose),
             step=key.step,
             slot=key.slot,
-            replacement=key.replacement,
+            replacement=key.number,
             sample=index,
         )
 
@@ -423,7 +421,8 @@ class TrainSpec(Value):
     """Everything that the learner must know about a run. `validation` holds the held-out rows that it
     measures itself (in runs that sample nothing; where there is user code, the grader scores them).
     `rules` is the number of the rules that it started with (`schemas.learner.RULES`), 1 in logs that do
-    not say. `date` is that of chat templates. `teacher` is the model that a run learns from."""
+    not say. `date` is that of chat templates. `teacher` is the model that a run learns from. A run that
+    `attests` tests its samples before it trains them."""
 
     run: str
     config: RunConfig
@@ -434,6 +433,7 @@ class TrainSpec(Value):
     rules: int = 1
     date: Day | None = None
     teacher: TeacherRef | None = Field(default=None, exclude_if=_is_empty)
+    attests: bool = Field(default=False, exclude_if=lambda attests: not attests)
 
     def is_scored(self, step: int) -> bool:
         """Whether the learner measures the held-out loss of this version: the first, the last, and one
@@ -463,8 +463,8 @@ class StateRef(Value):
 
 
 class CheckpointSpec(Value):
-    """The content of a checkpoint's manifest. It is a pure function of the step. All checkpoints of the
-    run share `files`. The step's weights are stored with them as `weights_name`."""
+    """The content of a checkpoint's manifest, a pure function of the step. `files` are those that all
+    checkpoints of the run share. The step's weights are stored with them as `weights_name`."""
 
     run: str
     step: int

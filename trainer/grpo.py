@@ -29,13 +29,15 @@ Shape suffixes: E all actions of the step, M the actions of one micro-batch, S s
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from schemas.learner import GradedGroup
+from schemas.learner import GradedGroup, SamplesRefuted
 from trainer.forward.packing import MicroBatch
 from trainer.objective.agents import with_agents
 from trainer.objective.aggregate import masked_samples, token_weights
+from trainer.objective.attestation import Witness
 from trainer.objective.batch import (
     PreparedBatch,
     examples_of,
@@ -79,9 +81,11 @@ def step(
     objective: Objective,
     hyperparameters: Hyperparameters,
     step_size: StepSize,
+    witness: Witness | None = None,
 ) -> tuple[dict[str, float], tuple[int, ...]]:
     """Train the policy on one batch of graded groups, in place. Each pass over the batch takes one
-    update for every mini-batch (`trainer/objective/batch.py`).
+    update for every mini-batch (`trainer/objective/batch.py`). A `witness` sees the forward pass before
+    the first update, and raises SamplesRefuted if the policy did not sample the batch.
 
     Returns the metrics of the step by key, and its micro-batch plan: the number of tokens of each
     micro-batch of a pass, in order. With several updates, each metric is the mean over them. If the loss
@@ -89,16 +93,21 @@ def step(
     """
     # 1. Turn rewards into advantages and token weights. They stay the same for all updates.
     batch = prepare_batch(policy, groups, objective=objective, hyperparameters=hyperparameters)
+    batch = replace(batch, witness=witness)
 
     minibatches = batch.split()
     schedule = minibatches * hyperparameters.updates
     updates: list[dict[str, float]] = []
     plan: tuple[int, ...] = ()
     before = optimizers.snapshot() if len(schedule) > 1 else None
+    attested: dict[str, float] = {}
     for minibatch in schedule:
         # 2. Forward and backward, one micro-batch after the other.
         metrics, computed = accumulate_gradients(policy, minibatch)
         plan += computed if len(updates) < len(minibatches) else ()
+
+        if witness is not None and not updates:
+            attested = attest(witness, optimizers)
 
         # 3. Clip the gradients and take an optimizer step at the learning rate of this training step.
         metrics |= optimizers.update(step_size, loss=metrics.get("train/loss", 0.0))
@@ -112,7 +121,7 @@ def step(
             break
 
     # 4. Report the mean over the updates, and the lengths of the samples.
-    return mean_over_updates(updates) | rollout_metrics(groups), plan
+    return mean_over_updates(updates) | rollout_metrics(groups) | attested, plan
 
 
 def prepare_batch(
@@ -181,12 +190,28 @@ def accumulate_gradients(
     for micro, values in batch.micro_batches(policy):
         with torch.set_grad_enabled(micro.has_gradient):
             loss = micro_batch_loss(
-                policy, micro, values, batch.objective, batch.hyperparameters, means
+                policy,
+                micro,
+                values,
+                batch.objective,
+                batch.hyperparameters,
+                means,
+                batch.witness,
             )
         if loss.requires_grad:
             loss.backward()
         plan.append(micro.num_tokens)
     return means.values(), tuple(plan)
+
+
+def attest(witness: Witness, optimizers: Optimizers) -> dict[str, float]:
+    """The metrics of a witness. Raises SamplesRefuted, without any gradients left, if the policy did not
+    sample the batch (`trainer/objective/attestation.py`)."""
+    try:
+        return witness.judge()
+    except SamplesRefuted:
+        optimizers.clear_gradients()
+        raise
 
 
 def micro_batch_loss(
@@ -196,6 +221,7 @@ def micro_batch_loss(
     objective: Objective,
     hyperparameters: Hyperparameters,
     means: Means,
+    witness: Witness | None = None,
 ) -> torch.Tensor:
     """The share of the update's loss that this micro-batch contributes, a scalar with a gradient.
     `values` holds the constants of its actions, (M) each. Its metrics are added to `means`."""
@@ -208,6 +234,8 @@ def micro_batch_loss(
         )
     else:
         logprob_M, entropy_M = policy.logprobs(micro, temperature=temperature, **trained)
+    if witness is not None:
+        witness.see(micro, logprob_M, entropy_M)
     fixed = {name: values_M.to(logprob_M) for name, values_M in values.items()}
 
     # The ratio pi_theta / mu. With a correction it is pi_theta / pi_prox, the policy before the step.

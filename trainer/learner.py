@@ -37,6 +37,7 @@ from schemas.learner import (
     LearnerJob,
     LearnerState,
     Preference,
+    SamplesRefuted,
     StepBatch,
     StepResult,
 )
@@ -52,6 +53,7 @@ from trainer.model.base import Base
 from trainer.model.chat_template import Chat
 from trainer.objective.entropy import COEF, SEEN, EntropyControl, load_control
 from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.recheck import witness_of
 from trainer.optimizer import Optimizers, step_size_at
 from trainer.policy import (
     LoadedModel,
@@ -142,19 +144,26 @@ class TorchLearner:
         export_weights: bool = True,
     ) -> StepResult:
         """Take one optimizer step from the loaded version `batch.step - 1`. The bytes of weights and
-        optimizer state are in the result only if they are exported; the hash of the version always is.
-        Raises TransientError when that version is not loaded, and Refused when the device runs out of
-        memory."""
+        optimizer state are in the result only if they are exported; the hash always is. Raises
+        SamplesRefuted when samples fail their test, and the version stays loaded as it was. Raises
+        TransientError when that version is not loaded, and Refused when memory runs out."""
         teacher = await self._load_teacher(job)
         version = self._loaded.get(job.run)
         if version is None or version.step != batch.step - 1:
             raise TransientError(
                 f"version {batch.step - 1} of {job.run} is not loaded; load it, then step"
             )
+        sampled = await self._cache.load_tensors(batch.sampled) if batch.sampled else None
+        if self._loaded.get(job.run) is not version:
+            raise TransientError(f"version {batch.step - 1} of {job.run} was replaced; step again")
         del self._loaded[job.run]
         exports = Exports(weights=export_weights, state=export_state)
-        work = partial(_step, version, job, batch, teacher, exports)
-        result = await self._run_on_device(job, work)
+        work = partial(_step, version, job, batch, teacher, sampled, exports)
+        try:
+            result = await self._run_on_device(job, work)
+        except SamplesRefuted:
+            self._loaded[job.run] = version
+            raise
         assert result is not None  # noqa: S101 - only loading a version has none
         return result
 
@@ -315,6 +324,7 @@ def _step(
     job: LearnerJob,
     batch: StepBatch,
     teacher: TeacherModel | None,
+    sampled: dict[str, torch.Tensor] | None,
     exports: Exports,
 ) -> VersionAndResult:
     """Take one training step: `sft.step` for sft, `preferences.step` for every algorithm that learns
@@ -358,6 +368,11 @@ def _step(
             objective=OBJECTIVES[advanced.algorithm],
             hyperparameters=hyperparameters,
             step_size=step_size_at(batch.step, job),
+            witness=witness_of(
+                policy, batch.groups, hyperparameters, sampled=sampled, step=batch.step
+            )
+            if batch.attests
+            else None,
         )
         if version.entropy is not None:
             metrics["train/entropy_coef"] = hyperparameters.entropy_coef

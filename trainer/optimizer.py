@@ -275,6 +275,12 @@ class Optimizers:
             )
         return metrics
 
+    def clear_gradients(self) -> None:
+        """Drop the accumulated gradients of policy and critic."""
+        for one in self._all():
+            for tensor in one.tensors.values():
+                tensor.grad = None
+
     def snapshot(self) -> "OptimizerSnapshot":
         """Copies of the tensors and the state of policy and critic."""
         return [

@@ -1,18 +1,21 @@
 """Takes a run's optimizer steps.
 Reads: RunStarted, BatchAssembled.
-Emits: PolicyInitialized, PolicyUpdated, PolicyFailed.  Stream: policy.
+Emits: PolicyInitialized, PolicyUpdated, PolicyFailed, SampleRefuted.  Stream: policy.
 Does: builds version 0, steps, stores what must last (lane: train).  Waits for: nothing.
 Safe to repeat because: one TrainStep per step of a run; a version that exists already decides nothing.
 
 A run assembles the batch of step s only once step s - 1 is settled, so each step starts
-from the newest version of this stream. The hash of every version enters the log. Its bytes are stored
-only while something needs them (`consumers/learn/retention.py`): samplers, checkpoints, validations or
-recovery. `consumers/learn/replay.py` rebuilds every other version.
+from the newest version of this stream. A batch with samples that do not come from the version that the
+log names is refused (`consumers/learn/attested.py`), and the run assembles another. The hash of every
+version enters the log. Its bytes are stored only while something needs them
+(`consumers/learn/retention.py`): samplers, checkpoints, validations or recovery.
+`consumers/learn/replay.py` rebuilds every other version.
 """
 
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from consumers.learn.attested import refuted_samples, sampled_version, served_by_server
 from consumers.learn.forking import fork_policy
 from consumers.learn.replay import (
     HistoryPorts,
@@ -29,7 +32,7 @@ from infra.spine.ports.clock import Clock
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt
 from schemas.algorithms import samples_nothing
-from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
+from schemas.effects import Failed, InitializePolicy, PolicyBuilt, StepRefused, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (
     BatchAssembled,
@@ -37,9 +40,10 @@ from schemas.events import (
     PolicyInitialized,
     PolicyUpdated,
     RunStarted,
+    SampleRefuted,
 )
 from schemas.ids import ConsumerName, StreamName, policy_stream
-from schemas.learner import LearnedRow, Learner
+from schemas.learner import LearnedRow, Learner, SamplesRefuted
 from schemas.specs import StateRef, TrainSpec
 
 SMALL_STATE_BYTES = 64 << 20
@@ -47,8 +51,8 @@ SMALL_STATE_BYTES = 64 << 20
 
 LARGE_STATE_INTERVAL = 10
 
-PolicyEvent = PolicyInitialized | PolicyUpdated | PolicyFailed
-PolicyMessage = RunStarted | BatchAssembled | PolicyBuilt | Failed
+PolicyEvent = PolicyInitialized | PolicyUpdated | PolicyFailed | SampleRefuted
+PolicyMessage = RunStarted | BatchAssembled | PolicyBuilt | StepRefused | Failed
 
 
 def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
@@ -58,7 +62,9 @@ def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
             taken = event.fork.taken if event.fork else 0
             return PolicyState(spec=spec, base=base, taken=taken, interval=_interval(spec, base))
         case PolicyUpdated(state=base):
-            return replace(retain(state, event), base=base, taken=state.taken + 1)
+            return replace(retain(state, event), base=base, taken=state.taken + 1, refused=0)
+        case SampleRefuted():
+            return replace(state, refused=event.attempt)
         case PolicyFailed():
             return replace(state, failed=True)
         case _:
@@ -96,6 +102,10 @@ def handle(state: PolicyState, message: PolicyMessage, meta: Meta) -> Decision:
             return Decision(events=(initialized,))
         case PolicyBuilt(effect=TrainStep() as effect) if not _is_already_taken(state, effect.step):
             return Decision(events=(_policy_updated(message, effect),))
+        case StepRefused(effect=effect) if not _is_already_taken(state, effect.step):
+            return Decision(
+                events=refuted_samples(message) if effect.refused == state.refused else ()
+            )
         case Failed(effect=InitializePolicy(spec=spec)) if state.spec is None:
             return Decision(events=(_policy_failed(spec, 0, message),))
         case Failed(effect=TrainStep(spec=spec, step=step)) if not _is_already_taken(state, step):
@@ -126,6 +136,8 @@ def _request_step(state: PolicyState, message: BatchAssembled, meta: Meta) -> De
         durable=pinned or number % state.interval == 0,
         pinned=pinned,
         retired=discardable(state, number),
+        refused=state.refused,
+        sampled=sampled_version(message, state.base) if spec.attests else None,
     )
     return Decision(effects=(step,))
 
@@ -171,9 +183,11 @@ class LearnPorts(HistoryPorts):
     clock: Clock
 
 
-async def perform(effect: InitializePolicy | TrainStep, ports: LearnPorts) -> PolicyBuilt:
-    """Build version 0, or take a step. Returns the new version. Raises Refused for a model or row that
-    cannot be used, ReplayDiverged, CorruptData, TransientError."""
+async def perform(
+    effect: InitializePolicy | TrainStep, ports: LearnPorts
+) -> PolicyBuilt | StepRefused:
+    """Build version 0, or take a step. Returns the new version, or which samples were refuted. Raises
+    Refused for a model or row that cannot be used, ReplayDiverged, CorruptData, TransientError."""
     match effect:
         case InitializePolicy():
             return await _initialize(effect, ports)
@@ -201,7 +215,7 @@ async def _initialize(effect: InitializePolicy, ports: LearnPorts) -> PolicyBuil
     )
 
 
-async def _train(effect: TrainStep, ports: LearnPorts) -> PolicyBuilt:
+async def _train(effect: TrainStep, ports: LearnPorts) -> PolicyBuilt | StepRefused:
     learner, spec = ports.learner, effect.spec
     assert effect.base is not None, effect.step  # noqa: S101 - a step follows a version
     began = ports.clock.elapsed_s()
@@ -212,12 +226,15 @@ async def _train(effect: TrainStep, ports: LearnPorts) -> PolicyBuilt:
     fork = await ensure_loaded(learner, ports, spec, effect.base, taken=effect.taken)
     durable = effect.durable or fork is not None  # what follows a fork can be rebuilt from it alone
     async with discarding(effect.retired, ports.artifacts):
-        result = await learner.step(
-            job_of(spec),
-            batch,
-            export_state=durable,
-            export_weights=durable or not samples_nothing(spec.config.advanced),
-        )
+        try:
+            result = await learner.step(
+                job_of(spec),
+                replace(batch, attests=spec.attests, sampled=effect.sampled),
+                export_state=durable,
+                export_weights=durable or not samples_nothing(spec.config.advanced),
+            )
+        except SamplesRefuted as error:
+            return StepRefused(effect, error.refutations, served_by_server(batch.groups))
         scores = await _measure_held_out(learner, spec, batch.step, held_out)
         learned = ports.clock.elapsed_s()
         state = await store_version(result.state, ports.artifacts, spec.run, step=effect.step)
@@ -255,7 +272,7 @@ CONSUMER: Consumer[
     name=ConsumerName("learn"),
     category="policy",
     reads=(RunStarted, BatchAssembled),
-    emits=(PolicyInitialized, PolicyUpdated, PolicyFailed),
+    emits=(PolicyInitialized, PolicyUpdated, PolicyFailed, SampleRefuted),
     effects=(InitializePolicy, TrainStep),
     initial=PolicyState(),
     evolve=evolve,

@@ -68,7 +68,9 @@ def _unneeded_sampler_versions(state: PolicyState, step: int) -> tuple[StateRef,
         return ()
     pinned = state.base.step
     if not samples_nothing(state.spec.config.advanced):
-        pinned = schedule.pace_of(state.spec.config).pinned_version(step + 1)
+        # A step that tests its samples reads the weights that made them, and may ask for new samples.
+        oldest_step = step if state.spec.attests else step + 1
+        pinned = schedule.pace_of(state.spec.config).pinned_version(oldest_step)
     stored = [v.step for v in (*state.sampler_versions, state.base) if v.step <= pinned]
     oldest = max(stored, default=0)
     recovery = state.recovery_versions[-RECOVERY_KEPT:]

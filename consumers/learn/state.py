@@ -11,7 +11,8 @@ class PolicyState:
 
     Two lists hold the versions that no checkpoint or validation needs, oldest first. The versions in
     `recovery_versions` are stored whole for recovery. Those in `sampler_versions` have their weights
-    stored, for samplers or recovery. `failed` says that the learner gave up.
+    stored, for samplers or recovery. `failed` says that the learner gave up. `refused` counts the
+    batches of the next step in which samples were refuted.
     """
 
     spec: TrainSpec | None = None
@@ -21,3 +22,4 @@ class PolicyState:
     recovery_versions: tuple[StateRef, ...] = ()
     sampler_versions: tuple[StateRef, ...] = ()
     failed: bool = False
+    refused: int = 0

@@ -47,6 +47,7 @@ from schemas.events import (
     RunStopped,
     RunStopRequested,
     RunWarned,
+    SampleRefuted,
     StepSettled,
     StepSkipped,
     WorkspaceRejected,
@@ -260,6 +261,17 @@ def step_settled(event: StepSettled) -> Iterator[Line]:
 @lines.register
 def step_skipped(event: StepSkipped) -> Iterator[Line]:
     yield "warning", event.step, f"Step {event.step} is skipped: {event.reason}"
+
+
+@lines.register
+def sample_refuted(event: SampleRefuted) -> Iterator[Line]:
+    yield (
+        "warning",
+        event.step,
+        f"Sample {event.sample} is refuted ({event.test}): {event.server} did not draw it from version "
+        f"{event.policy_version}; its logprobs differ by {event.distance:.2g} on average, and "
+        f"{event.tokens} tokens were enough to tell. It is not trained, and is generated again",
+    )
 
 
 @lines.register

@@ -118,6 +118,7 @@ def _request(spec: GroupSpec, index: int, row: DatasetRow) -> SampleRequest:
         key=spec.draw_key(index),
         messages=row.prompt,
         tools=row.tools,
+        avoid=template.avoid,
     )
 
 
@@ -392,6 +393,7 @@ def record_of(
         failure=failure,
         alarm=next((turn.alarm for turn in turns if turn.alarm), None),
         usd=sum(prices) if prices else None,
+        servers=tuple(dict.fromkeys(turn.server for turn in turns if turn.server is not None)),
     )
 
 

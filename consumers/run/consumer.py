@@ -1,7 +1,7 @@
 """Orchestrates a run: decides which groups, which batch and which checkpoint come next.
 Reads: RunRequested, RunApproved, WorkspaceSynced, WorkspaceRejected, PolicyInitialized, PolicyFailed,
-GroupGraded, PolicyUpdated, CheckpointSaved, CheckpointFailed, EvaluationCompleted, RunPauseRequested,
-RunResumeRequested, RunStopRequested, TriggerFired.
+GroupGraded, SampleRefuted, PolicyUpdated, CheckpointSaved, CheckpointFailed, EvaluationCompleted,
+RunPauseRequested, RunResumeRequested, RunStopRequested, TriggerFired.
 Emits: RunRejected, RunStarted, PoolsDecided, GroupsRequested, GroupsSettled, BatchAssembled,
 StepSkipped, StepSettled, RunWarned, CheckpointRequested, CheckpointSettled, EvaluationRequested,
 EvaluationSettled, RunPaused, RunResumed, RunStopRequested, RunStopped, RunFailed, RunFinished.
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Never, get_args
 
 from consumers.run.health import is_unhealthy, unhealthy_step_message
+from consumers.run.refuted import request_again
 from consumers.run.rules import follow
 from consumers.run.settle import settle
 from consumers.run.start import start
@@ -49,6 +50,7 @@ from schemas.events import (
     RunStopped,
     RunStopRequested,
     RunWarned,
+    SampleRefuted,
     StepSettled,
     StepSkipped,
     TriggerFired,
@@ -66,6 +68,7 @@ RunMessage = (
     | PolicyInitialized
     | PolicyFailed
     | GroupGraded
+    | SampleRefuted
     | PolicyUpdated
     | CheckpointSaved
     | CheckpointFailed
@@ -127,6 +130,8 @@ def record(state: RunState, message: RunMessage, meta: Meta) -> tuple[RunEvent, 
             return (RunFailed(run=run, kind=message.kind, message=_failure_text(message)),)
         case GroupGraded():
             return _settle_group(state, message)
+        case SampleRefuted():
+            return request_again(state, message)
         case PolicyUpdated():
             return _settle_step(state, message, meta)
         case CheckpointSaved():

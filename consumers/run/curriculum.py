@@ -54,10 +54,17 @@ def move_rows(pools: Mapping[int, Pool], moves: Moves) -> dict[int, Pool]:
 
 
 def measure(
-    pools: RowPools, curriculum: Curriculum, *, step: int, row: int, group: SettledGroup
+    pools: RowPools,
+    curriculum: Curriculum,
+    *,
+    step: int,
+    row: int,
+    group: SettledGroup,
+    times: int = 1,
 ) -> RowPools:
     """Count the samples of a group that passed. A sample that failed because of what the policy wrote
-    has not passed, whatever `failed_reward` says. Any other sample without a reward does not count."""
+    has not passed, whatever `failed_reward` says. Any other sample without a reward does not count.
+    With `times` of -1 a group that was counted is taken out again."""
     results = []
     for entry, reward in zip(group.entries, group.group.rewards, strict=False):
         if entry.failure in POLICY_FAILURES:
@@ -68,7 +75,9 @@ def measure(
         return pools
     rows = pools.measured.get(step, {})
     passed, counted = rows.get(row, (0, 0))
-    new = {**rows, row: (passed + sum(results), counted + len(results))}
+    new = {**rows, row: (passed + times * sum(results), counted + times * len(results))}
+    if not new[row][1]:
+        del new[row]
     return replace(pools, measured={**pools.measured, step: new})
 
 

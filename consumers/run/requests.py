@@ -11,11 +11,12 @@ from consumers.run.curriculum import (
     pools_warning,
     rows_of,
 )
+from consumers.run.refuted import fenced_servers
 from consumers.run.settle import FLAT
 from consumers.run.state import RunEvent, RunState, evolve
 from schemas.datasets import Curriculum, Pool
 from schemas.events import GroupsRequested, PoolsDecided, RunStarted, RunWarned
-from schemas.ids import Purpose
+from schemas.ids import REFUTED, Purpose
 from schemas.limits import groups_per_step
 from schemas.sampling import PolicyRef
 from schemas.specs import Slot
@@ -44,7 +45,11 @@ def due_groups(state: RunState) -> Iterator[RunEvent]:
             step=step,
             slots=tuple(Slot(slot=slot, row=row) for slot, row in enumerate(rows)),
             template=started.template.model_copy(
-                update={"policy": policy, "replay_of": _recorded_by(started, version)}
+                update={
+                    "policy": policy,
+                    "replay_of": _recorded_by(started, version),
+                    "avoid": fenced_servers(state),
+                }
             ),
         )
 
@@ -117,7 +122,7 @@ def replacement_slots(state: RunState, step: int, *, most: int) -> tuple[Slot, .
     filtered = [
         group.group
         for _, group in sorted(opened.settled.items())
-        if group.dropped == FLAT and group.group.replacement < most
+        if group.dropped == FLAT and group.group.replacement % REFUTED < most
     ]
     if started is None or not filtered:
         return ()
@@ -127,7 +132,7 @@ def replacement_slots(state: RunState, step: int, *, most: int) -> tuple[Slot, .
             started.spec.config.advanced.seed,
             step=step,
             slot=group.slot,
-            number=group.replacement + 1,
+            number=group.replacement % REFUTED + 1,
             rows=opened.rows,
             num_rows=started.plan.num_rows,
             skipped=skipped,

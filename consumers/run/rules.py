@@ -191,11 +191,19 @@ def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:
                 groups=kept,
                 metrics=figures,
                 durable=_must_be_durable(state, step),
+                sampled=_sampled_version(state, opened),
             ),
         )
     skipped = _skip_step(state, step, opened, figures)
     is_over = any(isinstance(event, RunFailed) for event in skipped)
     return skipped if is_over else (*warned, *skipped)  # the failure has the reason already
+
+
+def _sampled_version(state: RunState, opened: OpenStep) -> PolicyRef | None:
+    """Return the version that sampled a step, if the run tests its samples."""
+    if state.started is None or not state.started.spec.attests or opened.template is None:
+        return None
+    return opened.template.policy
 
 
 def _warn_of_failures(

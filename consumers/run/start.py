@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal, TypedDict
 
 from consumers.run.state import RunEvent, RunState
-from schemas.algorithms import failed_rewards
+from schemas.algorithms import REINFORCED, failed_rewards, samples_nothing
 from schemas.artifact_refs import ArtifactRef
 from schemas.config import Advanced, EvalAdvanced, EvalConfig, RunConfig
 from schemas.errors import Refused
@@ -22,6 +22,7 @@ from schemas.events import (
     WorkspaceRejected,
     WorkspaceSynced,
 )
+from schemas.events.decider_version import ATTESTS
 from schemas.learner import RULES
 from schemas.limits import batch_size, longest_answer, most_samples, rubric_bytes, total_steps
 from schemas.models.reward_model import RewardModelSpec
@@ -254,6 +255,7 @@ def _run_started(request: RunRequested, rollout: RolloutRef | None, rules: int) 
             rules=rules,
             date=request.today,
             teacher=request.teacher,
+            attests=_attests(request),
         ),
         template=_template(request, rollout, rules, validation=False) if rollout else None,
         validation=(
@@ -264,6 +266,13 @@ def _run_started(request: RunRequested, rollout: RolloutRef | None, rules: int) 
         commit=rollout.commit if rollout else None,
         fork=request.fork,
     )
+
+
+def _attests(request: RunRequested) -> bool:
+    """Whether the run tests its samples before it trains them."""
+    advanced = request.config.advanced
+    is_on = advanced.attest is not False and advanced.algorithm in REINFORCED
+    return is_on and not samples_nothing(advanced) and request.decider >= ATTESTS
 
 
 def _template(

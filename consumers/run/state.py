@@ -39,6 +39,7 @@ from schemas.events import (
     StepSettled,
     StepSkipped,
 )
+from schemas.ids import REFUTED
 from schemas.models.fork import ForkPoint
 from schemas.specs import GroupTemplate, StateRef
 from trainer import schedule
@@ -138,6 +139,8 @@ class RunState:
       step that has one.
     - `approved` says whether a person approved a run that waits for it.
     - `rules` are those that a fork has from its parent (`TrainSpec.rules`).
+    - `assembled` is the step whose batch the learner has, as it was when the batch was fixed.
+    - `refuted` counts the warnings about refuted samples of each server since the run last resumed.
     """
 
     request: RunRequested | None = None
@@ -173,6 +176,8 @@ class RunState:
     first_reward: ValidationReward | None = None
     last_reward: ValidationReward | None = None
     approved: bool = False
+    assembled: OpenStep | None = None
+    refuted: dict[str, int] = field(default_factory=dict)
     pause_wanted: bool = False
     resume_wanted: bool = False
     paused: bool = False
@@ -240,6 +245,8 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return replace(state, started=event)
         case PoolsDecided():
             return replace(state, pools=record_decision(state.pools, event))
+        case GroupsRequested() if event.step == state.training and state.assembled is not None:
+            return _open_again(state, state.assembled, event)
         case GroupsRequested():
             opened = {**state.open, event.step: _open_step(state.open.get(event.step), event)}
             requested = max(state.requested, event.step)
@@ -253,6 +260,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
                 open=left,
                 pools=close_step(state.pools, event.step),
                 training=event.step,
+                assembled=state.open.get(event.step),
                 trained=True,
                 lost=0,
                 requested=max(state.requested, event.step),
@@ -288,7 +296,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
         case RunPaused():
             return replace(state, paused=True, pause_wanted=False)
         case RunResumed():
-            return replace(state, paused=False, resume_wanted=False)
+            return replace(state, paused=False, resume_wanted=False, refuted={})
         case RunStopRequested():
             return replace(state, stop_wanted=True)
         case RunRejected() | RunStopped() | RunFailed() | RunFinished():
@@ -303,6 +311,9 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return replace(state, failing=state.failing | {event.category or ""})
         case RunWarned(about="fork"):
             return state
+        case RunWarned(about="refuted", category=server):
+            number = state.refuted.get(server or "", 0) + 1
+            return replace(state, refuted={**state.refuted, server or "": number})
         case RunWarned(about="pools"):
             warned = state.pools.warned | {event.category or ""}
             return replace(state, pools=replace(state.pools, warned=warned))
@@ -352,13 +363,31 @@ def _open_step(step: OpenStep | None, event: GroupsRequested) -> OpenStep:
         rows = tuple(slot.row for slot in event.slots)
         return OpenStep(len(rows), template=event.template, rows=rows)
     again = {slot.slot: slot.replacement for slot in event.slots}
+    replaced = [
+        step.settled[slot.slot]
+        for slot in event.slots
+        if slot.slot in step.settled and slot.replacement < REFUTED
+    ]
     return replace(
         step,
         settled={slot: group for slot, group in step.settled.items() if slot not in again},
         numbers={**step.numbers, **again},
         replacing={**step.replacing, **{slot.slot: slot.row for slot in event.slots}},
-        replaced=(*step.replaced, *(step.settled[s] for s in again if s in step.settled)),
+        replaced=(*step.replaced, *replaced),
     )
+
+
+def _open_again(state: RunState, step: OpenStep, event: GroupsRequested) -> RunState:
+    """Return the state after samples of the batch that the learner has were refuted: their step is open
+    again, as if these groups had not been settled."""
+    pools = state.pools
+    curriculum = state.started.spec.config.advanced.curriculum if state.started else None
+    if curriculum is not None and curriculum.has_pools:
+        for slot in event.slots:
+            group, row = step.settled[slot.slot], step.row_of(slot.slot)
+            pools = measure(pools, curriculum, step=event.step, row=row, group=group, times=-1)
+    opened = {**state.open, event.step: _open_step(step, event)}
+    return replace(state, open=opened, pools=pools, training=None, assembled=None)
 
 
 def _settle_groups(state: RunState, event: GroupsSettled) -> RunState:
@@ -410,6 +439,7 @@ def _settle_step(state: RunState, event: StepSettled) -> RunState:
         state=event.state,
         last=due,
         training=None if state.training == event.step else state.training,
+        assembled=None if state.training == event.step else state.assembled,
         files=event.files or state.files,
         weights_name=event.weights_name or state.weights_name,
         weights={**state.weights, **earlier, event.step: event.state.weights},

@@ -17,8 +17,9 @@ from schemas.effects.regrades import CompareGradients as CompareGradients
 from schemas.effects.regrades import GroupsRegraded as GroupsRegraded
 from schemas.effects.regrades import RegradeGroups as RegradeGroups
 from schemas.effects.regrades import StepGradients as StepGradients
+from schemas.learner import Refutation
 from schemas.models.fork import ForkedPolicy, ForkPoint
-from schemas.sampling import Grade, JudgeUsage
+from schemas.sampling import Grade, JudgeUsage, PolicyRef
 from schemas.specs import (
     BatchGroup,
     CheckpointSpec,
@@ -214,7 +215,9 @@ class TrainStep(Effect):
     version to start from, and `taken` the number of optimizer steps that led to it (skipped steps make
     no version of their own). `groups` or `rows` are those of the BatchAssembled event `batch`.
     `durable` means that the new version is stored completely, and `pinned` that a checkpoint needs it.
-    `retired` lists the parts of earlier versions that are deleted along with the step."""
+    `retired` lists the parts of earlier versions that are deleted along with the step. `refused` counts
+    the batches of this step of which samples were refuted. `sampled` is the version that made the
+    samples, if that is not `base` and they are tested."""
 
     type: ClassVar[str] = "TrainStep"
     lane: ClassVar[Lane] = Lane.TRAIN
@@ -228,10 +231,13 @@ class TrainStep(Effect):
     durable: bool = True
     pinned: bool = False
     retired: tuple[ArtifactRef, ...] = ()
+    refused: int = Field(default=0, exclude_if=lambda refused: refused == 0)
+    sampled: PolicyRef | None = Field(default=None, exclude_if=lambda sampled: sampled is None)
 
     @property
     def key(self) -> str:
-        return f"{self.spec.run}/step/{self.step}"
+        again = f"/{self.refused}" if self.refused else ""
+        return f"{self.spec.run}/step/{self.step}{again}"
 
     @property
     def run_id(self) -> str:
@@ -393,6 +399,16 @@ class PolicyBuilt(Outcome):
     """how the version before was rebuilt with other bits; None: with the bits of the log"""
     forked: ForkedPolicy | None = None
     """where the first version of a fork comes from"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRefused(Outcome):
+    """Samples of a batch were refuted, so the step was not taken. `served` has the places (slot, index)
+    of the samples of each of their servers in the batch."""
+
+    effect: TrainStep
+    refutations: tuple[Refutation, ...]
+    served: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ from schemas.events.steps import (
     PolicyUpdated,
     PoolsDecided,
     RunWarned,
+    SampleRefuted,
     StepSettled,
     StepSkipped,
 )
@@ -158,6 +159,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     GroupGraded,
     GroupsSettled,
     BatchAssembled,
+    SampleRefuted,
     PolicyUpdated,
     StepSkipped,
     StepSettled,
@@ -298,6 +300,7 @@ __all__ = [
     "RunStopped",
     "RunWarned",
     "SampleGenerated",
+    "SampleRefuted",
     "SettledGroup",
     "StepSettled",
     "StepSkipped",

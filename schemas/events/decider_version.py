@@ -10,5 +10,10 @@ continue, that appends an event of a new type or a new version, or that requests
 release does so only in runs of its own version (`RunRequested.decider`).
 """
 
-DECIDER_VERSION = 2
-"""2: a run with a curriculum appends PoolsDecided; a run may be a fork (`RunRequested.fork`)."""
+DECIDER_VERSION = 3
+"""2: a run with a curriculum appends PoolsDecided.
+3: the samples of a step are tested before they are trained, and SampleRefuted names those that fail. A
+   run may be a fork (`RunRequested.fork`)."""
+
+ATTESTS = 3
+"""The first version whose runs test their samples."""

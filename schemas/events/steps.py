@@ -9,7 +9,9 @@ from schemas.artifact_refs import ArtifactRef
 from schemas.events.event import RUN_TOPIC, Event
 from schemas.events.runs import BaseStepEvent
 from schemas.ids import StreamName, policy_stream
+from schemas.learner import RefutingTest
 from schemas.models.fork import EarlierWeights, ForkedPolicy
+from schemas.sampling import PolicyRef
 from schemas.specs import BatchGroup, StateRef, TrainSpec
 
 
@@ -49,6 +51,36 @@ class PolicyFailed(_PolicyEvent):
     message: str
 
 
+class SampleRefuted(_PolicyEvent):
+    """A sample does not come from the policy version that the log names, so its step was not taken. The
+    groups in all `slots` of the batch with such samples, which came from `servers`, are generated again.
+    The `test` reached its level after `tokens` tokens, and its e-value was at most e to the power of
+    `log_e`. `distance` is the mean absolute difference of the logprobs, in nats. `neighbours` are the
+    first other samples that the server made for this batch. `attempt` counts the batches of this step
+    that were refused. Only the first refuted samples of a batch have an event; `others` counts the
+    rest."""
+
+    type: ClassVar[str] = "rl.sample.refuted"
+    step: int
+    batch: UUID
+    sample: str
+    server: str
+    servers: tuple[str, ...]
+    policy_version: int
+    test: RefutingTest
+    tokens: int
+    log_e: float
+    distance: float
+    neighbours: tuple[str, ...] = ()
+    slots: tuple[int, ...]
+    attempt: int
+    others: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.sample}"
+
+
 class PoolsDecided(BaseStepEvent):
     """The pools of a run with a curriculum are decided for a step, before its groups are requested, from
     the groups of the steps up to `measured_up_to`. `easy` and `hard` are the rows that go to these
@@ -70,13 +102,15 @@ class PoolsDecided(BaseStepEvent):
 class BatchAssembled(BaseStepEvent):
     """The batch of a step is fixed: groups in the order of their slots (RL), or positions in the
     shuffled dataset (`rows`, where nothing is sampled). `durable` means that the version that this step
-    makes must be stored completely."""
+    makes must be stored completely. `sampled` is the version that made the samples, in runs that test
+    them."""
 
     type: ClassVar[str] = "rl.batch.assembled"
     groups: tuple[BatchGroup, ...] = ()
     rows: tuple[int, ...] = ()
     metrics: dict[str, float] = {}
     durable: bool = False
+    sampled: PolicyRef | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class PolicyUpdated(_PolicyEvent):
@@ -131,14 +165,18 @@ class RunWarned(BaseStepEvent):
     sampling servers were fenced; this is reported once per message. When it is `failures`, too many
     samples failed; this is reported once per category of the most frequent failure. When it is `fork`,
     the step started from other bits than those of the log. When it is `pools`, too few rows (`category`
-    is `few`) or none at all (`none`) are outside of the pools of a curriculum; each is reported once. A
-    step may have one warning of each kind."""
+    is `few`) or none at all (`none`) are outside of the pools of a curriculum; each is reported once.
+    When it is `refuted`, samples of the server `category` were refuted; this is reported at most three
+    times per server, and then it is fenced. A step may have one warning of each kind, and one about each
+    server."""
 
     type: ClassVar[str] = "rl.run.warned"
     message: str
-    about: Literal["run", "sampler", "failures", "fork", "pools"] = "run"
+    about: Literal["run", "sampler", "failures", "fork", "pools", "refuted"] = "run"
     category: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def name(self) -> str:
+        if self.about == "refuted":
+            return f"{super().name}/{self.about}/{self.category}"
         return super().name if self.about == "run" else f"{super().name}/{self.about}"

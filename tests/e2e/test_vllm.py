@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.events import RunWarned, StepSettled
+from schemas.events import RunWarned, SampleRefuted, StepSettled
 from schemas.sampling import ModelRef
 from tests.kit.tokenizers import readable_model
 from tests.kit.vllm import FakeVllm, fake_vllms
@@ -93,6 +93,42 @@ def test_a_run_goes_on_without_a_fenced_server_and_warns(tmp_path: Path) -> None
         assert f"{deaf.url} is fenced" in warning.message
 
     asyncio.run(run())
+
+
+def train_beside_a_liar(folder: Path, *, lies_every: int | None, **advanced: object) -> Trained:
+    tiny = ModelRef(kind="scratch", name="qwen3-tiny", seed=SEED)
+    fallback = Fallback(build_base(tiny, {}, device=torch.device("cpu")))
+    liar = FakeVllm(fallback, lies_every=lies_every, rounds=True)
+
+    async def run() -> Trained:
+        async with fake_vllms(liar, FakeVllm(fallback, rounds=True)) as urls:
+            return await train_run(folder, model="qwen3-tiny", vllm=urls, **advanced)
+
+    found = asyncio.run(run())
+    assert (liar.lies > 0) == (lies_every is not None)
+    return found
+
+
+def weights_of(found: Trained) -> list[str]:
+    return [e.state.weights_sha256 for e in found.events if isinstance(e, StepSettled)]
+
+
+def test_a_run_beside_a_lying_server_ends_in_the_bits_of_an_honest_one(tmp_path: Path) -> None:
+    """Worth its seconds: only a whole run shows that refuted samples are made again with their draws,
+    on the other server, and that nothing was trained on the first ones. The twin trains on them."""
+    honest = train_beside_a_liar(tmp_path / "honest", lies_every=None)
+    found = train_beside_a_liar(tmp_path / "found", lies_every=3)
+    twin = train_beside_a_liar(tmp_path / "twin", lies_every=3, attest=False)
+    assert weights_of(found) == weights_of(honest)
+    assert weights_of(twin) != weights_of(honest)
+    assert found.verification.status == "verified", found.verification
+    refuted = [e for e in found.events if isinstance(e, SampleRefuted)]
+    assert refuted
+    assert {e.tokens <= 64 for e in refuted} == {True}
+    assert not [e for e in (*honest.events, *twin.events) if isinstance(e, SampleRefuted)]
+    warnings = [e for e in found.events if isinstance(e, RunWarned)]
+    assert {w.about for w in warnings} == {"refuted"}
+    assert {w.category for w in warnings} == {e.server for e in refuted}
 
 
 def train_forced(folder: Path, *, steps: int = STEPS) -> Trained:

@@ -44,6 +44,8 @@ class FakeVllm:
     says that it loaded an adapter or weights, and goes on with what it has; `hold`: completions wait for
     this; `breaks_after`: the next stream breaks off after so many tokens; `masks`: how it follows a
     grammar: as vLLM does, not at all, without the tokens `forbids`, or as a server of another backend.
+    `lies_every`: one in so many answers of an adapter comes from the base model; `lies` counts them.
+    `rounds`: logprobs have 4 decimals, so they do not depend on how tensors are aligned in memory.
     With `dev_mode` its weights can be replaced; `reloads` are the paths of those that it was given."""
 
     fallback: "Fallback"
@@ -55,6 +57,10 @@ class FakeVllm:
     breaks_after: int | None = None
     masks: Literal["vllm", "none", "narrow", "refused"] = "vllm"
     forbids: int | None = None
+    lies_every: int | None = None
+    rounds: bool = False
+    lies: int = 0
+    drawn: int = 0
     dev_mode: bool = False
     label: str = "default"
     reloads: list[str] = field(default_factory=list)
@@ -199,6 +205,8 @@ class FakeVllm:
         sampled, finish, text = await asyncio.to_thread(self.sample, body)
         ids = [one.token for one in sampled]
         logprobs = _logprobs(sampled, body)
+        if self.rounds:
+            logprobs["token_logprobs"] = [round(one, 4) for one in logprobs["token_logprobs"]]
         if body["stream"]:
             lines = self.lines(sampled, finish, body)
             return StreamingResponse(lines, media_type="text/event-stream")
@@ -247,14 +255,15 @@ class FakeVllm:
         from trainer.model.lora_names import Scaling
 
         adapter = {} if self.deaf else self.tensors.get(body["model"], {})
-        trained = adapter or self.weights
+        is_lie = self.is_lie(body)
+        trained = {} if is_lie else adapter or self.weights
         scaling = self.scalings.get(body["model"], Scaling(1.0))
         draws = np.random.default_rng(body["seed"])
         sampled: list[Drawn] = []
         forced = body.get("structured_outputs") if self.masks != "none" else None
         state = vocabulary_of(self.base, "vllm").start(forced["grammar"]) if forced else None
         cache, read = None, list(body["prompt"])
-        prefix = (body["model"], *read)
+        prefix = (body["model"], is_lie, *read)
         while len(sampled) < body["max_tokens"]:
             ids_T = torch.tensor(read)
             logits_V, cache = self.fallback.extend(trained, ids_T, cache, scaling=scaling)
@@ -277,6 +286,15 @@ class FakeVllm:
             if state is not None:
                 state.advance(token)
         return sampled, "length"
+
+    def is_lie(self, body: dict[str, Any]) -> bool:
+        """Whether this answer comes from other weights than it was asked for. The canary, which ignores
+        the end of an answer, gets the right ones."""
+        if self.lies_every is None or body["model"] == BASE or body["ignore_eos"]:
+            return False
+        self.drawn += 1
+        self.lies += (is_lie := self.drawn % self.lies_every == 0)
+        return is_lie
 
     def restrict(self, logits_V: "torch.Tensor", mask: bytes) -> "torch.Tensor":
         """The logits of the allowed tokens, without `forbids` where there are others."""

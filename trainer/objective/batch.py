@@ -23,6 +23,7 @@ import torch
 from schemas.learner import GradedGroup, requested_rows
 from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.grammar.token_masks import masks_of
+from trainer.objective.attestation import Witness
 from trainer.objective.covariance import MeasuredActions
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import kl_to_reference
@@ -34,13 +35,15 @@ from trainer.policy import Policy
 class PreparedBatch:
     """A batch with its advantages and weights. It can be trained any number of times. `minibatches` are
     its training rows. `values_E` holds a tensor of shape (E) for each constant. The gradient of the loss
-    is 0 at every action of the `idle` samples, so their passes have no backward pass."""
+    is 0 at every action of the `idle` samples, so their passes have no backward pass. A `witness` sees
+    the logprobs of the first update."""
 
     objective: Objective
     hyperparameters: Hyperparameters
     minibatches: tuple[tuple[Example, ...], ...]
     values_E: ActionValues
     idle: frozenset[int] = frozenset()
+    witness: Witness | None = None
 
     def split(self) -> tuple["PreparedBatch", ...]:
         """The mini-batches as batches of their own, in order."""

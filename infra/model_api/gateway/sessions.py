@@ -256,6 +256,7 @@ class GatewaySession:
             pieces=wanted.pieces,
             likeliest=wanted.likeliest,
             constraint=wanted.constraint,
+            avoid=template.avoid,
         )
         prompt = prompt_key(messages, tools)
         return ModelCall(0, messages, tools, extended, num_instructions, prompt), request

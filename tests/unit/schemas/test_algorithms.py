@@ -17,6 +17,7 @@ from schemas.config import Advanced
 from tests.kit.tomls import run_issues
 
 VALUES: dict[str, Any] = {
+    "attest": False,
     "divergence": "kl",
     "cov_high": 2.0,
     "loss_aggregation": "token_mean",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from schemas.errors import Refused, TransientError
+from schemas.models.sampling_server import SamplingServer
 from schemas.sampling import DrawKey, SampleRequest, Tell, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
@@ -115,7 +116,9 @@ class VllmSampler:
         affinity = affinity_of(request.key)
         last: Exception | None = None
         for _ in range(TRIES):
-            async with self.fleet.serving(target, affinity=affinity) as replica:
+            async with self.fleet.serving(
+                target, affinity=affinity, avoid=request.avoid
+            ) as replica:
                 try:
                     return await self._sample_on(request, target, replica, told)
                 except ServerGone as error:
@@ -171,8 +174,10 @@ class VllmSampler:
         if turn.grammar is not None:
             await self._check_first_answer(turn, row, target, replica)
         turn = await with_top_logprobs(turn, row, request, self._cache.device)
+        noise = replica.noise.get(target.base_key)
+        server = None if noise is None else SamplingServer(url=replica.server.url, noise=noise)
         alarm = "; ".join(self.fleet.warnings)
-        return turn.model_copy(update={"alarm": alarm}) if alarm else turn
+        return turn.model_copy(update={"server": server, "alarm": alarm or turn.alarm})
 
     async def _check_first_answer(
         self, turn: Turn, row: Completion, target: TargetVersion, replica: Replica

@@ -86,18 +86,21 @@ class Fleet:
         self._giving_back: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def serving(self, target: TargetVersion, *, affinity: str) -> AsyncIterator[Replica]:
+    async def serving(
+        self, target: TargetVersion, *, affinity: str, avoid: Sequence[str] = ()
+    ) -> AsyncIterator[Replica]:
         """Yield a server that samples from this version. It is the same server for the same affinity, as
-        long as the set of servers stays the same. The version stays loaded inside the block. Raises
-        TransientError when no server answers, Refused when a server cannot serve the version, and
-        CorruptData when all servers are fenced."""
+        long as the set of servers stays the same. One to `avoid` serves only if there is no other. The
+        version stays loaded inside the block. Raises TransientError when no server answers, Refused when
+        a server cannot serve the version, and CorruptData when all servers are fenced."""
         self._used[target.name] += 1
         try:
             async with self._weight_turns.take_turn(target.weights):
                 up = await self._ensure_loaded(target)
                 if target.name in self._recent:
                     self._recent[target.name] = self._recent.pop(target.name)
-                yield max(up, key=lambda replica: _rendezvous_weight(replica.server.url, affinity))
+                others = [replica for replica in up if replica.server.url not in avoid] or up
+                yield max(others, key=lambda one: _rendezvous_weight(one.server.url, affinity))
         finally:
             self._used[target.name] -= 1
             if not self._used[target.name]:

@@ -81,6 +81,7 @@ class Run:
     async def perform(self, effect: Effect) -> PolicyBuilt:
         assert isinstance(effect, InitializePolicy | TrainStep)
         outcome = await perform(effect, self.bench.ports)
+        assert isinstance(outcome, PolicyBuilt)
         await self.decide(outcome, effect.id)
         return outcome
 
