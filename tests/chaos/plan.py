@@ -83,6 +83,8 @@ OF_HUBS = ("publish.", "hub.")
 OF_FORKS = ("rollout.perform.ReplayGroup.",)
 """Points that only a fork passes which takes recorded samples: tests/crash/scenarios/fork.py kills
 there."""
+OF_REGRADES = ("regrade.", "compare.")
+"""Points of regrades, which `tests/crash/scenarios/regrade.py` passes."""
 OF_PACKAGES = ("sync.perform.DiscoverRollouts.",)
 """Points that no run of a rollout without packages passes: tests/crash/scenarios/package.py kills
 there."""
@@ -162,7 +164,7 @@ def points(stack: str) -> tuple[str, ...]:
     """The failpoints that a run on this stack passes."""
     elsewhere = (
         *(*OF_ENDED_RUNS, *OF_PUSHES, *OF_GIVEN_SECRETS, *OF_UPLOADS, *OF_JUDGES),
-        *(*OF_PACKAGES, *OF_DEPLOYMENTS, *OF_HUBS, *OF_FORKS),
+        *(*OF_PACKAGES, *OF_DEPLOYMENTS, *OF_HUBS, *OF_FORKS, *OF_REGRADES),
     )
     absent = elsewhere if stack == "real" else (*elsewhere, *WITH_KAFKA)
     return tuple(name for name in names() if not name.startswith(absent))

@@ -23,7 +23,7 @@ ON_REAL = {
     **{
         f"{consumer}.intake.tx_after_commit": 1
         for consumer in CONSUMERS
-        if consumer not in (*CONTROL_ONLY, "deploy", "publish")
+        if consumer not in (*CONTROL_ONLY, "deploy", "publish", "regrade", "compare")
     },
     "relay.after_ack": 2,
     "relay.before_send": 3,
