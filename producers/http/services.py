@@ -375,7 +375,13 @@ class Services:
 
     @cached_property
     def regrades(self) -> Regrades:
-        return Regrades(self.log, self.lookup, self.workspaces, network=self.settings.network)
+        return Regrades(
+            self.log,
+            self.lookup,
+            self.workspaces,
+            artifacts=self.artifacts,
+            network=self.settings.network,
+        )
 
     @cached_property
     def dead_letters(self) -> DeadLetters:

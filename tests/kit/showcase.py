@@ -77,6 +77,7 @@ from schemas.specs import (
 from tests.kit.application import Application
 from tests.kit.history import keep
 from tests.kit.showcase_answers import NUM_SAMPLES, Texts, group_of_answers
+from tests.kit.showcase_regrade import REGRADE, fill_regrade
 from tests.kit.specs import MODEL, checkpoint_spec, config, ref, version
 from tests.kit.specs import template as group_template
 
@@ -116,6 +117,7 @@ async def fill(app: Application, *, text: Texts = str, steps: int = STEPS) -> Sh
     for run, name in zip((FIRST, SECOND, FAILED, PAUSED, PENDING), names, strict=True):
         await _request(app, run, text(name), dataset, text)
     await _train(app, FIRST, steps, text)
+    await fill_regrade(app, FIRST, text)
     await app.services.readmodel.run_notes.change(
         FIRST, lambda _: RunNote((text("baseline"), text("paper")), text("best so far")), by="ada"
     )
@@ -153,6 +155,9 @@ def _pages(key: str) -> dict[str, str]:
         "samples-trained": f"/runs/{FIRST}/samples?step=2&colour=trained",
         "sample-search": f"/runs/{FIRST}/search?text=answer",
         "health": f"/runs/{FIRST}/health",
+        "regrades": f"/runs/{FIRST}/regrades",
+        "regrade": f"/runs/{FIRST}/regrades/{REGRADE}",
+        "samples-regraded": f"/runs/{FIRST}/samples?step=2&regrade={REGRADE}",
         "seeds": f"/runs/{FIRST}/seeds",
         "shares": f"/runs/{FIRST}/shares",
         "sessions": "/sessions",

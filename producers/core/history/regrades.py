@@ -10,6 +10,7 @@ from uuid import UUID
 from infra.ports.actor import is_confined
 from infra.repositories.git.urls import is_path
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
+from infra.spine.ports.artifacts import Artifacts
 from infra.spine.ports.event_log import Cursor, EventStore
 from producers.core.history.regrade_views import RegradeView, view_regrade
 from producers.core.lookup import Lookup
@@ -23,14 +24,16 @@ from schemas.events import (
     Event,
     GroupGraded,
     RegradeCompleted,
+    RegradePartGraded,
     RegradeRequested,
     RegradeSource,
     RegradeStarted,
     RunRequested,
     RunStarted,
 )
-from schemas.events.regrades.groups import GRADER_PART, part_names
-from schemas.ids import gradients_stream, is_id, regrade_stream, short_id
+from schemas.events.regrades.groups import GRADER_PART, RegradedGroups, part_names
+from schemas.ids import GroupKey, gradients_stream, is_id, regrade_stream, short_id
+from schemas.sampling import Grade
 from schemas.specs import CommitSpec, Entrypoint, RolloutRef, RubricSpec, rubric_specs
 
 E = TypeVar("E", bound=Event)
@@ -89,11 +92,13 @@ class Regrades:
         lookup: Lookup,
         workspaces: Workspaces,
         *,
+        artifacts: Artifacts,
         network: NetworkPolicy = NO_NETWORK,
     ) -> None:
         self._log = log
         self._lookup = lookup
         self._workspaces = workspaces
+        self._artifacts = artifacts
         self._network = network
 
     async def request(self, ref: str, wish: RegradeWish, *, cause: UUID) -> RegradeView:
@@ -150,6 +155,25 @@ class Regrades:
             except NotFound:
                 raise _unknown(identity) from None
         return view_regrade(request, recorded[0].time, [one.event for one in recorded])
+
+    async def find_grades(self, identity: str, run: str, group: str) -> Sequence[Grade]:
+        """The new grades of a group of this run in a regrade; none if the regrade has not graded it.
+        Raises NotFound when the run has no such regrade."""
+        view = await self.find_regrade(identity)
+        if view.run != run:
+            raise _unknown(identity)
+        step = GroupKey.parse(group).step
+        for recorded in (await self._log.load({regrade_stream(view.id): 0}))[
+            regrade_stream(view.id)
+        ]:
+            part = recorded.event
+            if not isinstance(part, RegradePartGraded) or step not in part.by_step:
+                continue
+            data = await self._artifacts.get_artifact(part.artifact)
+            for one in RegradedGroups.model_validate_json(data).groups:
+                if one.group == group:
+                    return one.after
+        return ()
 
     async def list_regrades(self, ref: str) -> Sequence[RegradeView]:
         """The regrades of a run, the newest first. Raises NotFound, and Conflict when the run is

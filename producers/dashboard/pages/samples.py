@@ -130,6 +130,7 @@ async def _values(request: Request, *, is_cut: bool) -> Mapping[str, object]:
     )
     values = {
         **await reader_values(request, source, groups, chosen, is_cut=is_cut),
+        **await _regraded(request, run["id"], chosen),
         "run": run,
         "step": step,
         "last": last,
@@ -145,6 +146,15 @@ async def _values(request: Request, *, is_cut: bool) -> Mapping[str, object]:
         "before": before if before[0] >= 0 else None,
         "after": after if after[0] <= last else None,
     }
+
+
+async def _regraded(request: Request, run: str, chosen: GroupRow | None) -> Mapping[str, object]:
+    """The grades of the chosen group in the regrade that the address names, by the sample's index."""
+    identity = request.query_params.get("regrade")
+    if not identity or chosen is None:
+        return {"regrade": None, "regraded": {}}
+    grades = await services(request).regrades.find_grades(identity, run, chosen.group)
+    return {"regrade": identity, "regraded": {grade.index: grade for grade in grades}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +189,8 @@ async def reader_values(
         "colours": source.colours,
         "legend": legend(colour),
         "find": request.query_params.get("find", "")[:LONGEST_SEARCH],
+        "regrade": None,
+        "regraded": {},
     }
     if chosen is None:
         return values

@@ -50,6 +50,7 @@ class Row:
 
 
 SUBMITTED: dict[str, Any] = {"json": {"config": {}}}
+REWEIGHED: dict[str, Any] = {"json": {"weights": {"no part": 2.0}}}
 RENAMED: dict[str, Any] = {"json": {"name": "renamed"}}
 UPLOADED: dict[str, Any] = {"json": {"repository": "org/name"}}
 PATHS: dict[str, Any] = {"json": {"paths": ["index.jsonl"]}}
@@ -80,7 +81,7 @@ TABLE = [
     Row("GET", "/api/v1/runs/{run}/samples/{run}-train-1-0-0.0", "read"),
     Row("GET", "/api/v1/runs/{run}/samples/{run}-train-1-0-0.0/files/nothing", "read", 404),
     Row("GET", "/api/v1/runs/{run}/trace?sample={run}-train-1-0-0.0", "read"),
-    Row("POST", "/api/v1/runs/{run}/regrades", "submit", 400, content=SUBMITTED),
+    Row("POST", "/api/v1/runs/{run}/regrades", "submit", 400, content=REWEIGHED),
     Row("GET", "/api/v1/runs/{run}/regrades", "read"),
     Row("GET", "/api/v1/regrades/{run}", "read", 404),
     Row("GET", "/api/v1/datasets", "read"),
