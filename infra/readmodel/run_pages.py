@@ -3,7 +3,7 @@ place of a run, so runs that arrive meanwhile move nothing, and the last page co
 first."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, cast
@@ -161,8 +161,12 @@ class RunPage:
     following: RunPlace | None
 
 
+Segment = tuple[str, int, int]
+"""A run, and the first and the last of some of its steps."""
+
+
 class RunPages:
-    """Queries for pages of runs."""
+    """Queries for pages that show several runs."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
@@ -218,6 +222,15 @@ class RunPages:
         rows = await self._pool.fetch(SQL["page_of_forks"], run, visible, page.limit, page.offset)
         total = await self._pool.fetchval(SQL["count_forks"], run, visible)
         return [cast(RunJson, dict(row)) for row in rows], int(total)
+
+    async def differing_metrics(
+        self, a: Sequence[Segment], b: Sequence[Segment], keys: Sequence[str]
+    ) -> dict[str, int]:
+        """The first step at which metrics of two histories differ, of those steps that both have. A
+        metric that never differs is absent."""
+        places = [[one[n] for one in side] for side in (a, b) for n in range(3)]
+        rows = await self._pool.fetch(SQL["differing_metrics"], *places, list(keys))
+        return {row["key"]: row["step"] for row in rows}
 
 
 def _status_part(status: str | None) -> str:

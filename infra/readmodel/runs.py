@@ -107,10 +107,6 @@ class GroupRow:
     judgements: str | None = None
 
 
-Segment = tuple[str, int, int]
-"""A run, and the first and the last of some of its steps."""
-
-
 @dataclass(frozen=True, slots=True)
 class CurveEnds:
     """The first and the last point of a metric, as (step, value). With one point they are the same."""
@@ -325,15 +321,6 @@ class Runs:
             )
             for row in rows
         }
-
-    async def differing_metrics(
-        self, a: Sequence[Segment], b: Sequence[Segment], keys: Sequence[str]
-    ) -> dict[str, int]:
-        """The first step at which metrics of two histories differ, of those steps that both have. A
-        metric that never differs is absent."""
-        places = [[one[n] for one in side] for side in (a, b) for n in range(3)]
-        rows = await self._pool.fetch(SQL["differing_metrics"], *places, list(keys))
-        return {row["key"]: row["step"] for row in rows}
 
     async def total(self, run: str, key: str) -> float | None:
         """The sum of a metric of a run over its steps, without NaN; None without points."""

@@ -19,7 +19,7 @@ from infra.readmodel.state_at_event import StateAtEvent
 from infra.spine.ports.event_log import Cursor, EventStore, Recorded
 from producers.core.lookup import Lookup
 from producers.core.submit import ForkOrigin, Resolved, SubmitRequest, Submitter
-from schemas.algorithms import SAMPLED, is_offline
+from schemas.algorithms import SAMPLED, samples_nothing
 from schemas.config import RunConfig
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import RunRequested, RunStarted
@@ -255,13 +255,13 @@ def _document(
     elif wanted.commit is not None:
         message = "has no code, so it has no grader to replace; leave the commit out"
         raise InvalidConfig(f"the run {message}", issues=(Issue("commit", message),))
-    document = apply_overrides(document, _nested(wanted.changes))
+    document = apply_overrides(document, _nest_changes(wanted.changes))
     if wanted.seed is not None:
         document = apply_overrides(document, {"advanced": {"seed": wanted.seed}})
     return document
 
 
-def _nested(changes: Mapping[str, object]) -> Mapping[str, object]:
+def _nest_changes(changes: Mapping[str, object]) -> Mapping[str, object]:
     """Changes such as `{"training.lr": 1e-4}` as tables. Raises InvalidConfig."""
     try:
         return check_overrides(dict(changes))
@@ -334,7 +334,7 @@ def _changes(
 def _replayed_up_to(config: RunConfig, point: ForkPoint, steps: int) -> int | None:
     """The last step whose groups may take recorded samples, because they sample with a version that the
     parent has too. None if nothing is sampled."""
-    if is_offline(config.advanced):
+    if samples_nothing(config.advanced):
         return None
     pace, step = pace_of(config), point.step + 1
     while step < steps and pace.pinned_version(step + 1) <= point.step:
@@ -346,7 +346,7 @@ def _notes(
     parent: RunRequested, config: RunConfig, point: ForkPoint, steps: int, replayed: int | None
 ) -> Iterator[str]:
     first, name = point.step + 1, parent.run_name
-    if is_offline(config.advanced):
+    if samples_nothing(config.advanced):
         yield f"the rows of the dataset are learned in {_steps(first, steps)}; nothing is sampled"
         return
     if replayed is not None:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from infra.readmodel.state_at_event import StateAtEvent
 from infra.spine.ports.event_log import Cursor, EventStore
 from producers.core.datasets.versions import name_of_version
-from schemas.events import PolicyInitialized, RunStarted
-from schemas.ids import policy_stream
+from schemas.events import PolicyInitialized, RunRequested, RunStarted
+from schemas.ids import policy_stream, run_stream
+from schemas.models.fork import ForkPoint
 from schemas.specs import RolloutRef
 
 END = Cursor(2**62, 2**62)
@@ -18,10 +19,12 @@ async def provenance_of(past: StateAtEvent, log: EventStore, run: str) -> Proven
     """Names and values that say with which code, packages, model and data a run (its id) works; empty
     before it started."""
     places = await past.milestones(run, END, newest=[RunStarted.type], every=[])
-    recorded = await log.events_at([*places, (policy_stream(run), 1)])
+    recorded = await log.events_at([*places, (run_stream(run), 1), (policy_stream(run), 1)])
     found: dict[str, str] = {}
     for event in (one.event for one in recorded if one.is_known):
         match event:
+            case RunRequested(fork=ForkPoint() as point) if places:
+                found["fork of"] = f"{point.parent}, after step {point.step}"
             case RunStarted():
                 found |= _rollout(event.template.rollout if event.template else None)
                 found["model"] = event.spec.model.name

@@ -1,4 +1,4 @@
-"""What differs between two runs: where their histories part, in which event, and what followed from it.
+"""The differences of two runs: where their histories part, in which event, and what followed from it.
 
 Runs that are forks of one another, or of the same run, share the history up to a step. After it, the
 first step with other weights is found by halving, because weights that differ once differ in all later
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.readmodel.evaluation_results import compare_rows, results_by_row
-from infra.readmodel.runs import ALL_STEPS, Segment
+from infra.readmodel.run_pages import Segment
+from infra.readmodel.runs import ALL_STEPS
 from infra.readmodel.state_at_event import SettledStep
 from infra.readmodel.store import ReadModel
 from infra.spine.ports.artifacts import Artifacts
@@ -92,7 +93,7 @@ class RunDiffs:
         common = min(one.reach[ancestor.run] for one in both) if ancestor else -1
         newest = [await self._newest(one) for one in both]
         step = await self._first_other_step(both, common, min(newest))
-        metrics = await self._tables.runs.differing_metrics(
+        metrics = await self._tables.run_pages.differing_metrics(
             a.segments(common), b.segments(common), KEYS
         )
         ends = [await self._tables.runs.ends(one.run.run, KEYS) for one in both]
@@ -241,7 +242,7 @@ class RunDiffs:
         """The rows of the newest validation that both runs made after they parted, and how many changed;
         None without one."""
         a, b = both
-        curves = [await self._validated(one, common) for one in (a, b)]
+        curves = [await self._validation_steps(one, common) for one in (a, b)]
         steps = curves[0] & curves[1]
         if not steps:
             return None
@@ -255,7 +256,7 @@ class RunDiffs:
         flipped = [row for row in rows if row["change"] in ("gained", "lost")]
         return {"step": step, "counts": dict(counts), "flipped": flipped}
 
-    async def _validated(self, lineage: Lineage, common: int) -> set[int]:
+    async def _validation_steps(self, lineage: Lineage, common: int) -> set[int]:
         return {
             step
             for run, first, last in lineage.segments(common)

@@ -154,7 +154,7 @@ async def fork(request: Request) -> Response:
 
 
 async def diff(request: Request) -> Response:
-    """What differs between two runs."""
+    """The differences of two runs."""
     ref, other = request.path_params["ref"], request.path_params["other"]
     return ApiResponse({"diff": await services(request).run_diffs.diff(ref, other)})
 

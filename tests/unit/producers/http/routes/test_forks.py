@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from schemas.events import RunRequested
-from schemas.ids import run_stream
+from schemas.ids import policy_stream, run_stream
 from tests.kit.application import Application, rows
 from tests.kit.history import ended_run
 
@@ -56,7 +56,7 @@ async def test_a_fork_begins_right_after_its_step_with_what_its_parent_pinned(
         (await ended.services.log.events_at([place]))[0].event
         for place in (
             (run_stream("r1"), child.fork.position),
-            (f"policy-{child.fork.parent}", child.fork.policy_position),
+            (policy_stream(child.fork.parent), child.fork.policy_position),
         )
     ]
     assert (settled.type, settled.step) == ("rl.step.settled", 2)  # type: ignore[attr-defined]  # it has a step
