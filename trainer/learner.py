@@ -52,7 +52,11 @@ from trainer.merkle_tree import merkle_root
 from trainer.model.base import Base
 from trainer.model.chat_template import Chat
 from trainer.objective.entropy import COEF, SEEN, EntropyControl, load_control
-from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.hyperparameters import (
+    DEFAULT_MICRO_BATCH_TOKENS,
+    Hyperparameters,
+    out_of_memory,
+)
 from trainer.objective.recheck import witness_of
 from trainer.optimizer import Optimizers, step_size_at
 from trainer.policy import (
@@ -68,7 +72,6 @@ from trainer.preferences import step as preferences
 from trainer.preferences.registry import PREFERENCE_OBJECTIVES, settings_of
 from trainer.weight_cache import WeightCache
 
-DEFAULT_MICRO_BATCH_TOKENS = 4096
 CRITIC = "critic."
 """Prefix of the names of the critic's tensors, and of its optimizer's, in the state of a version."""
 
@@ -207,23 +210,6 @@ class TorchLearner:
         if result is not None:
             result.versions.update(self._cache.device.versions)
         return result
-
-
-def out_of_memory(job: LearnerJob) -> str:
-    """The error message for a step that does not fit into memory. It names the settings to lower. Peak
-    memory grows with the number of tokens in a micro-batch."""
-    advanced = job.config.advanced
-    tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
-    longest = (
-        f"advanced.max_sequence_length ({advanced.max_sequence_length})"
-        if is_offline(advanced)
-        else f"training.max_response_length ({job.config.training.max_response_length})"
-    )
-    full = "" if advanced.tuning == "lora" else ". advanced.tuning = 'lora' needs far less memory"
-    return (
-        f"the learner's device ran out of memory: lower advanced.micro_batch_tokens (it is {tokens}), "
-        f"then {longest}, because a sample is never split between passes{full}"
-    )
 
 
 VersionAndResult = tuple[LoadedVersion, StepResult | None, dict[str, torch.Tensor]]
@@ -368,11 +354,7 @@ def _step(
             objective=OBJECTIVES[advanced.algorithm],
             hyperparameters=hyperparameters,
             step_size=step_size_at(batch.step, job),
-            witness=witness_of(
-                policy, batch.groups, hyperparameters, sampled=sampled, step=batch.step
-            )
-            if batch.attests
-            else None,
+            witness=witness_of(policy, batch, hyperparameters, sampled=sampled),
         )
         if version.entropy is not None:
             metrics["train/entropy_coef"] = hyperparameters.entropy_coef

@@ -149,12 +149,13 @@ def _is_validated(spec: TrainSpec, step: int) -> bool:
 
 
 def _policy_updated(message: PolicyBuilt, effect: TrainStep) -> PolicyUpdated:
+    refused = {"attest/refused": float(effect.refused)} if effect.spec.attests else {}
     return PolicyUpdated(
         run=effect.spec.run,
         step=effect.step,
         state=message.state,
         batch=effect.batch,
-        metrics=message.metrics,
+        metrics=message.metrics | refused,
         plan=message.plan,
         versions=message.versions,
         pinned=effect.pinned or message.fork is not None,

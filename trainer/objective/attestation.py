@@ -129,7 +129,8 @@ logprobs (M) and entropies (M) of their actions."""
 @dataclass(slots=True)
 class Witness:
     """Sees the logprobs of a step's forward pass, and judges them once. `default` is the bound of
-    samples whose server measured no noise, and `vocabulary` the number of tokens of the model.
+    samples whose server measured no noise, and `vocabulary` the number of tokens of the model. `scale`
+    multiplies all bounds, because a temperature below 1 magnifies the noise of logits.
 
     If an earlier version than the one of the pass made the samples, `recheck` computes some of them with
     that version, and only these are tested: those whose logprobs differ most, because samples of wrong
@@ -139,6 +140,7 @@ class Witness:
     groups: Sequence[GradedGroup]
     default: float
     vocabulary: int
+    scale: float = 1.0
     recheck: Recheck | None = None
     step: int = 0
     _is_done: bool = False
@@ -159,10 +161,10 @@ class Witness:
         that the learner itself has no finite logprob for prove nothing, and are not counted."""
         if self.recheck is not None:
             chosen = self._chosen_samples()
-            found = list(self.recheck(chosen)) if chosen else []
+            seen = list(self.recheck(chosen)) if chosen else []
             self._sample.clear()
             self._seen.clear()
-            for micro, logprob_M, entropy_M in found:
+            for micro, logprob_M, entropy_M in seen:
                 self.see(micro, logprob_M, entropy_M)
         self._is_done = True
         records = [(g.slot, sample) for g in self.groups for sample in g.samples]
@@ -182,7 +184,9 @@ class Witness:
         if not len(sample_E):
             return metrics
         distance_E = (logprob_E - behaviour_E[known_E]).abs().nan_to_num(nan=MOST, posinf=MOST)
-        bounds = torch.tensor([bound_of(record, self.default) for _, record in records])
+        bounds = torch.tensor(
+            [self.scale * bound_of(record, self.default) for _, record in records]
+        )
         ratio_E = distance_E / bounds.double()[sample_E]
         terms: dict[RefutingTest, torch.Tensor] = {
             "distance": distance_terms(ratio_E),
@@ -197,7 +201,8 @@ class Witness:
             found |= self._judge_servers(records, sample_E, distance_E, distance, found)
         if found:
             raise SamplesRefuted(tuple(found[number] for number in sorted(found)))
-        return metrics | {"attest/distance": float(distance_E.mean())}
+        metrics["attest/distance"] = float(distance_E.mean())
+        return metrics | _metrics_of_servers(records, sample_E, distance_E)
 
     def _chosen_samples(self) -> list[int]:
         """The samples that are computed again."""
@@ -280,6 +285,21 @@ class Witness:
                     distance=_cap(distance_E[mine_E].mean()),
                 )
         return found
+
+
+def _metrics_of_servers(
+    records: Sequence[tuple[int, SampleRecord]], sample_E: torch.Tensor, distance_E: torch.Tensor
+) -> dict[str, float]:
+    """The tested tokens of each server and their mean distance, under its host and port."""
+    named = [record.servers[-1].url if record.servers else None for _, record in records]
+    found: dict[str, float] = {}
+    for url in sorted({name for name in named if name is not None}):
+        mine = torch.tensor([name == url for name in named])[sample_E]
+        host = url.partition("://")[2] or url
+        found[f"attest/tokens/{host}"] = float(mine.sum())
+        if bool(mine.any()):
+            found[f"attest/distance/{host}"] = float(distance_E[mine].mean())
+    return found
 
 
 def _first_crossing(wealth_E: torch.Tensor) -> int | None:

@@ -6,6 +6,7 @@ that a run sets take precedence (`trainer/algorithms/registry.py`). This module 
 
 from dataclasses import dataclass
 
+from schemas.algorithms import is_offline
 from schemas.config import (
     Correction,
     CorrectionLevel,
@@ -14,6 +15,9 @@ from schemas.config import (
     KlPlace,
     LossAggregation,
 )
+from schemas.learner import LearnerJob
+
+DEFAULT_MICRO_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +92,20 @@ class Hyperparameters:
     seed: int = 0
     step: int = 0
     """the seed of the run and the number of the step, for what an objective draws"""
+
+
+def out_of_memory(job: LearnerJob) -> str:
+    """The error message for a step that does not fit into memory. It names the settings to lower. Peak
+    memory grows with the number of tokens in a micro-batch."""
+    advanced = job.config.advanced
+    tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
+    longest = (
+        f"advanced.max_sequence_length ({advanced.max_sequence_length})"
+        if is_offline(advanced)
+        else f"training.max_response_length ({job.config.training.max_response_length})"
+    )
+    full = "" if advanced.tuning == "lora" else ". advanced.tuning = 'lora' needs far less memory"
+    return (
+        f"the learner's device ran out of memory: lower advanced.micro_batch_tokens (it is {tokens}), "
+        f"then {longest}, because a sample is never split between passes{full}"
+    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from schemas.learner import GradedGroup
+from schemas.learner import StepBatch
 from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.objective.attestation import RECHECKED_TOKENS, Witness, default_bound
 from trainer.objective.batch import examples_of, with_masks
@@ -16,19 +16,22 @@ from trainer.policy import Policy
 
 def witness_of(
     policy: Policy,
-    groups: Sequence[GradedGroup],
+    batch: StepBatch,
     hyperparameters: Hyperparameters,
     *,
     sampled: dict[str, torch.Tensor] | None,
-    step: int,
-) -> Witness:
-    """The witness of a step that starts from this policy. `sampled` are the trained tensors of the
-    version that made the samples, if it is an earlier one."""
+) -> Witness | None:
+    """The witness of a step that starts from this policy, or None if it does not test its samples.
+    `sampled` are the trained tensors of the version that made them, if it is an earlier one."""
+    if not batch.attests:
+        return None
+    groups = batch.groups
     base = policy.loaded.base
     default = default_bound(base.model.device, base.model.dtype)
     vocabulary = int(base.model.config.get_text_config().vocab_size)
+    scale = max(1.0, 1 / hyperparameters.temperature)
     if sampled is None:
-        return Witness(groups, default, vocabulary)
+        return Witness(groups, default, vocabulary, scale)
     earlier = replace(policy, tensors=sampled, critic=None)
 
     def recheck(
@@ -38,7 +41,7 @@ def witness_of(
         examples = [row for row in examples_of(groups) if row.sample in wanted]
         return _logprobs_of(earlier, with_masks(examples, earlier), hyperparameters)
 
-    return Witness(groups, default, vocabulary, recheck, step)
+    return Witness(groups, default, vocabulary, scale, recheck, batch.step)
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ from producers.http.routes.samples import (
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
 from schemas.events import EvaluationRequested
-from schemas.ids import GroupKey
+from schemas.ids import REFUTED, GroupKey
 from schemas.sampling import Message, ModelRef, SampleBatch
 
 EVERYTHING = PageRange(limit=MAX_STEP)
@@ -248,9 +248,14 @@ def listed_groups(groups: Sequence[GroupRow], chosen: GroupRow | None) -> Mappin
     first = place // GROUPS_IN_LIST * GROUPS_IN_LIST
     after = first + GROUPS_IN_LIST
     slots = [slot_text(group.slot, group.replacement) for group in groups]
+    made = {(group.slot, group.replacement) for group in groups}
     return {
         "groups": [
-            {**_summary(group), "place": slot}
+            {
+                **_summary(group),
+                "place": slot,
+                "refuted": (group.slot, group.replacement + REFUTED) in made,
+            }
             for group, slot in zip(groups[first:after], slots[first:after], strict=True)
         ],
         "before": slots[first - GROUPS_IN_LIST] if first else None,

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from consumers.learn.consumer import CONSUMER, perform
+from consumers.learn.consumer import CONSUMER, LearnPorts, perform
 from consumers.learn.replay import build_step_batch, job_of, read_learned_rows
 from infra.spine.runtime.consumer import AnyConsumer, Incoming, Meta
 from schemas.datasets import DatasetRow, Trajectory
@@ -80,8 +80,7 @@ class Run:
 
     async def perform(self, effect: Effect) -> PolicyBuilt:
         assert isinstance(effect, InitializePolicy | TrainStep)
-        outcome = await perform(effect, self.bench.ports)
-        assert isinstance(outcome, PolicyBuilt)
+        outcome = await build(effect, self.bench.ports)
         await self.decide(outcome, effect.id)
         return outcome
 
@@ -200,10 +199,16 @@ async def test_other_optimizer_bits_are_seen_too(tmp_path: Path) -> None:
         await run.take(3)
 
 
+async def build(effect: InitializePolicy | TrainStep, ports: LearnPorts) -> PolicyBuilt:
+    outcome = await perform(effect, ports)
+    assert isinstance(outcome, PolicyBuilt)
+    return outcome
+
+
 async def test_a_step_performed_twice_makes_the_same_version(tmp_path: Path) -> None:
     run = await Run(tmp_path).start()
     effect = await run.asked(1)
-    first, second = [await perform(effect, run.bench.ports) for _ in range(2)]
+    first, second = [await build(effect, run.bench.ports) for _ in range(2)]
     assert first.state == second.state
     assert first.plan == second.plan
     assert run.learner.calls == ["initialize", "step 1", "load 0", "step 1"]
@@ -238,7 +243,7 @@ async def test_the_batch_is_in_slot_order_with_its_rewards(tmp_path: Path) -> No
     effect = await run.asked(1)
     assert [group.slot for group in effect.groups] == [1, 0]
     straight = effect.model_copy(update={"groups": effect.groups[::-1]})
-    first, second = [await perform(e, run.bench.ports) for e in (effect, straight)]
+    first, second = [await build(e, run.bench.ports) for e in (effect, straight)]
     assert first.state.weights_sha256 == second.state.weights_sha256
 
 

@@ -18,7 +18,7 @@ from producers.dashboard.branches import RETURNED, num_given, parse_choice, show
 from producers.dashboard.pages.samples import EVERYTHING, GROUPS_IN_LIST, listed_groups
 from schemas.artifact_refs import ArtifactRef
 from schemas.errors import CorruptData, FailureCategory, InvalidConfig
-from schemas.ids import GroupKey, Purpose
+from schemas.ids import REFUTED, GroupKey, Purpose
 from schemas.sampling import (
     Judgement,
     Message,
@@ -236,6 +236,10 @@ async def test_a_long_list_of_groups_goes_on(app: Application, browser: httpx.As
     ]
     shown = [one["groups"] for one in lists]
     assert sum(len(one) for one in shown if isinstance(one, list)) == len(many)
+    refuted = [replace(groups[0], slot=3, replacement=n) for n in (0, REFUTED)]
+    marks = listed_groups([groups[0], *refuted], None)["groups"]
+    assert isinstance(marks, list)
+    assert [one["refuted"] for one in marks] == [False, True, False]
 
 
 @pytest.mark.postgres
