@@ -2,20 +2,16 @@
 
 from producers.dashboard import assets, live, reports
 from producers.dashboard.pages import (
-    compare,
     datasets,
     deployments,
     evaluation_samples,
     evaluations,
-    forks,
     health,
     history,
     new_evaluation,
     new_run,
     platform,
     playground,
-    regrades,
-    row_changes,
     run,
     runs,
     samples,
@@ -24,6 +20,7 @@ from producers.dashboard.pages import (
     workspaces,
 )
 from producers.dashboard.pages.access import api_keys, device, joining, members, oidc, sign_in
+from producers.dashboard.pages.comparisons import compare, forks, regrades, row_changes
 from producers.dashboard.routing import MissingPage
 
 PAGES = (

@@ -19,7 +19,7 @@ from producers.dashboard import formats
 from producers.dashboard.charts import curves, finite_points, whiskers
 from producers.dashboard.forge_links import commit_address
 from producers.dashboard.forms import read_session_form
-from producers.dashboard.pages.forks import first_forks
+from producers.dashboard.pages.comparisons.forks import first_forks
 from producers.dashboard.pages.runs import REWARD, duration_s, progress, progress_text, times_left
 from producers.dashboard.rendering import html
 from producers.dashboard.routing import PageRoute

@@ -5,7 +5,7 @@ import re
 import httpx
 import pytest
 
-from producers.dashboard.pages.row_changes import sort_changes
+from producers.dashboard.pages.comparisons.row_changes import sort_changes
 from schemas.events import EvaluationCompleted, EvaluationRequested, Event
 from tests.kit.application import Application
 from tests.kit.history import keep

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from producers.dashboard.overlay import MeanPoint, band, mean_points
-from producers.dashboard.pages.compare import without_seed
+from producers.dashboard.pages.comparisons.compare import without_seed
 from tests.kit.application import Application
 from tests.kit.showcase import FIRST, PAUSED, SECOND
 from tests.kit.tenants import tenant

@@ -71,13 +71,13 @@ async def _find(request: Request, run: str) -> RegradeView:
 
 def _by_step(found: Mapping[str, object]) -> Mapping[int, Mapping[str, object]]:
     steps = found["by_step"]
-    assert isinstance(steps, dict)  # noqa: S101 - `regrade_json` made it
+    assert isinstance(steps, dict)  # noqa: S101 - made by `regrade_json`
     return steps
 
 
 def _rows(found: Mapping[str, object], name: str) -> Sequence[Mapping[str, object]]:
     rows = found[name]
-    assert isinstance(rows, list)  # noqa: S101 - `regrade_json` made it
+    assert isinstance(rows, list)  # noqa: S101 - made by `regrade_json`
     return rows
 
 
