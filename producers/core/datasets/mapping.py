@@ -9,7 +9,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from schemas.datasets import OPTIONAL_COLUMNS, PREFERENCE_COLUMNS, preference_form
+from schemas.datasets import (
+    OPTIONAL_COLUMNS,
+    PREFERENCE_COLUMNS,
+    TRAJECTORY_COLUMNS,
+    preference_form,
+)
 from schemas.errors import InvalidConfig, Issue
 
 LABELLED = (
@@ -85,6 +90,8 @@ def mapping_problems(columns: Sequence[str], mapping: Columns) -> Iterator[str]:
 
 def unread(columns: Sequence[str]) -> list[str]:
     """The columns that nothing reads."""
+    if tuple(columns) == TRAJECTORY_COLUMNS:
+        return []
     if form := preference_form(columns):
         read = {*PREFERENCE_COLUMNS[form], *OPTIONAL_COLUMNS[form], "tools", "metadata"}
     else:
