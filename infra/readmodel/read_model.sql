@@ -445,10 +445,15 @@ select step, slot, replacement, dataset_row, artifact, grades, judgements, 0 as 
 from graded_groups where owner = $1 and purpose = $2 and (step, slot, replacement) <= ($3, $4, $5)
 order by step desc, slot desc, replacement desc limit $6
 
+-- A group whose samples were refuted was generated again under its replacement + 1000 (schemas.ids.REFUTED),
+-- and is left out.
+
 -- name: groups_after
 select step, slot, replacement, dataset_row, artifact, grades, judgements, 0 as first
-from graded_groups where owner = $1 and purpose = $2 and (step, slot, replacement) > ($3, $4, $5)
-  and step <= $6
+from graded_groups g where owner = $1 and purpose = $2 and (step, slot, replacement) > ($3, $4, $5)
+  and step <= $6 and not exists (
+    select from graded_groups again where again.owner = g.owner and again.purpose = g.purpose
+      and again.step = g.step and again.slot = g.slot and again.replacement = g.replacement + 1000)
 order by step, slot, replacement limit $7
 
 -- The nearest groups of one dataset row before and after a step. Each side looks at a bounded number of

@@ -392,7 +392,7 @@ class Runs:
         self, owner: str, purpose: str, place: tuple[int, int, int], *, last_step: int, limit: int
     ) -> list[GroupRow]:
         """At most `limit` groups behind a (step, slot, replacement) up to the step `last_step`, in
-        order. Their `first` is 0."""
+        order, without those whose samples were refuted. Their `first` is 0."""
         rows = await self._pool.fetch(SQL["groups_after"], owner, purpose, *place, last_step, limit)
         return [_group(owner, purpose, row) for row in rows]
 

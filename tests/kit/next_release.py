@@ -18,7 +18,7 @@ class RunNoted(BaseRunEvent):
 '''
 
 PATCH: tuple[tuple[str, str, str], ...] = (
-    ("schemas/events/decider_version.py", "DECIDER_VERSION = 2", "DECIDER_VERSION = 3"),
+    ("schemas/events/decider_version.py", "DECIDER_VERSION = 3", "DECIDER_VERSION = 4"),
     (
         "schemas/events/runs.py",
         'type: ClassVar[str] = "rl.run.requested"\n',
@@ -49,7 +49,7 @@ PATCH: tuple[tuple[str, str, str], ...] = (
         "consumers/run/consumer.py",
         "    events = (*recorded, *follow(state))\n",
         "    events = (*recorded, *follow(state))\n"
-        "    if state.request.decider >= 3 and any(isinstance(e, RunStarted) for e in events):\n"
+        "    if state.request.decider >= 4 and any(isinstance(e, RunStarted) for e in events):\n"
         "        events = (*events, RunNoted(run=state.request.run))\n",
     ),
 )
