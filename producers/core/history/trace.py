@@ -5,7 +5,7 @@ its step and its run.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from infra.spine.ports.event_log import Cursor, EventStore, Recorded
@@ -23,6 +23,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import (
+    REFUTED,
     GroupId,
     GroupKey,
     checkpoint_stream,
@@ -159,12 +160,15 @@ async def _find_events(
     requested: Recorded | None = None
     begun = batch = updated = None
     dropped: str | None = None
+    again = replace(key, replacement=key.replacement + REFUTED)
     async for recorded in _events(log, run.run, OF_THE_RUN):
         match recorded.event:
             case RunRequested():
                 begun = begun or recorded
             case GroupsRequested() if _requests_group(recorded.event, key):
                 requested = requested or recorded
+            case GroupsRequested() if _requests_group(recorded.event, again):
+                dropped = f"samples of its group were refuted, so it was generated again: {again}"
             case GroupsSettled(step=key.step):
                 dropped = dropped or _why_dropped(recorded.event, key)
             case BatchAssembled(step=key.step):

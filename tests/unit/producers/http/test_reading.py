@@ -13,6 +13,7 @@ from schemas.events import (
     BatchAssembled,
     Event,
     GroupGraded,
+    GroupsRequested,
     GroupsSettled,
     RunFinished,
     RunPaused,
@@ -20,7 +21,7 @@ from schemas.events import (
     RunStarted,
     SettledGroup,
 )
-from schemas.ids import GroupKey, Purpose, WorkerId, sample_id
+from schemas.ids import REFUTED, GroupKey, Purpose, WorkerId, sample_id
 from schemas.sampling import Message
 from schemas.specs import BatchGroup
 from tests.kit.application import Application
@@ -265,6 +266,27 @@ async def test_the_trace_of_a_sample_that_is_left_out_says_why(app: Application)
         found = await app.get("/runs/first/trace", sample=sample)
         assert len(found["hops"]) == num_hops, sample
         assert str(found["reason"]).startswith(says or "None"), sample
+
+
+async def test_the_trace_of_a_refuted_sample_names_the_group_in_its_place(
+    app: Application,
+) -> None:
+    events = [*beginning("r1", "first", steps=1), *step("r1", 1)]
+    (request,) = [one for one in events if isinstance(one, GroupsRequested)]
+    slots = tuple(
+        slot.model_copy(update={"replacement": REFUTED}) for slot in request.slots if slot.slot == 1
+    )
+    again = request.model_copy(update={"slots": slots})
+    place = next(n for n, one in enumerate(events) if isinstance(one, BatchAssembled))
+    events = [*events[:place], again, *(without(one, 1) for one in events[place:])]
+    for event in events:
+        await app.append([event])
+    await app.services.readmodel.names.take("run", "first", "r1")
+    found = await app.get("/runs/first/trace", sample="r1-train-1-1-0.0")
+    assert len(found["hops"]) == 5
+    assert found["reason"] == (
+        "samples of its group were refuted, so it was generated again: r1-train-1-1-1000"
+    )
 
 
 def without(event: Event, slot: int) -> Event:
