@@ -131,7 +131,7 @@ def test_a_run_beside_a_lying_server_ends_in_the_bits_of_an_honest_one(tmp_path:
     assert {w.category for w in warnings} == {e.server for e in refuted}
 
 
-def train_forced(folder: Path, *, steps: int = STEPS) -> Trained:
+def train_forced(folder: Path, *, steps: int = STEPS, **advanced: object) -> Trained:
     tiny = ModelRef(kind="scratch", name="qwen3-tiny", seed=SEED)
     base = build_base(tiny, {}, device=torch.device("cpu"))
     readable_model(base, folder / "model")
@@ -139,7 +139,8 @@ def train_forced(folder: Path, *, steps: int = STEPS) -> Trained:
 
     async def run() -> Trained:
         async with fake_vllms(fake) as urls:
-            return await train_forced_run(folder, model=folder / "model", vllm=urls, steps=steps)
+            model = folder / "model"
+            return await train_forced_run(folder, model=model, vllm=urls, steps=steps, **advanced)
 
     return asyncio.run(run())
 
@@ -154,6 +155,6 @@ def test_twin_without_the_masks_in_the_learner_its_logprobs_are_others(
 ) -> None:
     monkeypatch.setattr(AllowedTokens, "restrict", lambda self, logits_C_V: logits_C_V)
     monkeypatch.setattr(engine, "refuse_other_logprobs", lambda *given, **more: None)
-    found = train_forced(tmp_path, steps=1)
+    found = train_forced(tmp_path, steps=1, attest=False)
     steps = [e for e in found.events if isinstance(e, StepSettled) and e.step]
     assert [step.metrics["train/sampler_mismatch"] > 0.5 for step in steps] == [True]

@@ -59,10 +59,10 @@ async def train_run(
 
 
 async def train_forced_run(
-    folder: Path, *, model: Path, vllm: tuple[str, ...], steps: int = STEPS
+    folder: Path, *, model: Path, vllm: tuple[str, ...], steps: int = STEPS, **advanced: object
 ) -> Trained:
     """A forced format and a forced call per sample, on the model of a directory."""
-    config = forced_run(max_steps=steps, seed=SEED, deterministic=False)
+    config = forced_run(max_steps=steps, seed=SEED, deterministic=False, **advanced)
     config["experiment"]["model_path"] = str(model)
     config["training"] |= {"n_samples_per_prompt": 8, "lr": 1e-3}
     return await _train(folder, FILES, config, vllm=vllm)

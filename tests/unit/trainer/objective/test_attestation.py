@@ -172,6 +172,29 @@ def test_a_mistake_is_found_within_512_tokens_in_bfloat16(world: World, mistake:
     assert tokens_until_refuted(distance, bound) <= 512
 
 
+def test_each_wrong_sample_of_a_hundred_is_found_and_no_other(world: World) -> None:
+    """1 % of the requests get another run's adapter, and the server's other samples are right."""
+    turns = world.turns * 13
+    of_turn = [len(turn.completion_ids) for turn in world.turns]
+    right = world.learner(world.newest).float().split(of_turn) * 13
+    wrong = world.learner(of_another_run(world.newest)).split(of_turn) * 13
+    lies = {57, 130}
+    told = [
+        turn.model_copy(update={"logprobs": tuple(wrong[n].tolist())}) if n in lies else turn
+        for n, turn in enumerate(turns)
+    ]
+    witness = Witness([graded(told, noise=1e-7)], EXACT_BOUND, 103)
+    for n, turn in enumerate(told):
+        rows = [Example(n, row) for row in sequences_of((turn,))]
+        (micro,) = pack(rows, micro_batch_tokens=1, share=False, device=CPU)
+        witness.see(micro, right[n], -right[n])  # an entropy that makes the test of draws neutral
+    with pytest.raises(SamplesRefuted) as refused:
+        witness.judge()
+    assert {one.index for one in refused.value.refutations} == lies
+    assert {one.test for one in refused.value.refutations} == {"distance"}
+    assert max(one.tokens for one in refused.value.refutations) <= 64
+
+
 def test_a_wrong_template_is_found_within_64_tokens(world: World) -> None:
     """The server answered another prompt than the log has: the last tokens of the template are gone."""
     prompted = [
