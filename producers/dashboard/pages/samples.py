@@ -130,7 +130,7 @@ async def _values(request: Request, *, is_cut: bool) -> Mapping[str, object]:
     )
     values = {
         **await reader_values(request, source, groups, chosen, is_cut=is_cut),
-        **await _grades_of_regrade(request, run["id"], chosen),
+        **await _new_grades(request, run["id"], chosen),
         "run": run,
         "step": step,
         "last": last,
@@ -148,9 +148,7 @@ async def _values(request: Request, *, is_cut: bool) -> Mapping[str, object]:
     }
 
 
-async def _grades_of_regrade(
-    request: Request, run: str, chosen: GroupRow | None
-) -> Mapping[str, object]:
+async def _new_grades(request: Request, run: str, chosen: GroupRow | None) -> Mapping[str, object]:
     """The grades of the chosen group in the regrade that the address names, by the sample's index."""
     identity = request.query_params.get("regrade")
     if not identity or chosen is None:

@@ -1859,7 +1859,8 @@ begin
             where e.type = 'rl.verification.completed' and is_record(e.type) and e.data ->> 'run' = p_run);
     end if;
     if exists (select from effects f where f.run_id = any (owners)
-               or (f.type = 'VerifyRun' and f.data ->> 'run' = p_run)) then
+               or (f.type in ('VerifyRun', 'RegradeGroups', 'CompareGradients')
+                   and f.data ->> 'run' = p_run)) then
         raise exception 'WORK' using errcode = 'HR004';
     end if;
     select e.xid, e.position into last from events e where e.run_id = any (owners)
