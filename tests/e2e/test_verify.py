@@ -3,6 +3,9 @@ flipped byte, wherever it is, is named."""
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 from tests.kit.platform import (
     Platform,
     final_adapter,
+    git,
     make_workspace,
     platform,
     run_config,
@@ -155,4 +159,56 @@ def test_a_missing_event_is_named(running: Platform, finished: Any, database: st
     sql(database, move, f"policy-{run}", run)
     assert found["status"] == "differs"
     assert "events are missing" in found["findings"][0]["message"]
+    assert verify(running, run)["status"] == "verified"
+
+
+def headrace(started: Platform, *arguments: str) -> Any:
+    """The JSON that a command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "producers.cli.main", *arguments, "--json"],
+        env={**os.environ, **started.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_recorded_samples_are_graded_by_a_working_tree_that_git_does_not_notice(
+    running: Platform, finished: Any, tmp_path: Path
+) -> None:
+    """On this platform, because a commit of no branch must pass git's fetch, the sandbox and the learner
+    as they are. The grader as it was recorded gives the recorded rewards, and the same gradients."""
+    url = next(w["url"] for w in running.get("/workspaces")["workspaces"] if w["name"] == "w")
+    workspace = Path(str(url))
+    run = finished["run"]["id"]
+    before = [git(workspace, *of) for of in (("rev-parse", "HEAD"), ("branch", "--all"))]
+    (workspace / "notes.txt").write_text("a file that is not committed\n")
+    same = headrace(running, "train", "regrade", run, "--grader", url, "--gradients")["regrade"]
+    assert (same["source"], same["report"]["changed_share"]) == ("working tree", 0.0)
+    assert same["report"]["reward_after"] == same["report"]["reward_before"]
+    assert [one["cosine"] for one in same["gradients"]["steps"]] == [1.0] * 4
+
+    main = workspace / "rollouts" / "say" / "main.py"
+    text = main.read_text()
+    main.write_text(text.replace("digits / 8", "-digits / 8"))
+    try:
+        other = headrace(running, "train", "regrade", run, "--grader", url, "--gradients")
+    finally:
+        main.write_text(text)
+    found = other["regrade"]
+    assert found["report"]["reward_after"] == -same["report"]["reward_before"]
+    assert found["report"]["kendall_tau"] == -1.0
+    cosines = [one["cosine"] for one in found["gradients"]["steps"]]
+    assert cosines == pytest.approx([-1.0] * 4, abs=0.05), "clipping is not the same on both sides"
+    assert found["commit"] != before[0]
+
+    again = headrace(running, "train", "regrade", f"regrade:{found['id']}", "--reward", "grader=-1")
+    assert again["regrade"]["report"]["reward_after"] == same["report"]["reward_before"]
+    (workspace / "notes.txt").unlink()
+    after = [git(workspace, *of) for of in (("rev-parse", "HEAD"), ("branch", "--all"))]
+    assert after == before
+    assert git(workspace, "status", "--porcelain") == ""
     assert verify(running, run)["status"] == "verified"
