@@ -35,7 +35,7 @@ from infra.sandbox.generated_rows import generate_rows
 from infra.sandbox.package_models import ModelPackage, fetch_model
 from producers.cli.config_files import read_config
 from producers.cli.scaffold import IDENTITY
-from schemas.generated_tasks import OVERRIDES, REQUIREMENTS, dataset_name, parse_generated
+from schemas.toml.generated_tasks import OVERRIDES, REQUIREMENTS, dataset_name, parse_generated
 from tests.kit.package_environment import shared_environment
 from tests.kit.platform import Platform, git, platform
 from trainer.model.dequantize import dequantize_once

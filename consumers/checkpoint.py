@@ -62,12 +62,15 @@ def handle(state: CheckpointState, message: CheckpointMessage, meta: Meta) -> De
             return Decision(effects=(SaveCheckpoint(spec=spec, reward=message.reward),))
         case ManifestPut(effect=effect) if effect.spec.step > state.answered:
             saved = CheckpointSaved(
-                spec=effect.spec, manifest=message.manifest, reward=effect.reward
+                spec=effect.spec,
+                manifest=message.manifest,
+                reward=effect.reward,
+                work=meta.work,
             )
             return Decision(events=(saved,))
         case Failed(effect=SaveCheckpoint(spec=spec)) if spec.step > state.answered:
             failed = CheckpointFailed(
-                run=spec.run, step=spec.step, message=excerpt(message.message)
+                run=spec.run, step=spec.step, message=excerpt(message.message), work=meta.work
             )
             return Decision(events=(failed,))
         case _:

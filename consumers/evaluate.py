@@ -18,6 +18,7 @@ from consumers.evaluation_figures import RowOutcome, evaluation_figures, failed_
 from consumers.run.settle import settle
 from consumers.run.start import entrypoint_of, rollout_of
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from schemas.costs.work import Spent, add_spent
 from schemas.errors import Refused
 from schemas.events import (
     EvaluationCompleted,
@@ -63,8 +64,9 @@ class EvalState:
     """`retry` is the number of the current retry, and 0 before the first. `todo` are the slots that are
     not requested in it yet, `asked` says whether any was, and `waiting` are those of them that are not
     settled. `repeats` are the attempts that it repeats, by slot. `outcomes` are those of settled slots,
-    sorted by slot when they are read. `first_error` is the lowest slot with an error in this retry, and
-    the error."""
+    sorted by slot when they are read. `usd` is the price of a provider's answers, `judged_usd` that of
+    judges, and `spent` what the samples took of devices. `first_error` is the lowest slot with an error
+    in this retry, and the error."""
 
     request: EvaluationRequested | None = None
     started: EvaluationStarted | None = None
@@ -76,6 +78,8 @@ class EvalState:
     outcomes: dict[int, RowOutcome] = field(default_factory=dict)
     tokens: int = 0
     usd: float = 0.0
+    judged_usd: float = 0.0
+    spent: Spent = field(default_factory=dict)
     first_error: tuple[int, str] | None = None
     ended: bool = False
 
@@ -151,6 +155,8 @@ def _count(state: EvalState, group: SettledGroup) -> EvalState:
         outcomes={**state.outcomes, slot: _outcome(state, group)},
         tokens=state.tokens + sum(entry.completion_tokens for entry in group.entries),
         usd=state.usd + sum(entry.usd or 0.0 for entry in group.entries),
+        judged_usd=state.judged_usd + (group.judged.usd if group.judged else 0.0),
+        spent=add_spent([state.spent, group.spent]),
         first_error=min(errors, default=None),
     )
 
@@ -342,6 +348,8 @@ def _end(state: EvalState, status: str, message: str | None) -> Decision:
             "message": message,
             "run": request.run,
             "step": request.step,
+            "spent": state.spent,
+            "usd": state.usd + state.judged_usd,
         }
     )
     return Decision(events=(ended,))
@@ -357,6 +365,6 @@ CONSUMER: Consumer[EvalState, EvalEvent, EvalMessage, Never, Never] = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=4,
+    fold_version=5,
     snapshots=EvalState,
 )

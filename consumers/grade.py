@@ -31,6 +31,7 @@ from infra.ports.teachers import Teachers
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt
 from schemas.artifact_refs import ArtifactRef
+from schemas.costs.work import add_spent, spent_by
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import ConsumerName, StreamName, grade_stream
@@ -74,7 +75,13 @@ def handle(state: GradeState, message: GradeMessage, meta: Meta) -> Decision:
         return NOTHING
     match message:
         case GroupGenerated(spec=spec, parts=parts, entries=entries):
-            effect = GradeGroup(spec=spec, parts=parts, entries=entries, generate_s=message.seconds)
+            effect = GradeGroup(
+                spec=spec,
+                parts=parts,
+                entries=entries,
+                generate_s=message.seconds,
+                spent=message.spent,
+            )
             return Decision(effects=(effect,))
         case GroupScored(effect=effect):
             graded = _decide_grades(effect, message.group_artifact, message.grades, meta)
@@ -102,6 +109,8 @@ def _decide_grades(
         grades=grades,
         generate_s=effect.generate_s,
         grade_s=meta.seconds,
+        work=meta.work,
+        spent=add_spent([effect.spent, spent_by([meta.work])]),
     )
 
 

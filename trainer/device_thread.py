@@ -15,6 +15,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from schemas.costs.work import CPU, gpu_kind
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -83,6 +85,11 @@ class Device:
             "device": kind if self.torch.type == "cuda" else f"cpu {cpu}",
             "threads": str(self.threads),
         }
+
+    @property
+    def kind(self) -> str:
+        """The kind of device, as the cost ledger names it: `cpu`, or `gpu.` and a name."""
+        return gpu_kind(torch.cuda.get_device_name()) if self.torch.type == "cuda" else CPU
 
     def close(self) -> None:
         """Wait for the job that runs, and drop the jobs that wait."""

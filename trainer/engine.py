@@ -57,6 +57,11 @@ class Engine:
         threads."""
         return self._device.versions
 
+    @property
+    def device_kind(self) -> str:
+        """The kind of its device, as the cost ledger names it: `cpu`, or `gpu.` and a name."""
+        return self._device.kind
+
     async def aclose(self) -> None:
         """Stop sampling, wait for the job that runs, and end the device thread."""
         await self.sampler.aclose()

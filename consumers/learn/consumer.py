@@ -98,18 +98,19 @@ def handle(state: PolicyState, message: PolicyMessage, meta: Meta) -> Decision:
                 weights_name=message.weights_name,
                 metrics=message.metrics,
                 fork=message.forked,
+                work=meta.work,
             )
             return Decision(events=(initialized,))
         case PolicyBuilt(effect=TrainStep() as effect) if not _is_already_taken(state, effect.step):
-            return Decision(events=(_policy_updated(message, effect),))
+            return Decision(events=(_policy_updated(message, effect, meta),))
         case StepRefused(effect=effect) if not _is_already_taken(state, effect.step):
             return Decision(
                 events=refuted_samples(message) if effect.refused == state.refused else ()
             )
         case Failed(effect=InitializePolicy(spec=spec)) if state.spec is None:
-            return Decision(events=(_policy_failed(spec, 0, message),))
+            return Decision(events=(_policy_failed(spec, 0, message, meta),))
         case Failed(effect=TrainStep(spec=spec, step=step)) if not _is_already_taken(state, step):
-            return Decision(events=(_policy_failed(spec, step, message),))
+            return Decision(events=(_policy_failed(spec, step, message, meta),))
         case _:
             return NOTHING
 
@@ -148,7 +149,7 @@ def _is_validated(spec: TrainSpec, step: int) -> bool:
     return every is not None and step % every == 0
 
 
-def _policy_updated(message: PolicyBuilt, effect: TrainStep) -> PolicyUpdated:
+def _policy_updated(message: PolicyBuilt, effect: TrainStep, meta: Meta) -> PolicyUpdated:
     refused = {"attest/refused": float(effect.refused)} if effect.spec.attests else {}
     return PolicyUpdated(
         run=effect.spec.run,
@@ -160,14 +161,19 @@ def _policy_updated(message: PolicyBuilt, effect: TrainStep) -> PolicyUpdated:
         versions=message.versions,
         pinned=effect.pinned or message.fork is not None,
         fork=message.fork,
+        work=meta.work,
     )
 
 
-def _policy_failed(spec: TrainSpec, step: int, message: Failed) -> PolicyFailed:
+def _policy_failed(spec: TrainSpec, step: int, message: Failed, meta: Meta) -> PolicyFailed:
     crashed = message.category == FailureCategory.CRASH
     text = f"{message.category}: {message.message}"
     return PolicyFailed(
-        run=spec.run, step=step, kind="crash" if crashed else "error", message=excerpt(text)
+        run=spec.run,
+        step=step,
+        kind="crash" if crashed else "error",
+        message=excerpt(text),
+        work=meta.work,
     )
 
 

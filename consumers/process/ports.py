@@ -38,6 +38,7 @@ from infra.settings.settings import Settings
 from infra.spine.ports.artifacts import Artifacts
 from infra.spine.runtime.consumer import AnyConsumer, PortsOf
 from infra.spine.runtime.hosting import Hosting
+from schemas.costs.work import CPU
 from schemas.effects import Lane
 from schemas.ids import WorkerId
 from schemas.sampling import Sampler
@@ -82,11 +83,12 @@ def ports_from(available: Mapping[str, object]) -> PortsOf:
 
 @dataclass(frozen=True, slots=True)
 class OpenPorts:
-    """The ports of a process by name, and how many samples it computes at once (None: it has no
-    engine)."""
+    """The ports of a process by name, how many samples it computes at once (None: it has no engine), and
+    the kind of device of its engine."""
 
     by_name: Mapping[str, object]
     num_samples: int | None = None
+    device: str = CPU
 
 
 async def open_ports(
@@ -108,6 +110,7 @@ async def open_ports(
     }
     gateway: HttpGateway | None = None
     num_samples: int | None = None
+    device = CPU
     secrets: PostgresSecrets | None = None
     if "secrets" in names:
         sealer = Sealer.of(settings)
@@ -116,6 +119,7 @@ async def open_ports(
         engine = _open_engine(stack, backend, settings)
         sampler: Sampler = engine.sampler
         num_samples = engine.concurrency
+        device = engine.device_kind
         ports |= {"learner": engine.learner, "scorer": engine.scorer}
         if secrets is not None:  # they hold the keys of model providers
             sampler = _with_providers(stack, sampler, secrets, backend, settings)
@@ -153,7 +157,7 @@ async def open_ports(
         await repositories.collect()
     if "hub" in names:
         ports["hub"] = HubUploads(settings.hub_endpoint)
-    return OpenPorts({**ports, **given}, num_samples)
+    return OpenPorts({**ports, **given}, num_samples, device)
 
 
 def _open_engine(stack: AsyncExitStack, backend: Backend, settings: Settings) -> "Engine":

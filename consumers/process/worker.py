@@ -153,6 +153,7 @@ async def open_runtime(
             spare=spare_of(settings.capacity, generate=ports.num_samples),
             run_capacity={Lane(lane): most for lane, most in settings.run_capacity.items()},
             workspace_samples=settings.quotas.get(SAMPLES),
+            devices=dict.fromkeys((Lane.GENERATE, Lane.TRAIN, Lane.SERVE), ports.device),
         )
         gc_freeze.freeze()
         runtime = Runtime(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from consumers.project.cost_rows import cost_rows
 from consumers.project.event_rows import rows
 from consumers.project.log_lines import narrate
 from consumers.project.model_rows import deployment_rows, hub_rows
@@ -229,6 +230,7 @@ def project(recorded: Recorded) -> tuple[Write, ...]:
     raises."""
     return (
         *rows(recorded.event, recorded.time),
+        *cost_rows(recorded),
         *push_rows(recorded),
         *_letter_rows(recorded),
         *deployment_rows(recorded),

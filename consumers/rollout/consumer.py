@@ -16,6 +16,7 @@ from consumers.rollout.sampling import RolloutPorts, alarm_once, generate_group,
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from infra.spine.runtime.error_excerpt import excerpt
 from schemas.artifact_refs import ArtifactRef
+from schemas.costs.work import Work, spent_by
 from schemas.effects import (
     Effect,
     Failed,
@@ -42,6 +43,7 @@ class Finished:
     artifact: ArtifactRef | None
     seconds: float = 0.0
     files: tuple[ArtifactRef, ...] = ()
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def evolve(state: GroupState, event: GroupEvent) -> GroupState:
     """Return the state after one event of a group stream."""
     match event:
         case SampleGenerated():
-            finished = Finished(event.entry, event.artifact, event.seconds)
+            finished = Finished(event.entry, event.artifact, event.seconds, work=event.work)
             return replace(state, samples=_add_sample(state, finished))
         case GroupGenerated():
             return GroupState(done=True)
@@ -95,19 +97,27 @@ def handle(state: GroupState, message: GroupMessage, meta: Meta) -> Decision:
                 entries=message.entries,
                 parts=(message.artifact,),
                 seconds=meta.seconds,
+                work=meta.work,
+                spent=spent_by([meta.work]),
             )
             return Decision(events=(generated,))
         case SampleFinished(effect=GenerateSample(spec=spec)):
-            finished = Finished(message.entry, message.artifact, meta.seconds, message.files)
+            finished = Finished(
+                message.entry, message.artifact, meta.seconds, message.files, meta.work
+            )
             return _record(state, spec, finished)
         case Failed(effect=GenerateSample(spec=spec, index=index)):
-            return _record(state, spec, Finished(_failed_entry(message, index), None))
+            failed = Finished(_failed_entry(message, index), None, work=meta.work)
+            return _record(state, spec, failed)
         case Failed(effect=ReplayGroup(spec=spec)) if not state.done:
             return Decision(effects=_requested_effects(state, spec))
         case Failed(effect=GenerateGroup(spec=spec)) if not state.done:
             num = spec.template.num_samples
             entries = tuple(_failed_entry(message, index, num_samples=num) for index in range(num))
-            return Decision(events=(GroupGenerated(spec=spec, entries=entries, parts=()),))
+            generated = GroupGenerated(
+                spec=spec, entries=entries, parts=(), work=meta.work, spent=spent_by([meta.work])
+            )
+            return Decision(events=(generated,))
         case _:
             return NOTHING
 
@@ -139,6 +149,7 @@ def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:
         artifact=sample.artifact,
         seconds=sample.seconds,
         files=sample.files,
+        work=sample.work,
     )
     samples = _add_sample(state, sample)
     num_samples = spec.template.num_samples
@@ -149,6 +160,7 @@ def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:
         entries=alarm_once(_shorten(each.entry, num_samples) for each in samples),
         parts=tuple(each.artifact for each in samples if each.artifact is not None),
         seconds=max(each.seconds for each in samples),
+        spent=spent_by(each.work for each in samples),
     )
     return Decision(events=(generated, group))
 

@@ -62,6 +62,7 @@ def settle(
         generate_s=graded.generate_s,
         grade_s=graded.grade_s,
         judged=graded.judged,
+        spent=graded.spent,
     )
 
 

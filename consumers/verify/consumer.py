@@ -57,6 +57,7 @@ def handle(state: VerifyState, message: VerifyMessage, meta: Meta) -> Decision:
                 artifacts=message.artifacts,
                 adapter_sha256=message.adapter_sha256,
                 forks=message.forks,
+                work=meta.work,
             )
             return Decision(events=(completed,))
         case Failed(effect=VerifyRun() as effect):
@@ -64,6 +65,7 @@ def handle(state: VerifyState, message: VerifyMessage, meta: Meta) -> Decision:
                 verification=effect.verification,
                 run=effect.run,
                 error=excerpt(f"{message.category}: {message.message}"),
+                work=meta.work,
             )
             return Decision(events=(completed,))
         case _:

@@ -1041,6 +1041,9 @@ where (s.run = $1 or s.run in (select evaluation from evaluations where run = $1
 -- name: drop_skipped_event
 delete from skipped_events where event = $1
 
+-- name: drop_costs
+delete from costs where owner = $1
+
 -- name: drop_groups
 delete from graded_groups
 where owner = $1 or owner in (select evaluation from evaluations where run = $1)

@@ -145,6 +145,29 @@ class PutGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PutCost:
+    """The cost of the work that an event records. `run` is the run or evaluation that it is about, and
+    `owner` the one that paid, which is the run of a validation."""
+
+    event: str
+    run: str
+    owner: str
+    step: int | None
+    sample: str | None
+    effect: str | None
+    device: str | None
+    device_s: float
+    wasted_s: float
+    sampled: int
+    trained: int
+    discarded: int
+    calls_usd: float
+    calls_tokens: int
+    stored_bytes: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class PutLog:
     """A line of a run's or an evaluation's log; (xid, position) is its event's cursor, `line`
     counts within the event."""
@@ -417,6 +440,7 @@ Write = (
     | PutMetric
     | PutCheckpoint
     | PutGroup
+    | PutCost
     | PutLog
     | PutDataset
     | PutArtifact

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from infra.costs.ledger import Costs
 from infra.names import PostgresNames
 from infra.readmodel.checkpoints import CheckpointPages, HubUploadRows
 from infra.readmodel.dead_letters import DeadLetterRows
@@ -38,6 +39,7 @@ from infra.readmodel.rows import (
     DropSkippedEvent,
     PutArtifact,
     PutCheckpoint,
+    PutCost,
     PutDataset,
     PutDelivery,
     PutDeployment,
@@ -89,6 +91,7 @@ PUTS: tuple[tuple[type[Write], str], ...] = (
     (PutMetric, "metric_points"),
     (PutCheckpoint, "checkpoints"),
     (PutGroup, "graded_groups"),
+    (PutCost, "costs"),
     (PutLog, "log_lines"),
     (PutLetter, "dead_letters"),
     (PutDeployment, "deployments"),
@@ -109,6 +112,7 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
 HISTORY = (
     "drop_log_lines_without_events",
     "drop_skipped_events_without_events",
+    "drop_costs",
     "drop_groups",
     "drop_evaluations",
     "drop_metrics",
@@ -160,6 +164,14 @@ COLUMN_TYPES = {
     "is_prerelease": "boolean",
     "reward": "double precision",
     "value": "double precision",
+    "device_s": "double precision",
+    "wasted_s": "double precision",
+    "calls_usd": "double precision",
+    "sampled": "bigint",
+    "trained": "bigint",
+    "discarded": "bigint",
+    "calls_tokens": "bigint",
+    "stored_bytes": "bigint",
     "at": "timestamptz",
     "created_at": "timestamptz",
     "started_at": "timestamptz",
@@ -216,6 +228,7 @@ class ReadModel:
         self.skipped_events = SkippedEvents(database, PROJECT)
         self.stalled = StalledEffects(database)
         self.waits = Waits(database)
+        self.costs = Costs(database)
 
     async def cursor(self) -> Cursor:
         """The cursor up to which the log is projected."""

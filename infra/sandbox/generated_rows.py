@@ -13,7 +13,7 @@ from infra.ports.packages import DeclaredPackages
 from infra.sandbox.environments.environments import PackageEnvironments
 from infra.sandbox.written_trees import read_file
 from schemas.errors import Refused
-from schemas.generated_tasks import OVERRIDES, REQUIREMENTS, GeneratedTasks
+from schemas.toml.generated_tasks import OVERRIDES, REQUIREMENTS, GeneratedTasks
 
 MOST_BYTES = 512 << 20
 WITHIN_S = 600.0

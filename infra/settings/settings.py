@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from infra.settings import capacity, network_policy, quotas
+from infra.settings import capacity, network_policy, prices, quotas
 from infra.settings.alerts import AlertSettings, BadAlertSetting
 from infra.settings.git import THIS_MACHINE, GitSettings
 from infra.settings.kafka import KafkaSettings
@@ -103,6 +103,7 @@ class Settings:
     quotas: Mapping[str, int]
     organisation_quotas: Mapping[str, int]
     key_quotas: Mapping[str, int]
+    prices: Mapping[str, float]
     retention_days: int | None
     evaluation_days: int | None
     record_days: int | None
@@ -158,6 +159,7 @@ class Settings:
                 environ, quotas.ORGANISATION_VARIABLE, tuple(quotas.ORGANISATION_QUOTAS)
             ),
             key_quotas=_quotas(environ, quotas.KEY_VARIABLE, quotas.KEY_QUOTAS),
+            prices=_prices(environ),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             evaluation_days=_number(environ, "HEADRACE_EVALUATION_DAYS", 0, 0, 36500) or None,
             record_days=_number(environ, "HEADRACE_RECORD_DAYS", 90, 0, 36500) or None,
@@ -409,6 +411,14 @@ def _capacity(environ: Mapping[str, str], variable: str) -> Mapping[str, int]:
         return capacity.parse_capacity(value)
     except ValueError as error:
         raise _bad(variable, value, capacity.FORM) from error
+
+
+def _prices(environ: Mapping[str, str]) -> Mapping[str, float]:
+    value = environ.get(prices.VARIABLE) or ""
+    try:
+        return prices.parse_prices(value)
+    except ValueError as error:
+        raise _bad(prices.VARIABLE, value, f"{prices.FORM} ({error})") from error
 
 
 def _quotas(environ: Mapping[str, str], variable: str, names: Collection[str]) -> Mapping[str, int]:

@@ -57,6 +57,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "evaluations.evaluation:evaluation",
         "Evaluations: submit, list, info, retry, compare and more.",
     ),
+    "cost": (
+        CLI + "upkeep.cost:cost",
+        "Show what runs, workspaces and users cost.",
+    ),
     "events": (CLI + "events:events", "Show the event log of a run."),
     "checkpoint": (
         CLI + "checkpoint:checkpoint",

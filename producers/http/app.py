@@ -16,7 +16,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from infra.spine.postgres.errors import UNAVAILABLE_ERRORS, DiskFull
-from producers.http import evaluation_imports, transfers
+from producers.http import costs, evaluation_imports, transfers
 from producers.http.auth import Guard
 from producers.http.openai_errors import in_form_of
 from producers.http.responses import problem, refusal_response, unavailable_response
@@ -61,6 +61,7 @@ ErrorHandler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 RESOURCES = (
     platform,
     runs,
+    costs,
     events,
     samples,
     datasets,

@@ -13,10 +13,10 @@ from producers.tryout.request import TryoutRequest
 from producers.tryout.working_tree import snapshot_of
 from schemas.config import RunConfig
 from schemas.errors import Issue, NotFound, Refused
-from schemas.generated_tasks import is_generated
 from schemas.limits import batch_size
 from schemas.specs import DiscoveredRollout, Entrypoint
 from schemas.toml.config_issues import config_issues
+from schemas.toml.generated_tasks import is_generated
 
 Status = Literal["ok", "problem", "note"]
 

@@ -22,13 +22,13 @@ from producers.tryout.request import ProviderRequest, TryoutRequest
 from schemas.config import EvalAdvanced, EvalConfig, RunConfig, Training
 from schemas.datasets import DatasetRow, parse_rows
 from schemas.errors import InvalidConfig, Issue, NotFound
-from schemas.generated_tasks import dataset_name, is_generated
 from schemas.limits import longest_answer
 from schemas.models.scratch import CHARACTERS, PREFIX, scratch_shape
 from schemas.sampling import PROVIDER_PREFIX, ModelRef, ProviderRef, SamplingParams
 from schemas.secrets.secret_value import SecretValue
 from schemas.specs import Entrypoint, RolloutRef
 from schemas.toml.config_issues import config_issues
+from schemas.toml.generated_tasks import dataset_name, is_generated
 from schemas.toml.parser import parse_eval, parse_run, refuse
 
 Config = RunConfig | EvalConfig

@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.artifact_refs import ArtifactRef
+from schemas.costs.work import Spent
 from schemas.deployments import HubUpload, ServedModel, deployment_id, deployment_key
 from schemas.effects.effect import Effect as Effect
 from schemas.effects.effect import Failed as Failed
@@ -201,13 +202,15 @@ class ReplayGroup(_OfGroup):
 
 
 class GradeGroup(_OfGroup):
-    """Run the user's grader (or reward functions) on the samples of a group."""
+    """Run the user's grader (or reward functions) on the samples of a group. `spent` is what these took
+    of devices."""
 
     type: ClassVar[str] = "GradeGroup"
     lane: ClassVar[Lane] = Lane.USER
     parts: tuple[ArtifactRef, ...]
     entries: tuple[SampleEntry, ...] = ()
     generate_s: float = 0.0
+    spent: Spent = {}
 
 
 class TrainStep(Effect):

@@ -2,11 +2,18 @@
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from schemas.artifact_refs import ArtifactRef, Sha256
+from schemas.costs.work import Spent, Work
 from schemas.events.event import RUN_TOPIC, Event
 from schemas.events.runs import BaseRunEvent, BaseStepEvent
 from schemas.ids import StreamName, checkpoint_stream
 from schemas.specs import CheckpointSpec
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class CheckpointRequested(BaseRunEvent):
@@ -30,6 +37,7 @@ class CheckpointSaved(Event):
     spec: CheckpointSpec
     manifest: ArtifactRef
     reward: float | None = None
+    work: Work | None = Field(default=None, exclude_if=_is_none)
 
     @property
     def stream(self) -> StreamName:
@@ -55,6 +63,7 @@ class CheckpointFailed(Event):
     run: str
     step: int
     message: str
+    work: Work | None = Field(default=None, exclude_if=_is_none)
 
     @property
     def stream(self) -> StreamName:
@@ -66,7 +75,8 @@ class CheckpointFailed(Event):
 
 
 class CheckpointSettled(BaseStepEvent):
-    """The run has processed a saved checkpoint."""
+    """The run has processed a saved checkpoint. `spent` is what saving it took of devices."""
 
     type: ClassVar[str] = "rl.checkpoint.settled"
     manifest_sha256: Sha256
+    spent: Spent = Field(default={}, exclude_if=lambda value: value == {})

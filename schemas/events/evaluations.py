@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.artifact_refs import ArtifactRef
 from schemas.config import EvalConfig
+from schemas.costs.work import Spent
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.events.runs import BaseStepEvent
 from schemas.ids import StreamName, eval_stream, run_stream
@@ -16,6 +17,14 @@ from schemas.specs import DatasetRef, GroupTemplate
 
 def _is_none(value: object) -> bool:
     return value is None
+
+
+def _is_empty(value: object) -> bool:
+    return value == {}
+
+
+def _is_zero(value: object) -> bool:
+    return value == 0
 
 
 class _EvaluationEvent(Event):
@@ -87,7 +96,8 @@ class EvaluationStarted(_EvaluationEvent):
 
 class EvaluationCompleted(_EvaluationEvent):
     """An evaluation ended. `reward` is the mean over all graded samples. `ended_at` is the time of an
-    imported one, which ended elsewhere before it was recorded here."""
+    imported one, which ended elsewhere before it was recorded here. `spent` is what its samples took of
+    devices, and `usd` is what judges and providers cost, with those of all its retries."""
 
     type: ClassVar[str] = "rl.evaluation.completed"
     gate: ClassVar[Gate | None] = "closed"
@@ -98,6 +108,8 @@ class EvaluationCompleted(_EvaluationEvent):
     run: str | None = None
     step: int | None = None
     ended_at: datetime | None = Field(default=None, exclude_if=_is_none)
+    spent: Spent = Field(default={}, exclude_if=_is_empty)
+    usd: float = Field(default=0.0, exclude_if=_is_zero)
 
     @property
     def key(self) -> str:
@@ -198,8 +210,10 @@ class EvaluationRowsImported(_ImportEvent):
 
 
 class EvaluationSettled(BaseStepEvent):
-    """The run has processed the validation of a step."""
+    """The run has processed the validation of a step. `spent` and `usd` are those of the validation."""
 
     type: ClassVar[str] = "rl.evaluation.settled"
     reward: float | None
     metrics: dict[str, float] = {}
+    spent: Spent = Field(default={}, exclude_if=_is_empty)
+    usd: float = Field(default=0.0, exclude_if=_is_zero)

@@ -6,6 +6,7 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.artifact_refs import ArtifactRef
+from schemas.costs.work import Spent, Work
 from schemas.events.event import RUN_TOPIC, Event
 from schemas.events.runs import BaseStepEvent
 from schemas.ids import StreamName, policy_stream
@@ -13,6 +14,10 @@ from schemas.learner import RefutingTest
 from schemas.models.fork import EarlierWeights, ForkedPolicy
 from schemas.sampling import PolicyRef
 from schemas.specs import BatchGroup, StateRef, TrainSpec
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class _PolicyEvent(Event):
@@ -40,6 +45,7 @@ class PolicyInitialized(_PolicyEvent):
     weights_name: str = "adapter_model.safetensors"
     metrics: dict[str, float] = {}
     fork: ForkedPolicy | None = Field(default=None, exclude_if=lambda value: value is None)
+    work: Work | None = Field(default=None, exclude_if=_is_none)
 
 
 class PolicyFailed(_PolicyEvent):
@@ -49,6 +55,7 @@ class PolicyFailed(_PolicyEvent):
     step: int
     kind: Literal["error", "crash"]
     message: str
+    work: Work | None = Field(default=None, exclude_if=_is_none)
 
 
 class SampleRefuted(_PolicyEvent):
@@ -128,6 +135,7 @@ class PolicyUpdated(_PolicyEvent):
     versions: dict[str, str]
     pinned: bool = False
     fork: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    work: Work | None = Field(default=None, exclude_if=_is_none)
 
 
 class StepSkipped(BaseStepEvent):
@@ -145,7 +153,8 @@ class StepSettled(BaseStepEvent):
     what the manifest of its checkpoint needs. Step 0 is the start, with version 0 and the
     checkpoint files that stay the same for the whole run; a fork starts with the step of its parent
     instead. `weights` are those of earlier versions, which groups of a fork sample with. `at` is the
-    time in Unix seconds, from which the next step's time is measured."""
+    time in Unix seconds, from which the next step's time is measured. `spent` is what the learner took
+    of devices."""
 
     type: ClassVar[str] = "rl.step.settled"
     state: StateRef
@@ -158,6 +167,7 @@ class StepSettled(BaseStepEvent):
     weights_name: str | None = None
     at: float | None = None
     weights: tuple[EarlierWeights, ...] = Field(default=(), exclude_if=lambda value: not value)
+    spent: Spent = Field(default={}, exclude_if=lambda value: value == {})
 
 
 class RunWarned(BaseStepEvent):

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from schemas.costs.work import Work
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.ids import StreamName, verify_stream
 from schemas.specs import Finding
@@ -43,3 +44,4 @@ class VerificationCompleted(_VerificationEvent):
     adapter_sha256: str | None = None
     forks: tuple[int, ...] = Field(default=(), exclude_if=lambda value: value == ())
     error: str | None = None
+    work: Work | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -15,14 +15,14 @@ from infra.sandbox.generated_rows import generate_rows
 from producers.cli.config_files import read_config
 from schemas.errors import Refused
 from schemas.events import GroupGraded
-from schemas.generated_tasks import (
+from schemas.toml.config_issues import config_issues
+from schemas.toml.generated_tasks import (
     OVERRIDES,
     REQUIREMENTS,
     dataset_name,
     is_generated,
     parse_generated,
 )
-from schemas.toml.config_issues import config_issues
 from schemas.toml.parser import parse_eval, parse_run
 from tests.kit.in_memory import in_memory
 from tests.kit.platform import ROOT, TINY, git

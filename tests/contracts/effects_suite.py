@@ -184,6 +184,22 @@ class EffectsSuite:
             await bound.log.commit(Commit(worker=dead, finished=((held.id, held.epoch),)))
         await bound.log.commit(Commit(worker=heir, finished=((taken.id, taken.epoch),)))
 
+    async def test_the_time_of_lost_attempts_is_kept_until_the_effect_ends(
+        self, bound: Bound
+    ) -> None:
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        (first,) = await claim(bound, who)
+        await bound.effects.retry(first, delay_s=0, error="away", wasted_s=1.5)
+        (second,) = await claim(bound, who)
+        await bound.effects.retry(first, delay_s=0, error="late", wasted_s=99)
+        await bound.effects.release(second, wasted_s=0.25)
+        (third,) = await claim(bound, who)
+        assert (first.wasted_s, second.wasted_s, third.wasted_s) == (0, 1.5, 1.75)
+        await bound.expire_lease(LEASE_S, who)
+        (taken,) = await claim(bound, await worker(bound))
+        assert 1.75 <= taken.wasted_s <= 1.75 + LEASE_S
+
     async def test_a_worker_does_not_claim_again_the_effects_it_holds(self, bound: Bound) -> None:
         who = await worker(bound)
         await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))

@@ -66,7 +66,7 @@ LIMITED = {
     **dict.fromkeys(
         (
             *("runs", "metric_points", "checkpoints", "graded_groups", "log_lines", "datasets"),
-            *("workspaces", "evaluations", "dead_letters", "deliveries", "pushes"),
+            *("costs", "workspaces", "evaluations", "dead_letters", "deliveries", "pushes"),
             *("triggered_runs", "deployments", "hub_uploads"),
         ),
         "select",

@@ -38,20 +38,6 @@ from schemas.text import well_formed
 
 
 @dataclass
-class _EffectRow:
-    new: NewEffect
-    order: int
-    due_at: datetime
-    turn: float = 0.0
-    worker: WorkerId | None = None
-    epoch: int = 0
-    attempts: int = 0
-    crashes: int = 0
-    deaths: int = 0
-    size: int = 1
-
-
-@dataclass
 class World:
     """The content of a Postgres database, in memory. `now` is its clock, which tests move with
     `advance`."""
@@ -59,7 +45,7 @@ class World:
     events: list[Recorded] = field(default_factory=list)
     inbox: dict[tuple[ConsumerName, EventId], int] = field(default_factory=dict)
     watermarks: dict[ConsumerName, Cursor] = field(default_factory=dict)
-    effects: dict[EffectId, _EffectRow] = field(default_factory=dict)
+    effects: dict[EffectId, turns.EffectRow] = field(default_factory=dict)
     gates: dict[str, str] = field(default_factory=dict)
     holds: Counter[str] = field(default_factory=Counter)
     weights: dict[str, int] = field(default_factory=dict)
@@ -176,11 +162,12 @@ class MemoryLog:
             return
         self._world.order += 1
         turn = turns.next_turn(self._world, new.effect)
-        effect = _EffectRow(
+        effect = turns.EffectRow(
             new, self._world.order, self._world.now, turn=turn, size=new.effect.size
         )
         if new.claimed:
             effect.worker, effect.epoch = worker, 1
+            effect.claimed_at = self._world.now
         self._world.effects.setdefault(new.effect.id, effect)
 
     def _move_gate(self, event: Event) -> None:
@@ -414,22 +401,31 @@ class MemoryEffects:
                 own[run, lane] += row.size
                 row.worker = worker
                 row.epoch += 1
+                row.claimed_at = world.now
                 claimed.append(_claim_of(row))
         return claimed
 
     async def retry(
-        self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
+        self,
+        claimed: Claimed,
+        *,
+        delay_s: float,
+        error: str,
+        counted: bool = True,
+        wasted_s: float = 0.0,
     ) -> None:
         row = self._row_of(claimed)
         if row is not None:
             row.worker = None
+            row.wasted_s += wasted_s
             row.attempts += int(counted)
             row.due_at = self._world.now + timedelta(seconds=delay_s)
 
-    async def release(self, claimed: Claimed) -> None:
+    async def release(self, claimed: Claimed, *, wasted_s: float = 0.0) -> None:
         row = self._row_of(claimed)
         if row is not None:
             row.worker = None
+            row.wasted_s += wasted_s
 
     async def holding(self, worker: WorkerId) -> Holding:
         world = self._world
@@ -483,12 +479,12 @@ class MemoryEffects:
     def _may_work_on(self, run: str) -> bool:
         return self._world.gate(run) == "open" and self._world.deciders.get(run, 1) <= self._decider
 
-    def _row_of(self, claimed: Claimed) -> _EffectRow | None:
+    def _row_of(self, claimed: Claimed) -> turns.EffectRow | None:
         row = self._world.effects.get(claimed.id)
         return row if row is not None and row.epoch == claimed.epoch else None
 
 
-def _claim_of(row: _EffectRow) -> Claimed:
+def _claim_of(row: turns.EffectRow) -> Claimed:
     return replace(
         Claimed.from_new(row.new),
         epoch=row.epoch,
@@ -496,4 +492,5 @@ def _claim_of(row: _EffectRow) -> Claimed:
         crashes=row.crashes,
         spent=row.crashes > CRASH_LIMIT,
         size=row.size,
+        wasted_s=row.wasted_s,
     )

@@ -2,13 +2,34 @@
 `next_turn` and `give_back_effects` in Postgres."""
 
 from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
+from infra.spine.ports.effects import NewEffect
 from schemas.effects.effect import Effect, Lane
 from schemas.ids import WorkerId
 
 if TYPE_CHECKING:
     from infra.spine.memory.event_log import World
+
+
+@dataclass
+class EffectRow:
+    """An effect as the table of effects holds it."""
+
+    new: NewEffect
+    order: int
+    due_at: datetime
+    turn: float = 0.0
+    worker: WorkerId | None = None
+    epoch: int = 0
+    attempts: int = 0
+    crashes: int = 0
+    deaths: int = 0
+    size: int = 1
+    claimed_at: datetime | None = None
+    wasted_s: float = 0.0
 
 
 def lane_turn(world: "World", lane: Lane) -> float:
@@ -37,15 +58,25 @@ def give_back_effects(world: "World", heir: WorkerId) -> None:
     """Give back what workers without a lease hold, except the heir. For each of these workers, the
     effect that most workers died with is blamed."""
     for dead in {row.worker for row in world.effects.values()} - {heir, None}:
-        if world.has_lease(dead):
+        if dead is None or world.has_lease(dead):
             continue
         held = [row for row in world.effects.values() if row.worker == dead]
         blamed = min(held, key=lambda row: (-row.deaths, row.crashes, row.turn, row.order))
         blamed.crashes += 1
+        until = min(world.now, world.workers.get(dead, world.now))
+        for row in held:
+            alike = sum(on_device(other) == on_device(row) for other in held)
+            passed = (until - (row.claimed_at or until)).total_seconds()
+            row.wasted_s += max(0.0, passed) / alike
         for row in held:
             row.worker = None
             row.size *= 2 if 1 <= row.deaths <= 16 else 1
             row.deaths += 1
+
+
+def on_device(row: EffectRow) -> bool:
+    """Whether an effect takes a device of its worker, beside which the others take the CPU."""
+    return row.new.effect.lane in (Lane.GENERATE, Lane.TRAIN, Lane.SERVE)
 
 
 def places_of_runs(world: "World", worker: WorkerId | None = None) -> Counter[tuple[str, Lane]]:

@@ -27,7 +27,8 @@ class Claimed:
     """An effect that this worker holds. `epoch` is a counter that is raised each time the effect is
     claimed, so that a result with an older epoch is rejected. `crashes` counts the deaths of workers
     that it is blamed for, and `spent` means that they are too many. Then it must not be performed
-    again, but end as Failed(CRASH). `size` is how many places of its lane it takes."""
+    again, but end as Failed(CRASH). `size` is how many places of its lane it takes. `wasted_s` are the
+    device-seconds of its earlier attempts, which were repeated or lost."""
 
     id: EffectId
     effect: Effect
@@ -40,6 +41,7 @@ class Claimed:
     traceparent: str | None
     spent: bool = False
     size: int = 1
+    wasted_s: float = 0.0
 
     @classmethod
     def from_new(cls, new: NewEffect) -> "Claimed":
@@ -113,7 +115,8 @@ class Effects(Protocol):
         What dead workers held is given back first. A death counts one crash, however many effects the
         worker held: for the effect that most workers died with. An effect takes twice as many places
         with its second death and each further one. So what ends its workers is soon performed alone,
-        and is the only one to blame.
+        and is the only one to blame. The time of the death since the claim counts as wasted, and is
+        shared by what the worker held.
 
         Runs take turns within a lane of a consumer, by start-time fair queuing. An effect gets its turn
         when it is requested: `size / weight` after the last turn of its run, or after the turn of the
@@ -136,14 +139,21 @@ class Effects(Protocol):
         ...
 
     async def retry(
-        self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
+        self,
+        claimed: Claimed,
+        *,
+        delay_s: float,
+        error: str,
+        counted: bool = True,
+        wasted_s: float = 0.0,
     ) -> None:
         """Give an effect back, to be due in `delay_s` seconds. With `counted` this counts as an attempt.
-        Nothing happens if the claim was lost."""
+        `wasted_s` are the device-seconds of the attempt. Nothing happens if the claim was lost."""
         ...
 
-    async def release(self, claimed: Claimed) -> None:
-        """Give an effect back without counting an attempt, as for a pause or a shutdown."""
+    async def release(self, claimed: Claimed, *, wasted_s: float = 0.0) -> None:
+        """Give an effect back without counting an attempt, as for a pause or a shutdown. `wasted_s` are
+        the device-seconds that it took so far."""
         ...
 
     async def holding(self, worker: WorkerId) -> Holding:

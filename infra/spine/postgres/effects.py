@@ -109,10 +109,17 @@ class PostgresEffects:
         ]
 
     async def retry(
-        self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
+        self,
+        claimed: Claimed,
+        *,
+        delay_s: float,
+        error: str,
+        counted: bool = True,
+        wasted_s: float = 0.0,
     ) -> None:
         await self._pool.execute(
             "update effects set worker = null, attempts = attempts + $5, error = $3,"
+            " wasted_s = wasted_s + $6,"
             " due_at = clock_timestamp() + make_interval(secs => $4), later = $4 > 0"
             " where id = $1 and epoch = $2",
             claimed.id,
@@ -120,13 +127,15 @@ class PostgresEffects:
             plain(error[:2000]),
             delay_s,
             int(counted),
+            wasted_s,
         )
 
-    async def release(self, claimed: Claimed) -> None:
+    async def release(self, claimed: Claimed, *, wasted_s: float = 0.0) -> None:
         await self._pool.execute(
-            "update effects set worker = null where id = $1 and epoch = $2",
+            "update effects set worker = null, wasted_s = wasted_s + $3 where id = $1 and epoch = $2",
             claimed.id,
             claimed.epoch,
+            wasted_s,
         )
 
     async def holding(self, worker: WorkerId) -> Holding:
@@ -207,4 +216,5 @@ def _claim_in(row: Any) -> Claimed:
         traceparent=row["traceparent"],
         spent=row["crashes"] > CRASH_LIMIT,
         size=row["size"],
+        wasted_s=row["wasted_s"],
     )

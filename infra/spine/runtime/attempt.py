@@ -14,6 +14,7 @@ from infra.spine.ports.artifacts import SmallArtifact
 from infra.spine.ports.effects import Claimed
 from infra.spine.postgres.errors import DatabaseUnavailable
 from infra.spine.runtime.consumer import AnyConsumer
+from schemas.costs.work import Work
 from schemas.effects.effect import Failed, Outcome
 from schemas.errors import (
     CorruptData,
@@ -51,7 +52,7 @@ DEADLINE_S = 6 * 3600.0
 class Attempt:
     """How an attempt ended. If `outcome` is None it is repeated in `retry_in_s` seconds. If the database
     was unavailable (`no_database`), it is repeated as soon as the effect is claimed again. `counted`
-    says that it counts against ATTEMPTS."""
+    says that it counts against ATTEMPTS. `work` is what it took of its device."""
 
     claimed: Claimed
     outcome: Outcome | None
@@ -59,6 +60,7 @@ class Attempt:
     error: str | None = None
     artifacts: tuple[SmallArtifact, ...] = ()
     seconds: float = 0.0
+    work: Work | None = None
     traceparent: str | None = None
     no_database: bool = False
     counted: bool = True

@@ -20,6 +20,7 @@ from infra.spine.postgres.codec import Unwritable
 from infra.spine.runtime.consumer import AnyConsumer, Decision, Incoming, Meta
 from infra.spine.runtime.folded_states import FoldedState, StateCache, UnfoldableStream, fold
 from infra.spine.runtime.newer_runs import NewerRuns
+from schemas.costs.work import Work
 from schemas.effects.effect import Effect
 from schemas.events.event import Event
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, derive_id
@@ -50,6 +51,7 @@ class Delivery:
     claimed: Claimed | None = None
     artifacts: tuple[SmallArtifact, ...] = ()
     seconds: float = 0.0
+    work: Work | None = None
 
     @property
     def key(self) -> DeliveryKey:
@@ -235,6 +237,7 @@ class Drafter:
                 correlation=delivery.correlation,
                 now=self._now(),
                 seconds=delivery.seconds,
+                work=delivery.work,
             )
             decision = _call_handle(delivery, draft.states[stream].state, meta)
             events = _new_events(delivery, stream, decision, draft.states[stream].version)

@@ -17,6 +17,7 @@ from infra.spine.ports.effects import Claimed, Effects, StaleGeneration
 from infra.spine.postgres.errors import DatabaseUnavailable
 from infra.spine.postgres.notify import Wakeup
 from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.meter import Meter
 from infra.task_cancellation import END_S, end
 from schemas.effects.effect import Effect, Lane
 from schemas.ids import EffectId
@@ -35,10 +36,11 @@ class Claims:
     """The effects that this worker holds. A commit and a check each lock `changing`, because both change
     what this worker holds."""
 
-    def __init__(self, hosting: Hosting, effects: Effects, wakeup: Wakeup) -> None:
+    def __init__(self, hosting: Hosting, effects: Effects, wakeup: Wakeup, *, meter: Meter) -> None:
         self._hosting = hosting
         self._effects = effects
         self._wakeup = wakeup
+        self._meter = meter
         self._performing = [c.name for c in hosting.consumers if c.perform is not None]
         self._held: dict[EffectId, Claimed] = {}
         self._tasks: dict[EffectId, asyncio.Task[None]] = {}
@@ -100,6 +102,7 @@ class Claims:
         """Drop this claim, but not a later one of the same effect."""
         if self._held.get(claimed.id) is claimed:
             del self._held[claimed.id], self._tasks[claimed.id]
+            self._meter.end(claimed)
             if not self._end_wait(claimed):
                 self._taken[claimed.effect.lane] -= claimed.size
 
@@ -110,11 +113,13 @@ class Claims:
             self._waiting.add((claimed.id, claimed.epoch))
             self._taken[claimed.effect.lane] -= claimed.size
             self._wakeup.set()
+        self._meter.pause(claimed)
         try:
             yield
         finally:
             if self._end_wait(claimed):
                 self._taken[claimed.effect.lane] += claimed.size
+            self._meter.resume(claimed)
 
     def _end_wait(self, claimed: Claimed) -> bool:
         """Whether an effect waited without a place. From now on it does not."""
@@ -276,11 +281,12 @@ class Claims:
     async def release(self, claimed: Claimed) -> None:
         """End the task that performs an effect, and give the effect back without counting an attempt."""
         task = self._tasks.get(claimed.id)
+        wasted_s = self._meter.end(claimed)
         self.forget(claimed)
         if task is not None:
             await end([task])
         try:
-            await self._effects.release(claimed)
+            await self._effects.release(claimed, wasted_s=wasted_s)
         except DatabaseUnavailable:
             self.distrust()
         self._wakeup.set()

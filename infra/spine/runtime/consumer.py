@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
 from infra.spine.ports.artifacts import Artifacts
+from schemas.costs.work import Work
 from schemas.effects.effect import Effect, Outcome
 from schemas.events.event import Event
 from schemas.ids import ConsumerName, StreamName
@@ -46,14 +47,15 @@ P = TypeVar("P")
 class Meta:
     """The arguments of `handle` besides the message: its id (of the event, or of the effect for an
     outcome), the stream that is decided for, and two times. `now` is the time of the clock that stamps
-    events, for display. `seconds` is how long the effect of an outcome took. No decision may depend on
-    either of them."""
+    events, for display. `seconds` is how long the effect of an outcome took, and `work` what it took of
+    a device. No decision may depend on any of them, except that it records them."""
 
     event_id: UUID
     stream: StreamName
     correlation: UUID
     now: datetime
     seconds: float = 0.0
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ class Hosting:
     has. `run_capacity` has the lanes of which one run may take only so many places, in all processes
     together. `spare` has the lanes with further places, for runs that then hold no more of the lane than
     these. `workspace_samples` is how many samples in flight a workspace may have that has no quota of
-    its own, or None. An effect takes `Claimed.size` places while this process holds it."""
+    its own, or None. An effect takes `Claimed.size` places while this process holds it. `devices` is the
+    kind of device of each lane that does not run on the CPU."""
 
     worker: WorkerId
     consumers: tuple[AnyConsumer, ...]
@@ -38,6 +39,7 @@ class Hosting:
     run_capacity: Mapping[Lane, int] = field(default_factory=dict)
     spare: Mapping[Lane, int] = field(default_factory=dict)
     workspace_samples: int | None = None
+    devices: Mapping[Lane, str] = field(default_factory=dict)
 
     def performs(self, effect: Effect) -> bool:
         """Whether this process has the lane of an effect, and the consumer that performs it."""

@@ -123,4 +123,5 @@ class Intake:
             claimed=attempt.claimed,
             artifacts=attempt.artifacts,
             seconds=attempt.seconds,
+            work=attempt.work,
         )

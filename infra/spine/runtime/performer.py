@@ -20,8 +20,10 @@ from infra.spine.runtime.attempt import Attempt, perform_once, retry_or_fail
 from infra.spine.runtime.claims import Claims
 from infra.spine.runtime.consumer import PortsOf
 from infra.spine.runtime.hosting import Hosting
+from infra.spine.runtime.meter import Meter
 from infra.spine.runtime.places import perform_with
 from infra.task_cancellation import forget_cancellations, go_on
+from schemas.costs.work import Work
 from schemas.text import describe_error
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class Performer:
         hosting: Hosting,
         *,
         claims: Claims,
+        meter: Meter,
         effects: Effects,
         ports: PortsOf,
         artifacts: ArtifactStage,
@@ -64,6 +67,7 @@ class Performer:
     ) -> None:
         self._consumers = {consumer.name: consumer for consumer in hosting.consumers}
         self._claims = claims
+        self._meter = meter
         self._effects = effects
         self._ports = ports
         self._artifacts = artifacts
@@ -154,6 +158,7 @@ class Performer:
         consumer = self._consumers[claimed.consumer]
         staged = self._artifacts.stage()
         perform_with(partial(self._claims.waiting, claimed))
+        self._meter.begin(claimed)
         began = time.monotonic()
         name = telemetry.PERFORM.format(consumer=consumer.name, effect=claimed.effect.type)
         with telemetry.span(name, links=[claimed.traceparent]) as context:
@@ -162,24 +167,35 @@ class Performer:
             attempt,
             artifacts=tuple(staged.pending),
             seconds=round(time.monotonic() - began, 4),
+            work=self._end_measuring(claimed),
             traceparent=context or claimed.traceparent,
         )
         # 2 effect_done: `perform` returned, or failed as data
         failpoints.hit(f"{claimed.consumer}.perform.{claimed.effect.type}.effect_done")
         return attempt
 
+    def _end_measuring(self, claimed: Claimed) -> Work:
+        return Work(
+            effect=claimed.effect.type,
+            device=self._meter.device_of(claimed.effect.lane),
+            device_s=self._meter.end(claimed),
+            wasted_s=claimed.wasted_s,
+        )
+
     async def _retry(self, attempt: Attempt) -> None:
         """Give the effect back for later. An unavailable database does not count against the attempt. If
         the effect cannot be given back now, the next check of the claims finds it."""
+        wasted_s = attempt.work.device_s if attempt.work else self._meter.end(attempt.claimed)
         try:
             if attempt.no_database:
-                await self._effects.release(attempt.claimed)
+                await self._effects.release(attempt.claimed, wasted_s=wasted_s)
             else:
                 await self._effects.retry(
                     attempt.claimed,
                     delay_s=attempt.retry_in_s,
                     error=attempt.error or "",
                     counted=attempt.counted,
+                    wasted_s=wasted_s,
                 )
         except DatabaseUnavailable:
             self._claims.distrust()

@@ -28,6 +28,7 @@ from infra.spine.runtime.consumer import PortsOf
 from infra.spine.runtime.folded_states import StateCache
 from infra.spine.runtime.hosting import Hosting
 from infra.spine.runtime.intake import Intake
+from infra.spine.runtime.meter import Meter
 from infra.spine.runtime.newer_runs import NewerRuns
 from infra.spine.runtime.performer import Performer
 from infra.spine.runtime.quarantine import Quarantine
@@ -51,7 +52,8 @@ class Runtime:
     ) -> None:
         time, states = LogTime(clock), StateCache(log)
         self._bus = bus
-        self._claims = Claims(hosting, effects, wakeup)
+        meter = Meter(hosting.devices)
+        self._claims = Claims(hosting, effects, wakeup, meter=meter)
         newer_runs = NewerRuns(effects)
         drafter = Drafter(
             hosting.consumers,
@@ -64,6 +66,7 @@ class Runtime:
         self._performer = Performer(
             hosting,
             claims=self._claims,
+            meter=meter,
             effects=effects,
             ports=ports,
             artifacts=artifacts,

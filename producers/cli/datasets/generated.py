@@ -11,7 +11,7 @@ from producers.cli.display.output import Document, say
 from producers.cli.errors import Failure
 
 if TYPE_CHECKING:
-    from schemas.generated_tasks import GeneratedTasks
+    from schemas.toml.generated_tasks import GeneratedTasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Generated:
 
 def generate(ref: str) -> bytes:
     """The rows that a name describes, as JSON Lines. Raises Refused."""
-    from schemas.generated_tasks import parse_generated
+    from schemas.toml.generated_tasks import parse_generated
 
     return asyncio.run(_generate(parse_generated(ref)))
 
@@ -47,7 +47,7 @@ async def _generate(tasks: "GeneratedTasks") -> bytes:
 def upload_generated(client: Client, ref: str, *, quiet: bool) -> Generated:
     """The dataset of a name. It is generated and uploaded if the server does not have it. Raises
     Refused."""
-    from schemas.generated_tasks import parse_generated
+    from schemas.toml.generated_tasks import parse_generated
 
     name = parse_generated(ref).dataset_name
     if (found := _find(client, name)) is not None:
@@ -75,7 +75,7 @@ def _find(client: Client, name: str) -> Document | None:
 def upload_datasets_of(client: Client, config: Document, *, quiet: bool) -> None:
     """Generate and upload the datasets of a config that are generated and that the server does not
     have. Raises Refused."""
-    from schemas.generated_tasks import is_generated
+    from schemas.toml.generated_tasks import is_generated
 
     for section, key in (("experiment", "dataset"), ("advanced", "validation_dataset")):
         keys = config.get(section)

@@ -47,9 +47,9 @@ from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import DatasetOrigin
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered
-from schemas.generated_tasks import dataset_name, how_to_generate, is_generated
 from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, is_id, short_id
 from schemas.specs import DatasetRef
+from schemas.toml.generated_tasks import dataset_name, how_to_generate, is_generated
 
 MEMORY_BYTES = 1 << 30
 WALL_S = 600

@@ -31,12 +31,12 @@ from schemas.algorithms import DISTILLED
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import CommitRequested, DatasetRegistered, WorkspaceSynced
-from schemas.generated_tasks import is_generated
 from schemas.models.reward_model import RewardModelSpec
 from schemas.models.teacher import TeacherRef
 from schemas.network import NetworkAddress
 from schemas.sampling import PROVIDER_PREFIX, ModelRef
 from schemas.secrets.rules import how_to_set
+from schemas.toml.generated_tasks import is_generated
 
 UNKNOWN = ModelFacts()
 PAGE = 1000

@@ -11,7 +11,7 @@ import pytest
 
 from headrace import reasoning_tasks
 from headrace.reasoning_tasks import Unfit, is_held_out, make_rows, score
-from schemas.generated_tasks import PACKAGE, parse_generated
+from schemas.toml.generated_tasks import PACKAGE, parse_generated
 from tests.kit.reasoning_package import FILES
 
 

@@ -249,7 +249,9 @@ create table effects (
     later       boolean not null default false,
     deaths      integer not null default 0,
     progressed_at timestamptz default clock_timestamp(),
-    workspace   text not null default ''
+    workspace   text not null default '',
+    wasted_s    double precision not null default 0,
+    claimed_at  timestamptz default clock_timestamp()
 ) with (fillfactor = 50);
 alter table effects set (autovacuum_vacuum_scale_factor = 0.02);
 -- What can be claimed, in the order in which it is claimed, and what is to be tried again later.
@@ -269,10 +271,13 @@ create index effects_performed on effects (lane, turn) where worker is not null;
 create index effects_run on effects (run_id, lane, turn);
 
 -- When an effect was claimed, or saved its memo: since then it has shown no progress. What is born claimed has
--- the default.
+-- the defaults.
 create function note_progress() returns trigger language plpgsql as $$
 begin
     new.progressed_at := clock_timestamp();
+    if new.epoch <> old.epoch then
+        new.claimed_at := new.progressed_at;
+    end if;
     return new;
 end $$;
 create trigger effects_progress before update of epoch, memo on effects for each row
@@ -651,6 +656,9 @@ $$;
 -- most workers died with is blamed. An effect that outlives two deaths takes twice as many places, and twice as many
 -- again after each further one. So it is performed beside ever fewer others, at last alone, and an effect that ends
 -- its workers is soon the only one to blame. One claim at a time gives back, so that no death counts twice.
+--
+-- The time from the claim to the death is wasted: to the end of the lease, because the worker had its device until then.
+-- What the worker held shares it, the lanes of a device apart from those of the CPU.
 create function give_back_effects(p_dead text) returns void language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
@@ -658,16 +666,21 @@ begin
         return;
     end if;
     with held as materialized (
-        select e.id, e.deaths, e.crashes, e.turn, e.created from effects e
+        select e.id, e.deaths, e.crashes, e.turn, e.created, e.lane, e.claimed_at from effects e
         where e.worker = p_dead for update skip locked
     ), blamed as (
         select h.id from held h order by h.deaths desc, h.crashes, h.turn, h.created limit 1
+    ), lost as (
+        select h.id, greatest(0, extract(epoch from
+                   least(w.expires_at, clock_timestamp()) - h.claimed_at))::float8
+               / count(*) over (partition by h.lane in ('generate', 'train', 'serve')) as wasted_s
+        from held h left join workers w on w.id = p_dead
     )
     update effects e
-    set worker = null, deaths = e.deaths + 1,
+    set worker = null, deaths = e.deaths + 1, wasted_s = e.wasted_s + coalesce(l.wasted_s, 0),
         size = e.size * case when e.deaths between 1 and 16 then 2 else 1 end,
         crashes = e.crashes + (e.id = (select b.id from blamed b))::integer
-    from held h where e.id = h.id;
+    from lost l where e.id = l.id;
 end $$;
 
 -- How many places of the lane `generate` the runs of a workspace may take together; null is without a limit, as for
@@ -1249,6 +1262,30 @@ create table graded_groups (
     primary key (owner, purpose, step, slot, replacement)
 );
 
+-- What each event says that its work cost. A row per event, so that nothing counts twice, whatever is projected again.
+-- `run` is the run or the evaluation that the event is about, and `owner` the same or the run of a validation. Tokens
+-- are those that the policy generated, that a step trained on, and that a step dropped.
+create table costs (
+    event        text primary key,
+    run          text not null,
+    owner        text not null,
+    step         integer,
+    sample       text,
+    effect       text,
+    device       text,
+    device_s     double precision not null default 0,
+    wasted_s     double precision not null default 0,
+    sampled      bigint not null default 0,
+    trained      bigint not null default 0,
+    discarded    bigint not null default 0,
+    calls_usd    double precision not null default 0,
+    calls_tokens bigint not null default 0,
+    stored_bytes bigint not null default 0,
+    at           timestamptz not null
+);
+create index costs_by_owner on costs (owner, step);
+create index costs_by_time on costs (at);
+
 create table log_lines (
     run      text not null,
     xid      bigint not null,
@@ -1451,6 +1488,12 @@ alter table evaluations enable row level security;
 create policy visible_workspaces on evaluations using (
     (select shown_workspaces()) is null or workspace = any ((select shown_workspaces())::text[])
     or workspace is null and run is not null and exists (select from runs r where r.run = evaluations.run));
+
+-- A cost is seen by those who see the run or the evaluation that paid it.
+alter table costs enable row level security;
+create policy visible_workspaces on costs using (
+    (select shown_workspaces()) is null or owner in (select r.run from runs r)
+    or owner in (select v.evaluation from evaluations v));
 
 
 -- == What edges keep ======================================================================================
@@ -2259,6 +2302,7 @@ begin
     delete from names n where n.kind = 'evaluation' and n.id = p_owner;
     delete from evaluations v where v.evaluation = p_owner;
     delete from graded_groups g where g.owner = p_owner;
+    delete from costs c where c.owner = p_owner;
     delete from metric_points m where m.run = p_owner;
     delete from skipped_events k where k.run = p_owner;
     delete from hub_uploads h where h.upload = p_owner;
@@ -2834,7 +2878,7 @@ begin
             when t = 'artifacts' then 'select, insert, delete'
             when t in ('migrations', 'cluster') then 'select'
             -- What follows from the log alone is emptied as a whole before it is projected again.
-            when t in ('runs', 'metric_points', 'checkpoints', 'graded_groups', 'log_lines',
+            when t in ('runs', 'metric_points', 'checkpoints', 'graded_groups', 'costs', 'log_lines',
                        'datasets', 'published_artifacts', 'workspaces', 'evaluations', 'dead_letters',
                        'deliveries', 'pushes', 'triggered_runs', 'deployments', 'hub_uploads')
                 then 'select, insert, update, delete, truncate'

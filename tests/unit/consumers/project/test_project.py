@@ -327,7 +327,15 @@ async def test_the_tables_can_be_built_again_from_the_log(database: Database) ->
 
 
 async def everything(database: Database) -> dict[str, list[tuple[object, ...]]]:
-    tables = ("runs", "metric_points", "checkpoints", "graded_groups", "log_lines", "workspaces")
+    tables = (
+        "runs",
+        "metric_points",
+        "checkpoints",
+        "graded_groups",
+        "costs",
+        "log_lines",
+        "workspaces",
+    )
     return {
         table: [
             tuple(row)

@@ -22,7 +22,7 @@ from infra.sandbox.generated_rows import generate_rows
 from infra.sandbox.levels.probe import choose_level
 from infra.settings.packages import PackageSettings
 from schemas.errors import Refused
-from schemas.generated_tasks import PACKAGE, parse_generated
+from schemas.toml.generated_tasks import PACKAGE, parse_generated
 from tests.kit.package_index import serve_index
 from tests.kit.reasoning_package import FILES
 

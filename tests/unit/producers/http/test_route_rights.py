@@ -74,6 +74,7 @@ TABLE = [
     Row("GET", "/api/v1/runs/{run}/diff/{run}", "read", 400),
     Row("GET", "/api/v1/runs/{run}/checkpoints", "read"),
     Row("GET", "/api/v1/checkpoints", "read"),
+    Row("GET", "/api/v1/cost", "read"),
     Row("GET", "/api/v1/runs/{run}/logs", "read"),
     Row("GET", "/api/v1/runs/{run}/events", "read"),
     Row("GET", "/api/v1/runs/{run}/samples", "read"),

@@ -8,7 +8,7 @@ import pytest
 from infra.sandbox import generated_rows
 from infra.sandbox.environments.environments import PackageEnvironments
 from schemas.errors import Refused
-from schemas.generated_tasks import GeneratedTasks, dataset_name
+from schemas.toml.generated_tasks import GeneratedTasks, dataset_name
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 SUMS = "reasoning-gym:chain_sum?size=4"

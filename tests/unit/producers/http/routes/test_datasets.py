@@ -9,7 +9,7 @@ import pytest
 from producers.core.datasets import registration
 from schemas.errors import InvalidConfig, NotFound
 from schemas.events import DatasetRegistered
-from schemas.generated_tasks import dataset_name
+from schemas.toml.generated_tasks import dataset_name
 from tests.kit.application import Application, application, rows
 from tests.kit.platform import run_config
 

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.errors import InvalidConfig
-from schemas.generated_tasks import PACKAGE, dataset_name, parse_generated
+from schemas.toml.generated_tasks import PACKAGE, dataset_name, parse_generated
 
 SUMS = "reasoning-gym:chain_sum?max_terms=3&max_digits=1"
 

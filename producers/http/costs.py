@@ -1,0 +1,70 @@
+"""The cost ledger: what runs, workspaces, users and steps cost."""
+
+from datetime import datetime, timedelta
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from infra.costs.ledger import COST_KEYS, CostKey, total_of
+from producers.http.responses import ApiResponse, number
+from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
+from schemas.costs.prices import Prices
+from schemas.errors import InvalidConfig, Issue
+
+UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+MOST_DIGITS = 5
+
+
+async def index(request: Request) -> Response:
+    """The costs by `by`, of one `run` or since some time (`since=7d`). Money is null where a price is
+    missing."""
+    core = services(request)
+    by = _key_of(request)
+    ref = request.query_params.get("run")
+    run = (await core.lookup.run(ref)).run if ref else None
+    if by == "sample" and run is None:
+        raise InvalidConfig("costs by sample are those of one run; name it with run=RUN")
+    since = since_of(request.query_params.get("since"), await core.log.clock_time())
+    prices = Prices.of(core.settings.prices)
+    found = await core.readmodel.costs.lines(by, run=run, since=since)
+    gains = await core.readmodel.costs.gains([line.key for line in found] if by == "run" else [])
+    most = number(request, "limit", default=1000, least=1, most=1000)
+    return ApiResponse(
+        {
+            "by": by,
+            "since": since,
+            "prices": prices.model_dump(mode="json"),
+            "lines": [line.as_json(prices, gain=gains.get(line.key)) for line in found[:most]],
+            "num_lines": len(found),
+            "total": total_of(found).as_json(prices),
+        }
+    )
+
+
+def _key_of(request: Request) -> CostKey:
+    text = request.query_params.get("by") or "run"
+    found = next((key for key in COST_KEYS if key == text), None)
+    if found is None:
+        message = f"must be one of {', '.join(COST_KEYS)}, got {text[:20]!r}"
+        raise InvalidConfig(f"by {message}", issues=(Issue("by", message),))
+    return found
+
+
+def since_of(text: str | None, now: datetime) -> datetime | None:
+    """The time that `7d`, `12h` or `2w` before now means, or a time in ISO 8601; None for no text.
+    Raises InvalidConfig for anything else."""
+    if not text:
+        return None
+    amount, unit = text[:-1], UNITS.get(text[-1])
+    if unit is not None and amount.isascii() and amount.isdigit() and len(amount) <= MOST_DIGITS:
+        return now - int(amount) * unit
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        message = f"must be a time such as 7d, 12h, 2w or 2026-11-01, got {text[:30]!r}"
+        raise InvalidConfig(f"since {message}", issues=(Issue("since", message),)) from None
+    return found if found.tzinfo else found.replace(tzinfo=now.tzinfo)
+
+
+ROUTES = [ScopedRoute("/cost", index, scope="read")]
