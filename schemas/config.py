@@ -1,13 +1,13 @@
 """The run and evaluation TOML: sections, keys, bounds and defaults.
 
-The whole file is checked strictly. An unknown section or key is refused with a suggestion. A key whose
-feature is not built yet is refused at submit and never ignored.
+The whole file is checked strictly. An unknown section or key is refused with a suggestion.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from schemas.costs.budget import Budget, BudgetTable
 from schemas.datasets import Curriculum, is_none
 from schemas.deployments import DeploymentName
 from schemas.models.reward_model import RewardModelTables
@@ -414,6 +414,7 @@ class RunConfig(Section):
     sampling: Sampling = Sampling()
     checkpoints: Checkpoints = Checkpoints()
     advanced: Advanced = Advanced()
+    budget: BudgetTable = Budget()
     env: dict[EnvName, str] = {}
     """Environment variables for user code, by name. Names that begin with HEADRACE_, LD_ or PYTHON are
     refused, and so are PATH, HOME and GLIBC_TUNABLES"""
@@ -422,9 +423,8 @@ class RunConfig(Section):
     @property
     def deploy_as(self) -> str | None:
         """The name under which the best checkpoint is deployed at the end; None for no deployment."""
-        advanced, experiment = self.advanced, self.experiment
-        name = advanced.deploy_name or experiment.rollout or experiment.dataset
-        return name if advanced.deploy else None
+        name = self.advanced.deploy_name or self.experiment.rollout or self.experiment.dataset
+        return name if self.advanced.deploy else None
 
 
 class Evaluation(Section):

@@ -10,6 +10,7 @@ from functools import singledispatch
 from infra.readmodel.rows import PutLog
 from infra.spine.ports.event_log import Recorded
 from schemas.events import (
+    BudgetExhausted,
     CheckpointFailed,
     CheckpointSaved,
     EvaluationCompleted,
@@ -336,6 +337,13 @@ def evaluation_settled(event: EvaluationSettled) -> Iterator[Line]:
 @lines.register
 def run_pause_requested(event: RunPauseRequested) -> Iterator[Line]:
     yield "info", None, "A pause is requested; it begins at the next step boundary"
+
+
+@lines.register
+def budget_exhausted(event: BudgetExhausted) -> Iterator[Line]:
+    name = event.limit
+    text = f"{name} is {event.most:g}, {event.used:.4g} is used, a step takes {event.estimate:.4g}"
+    yield "warning", event.step, f"The budget is exhausted after step {event.step}: {text}"
 
 
 @lines.register

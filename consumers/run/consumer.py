@@ -4,7 +4,8 @@ GroupGraded, SampleRefuted, PolicyUpdated, CheckpointSaved, CheckpointFailed, Ev
 RunPauseRequested, RunResumeRequested, RunStopRequested, TriggerFired.
 Emits: RunRejected, RunStarted, PoolsDecided, GroupsRequested, GroupsSettled, BatchAssembled,
 StepSkipped, StepSettled, RunWarned, CheckpointRequested, CheckpointSettled, EvaluationRequested,
-EvaluationSettled, RunPaused, RunResumed, RunStopRequested, RunStopped, RunFailed, RunFinished.
+EvaluationSettled, BudgetExhausted, RunPaused, RunResumed, RunStopRequested, RunStopped, RunFailed,
+RunFinished.
 Stream: run.
 Does: nothing itself; it only decides.  Waits for: the facts above, never for a time.
 Safe to repeat because: each fact is first re-recorded in the run's own stream, and what follows from the
@@ -21,8 +22,10 @@ from consumers.run.start import start
 from consumers.run.state import RunEvent, RunState, evolve
 from infra.spine.runtime.consumer import NOTHING, Consumer, Decision, Meta, Prefix
 from schemas.algorithms import filters_groups
+from schemas.costs.work import spent_by
 from schemas.events import (
     BatchAssembled,
+    BudgetExhausted,
     CheckpointFailed,
     CheckpointRequested,
     CheckpointSaved,
@@ -168,6 +171,7 @@ def _settle_start(state: RunState, message: PolicyInitialized, meta: Meta) -> tu
             weights_name=message.weights_name,
             at=meta.now.timestamp(),
             weights=message.fork.weights if message.fork else (),
+            spent=spent_by([message.work]),
         ),
     )
 
@@ -222,6 +226,7 @@ def _settle_step(state: RunState, message: PolicyUpdated, meta: Meta) -> tuple[R
             plan=message.plan,
             versions=message.versions,
             at=at,
+            spent=spent_by([message.work]),
         ),
     )
 
@@ -262,6 +267,7 @@ def _settle_checkpoint(state: RunState, message: CheckpointSaved) -> tuple[RunEv
             run=message.spec.run,
             step=message.spec.step,
             manifest_sha256=message.manifest.sha256,
+            spent=spent_by([message.work]),
         ),
     )
 
@@ -277,7 +283,14 @@ def _settle_evaluation(state: RunState, message: EvaluationCompleted) -> tuple[R
     if step not in state.evaluating or state.request is None:
         return ()
     run = state.request.run
-    settled = EvaluationSettled(run=run, step=step, reward=message.reward, metrics=message.metrics)
+    settled = EvaluationSettled(
+        run=run,
+        step=step,
+        reward=message.reward,
+        metrics=message.metrics,
+        spent=message.spent,
+        usd=message.usd,
+    )
     if message.status == "finished":
         return (settled,)
     text = f"the validation at step {step} {message.status}: {message.message or 'no reason given'}"
@@ -308,6 +321,7 @@ RUN_EVENTS = (
     CheckpointSettled,
     EvaluationRequested,
     EvaluationSettled,
+    BudgetExhausted,
     RunPaused,
     RunResumed,
     RunStopRequested,
@@ -326,7 +340,7 @@ CONSUMER: Consumer[RunState, RunEvent, RunMessage, Never, Never] = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=13,
+    fold_version=14,
     snapshots=RunState,
     prefix_of=_prefix_of,
 )

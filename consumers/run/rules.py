@@ -21,6 +21,7 @@ from consumers.run.health import (
 )
 from consumers.run.requests import due_groups, pool_metrics, replacement_slots
 from consumers.run.settle import FLAT, batch_of, is_lost, metrics
+from consumers.run.spending import exhausted_message, find_exhausted
 from consumers.run.state import Due, OpenStep, RunEvent, RunState, evolve
 from schemas.algorithms import failed_rewards, replacements, samples_nothing
 from schemas.events import (
@@ -130,6 +131,18 @@ def validate(state: RunState) -> tuple[RunEvent, ...]:
             decider=state.request.decider if state.request else 1,
         ),
     )
+
+
+def keep_budget(state: RunState) -> tuple[RunEvent, ...]:
+    """Pause before the step that would pass the budget."""
+    ends = state.settled >= state.total or state.stop_wanted or state.paused
+    if ends or not state.at_boundary:
+        return ()
+    run, step = _run_id(state), state.settled
+    found = find_exhausted(state.spending, state.budget, state.prices, run=run, step=step)
+    if found is None:
+        return ()
+    return (found, RunPaused(run=run, step=step, reason=exhausted_message(found)))
 
 
 VALIDATION_GROUPS = 64
@@ -267,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     checkpoint,
     stop,
     validate,
+    keep_budget,
     pause,
     finish,
     resample,

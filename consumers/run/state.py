@@ -7,10 +7,20 @@ from uuid import UUID
 from consumers.run.curriculum import RowPools, close_step, measure, record_decision, rewind
 from consumers.run.health import is_flat, is_masked, is_unhealthy
 from consumers.run.settle import is_lost
+from consumers.run.spending import (
+    RunSpending,
+    spending_of_groups,
+    spending_of_step,
+    spending_of_validation,
+)
 from infra.readmodel.estimates import Interval, interval_of
+from schemas.algorithms import is_offline
 from schemas.artifact_refs import ArtifactRef
+from schemas.costs.budget import Budget, Spending
+from schemas.costs.prices import Prices
 from schemas.events import (
     BatchAssembled,
+    BudgetExhausted,
     CheckpointRequested,
     CheckpointSettled,
     EvaluationRequested,
@@ -61,6 +71,7 @@ RunEvent = (
     | EvaluationRequested
     | EvaluationSettled
     | RunPauseRequested
+    | BudgetExhausted
     | RunPaused
     | RunResumeRequested
     | RunResumed
@@ -141,6 +152,8 @@ class RunState:
     - `rules` are those that a fork has from its parent (`TrainSpec.rules`).
     - `assembled` is the step whose batch the learner has, as it was when the batch was fixed.
     - `refuted` counts the warnings about refuted samples of each server since the run last resumed.
+    - `raised` are the limits of its budget that were raised.
+    - `spending` is what it has spent.
     """
 
     request: RunRequested | None = None
@@ -178,6 +191,8 @@ class RunState:
     approved: bool = False
     assembled: OpenStep | None = None
     refuted: dict[str, int] = field(default_factory=dict)
+    raised: Budget = field(default_factory=Budget)
+    spending: RunSpending = field(default_factory=RunSpending)
     pause_wanted: bool = False
     resume_wanted: bool = False
     paused: bool = False
@@ -204,6 +219,16 @@ class RunState:
         if self.held_out is None or ends[0] is None or ends[1] is None:
             return None
         return ends[0], ends[1]
+
+    @property
+    def budget(self) -> Budget:
+        """The limits in force: those of its config, and those that were raised."""
+        return self.request.config.budget.with_limits(self.raised) if self.request else Budget()
+
+    @property
+    def prices(self) -> Prices:
+        """The prices of the time when the run was requested."""
+        return (self.request.prices if self.request else None) or Prices()
 
     @property
     def total(self) -> int:
@@ -276,6 +301,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
         case CheckpointSettled():
             return replace(
                 state,
+                spending=state.spending.add(Spending(event.spent)),
                 checkpointing=None,
                 checkpointed=event.step,
                 manifest=event.manifest_sha256,
@@ -292,7 +318,10 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
         case RunPauseRequested():
             return replace(state, pause_wanted=True)
         case RunResumeRequested():
-            return replace(state, pause_wanted=False, resume_wanted=state.paused)
+            raised = state.raised.with_limits(event.budget or Budget())
+            return replace(state, pause_wanted=False, resume_wanted=state.paused, raised=raised)
+        case BudgetExhausted():
+            return state
         case RunPaused():
             return replace(state, paused=True, pause_wanted=False)
         case RunResumed():
@@ -391,6 +420,7 @@ def _open_again(state: RunState, step: OpenStep, event: GroupsRequested) -> RunS
 
 
 def _settle_groups(state: RunState, event: GroupsSettled) -> RunState:
+    state = replace(state, spending=state.spending.add(spending_of_groups(event)))
     step = state.open.get(event.step)
     if step is None:
         return state
@@ -443,6 +473,7 @@ def _settle_step(state: RunState, event: StepSettled) -> RunState:
         files=event.files or state.files,
         weights_name=event.weights_name or state.weights_name,
         weights={**state.weights, **earlier, event.step: event.state.weights},
+        spending=_settle_spending(state, event),
     )
     if is_first:
         return _forget_weights(new)
@@ -452,9 +483,16 @@ def _settle_step(state: RunState, event: StepSettled) -> RunState:
     return new
 
 
+def _settle_spending(state: RunState, event: StepSettled) -> RunSpending:
+    counts_rows = state.started is not None and is_offline(state.started.spec.config.advanced)
+    part = spending_of_step(event, counts_rows=counts_rows)
+    return state.spending.add(part).settle_step(event.step)
+
+
 def _settle_evaluation(state: RunState, event: EvaluationSettled) -> RunState:
     """Validations may end in another order than their steps."""
-    new = replace(state, evaluating=state.evaluating - {event.step})
+    spending = state.spending.add(spending_of_validation(event))
+    new = replace(state, evaluating=state.evaluating - {event.step}, spending=spending)
     if event.reward is None:
         return new
     interval = interval_of(event.metrics, "eval/reward")

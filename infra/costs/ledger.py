@@ -105,14 +105,14 @@ class Costs:
         self._pool = database.durable
 
     async def lines(
-        self, by: CostKey, *, run: str | None = None, since: datetime | None = None
+        self, by: CostKey, *, runs: Sequence[str] | None = None, since: datetime | None = None
     ) -> list[CostLine]:
-        """Return a line for each key, those with most device-seconds first. `run` (an id) and `since`
+        """Return a line for each key, those with most device-seconds first. `runs` (ids) and `since`
         narrow them. Steps are in order."""
         visible = visible_workspaces()
         rows = await self._pool.fetch(
             SQL.variant("sums", key=f"by_{by}"),
-            run,
+            None if runs is None else list(runs),
             since,
             None if visible is None else list(visible),
         )
@@ -132,6 +132,15 @@ class Costs:
             if row["points"] > 1:
                 gains[row["run"]] = row["last"] - row["first"]
         return gains
+
+
+async def costs_of_runs(
+    costs: Costs, runs: Sequence[str], prices: Prices
+) -> Mapping[str, Mapping[str, object]]:
+    """Return what these runs (ids) cost, for those that cost anything yet."""
+    lines = await costs.lines("run", runs=runs)
+    gains = await costs.gains(runs)
+    return {line.key: line.as_json(prices, gain=gains.get(line.key)) for line in lines}
 
 
 def total_of(lines: Sequence[CostLine]) -> CostLine:

@@ -6,7 +6,7 @@
 costs c left join runs r on r.run = c.owner left join evaluations v on v.evaluation = c.owner
 
 -- part: seen
-($1::text is null or c.owner = $1) and ($2::timestamptz is null or c.at >= $2)
+($1::text[] is null or c.owner = any ($1::text[])) and ($2::timestamptz is null or c.at >= $2)
   and ($3::text[] is null or coalesce(r.workspace, v.workspace) = any ($3::text[]))
 
 -- part: by_run

@@ -13,6 +13,7 @@ from infra.spine.ports.event_log import Cursor, EventStore
 from producers.core.history.run_status import TELLING, RunStatus, status_after
 from producers.core.lookup import Lookup
 from producers.core.validation.given_secrets import SecretsNotSet, check_given_secrets
+from schemas.costs.budget import Budget
 from schemas.errors import Conflict
 from schemas.events import (
     EvaluationCompleted,
@@ -25,6 +26,7 @@ from schemas.events import (
     MessageDeadLettered,
     MessageRedriven,
     RunPauseRequested,
+    RunRequested,
     RunResumeRequested,
     RunStopRequested,
 )
@@ -64,17 +66,23 @@ class Control:
         self._lookup = lookup
         self._secrets = secrets
 
-    async def run(self, verb: str, ref: str, *, cause: UUID) -> tuple[str, Cursor]:
-        """Ask a run to `verb` (stop, pause, resume). Returns the run's id and the cursor of the
-        command. A command that is already being carried out appends nothing. Raises NotFound,
-        Conflict."""
+    async def run(
+        self, verb: str, ref: str, *, cause: UUID, raised: Budget | None = None
+    ) -> tuple[str, Cursor]:
+        """Ask a run to `verb` (stop, pause, resume). `raised` has limits of its budget that are raised
+        with `resume`. Returns the run's id and the cursor of the command. A command that is already
+        being carried out appends nothing. Raises NotFound, Conflict."""
         request = await self._lookup.run(ref)
         status = await self._status(request.run)
         if verb == "resume" and not status.paused:
             await self._refuse_held(request.run, request.run_name)
         if not _changes_anything(verb, request.run_name, status):
             return request.run, Cursor()
-        [recorded] = await self._log.append([COMMANDS[verb](request.run)], cause=cause)
+        command = COMMANDS[verb](request.run)
+        if verb == "resume":
+            _check_budget(request, status, raised)
+            command = RunResumeRequested(run=request.run, budget=raised)
+        [recorded] = await self._log.append([command], cause=cause)
         return request.run, recorded.cursor
 
     async def ending(self, run: str) -> str | None:
@@ -164,6 +172,24 @@ class Control:
                 status = status_after(status, recorded.event)
             after = found[-1].cursor
         return status
+
+
+def _check_budget(request: RunRequested, status: RunStatus, raised: Budget | None) -> None:
+    """Raises Conflict when the run would pause again at once, because its budget is exhausted, or when
+    the raised limit cannot be counted."""
+    limits = raised.limits if raised else {}
+    if "max_cost" in limits and request.prices is None:
+        raise Conflict(
+            f"run {request.run_name} began without prices, so max_cost cannot be counted; raise "
+            "max_hours or max_tokens instead"
+        )
+    found = status.exhausted
+    if found is not None and limits.get(found.limit, 0.0) <= found.most:
+        raise Conflict(
+            f"run {request.run_name} has used {found.used:.4g} of {found.limit} = {found.most:g}, and "
+            f"a step takes up to {found.estimate:.4g}; go on with `headrace train resume "
+            f"{request.run_name} --raise {found.limit}=AMOUNT`, where AMOUNT is larger"
+        )
 
 
 def _changes_anything(verb: str, name: str, status: RunStatus) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC
+from types import MappingProxyType
 
 from infra import telemetry
 from infra.failpoints import hit
@@ -31,12 +32,14 @@ from producers.core.lookup import Lookup
 from producers.core.models.provider_model import owned_model
 from producers.core.models.vocabularies import Vocabularies
 from producers.core.run_names import invented_name, require_name, used_name_error
+from producers.core.validation.budgets import budget_warnings, check_budget
 from producers.core.validation.given_secrets import check_given_secrets
 from producers.core.validation.references import ReferenceFinder, Requester
 from producers.core.validation.rollout_issues import entrypoint_of
 from producers.core.validation.validate import Valid, require_valid
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, Experiment, RunConfig
+from schemas.costs.prices import Prices
 from schemas.errors import Conflict, InvalidConfig, Issue, Refused
 from schemas.events import CommitRequested, EvaluationRequested, Event, RunDeleted, RunRequested
 from schemas.events.decider_version import DECIDER_VERSION
@@ -58,6 +61,7 @@ from schemas.specs import CommitSpec, GroupTemplate, PushOrigin
 from schemas.toml.parser import parse_eval, parse_run
 
 LONGEST_NAME = 100
+NO_PRICES: Mapping[str, float] = MappingProxyType({})
 NAMES_TRIED = 100
 KEY_USED = (
     "this Idempotency-Key was used for another request; send a new key with a new request, and the "
@@ -144,11 +148,13 @@ class Submitter:
         quotas: Quotas | None = None,
         vllm: Tuning | None = None,
         vocabularies: Vocabularies | None = None,
+        prices: Mapping[str, float] = NO_PRICES,
     ) -> None:
         self._log = log
         self._quotas = quotas
         self._names = names
         self._secrets = secrets
+        self._prices = Prices.of(prices) if prices else None
         self._references = ReferenceFinder(
             log,
             names,
@@ -170,6 +176,7 @@ class Submitter:
             experiment = config.experiment.model_copy(update={"model_path": request.start})
             config = config.model_copy(update={"experiment": experiment})
         config = _pin_commit(config, request.origin)
+        check_budget(config, self._prices)
         references = await self._references.find_references(config, request.requester)
         return Resolved(config, require_valid(config, references))
 
@@ -202,7 +209,7 @@ class Submitter:
             validation=valid.validation.dataset if valid.validation else None,
             workspace=valid.workspace.id if valid.workspace else None,
             date=await self._today(),
-            warnings=valid.warnings,
+            warnings=(*valid.warnings, *budget_warnings(resolved.config)),
             origin=request.origin,
             submitter=request.requester.submitter,
             creator=request.creator,
@@ -210,6 +217,7 @@ class Submitter:
             reward_models=valid.reward_models,
             decider=DECIDER_VERSION,
             teacher=valid.teacher,
+            prices=self._prices,
         )
         if request.fork is not None:
             requested = _continue_parent(requested, request.fork)

@@ -27,7 +27,7 @@ async def index(request: Request) -> Response:
         raise InvalidConfig("costs by sample are those of one run; name it with run=RUN")
     since = since_of(request.query_params.get("since"), await core.log.clock_time())
     prices = Prices.of(core.settings.prices)
-    found = await core.readmodel.costs.lines(by, run=run, since=since)
+    found = await core.readmodel.costs.lines(by, runs=[run] if run else None, since=since)
     gains = await core.readmodel.costs.gains([line.key for line in found] if by == "run" else [])
     most = number(request, "limit", default=1000, least=1, most=1000)
     return ApiResponse(

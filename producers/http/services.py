@@ -284,6 +284,7 @@ class Services:
             quotas=self.quotas,
             vllm=self.settings.vllm.tuning if self.settings.vllm else None,
             vocabularies=self.vocabularies,
+            prices=self.settings.prices,
         )
 
     @cached_property

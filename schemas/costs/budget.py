@@ -1,7 +1,8 @@
 """The budget of a run: the most that it may spend before it pauses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,6 +25,11 @@ class Budget(BaseModel):
     max_hours: float | None = Field(default=None, gt=0, le=1e9, exclude_if=_is_none)
     """device-hours, of all kinds of devices together"""
 
+    @staticmethod
+    def is_open(budget: "Budget") -> bool:
+        """Whether a budget limits nothing."""
+        return not budget.limits
+
     @property
     def limits(self) -> Mapping[str, float]:
         """The limits that are set, by name."""
@@ -39,12 +45,16 @@ class Budget(BaseModel):
         return self.model_copy(update=other.model_dump(exclude_none=True))
 
 
+BudgetTable = Annotated[Budget, Field(exclude_if=Budget.is_open)]
+"""The budget in a config. One without limits is left out of its bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spending:
     """Amounts that were used: device-seconds by kind of device (`spent`), tokens, the US dollars that
     judges and providers cost, and their tokens whose price they did not name."""
 
-    spent: Spent
+    spent: Spent = field(default_factory=dict)
     tokens: int = 0
     calls_usd: float = 0.0
     calls_tokens: int = 0
@@ -57,6 +67,15 @@ class Spending:
             self.calls_tokens + other.calls_tokens,
         )
 
+    def __sub__(self, other: "Spending") -> "Spending":
+        negative = {device: -seconds for device, seconds in other.spent.items()}
+        return Spending(
+            add_spent([self.spent, negative]),
+            self.tokens - other.tokens,
+            self.calls_usd - other.calls_usd,
+            self.calls_tokens - other.calls_tokens,
+        )
+
     def amounts(self, prices: Prices) -> Mapping[str, float]:
         """Return the amounts that a budget limits, by the names of its limits."""
         devices = prices.devices_usd(self.spent) or 0.0
@@ -65,6 +84,3 @@ class Spending:
             "max_tokens": float(self.tokens),
             "max_hours": sum(self.spent.values()) / HOUR_S,
         }
-
-
-NOTHING_SPENT = Spending({})

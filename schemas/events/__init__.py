@@ -70,6 +70,7 @@ from schemas.events.regrades.events import (
     UngradedSample,
 )
 from schemas.events.runs import (
+    BudgetExhausted,
     RunApproved,
     RunArchived,
     RunDeleted,
@@ -185,6 +186,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     GradientsCompared,
     GradientComparisonCompleted,
     RunPauseRequested,
+    BudgetExhausted,
     RunPaused,
     RunResumeRequested,
     RunResumed,
@@ -226,6 +228,7 @@ __all__ = [
     "ArtifactPublished",
     "ArtifactWithdrawn",
     "BatchAssembled",
+    "BudgetExhausted",
     "CheckpointFailed",
     "CheckpointRequested",
     "CheckpointSaved",

@@ -13,7 +13,7 @@ release does so only in runs of its own version (`RunRequested.decider`).
 DECIDER_VERSION = 3
 """2: a run with a curriculum appends PoolsDecided.
 3: the samples of a step are tested before they are trained, and SampleRefuted names those that fail. A
-   run may be a fork (`RunRequested.fork`)."""
+   run may be a fork (`RunRequested.fork`), and one with a budget appends BudgetExhausted."""
 
 ATTESTS = 3
 """The first version whose runs test their samples."""

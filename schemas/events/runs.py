@@ -7,6 +7,8 @@ from pydantic import Field
 
 from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import RunConfig
+from schemas.costs.budget import Budget
+from schemas.costs.prices import Prices
 from schemas.events.event import RUN_TOPIC, Event, Gate
 from schemas.ids import StreamName, run_stream
 from schemas.models.fork import ForkPoint
@@ -58,7 +60,8 @@ class RunRequested(BaseRunEvent):
     submitted a run without user code. `reward_models` are those that score its samples. `decider` is
     the version of the rules by which it is decided (`schemas/events/decider_version.py`). `teacher` is
     the model that the run learns from, if it distils. `fork` is where the run begins, if it is a fork of
-    another one. Its state is then the fold of the parent's stream up to there."""
+    another one. Its state is then the fold of the parent's stream up to there. `prices` are those by
+    which its budget counts."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -80,6 +83,7 @@ class RunRequested(BaseRunEvent):
     decider: int = 1
     teacher: TeacherRef | None = Field(default=None, exclude_if=lambda value: value is None)
     fork: ForkPoint | None = Field(default=None, exclude_if=lambda value: value is None)
+    prices: Prices | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def owner_workspace(self) -> str | None:
@@ -146,6 +150,18 @@ class RunPauseRequested(BaseRunEvent):
     type: ClassVar[str] = "rl.run.pause-requested"
 
 
+class BudgetExhausted(BaseStepEvent):
+    """The run pauses before the step after `step`, because that would pass its budget. `limit` is the
+    name of the limit, `most` its value, `used` what was used until now, and `estimate` the most that one
+    of the last steps used."""
+
+    type: ClassVar[str] = "rl.run.budget-exhausted"
+    limit: Literal["max_cost", "max_tokens", "max_hours"]
+    most: float
+    used: float
+    estimate: float
+
+
 class RunPaused(BaseRunEvent):
     """The run is paused at a step boundary, and its workers are free."""
 
@@ -156,9 +172,10 @@ class RunPaused(BaseRunEvent):
 
 
 class RunResumeRequested(BaseRunEvent):
-    """A user asked a paused run to continue."""
+    """A user asked a paused run to continue. `budget` has the limits that are raised."""
 
     type: ClassVar[str] = "rl.run.resume-requested"
+    budget: Budget | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class RunResumed(BaseRunEvent):

@@ -29,6 +29,7 @@ from schemas.config import (
     RunConfig,
     Section,
 )
+from schemas.costs import budget
 from schemas.datasets import Curriculum
 from schemas.models import reward_model
 from schemas.models.reward_model import RewardModelTable
@@ -87,7 +88,7 @@ def meanings() -> dict[tuple[str, str], str]:
     found = {}
     classes = (
         ast.parse(inspect.getsource(module)).body
-        for module in (config, datasets, reward_model, triggers, mcp_tables)
+        for module in (config, budget, datasets, reward_model, triggers, mcp_tables)
     )
     for cls in chain.from_iterable(classes):
         if isinstance(cls, ast.ClassDef):
@@ -137,7 +138,7 @@ def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterato
         yield ""
         yield f"### `[{name}]`"
         yield ""
-        if not (isinstance(kind, type) and issubclass(kind, Section)):
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
             text = f"{description[whole.__name__, name]}."
             yield from textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
             continue

@@ -10,6 +10,7 @@ from producers.cli.client import Client, path_segment
 from producers.cli.command import command
 from producers.cli.command_tree import FEW, LIMIT, OFFSET, RUN
 from producers.cli.display.conversation import parts_text
+from producers.cli.display.costs import cost_facts, parse_limits, short_cost
 from producers.cli.display.output import (
     Document,
     Output,
@@ -42,6 +43,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 @click.option("--tag", help="Only runs with this tag.")
 @click.option("--project", help="Only runs of this project.")
 @click.option("--archived", is_flag=True, help="Only archived runs.")
+@click.option("--cost", is_flag=True, help="Show what each run cost.")
 def list_(
     client: Client,
     *,
@@ -52,6 +54,7 @@ def list_(
     tag: str | None,
     project: str | None,
     archived: bool,
+    cost: bool,
 ) -> Output:
     """List the runs of this server, newest first.
 
@@ -65,6 +68,7 @@ def list_(
         "tag": tag,
         "project": project,
         "archived": "true" if archived else None,
+        "cost": "true" if cost else None,
     }
     answer = client.get("/runs", parameters)
     rows = [
@@ -78,6 +82,7 @@ def list_(
             r.get("reward"),
             time_ago(r.get("created_at")),
             " ".join(r.get("tags") or ()) or None,
+            *(short_cost(r.get("cost")) if cost else ()),
         )
         for r, name in zip(answer["runs"], distinct_names(answer["runs"]), strict=True)
     ]
@@ -91,6 +96,7 @@ def list_(
         "reward",
         "created",
         "tags",
+        *(("cost", "hours", "wasted") if cost else ()),
     )
     return Output(answer, table(f"Runs ({answer.get('total_count')})", columns, rows))
 
@@ -115,6 +121,7 @@ def info(client: Client, run: str) -> Output:
         ("now" if wait.get("what") == "effect" else "waits for", wait["message"])
         for wait in answer.get("waiting_for") or ()
     ]
+    pairs += cost_facts(answer["cost"]) if answer.get("cost") else []
     curves = []
     for key, points in sorted(answer["metrics"].items()):
         values = [float(point["value"]) for point in points]
@@ -190,14 +197,19 @@ def pause(client: Client, run: str) -> Output:
     return Output(client.post(f"/runs/{path_segment(run)}/pause"), said)
 
 
-@command(None, "resume", example="headrace train resume my-run")
+@command(None, "resume", example="headrace train resume my-run --raise max_cost=20")
 @RUN
-def resume(client: Client, run: str) -> Output:
+@click.option(
+    "--raise", "raised", multiple=True, metavar="LIMIT=NUMBER", help="Raise a limit of its budget."
+)
+def resume(client: Client, run: str, *, raised: tuple[str, ...]) -> Output:
     """Continue a paused run.
 
     Its final weights are identical to those of a run that was never paused.
+    A run whose budget is exhausted needs --raise with a larger limit.
     """
-    return Output(client.post(f"/runs/{path_segment(run)}/resume"), f"{run} continues")
+    body = {"raise": parse_limits(raised)} if raised else None
+    return Output(client.post(f"/runs/{path_segment(run)}/resume", body), f"{run} continues")
 
 
 @command(None, "samples", example="headrace train samples my-run --step 3")

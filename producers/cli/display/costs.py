@@ -1,9 +1,12 @@
 """Costs as text and as rows of a table."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from producers.cli.display.output import Document
+from producers.cli.errors import Failure
 
+LIMITS = ("max_cost", "max_tokens", "max_hours")
 COLUMNS = ("cost", "hours", "wasted", "sampled", "trained", "discarded", "calls", "stored")
 
 
@@ -20,6 +23,11 @@ def cost_row(line: Document, *, by: str) -> tuple[object, ...]:
         dollars(line["calls_usd"]) if line["calls_usd"] else None,
         f"{line['stored_bytes'] / 1e6:.1f} MB",
     )
+
+
+def short_cost(line: Document | None) -> tuple[object, ...]:
+    """The money, the device-hours and the wasted share of a run."""
+    return (None,) * 3 if line is None else cost_row(line, by="run")[1:4]
 
 
 def name_of(line: Document, *, by: str) -> str:
@@ -74,3 +82,23 @@ def _tokens(line: Document) -> str:
 
 def _duration(hours: float) -> str:
     return f"{hours:.2f} h" if hours >= 1 else f"{hours * 3600:.1f} s"
+
+
+def parse_limits(given: Sequence[str]) -> Mapping[str, float]:
+    """Limits of a budget from `max_cost=20`. Raises Failure for another name, or for text that is not a
+    positive number."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if name not in LIMITS or not 0 < number < math.inf:
+            raise Failure(
+                "VALIDATION",
+                f"--raise {text!r} is not a limit; write one of {', '.join(LIMITS)}, = and a positive "
+                "number, like max_cost=20",
+            )
+        found[name] = int(number) if name == "max_tokens" else number
+    return found

@@ -4,6 +4,7 @@ asked to do."""
 from dataclasses import dataclass, replace
 
 from schemas.events import (
+    BudgetExhausted,
     Event,
     RunArchived,
     RunFailed,
@@ -22,6 +23,7 @@ TELLING: tuple[type[Event], ...] = (
     RunRejected,
     RunStarted,
     RunPauseRequested,
+    BudgetExhausted,
     RunPaused,
     RunResumeRequested,
     RunResumed,
@@ -37,7 +39,7 @@ TELLING: tuple[type[Event], ...] = (
 @dataclass(frozen=True, slots=True)
 class RunStatus:
     """Where a run stands. `ended` says how it ended; `pausing`, `resuming` and `stopping` mean that it
-    is asked to and has not done it yet."""
+    is asked to and has not done it yet. `exhausted` is the limit of its budget for which it paused."""
 
     started: bool = False
     ended: str | None = None
@@ -45,6 +47,7 @@ class RunStatus:
     pausing: bool = False
     resuming: bool = False
     stopping: bool = False
+    exhausted: BudgetExhausted | None = None
 
     @property
     def text(self) -> str:
@@ -66,12 +69,14 @@ def status_after(status: RunStatus, event: Event) -> RunStatus:
             return replace(status, started=True)
         case RunPauseRequested():
             return replace(status, pausing=True)
+        case BudgetExhausted():
+            return replace(status, exhausted=event)
         case RunPaused():
             return replace(status, paused=True, pausing=False)
         case RunResumeRequested():
             return replace(status, pausing=False, resuming=status.paused)
         case RunResumed():
-            return replace(status, paused=False, resuming=False)
+            return replace(status, paused=False, resuming=False, exhausted=None)
         case RunStopRequested():
             return replace(status, stopping=True)
         case RunStopped():

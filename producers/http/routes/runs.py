@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.costs.ledger import costs_of_runs
 from infra.ports.actor import Actor
 from infra.readmodel.run_pages import RunFilter, RunKind
 from infra.readmodel.runs import RunJson
@@ -29,6 +31,8 @@ from producers.http.requests import JsonBody, body_of, cause_of, idempotency_key
 from producers.http.responses import ApiResponse, flag, number, page_of, page_response, project_of
 from producers.http.routing import ScopedRoute
 from producers.http.services import Services
+from schemas.costs.budget import Budget
+from schemas.costs.prices import Prices
 from schemas.errors import InvalidConfig, Issue, TransientError
 from schemas.events import EvaluationRequested, Event, RunRequested
 from schemas.limits import total_steps
@@ -214,6 +218,7 @@ async def show(request: Request) -> Response:
             "waiting_for": waits,
             "checkpoints": await runs.checkpoints(run["id"]),
             "metrics": await runs.metrics(run["id"]),
+            "cost": (await _costs(request, [run])).get(run["id"]),
         }
     )
 
@@ -249,7 +254,17 @@ async def index(request: Request) -> Response:
         archived=flag(request, "archived"),
     )
     runs, total = await services(request).readmodel.run_pages.at_offset(page, found)
-    return page_response("runs", runs, total, page)
+    if not flag(request, "cost"):
+        return page_response("runs", runs, total, page)
+    costs = await _costs(request, runs)
+    with_costs = [{**run, "cost": costs.get(run["id"])} for run in runs]
+    return page_response("runs", with_costs, total, page)
+
+
+async def _costs(request: Request, runs: Sequence[RunJson]) -> Mapping[str, Mapping[str, object]]:
+    core = services(request)
+    prices = Prices.of(core.settings.prices)
+    return await costs_of_runs(core.readmodel.costs, [run["id"] for run in runs], prices)
 
 
 async def metrics(request: Request) -> Response:
@@ -291,15 +306,29 @@ async def log_page(request: Request, owner: str) -> Response:
 async def command(request: Request) -> Response:
     ref = request.path_params["ref"]
     verb = request.url.path.rpartition("/")[2]
-    await body_of(request, ())
+    body = await body_of(request, ("raise",) if verb == "resume" else ())
     run, cursor = await services(request).control.run(
-        verb, ref, cause=cause_of(request, f"control/{verb}/{ref}")
+        verb, ref, cause=cause_of(request, f"control/{verb}/{ref}"), raised=_raised_budget(body)
     )
     answer: dict[str, object] = {"run": await run_json(request, run, after=cursor)}
     if verb == "stop":
         waits = await waiting_for(request, run)
         answer["waiting_for"] = [wait for wait in waits if wait["what"] in HOLDING]
     return ApiResponse(answer)
+
+
+def _raised_budget(body: JsonBody) -> Budget | None:
+    """The limits of a budget that are raised; None for none. Raises InvalidConfig."""
+    if body.values.get("raise") is None:
+        return None
+    try:
+        return Budget.model_validate(body.table("raise"))
+    except ValidationError as error:
+        issues = tuple(
+            Issue(".".join(("raise", *map(str, one["loc"]))), one["msg"]) for one in error.errors()
+        )
+        known = "max_cost, max_tokens and max_hours are positive numbers"
+        raise InvalidConfig(f"raise is not a budget: {known}", issues=issues) from error
 
 
 async def approve(request: Request) -> Response:

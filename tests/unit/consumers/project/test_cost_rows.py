@@ -98,7 +98,7 @@ async def test_a_rebuild_gives_equal_rows_and_the_sums_are_those_of_the_events(
         assert line.spent == {"cpu": pytest.approx(2.5 * len(works))}
         assert line.wasted == {"GradeGroup": pytest.approx(0.5 * len(works))}
         for key in COST_KEYS:
-            assert total_of(await tables.costs.lines(key, run="r1")).spent == line.spent
+            assert total_of(await tables.costs.lines(key, runs=["r1"])).spent == line.spent
         assert not await tables.costs.lines("run", since=datetime.now(UTC) + timedelta(days=1))
         await projector.rebuild()
         assert await everything(database) == before
