@@ -139,7 +139,14 @@ def keep_budget(state: RunState) -> tuple[RunEvent, ...]:
     if ends or not state.at_boundary:
         return ()
     run, step = _run_id(state), state.settled
-    found = find_exhausted(state.spending, state.budget, state.prices, run=run, step=step)
+    found = find_exhausted(
+        state.spending,
+        state.budget,
+        state.prices,
+        run=run,
+        step=step,
+        validations=len(state.evaluating) + _is_validated(state, step + 1),
+    )
     if found is None:
         return ()
     return (found, RunPaused(run=run, step=step, reason=exhausted_message(found)))
@@ -292,9 +299,15 @@ RULES: tuple[Rule, ...] = (
 def _may_go_on(state: RunState) -> bool:
     """Whether another step may begin. After a stop request a step begins only if it makes a durable
     version."""
-    if _is_resting(state) or state.settled >= state.total:
+    if _is_resting(state) or state.settled >= state.total or _awaits_first_validation(state):
         return False
     return not state.stop_wanted or (state.at_boundary and state.settled + 1 not in state.open)
+
+
+def _awaits_first_validation(state: RunState) -> bool:
+    """Whether a run with a budget waits until it knows what a validation costs."""
+    is_unknown = state.spending.validation is None and bool(state.evaluating)
+    return is_unknown and bool(state.budget.limits) and not state.stop_wanted
 
 
 def _is_resting(state: RunState) -> bool:

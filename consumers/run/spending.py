@@ -1,8 +1,9 @@
 """What a run has spent, from its own facts, and whether its budget allows another step. Pure functions.
 
-The cost of a step is what the run spent between the settlements of two steps, so it holds validations
-and checkpoints, and in asynchronous modes the samples that are generated ahead. The next step is
-expected to cost as much as the most expensive of the last few.
+The cost of a step is what the run spent between the settlements of two steps without its validations,
+so it holds checkpoints, and in asynchronous modes the samples that are generated ahead. The next step is
+expected to cost as much as the most expensive of the last few. Validations run beside later steps, and
+each is expected to cost as much as the one before.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,14 +22,19 @@ UNITS = {"max_cost": "US dollars", "max_tokens": "tokens", "max_hours": "device-
 @dataclass(frozen=True, slots=True)
 class RunSpending:
     """`total` is everything so far, `settled` that of all steps but the current one, and `steps` are
-    those of the last few steps."""
+    those of the last few steps. `validation` is that of the last validation that ended."""
 
     total: Spending = field(default_factory=Spending)
     settled: Spending = field(default_factory=Spending)
     steps: tuple[Spending, ...] = ()
+    validation: Spending | None = None
 
     def add(self, part: Spending) -> "RunSpending":
         return replace(self, total=self.total + part)
+
+    def add_validation(self, part: Spending) -> "RunSpending":
+        """Add a validation, which belongs to no step."""
+        return replace(self, total=self.total + part, settled=self.settled + part, validation=part)
 
     def settle_step(self, step: int) -> "RunSpending":
         """Begin the next step. What was spent up to step 0 is the cost of no step."""
@@ -63,13 +69,16 @@ def spending_of_validation(event: EvaluationSettled) -> Spending:
 
 
 def find_exhausted(
-    spending: RunSpending, budget: Budget, prices: Prices, *, run: str, step: int
+    spending: RunSpending, budget: Budget, prices: Prices, *, run: str, step: int, validations: int
 ) -> BudgetExhausted | None:
-    """Return which limit the step after `step` would pass, or None."""
+    """Return which limit the step after `step` would pass, or None. `validations` are those that run now
+    and that of the next step."""
     used = spending.total.amounts(prices)
     steps = [part.amounts(prices) for part in spending.steps]
+    validation = (spending.validation or Spending()).amounts(prices)
     for name, most in budget.limits.items():
         estimate = max((amounts[name] for amounts in steps), default=0.0)
+        estimate += validations * validation[name]
         if used[name] + estimate > most:
             found = {"limit": name, "most": most, "used": used[name], "estimate": estimate}
             return BudgetExhausted.model_validate({"run": run, "step": step, **found})

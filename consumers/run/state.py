@@ -491,7 +491,7 @@ def _settle_spending(state: RunState, event: StepSettled) -> RunSpending:
 
 def _settle_evaluation(state: RunState, event: EvaluationSettled) -> RunState:
     """Validations may end in another order than their steps."""
-    spending = state.spending.add(spending_of_validation(event))
+    spending = state.spending.add_validation(spending_of_validation(event))
     new = replace(state, evaluating=state.evaluating - {event.step}, spending=spending)
     if event.reward is None:
         return new

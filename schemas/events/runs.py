@@ -152,8 +152,8 @@ class RunPauseRequested(BaseRunEvent):
 
 class BudgetExhausted(BaseStepEvent):
     """The run pauses before the step after `step`, because that would pass its budget. `limit` is the
-    name of the limit, `most` its value, `used` what was used until now, and `estimate` the most that one
-    of the last steps used."""
+    name of the limit, `most` its value, `used` what was used until now, and `estimate` what the next
+    step and the validations beside it are expected to use."""
 
     type: ClassVar[str] = "rl.run.budget-exhausted"
     limit: Literal["max_cost", "max_tokens", "max_hours"]

@@ -11,6 +11,8 @@ from schemas.costs.work import Work
 from schemas.events import (
     BudgetExhausted,
     CheckpointRequested,
+    EvaluationRequested,
+    EvaluationSettled,
     Event,
     GroupGraded,
     GroupsRequested,
@@ -24,7 +26,7 @@ from schemas.events import (
 )
 from schemas.sampling import JudgeUsage
 from schemas.specs import GroupSpec
-from tests.unit.consumers.runs import Story, graded, only, requested, taught, updated
+from tests.unit.consumers.runs import Story, graded, only, requested, taught, updated, validated
 
 HOUR = 3600.0
 GROUP, STEP = {"cpu": HOUR}, Work(effect="TrainStep", device="cpu", device_s=HOUR, wasted_s=HOUR)
@@ -139,6 +141,22 @@ def test_a_run_that_samples_nothing_counts_the_tokens_of_its_rows() -> None:
         tokens = {"metrics": {"train/tokens": 10.0}}
         said = story.tell(updated(step).model_copy(update=tokens))
     assert [event.step for event in only(said, BudgetExhausted)] == [2]
+
+
+def test_validations_count_beside_the_steps_and_the_first_is_waited_for() -> None:
+    request = limited(max_tokens=60)
+    config = request.config.model_copy(
+        update={"checkpoints": requested(validate=True).config.checkpoints}
+    )
+    story = Story(request.model_copy(update={"config": config, "validation": request.dataset}))
+    [validation] = only(story.begin(), EvaluationRequested)
+    cost = {"metrics": {"eval/tokens": 20.0}}
+    said = story.tell(validated(validation).model_copy(update=cost))
+    said.then_types(EvaluationSettled, GroupsRequested)
+    for spec in only(said, GroupsRequested)[0].group_specs():
+        story.tell(spent(spec))
+    [exhausted] = only(story.tell(trained(1)), BudgetExhausted)
+    assert (exhausted.used, exhausted.estimate) == (32.0, 32.0)
 
 
 def test_an_exhausted_run_can_be_stopped() -> None:
