@@ -30,6 +30,7 @@ class CostLine:
 
     key: str
     name: str | None = None
+    is_run: bool = False
     workspace_name: str | None = None
     spent: Spent = field(default_factory=dict)
     effects: dict[str, float] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class CostLine:
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a row of sums."""
         self.name, self.workspace_name = self.name or row["run_name"], row["workspace_name"]
+        self.is_run = row["is_run"]
         if row["device"] is not None:
             total = row["device_s"] + row["wasted_s"]
             _add(self.spent, row["device"], total)
@@ -72,6 +74,7 @@ class CostLine:
         month = None if prices.gb_month is None else self.stored_bytes / GB * prices.gb_month
         return {
             "key": self.key,
+            "is_run": self.is_run,
             "name": self.name,
             "workspace_name": self.workspace_name,
             "device_hours": {kind: s / 3600 for kind, s in sorted(self.spent.items())},
@@ -98,6 +101,17 @@ class CostLine:
         return None if devices is None and not calls else (devices or 0.0) + calls
 
 
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run and what its steps cost. `config` is its JSON."""
+
+    run: str
+    name: str
+    config: str
+    steps: int
+    line: CostLine
+
+
 class Costs:
     """Queries over the cost ledger."""
 
@@ -122,6 +136,19 @@ class Costs:
         if by == "step":
             return sorted(found.values(), key=_step_of)
         return sorted(found.values(), key=lambda line: (-sum(line.spent.values()), line.key))
+
+    async def runs_of_model(self, model: str) -> Sequence[PastRun]:
+        """Return the newest runs of a model (as a config names it) that have cost something."""
+        visible = visible_workspaces()
+        rows = await self._pool.fetch(
+            SQL["runs_of_model"], model, None if visible is None else list(visible)
+        )
+        lines = {line.key: line for line in await self.lines("run", runs=[r["run"] for r in rows])}
+        return [
+            PastRun(row["run"], row["name"], row["config"], row["current_step"], lines[row["run"]])
+            for row in rows
+            if row["run"] in lines
+        ]
 
     async def gains(self, runs: Sequence[str]) -> Mapping[str, float]:
         """Return by how much the reward of runs grew, from their first to their last validation, or else

@@ -33,7 +33,7 @@ select {key: by_run | by_workspace | by_organisation | by_user | by_step | by_sa
   sum(c.sampled)::bigint as sampled, sum(c.trained)::bigint as trained, sum(c.discarded)::bigint as discarded,
   sum(c.calls_usd)::float8 as calls_usd, sum(c.calls_tokens)::bigint as calls_tokens,
   sum(c.stored_bytes)::bigint as stored_bytes, max(c.at) as last_at,
-  max(coalesce(r.name, v.name)) as run_name,
+  max(coalesce(r.name, v.name)) as run_name, bool_and(r.run is not null) as is_run,
   max((select w.name from workspaces w where w.workspace = coalesce(r.workspace, v.workspace))) as workspace_name
 from {paid}
 where {seen}
@@ -49,15 +49,10 @@ from metric_points m
 where m.run = any ($1::text[]) and m.key in ('eval/validation/reward', 'rollout/raw_reward')
 group by m.run, m.key
 
--- Like runs, for an estimate: of the same model, newest first.
+-- Runs of the same model whose steps cost something, newest first, for an estimate.
 
--- name: like_runs
+-- name: runs_of_model
 select r.run, r.name, r.config, r.current_step from runs r
-where r.model = $1 and r.current_step > 0 and r.run in (select c.owner from costs c where c.device is not null)
+where r.model = $1 and r.current_step > 0 and ($2::text[] is null or r.workspace = any ($2::text[]))
+  and exists (select from costs c where c.owner = r.run and c.device is not null)
 order by r.created_at desc limit 50
-
--- name: summary_of_run
-select c.effect, c.device, sum(c.device_s)::float8 as device_s, sum(c.wasted_s)::float8 as wasted_s,
-  sum(c.sampled)::bigint as sampled, sum(c.trained)::bigint as trained, sum(c.discarded)::bigint as discarded,
-  sum(c.calls_usd)::float8 as calls_usd, sum(c.calls_tokens)::bigint as calls_tokens
-from costs c where c.owner = $1 group by c.effect, c.device order by c.effect, c.device

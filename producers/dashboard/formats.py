@@ -124,6 +124,13 @@ def _encodable(value: object) -> str:
     return str(value).encode("utf-8", "replace").decode()
 
 
+def dollars(amount: float | None) -> str:
+    """An amount of US dollars; small ones with more digits, and a dash for none."""
+    if amount is None:
+        return ABSENT
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4g}"
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": number,
     "interval": interval,
@@ -131,6 +138,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "duration": duration,
     "moment": moment,
     "size": size,
+    "dollars": dollars,
     "plain": plain,
     "model": model,
     "shell": shlex.quote,

@@ -2,6 +2,7 @@
 
 from producers.dashboard import assets, live, reports
 from producers.dashboard.pages import (
+    costs,
     datasets,
     deployments,
     evaluation_samples,
@@ -33,6 +34,7 @@ PAGES = (
     members,
     api_keys,
     runs,
+    costs,
     run,
     live,
     samples,

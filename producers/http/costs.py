@@ -1,6 +1,8 @@
 """The cost ledger: what runs, workspaces, users and steps cost."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +21,11 @@ MOST_DIGITS = 5
 async def index(request: Request) -> Response:
     """The costs by `by`, of one `run` or since some time (`since=7d`). Money is null where a price is
     missing."""
+    return ApiResponse(await cost_document(request))
+
+
+async def cost_document(request: Request) -> Mapping[str, Any]:
+    """The document that answers a request for costs. Raises InvalidConfig and NotFound."""
     core = services(request)
     by = _key_of(request)
     ref = request.query_params.get("run")
@@ -30,16 +37,14 @@ async def index(request: Request) -> Response:
     found = await core.readmodel.costs.lines(by, runs=[run] if run else None, since=since)
     gains = await core.readmodel.costs.gains([line.key for line in found] if by == "run" else [])
     most = number(request, "limit", default=1000, least=1, most=1000)
-    return ApiResponse(
-        {
-            "by": by,
-            "since": since,
-            "prices": prices.model_dump(mode="json"),
-            "lines": [line.as_json(prices, gain=gains.get(line.key)) for line in found[:most]],
-            "num_lines": len(found),
-            "total": total_of(found).as_json(prices),
-        }
-    )
+    return {
+        "by": by,
+        "since": since,
+        "prices": prices.model_dump(mode="json"),
+        "lines": [line.as_json(prices, gain=gains.get(line.key)) for line in found[:most]],
+        "num_lines": len(found),
+        "total": total_of(found).as_json(prices),
+    }
 
 
 def _key_of(request: Request) -> CostKey:

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
+
 
 def check(events: Iterable[Mapping[str, Any]], *, steps: int, groups: int, samples: int) -> None:
     """Assert that a finished run of `steps` steps, each of `groups` groups of `samples` samples,
@@ -25,6 +27,30 @@ def check(events: Iterable[Mapping[str, Any]], *, steps: int, groups: int, sampl
     )
     assert not [key for key, count in singles.items() if count > 1], "a sample was recorded twice"
     assert len(kinds.get("rl.run.finished", ())) == 1
+
+
+def check_costs(events: Iterable[Mapping[str, Any]], line: Mapping[str, Any]) -> None:
+    """Assert that a line of the cost ledger is the sum over the events of its run, each effect once."""
+    took, wasted, seen = Counter[str](), Counter[str](), Counter[object]()
+    for event in events:
+        if work := event["data"].get("work"):
+            lost = work.get("wasted_s", 0.0)
+            took[work["effect"]] += work["device_s"] + lost
+            wasted[work["effect"]] += lost
+            seen[_effect_of(work["effect"], event["data"])] += 1
+    assert not [key for key, count in seen.items() if count > 1], "an effect counts twice"
+    assert line["effects"] == pytest.approx(dict(took), abs=0.002)
+    assert line["wasted"] == pytest.approx({k: s for k, s in wasted.items() if s}, abs=0.002)
+
+
+def _effect_of(effect: str, data: Mapping[str, Any]) -> object:
+    """What tells effects of one type apart: the sample, the group, or the step."""
+    spec = data.get("spec") or {}
+    return effect, spec.get("group"), (data.get("entry") or {}).get("index"), _step_of(data)
+
+
+def _step_of(data: Mapping[str, Any]) -> object:
+    return data.get("step", (data.get("spec") or {}).get("step"))
 
 
 def _once(

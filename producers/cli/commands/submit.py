@@ -14,6 +14,7 @@ from producers.cli.command import command
 from producers.cli.command_tree import SECRETS_FILE
 from producers.cli.config_files import check_kind, needs_workspace, read_config, read_secrets
 from producers.cli.datasets.generated import upload_datasets_of
+from producers.cli.display.costs import past_facts
 from producers.cli.display.output import (
     Document,
     Output,
@@ -314,8 +315,9 @@ def _is_default(section: str, key: str, value: object) -> bool:
 
 def _estimates(found: Document) -> list[tuple[str, object]]:
     """The estimates as pairs of a name and a value with its unit."""
+    past = past_facts(found["past"]) if found.get("past") else []
     if found.get("parameters") is None:
-        return [("memory", "unknown: the model does not state its size")]
+        return [("memory", "unknown: the model does not state its size"), *past]
     shown: list[tuple[str, object]] = [
         ("parameters", format_count(found["parameters"])),
         ("memory", format_size(found.get("memory_bytes"))),
@@ -323,4 +325,4 @@ def _estimates(found: Document) -> list[tuple[str, object]]:
     if found.get("step_s") is not None:
         shown.append(("a step", format_duration(found["step_s"])))
         shown.append(("in all", format_duration(found["total_s"])))
-    return [*shown, ("assumes", found.get("assumes"))]
+    return [*shown, ("assumes", found.get("assumes")), *past]

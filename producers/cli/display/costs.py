@@ -75,6 +75,18 @@ def cost_facts(line: Document) -> list[tuple[str, object]]:
     return facts
 
 
+def past_facts(past: Document) -> list[tuple[str, object]]:
+    """An estimate from the ledger of like runs."""
+    steps = ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in past["step_s"].items())
+    return [
+        ("measured of", ", ".join(past["runs"])),
+        ("a step took", steps),
+        ("in all", hours_text(past["device_hours"])),
+        ("tokens", f"{past['tokens']:,}"),
+        ("cost", dollars(past["cost"])),
+    ]
+
+
 def _tokens(line: Document) -> str:
     sampled, trained = line["tokens_sampled"], line["tokens_trained"]
     return f"{sampled:,} sampled, {trained:,} trained, {line['tokens_discarded']:,} discarded"

@@ -27,7 +27,7 @@ from producers.dashboard.run_config import config_toml, flat_keys
 from producers.http.auth import actor_of
 from producers.http.requests import cause_of
 from producers.http.responses import ApiResponse, number
-from producers.http.routes.runs import find_run, services, waiting_for
+from producers.http.routes.runs import costs_of, find_run, services, waiting_for
 from schemas.algorithms import OFFLINE
 from schemas.errors import InvalidConfig, Issue
 
@@ -155,6 +155,7 @@ async def show(request: Request) -> Response:
             "may_change": actor_of(request).may("control"),
             "longest_note": LONGEST_NOTE,
             "waits": await waiting_for(request, run["id"], status=run["status"]),
+            "cost": (await costs_of(request, [run])).get(run["id"]),
         },
     )
 

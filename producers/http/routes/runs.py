@@ -26,6 +26,7 @@ from producers.core.estimates import estimate, has_gpu, readers_of
 from producers.core.history.forks import ForkRequest
 from producers.core.lookup import archived_error
 from producers.core.submit import Resolved, SubmitRequest
+from producers.core.validation.past_costs import past_estimate
 from producers.http.auth import actor_of
 from producers.http.requests import JsonBody, body_of, cause_of, idempotency_key
 from producers.http.responses import ApiResponse, flag, number, page_of, page_response, project_of
@@ -100,13 +101,18 @@ async def _dry_run(request: Request, wanted: SubmitRequest) -> Mapping[str, obje
 
 
 async def _estimate(request: Request, resolved: Resolved, *, steps: int) -> Mapping[str, object]:
-    return estimate(
+    core = services(request)
+    figures = estimate(
         resolved.config,
         resolved.valid.facts.parameters,
         steps=steps,
-        readers=await readers_of(resolved.config, resolved.valid, services(request).lookup),
+        readers=await readers_of(resolved.config, resolved.valid, core.lookup),
         gpu=await asyncio.to_thread(has_gpu),
     )
+    past = await core.readmodel.costs.runs_of_model(resolved.config.experiment.model_path)
+    prices = Prices.of(core.settings.prices)
+    found = past_estimate(resolved.config, past, steps=steps, prices=prices)
+    return {**figures, "past": found} if found else figures
 
 
 FORK_FIELDS = (
@@ -218,7 +224,7 @@ async def show(request: Request) -> Response:
             "waiting_for": waits,
             "checkpoints": await runs.checkpoints(run["id"]),
             "metrics": await runs.metrics(run["id"]),
-            "cost": (await _costs(request, [run])).get(run["id"]),
+            "cost": (await costs_of(request, [run])).get(run["id"]),
         }
     )
 
@@ -256,12 +262,13 @@ async def index(request: Request) -> Response:
     runs, total = await services(request).readmodel.run_pages.at_offset(page, found)
     if not flag(request, "cost"):
         return page_response("runs", runs, total, page)
-    costs = await _costs(request, runs)
+    costs = await costs_of(request, runs)
     with_costs = [{**run, "cost": costs.get(run["id"])} for run in runs]
     return page_response("runs", with_costs, total, page)
 
 
-async def _costs(request: Request, runs: Sequence[RunJson]) -> Mapping[str, Mapping[str, object]]:
+async def costs_of(request: Request, runs: Sequence[RunJson]) -> Mapping[str, Mapping[str, object]]:
+    """The costs of these runs, for those that have cost anything yet."""
     core = services(request)
     prices = Prices.of(core.settings.prices)
     return await costs_of_runs(core.readmodel.costs, [run["id"] for run in runs], prices)

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from schemas.costs.work import Work
-from schemas.events import BudgetExhausted, PolicyUpdated, RunPaused, RunStarted
+from schemas.events import BudgetExhausted, PolicyUpdated, RunPaused, RunStarted, StepSettled
 from tests.kit.application import Application, rows
 from tests.kit.story import whole_run
 from tests.kit.tenants import ask, tenant
@@ -119,3 +119,25 @@ async def test_an_exhausted_run_goes_on_only_with_a_larger_limit(ready: Applicat
     assert (await ready.post(f"/runs/{run}/pause", {"raise": {}})).status_code == 400
     answer = await ready.post(f"/runs/{run}/resume", {"raise": {"max_hours": 3}})
     assert answer.status_code == 200, answer.text
+
+
+async def test_a_dry_run_says_what_like_runs_cost(ready: Application) -> None:
+    first = await ready.post("/runs", {"config": config(), "name": "first"})
+    run = first.json()["run"]["id"]
+    dry = {"config": config(), "dry_run": True}
+    assert "past" not in (await ready.post("/runs", dry)).json()["estimates"]
+    settled = [e for e in whole_run(run, "a", steps=2) if isinstance(e, StepSettled)]
+    for event in settled:
+        await ready.services.log.append([event], cause=uuid4())
+    await add_work(ready, run)
+    await settle(ready)
+    answer = (await ready.post("/runs", dry)).json()
+    past, steps = answer["estimates"]["past"], answer["total_steps"]
+    assert past["runs"] == ["first"]
+    assert past["step_s"] == {"cpu": 750.0}
+    assert past["device_hours"] == {"cpu": pytest.approx(750 * steps / 3600)}
+    assert past["cost"] is None
+    other = config()
+    other["training"] = {**other.get("training", {}), "n_samples_per_prompt": 3}
+    unlike = await ready.post("/runs", {"config": other, "dry_run": True})
+    assert "past" not in unlike.json()["estimates"]

@@ -330,6 +330,7 @@ PAGES = [
     Row("POST", "/invitations/{run_name}/revoke", "admin", 403, reach="organisation"),
     Row("POST", "/login", "open", 403),
     Row("GET", "/", "read"),
+    Row("GET", "/cost", "read"),
     Row("GET", "/runs.json", "read"),
     Row("GET", "/runs.csv", "read"),
     Row("GET", "/runs/{run}", "read"),
