@@ -18,6 +18,7 @@ from schemas.events import (
     PolicyFailed,
     PolicyInitialized,
     PolicyUpdated,
+    RunArchived,
     SampleGenerated,
     VerificationCompleted,
 )
@@ -30,7 +31,10 @@ TRAINED = "train/tokens"
 
 
 def cost_rows(recorded: Recorded) -> tuple[Write, ...]:
-    """Return the row of an event that costs something; nothing for other events."""
+    """Return the row of an event that costs something, and the sums of a run that is archived; nothing
+    for other events."""
+    if isinstance(recorded.event, RunArchived):
+        return _sums_of(recorded, recorded.event)
     put = _cost_of(recorded)
     if put is None:
         return ()
@@ -80,6 +84,23 @@ def _cost_of(recorded: Recorded) -> PutCost | None:
             return _put(recorded, event.verification, event.run, work=event.work)
         case _:
             return None
+
+
+def _sums_of(recorded: Recorded, event: RunArchived) -> tuple[Write, ...]:
+    """The rows of an archived run, whose events have left the log."""
+    return tuple(
+        PutCost(
+            event=f"{recorded.id}/{number}",
+            run=event.run,
+            owner=event.run,
+            step=None,
+            sample=None,
+            stored_bytes=0,
+            at=cost.last_at,
+            **cost.model_dump(exclude={"last_at"}),
+        )
+        for number, cost in enumerate(event.costs)
+    )
 
 
 def _has_samples(spec: GroupSpec) -> bool:

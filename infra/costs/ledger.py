@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from infra.ports.actor import visible_workspaces
 from infra.spine.postgres.pool import Database
 from infra.spine.postgres.queries import queries
+from schemas.costs.archived import ArchivedCost
 from schemas.costs.budget import Spending
 from schemas.costs.prices import GB, Prices
 from schemas.costs.work import Spent
@@ -149,6 +150,11 @@ class Costs:
             for row in rows
             if row["run"] in lines
         ]
+
+    async def summary(self, run: str) -> tuple[ArchivedCost, ...]:
+        """Return the sums of a run (its id) by type of effect and kind of device."""
+        rows = await self._pool.fetch(SQL["summary_of_run"], run)
+        return tuple(ArchivedCost.model_validate(dict(row)) for row in rows)
 
     async def gains(self, runs: Sequence[str]) -> Mapping[str, float]:
         """Return by how much the reward of runs grew, from their first to their last validation, or else

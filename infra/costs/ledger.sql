@@ -56,3 +56,11 @@ select r.run, r.name, r.config, r.current_step from runs r
 where r.model = $1 and r.current_step > 0 and ($2::text[] is null or r.workspace = any ($2::text[]))
   and exists (select from costs c where c.owner = r.run and c.device is not null)
 order by r.created_at desc limit 50
+
+-- What is left of a run's costs once it is archived. Its blobs are in the archive.
+
+-- name: summary_of_run
+select c.effect, c.device, sum(c.device_s)::float8 as device_s, sum(c.wasted_s)::float8 as wasted_s,
+  sum(c.sampled)::bigint as sampled, sum(c.trained)::bigint as trained, sum(c.discarded)::bigint as discarded,
+  sum(c.calls_usd)::float8 as calls_usd, sum(c.calls_tokens)::bigint as calls_tokens, max(c.at) as last_at
+from costs c where c.owner = $1 group by c.effect, c.device order by c.effect, c.device

@@ -112,7 +112,7 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
 HISTORY = (
     "drop_log_lines_without_events",
     "drop_skipped_events_without_events",
-    "drop_costs",
+    "drop_costs_without_events",
     "drop_groups",
     "drop_evaluations",
     "drop_metrics",
@@ -124,6 +124,7 @@ DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
         "run",
         (
             *HISTORY,
+            "drop_costs",
             "drop_log_lines",
             "drop_checkpoints",
             "drop_hub_uploads",
@@ -136,7 +137,11 @@ DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
     (DropSkippedEvent, "event", ("drop_skipped_event",)),
     (DropDataset, "dataset", ("drop_dataset",)),
     (DropArtifact, "artifact", ("drop_artifact",)),
-    (Unarchive, "run", ("drop_log_lines_without_events", "unarchive_run")),
+    (
+        Unarchive,
+        "run",
+        ("drop_log_lines_without_events", "drop_sums_of_costs", "unarchive_run"),
+    ),
 )
 """The rows that are removed because their events left the log, by query names. A batch does this
 last."""

@@ -140,6 +140,7 @@ class Retention:
             error=row["error"],
             started_at=row["started_at"],
             completed_at=row["completed_at"],
+            costs=await self._tables.costs.summary(found.run),
         )
         cause = derive_id(HEADRACE, f"archive/{found.run}/{packed.ref.sha256}")
         try:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from schemas.artifact_refs import ArtifactRef, Sha256
 from schemas.config import RunConfig
+from schemas.costs.archived import ArchivedCost
 from schemas.costs.budget import Budget
 from schemas.costs.prices import Prices
 from schemas.events.event import RUN_TOPIC, Event, Gate
@@ -236,7 +237,7 @@ class RunRenamed(BaseRunEvent):
 class RunArchived(BaseRunEvent):
     """An ended run's events and artifacts were moved into `archive`, a file in the blob store. Only
     the run's request and its checkpoints stay in the log. The other fields record the state in
-    which the run ended, so that it can still be listed."""
+    which the run ended, so that it can still be listed. `costs` are the sums of its cost ledger."""
 
     type: ClassVar[str] = "rl.run.archived"
     gate: ClassVar[Gate | None] = "closed"
@@ -253,6 +254,7 @@ class RunArchived(BaseRunEvent):
     error: str | None = None
     started_at: datetime | None = None
     completed_at: datetime | None = None
+    costs: tuple[ArchivedCost, ...] = Field(default=(), exclude_if=lambda value: value == ())
 
 
 class RunRestored(BaseRunEvent):

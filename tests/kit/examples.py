@@ -32,6 +32,7 @@ BY_NAME = {
     "started_at": "2026-01-02T03:04:05Z",
     "completed_at": "2026-01-02T03:04:06Z",
     "ended_at": "2026-01-02T03:04:06Z",
+    "last_at": "2026-01-02T03:04:06Z",
 }
 """Values for fields whose format the schema does not fully describe."""
 

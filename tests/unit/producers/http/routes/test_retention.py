@@ -14,6 +14,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from consumers.project.consumer import Projector
 from infra.blobs import garbage, references
 from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, REMOVED_GRACE, collect
@@ -133,6 +134,18 @@ async def test_an_archived_run_is_listed_apart_and_keeps_its_checkpoints(
         body = {"name": "x"} if verb == "rename" else {}
         assert (await ended.post(f"/runs/first/{verb}", body)).status_code == 409
     await sound(ended)
+
+
+async def test_an_archived_run_keeps_its_costs_and_a_rebuild_finds_them(ended: Application) -> None:
+    before = (await ended.get("/cost"))["total"]
+    assert before["tokens_sampled"] > 0
+    await archived(ended)
+    shown, rows = (await ended.get("/cost"))["total"], await stored(ended, "costs")
+    assert {**shown, "stored_bytes": 0} == {**before, "stored_bytes": 0}
+    await Projector(ended.services.log, ended.services.readmodel).rebuild()
+    assert await stored(ended, "costs") == rows
+    await restored(ended)
+    assert (await ended.get("/cost"))["total"] == before
 
 
 async def test_a_restored_run_shows_what_it_showed(ended: Application) -> None:
