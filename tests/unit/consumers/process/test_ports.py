@@ -31,7 +31,7 @@ def test_a_process_needs_the_ports_of_the_lanes_that_it_serves() -> None:
     assert port_names(hosting) == KNOWN
     user = port_names(Hosting(WorkerId("w"), consumers, (Lane.USER,)))
     judged = {"judges", "judgements", "teachers"}
-    assert user == {"artifacts", "datasets", "user", "secrets", *judged}
+    assert user == {"artifacts", "datasets", "log", "user", "secrets", *judged}
     assert port_names(Hosting(WorkerId("w"), (load("run"),), ())) == frozenset()
 
 
