@@ -147,6 +147,7 @@ def _recorded_issues(advanced: Advanced) -> Iterator[Issue]:
         "filter_groups": advanced.filter_groups is not None,
         "max_replacements": advanced.max_replacements is not None,
         "curriculum": advanced.curriculum is not None,
+        "attest": advanced.attest is not None,
         "failed_reward": advanced.failed_reward is not None,
         "failed_rewards": advanced.failed_rewards is not None,
     }

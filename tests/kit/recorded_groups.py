@@ -7,7 +7,7 @@ from uuid import uuid4
 from producers.core.datasets.recorded_rows import RecordedGroup
 from schemas.errors import FailureCategory
 from schemas.events import Event, GroupGraded, GroupsRequested, RunRequested, StepSettled
-from schemas.ids import GroupKey, Purpose
+from schemas.ids import REFUTED, GroupKey, Purpose
 from schemas.sampling import (
     Grade,
     Message,
@@ -77,8 +77,10 @@ async def record_run(
     name: str = "first",
     run: str = "r1",
     workspace: str | None = None,
+    refuted: Sequence[int] = (),
 ) -> None:
-    """A run, not over, whose settled steps have these groups, one list for each step."""
+    """A run, not over, whose settled steps have these groups, one list for each step. In step 1, the
+    groups of the slots `refuted` were generated again with the same answers."""
     events: list[Event] = []
     for event in beginning(run, name, steps=len(steps) + 1):
         if isinstance(event, RunRequested) and workspace is not None:
@@ -90,8 +92,17 @@ async def record_run(
         events.append(
             GroupsRequested(owner=run, purpose=Purpose.TRAIN, step=number, slots=slots, template=of)
         )
-        for slot, group in enumerate(groups):
-            key = str(GroupKey(run, Purpose.TRAIN, number, slot))
+        places = [(slot, group, 0) for slot, group in enumerate(groups)]
+        if number == 1 and refuted:
+            again = tuple(Slot(slot=slot, replacement=REFUTED, row=slot) for slot in refuted)
+            events.append(
+                GroupsRequested(
+                    owner=run, purpose=Purpose.TRAIN, step=number, slots=again, template=of
+                )
+            )
+            places += [(slot, groups[slot], REFUTED) for slot in refuted]
+        for slot, group, replacement in places:
+            key = str(GroupKey(run, Purpose.TRAIN, number, slot, replacement))
             batch = group.batch.model_copy(update={"group": key})
             artifact = await keep(app, batch.model_dump_json().encode())
             entries = tuple(SampleEntry(index=one.index) for one in batch.samples)

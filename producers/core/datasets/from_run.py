@@ -38,8 +38,9 @@ from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import TRAJECTORY_COLUMNS, DatasetOrigin
 from schemas.errors import CorruptData, InvalidConfig, Issue, NotFound, TransientError
 from schemas.events import EvaluationRequested, GroupsRequested, RunRequested
-from schemas.ids import Purpose
+from schemas.ids import REFUTED, Purpose
 from schemas.sampling import ModelRef, SampleBatch
+from schemas.specs import GroupTemplate
 
 PAGE = 64
 """Groups that are in memory at once."""
@@ -73,6 +74,20 @@ class SampleSource:
     model: ModelRef
     last_step: int
     has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The template of the groups of each step. `again` has the newest replacement number of each group
+    that was generated again because the learner refuted its samples, by its step, slot and replacement
+    number before."""
+
+    templates: Mapping[int, GroupTemplate]
+    again: Mapping[tuple[int, int, int], int]
+
+    def is_refuted(self, row: GroupRow) -> bool:
+        newest = self.again.get((row.step, row.slot, row.replacement % REFUTED), row.replacement)
+        return row.replacement < newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,24 +202,29 @@ class RecordedDatasets:
             has_ended=row is not None and row["completed_at"] is not None,
         )
 
-    async def _requests(self, source: SampleSource) -> Mapping[int, GroupsRequested]:
-        """The first request for groups of each step."""
-        found: dict[int, GroupsRequested] = {}
+    async def _requests(self, source: SampleSource) -> Requests:
+        """How the groups were requested."""
+        templates: dict[int, GroupTemplate] = {}
+        again: dict[tuple[int, int, int], int] = {}
         cursor = Cursor()
         types = [GroupsRequested.type]
         while page := await self._log.read(source.owner, after=cursor, limit=256, types=types):
             for recorded in page:
                 event = recorded.event
                 if isinstance(event, GroupsRequested) and event.purpose == source.purpose:
-                    found.setdefault(event.step, event)
+                    templates.setdefault(event.step, event.template)
+                    for slot in event.slots:
+                        if slot.replacement >= REFUTED:
+                            place = (event.step, slot.slot, slot.replacement % REFUTED)
+                            again[place] = max(slot.replacement, again.get(place, 0))
             cursor = page[-1].cursor
-        return found
+        return Requests(templates, again)
 
     async def _write(
         self,
         path: Path,
         source: SampleSource,
-        requests: Mapping[int, GroupsRequested],
+        requests: Requests,
         maker: RowMaker,
         *,
         first: int,
@@ -237,7 +257,7 @@ class RecordedDatasets:
         self,
         file: BinaryIO,
         rows: Sequence[GroupRow],
-        requests: Mapping[int, GroupsRequested],
+        requests: Requests,
         maker: RowMaker,
     ) -> int:
         """Write the rows of some groups; returns their bytes."""
@@ -251,8 +271,11 @@ class RecordedDatasets:
             for row, ref, content in zip(rows, refs, contents, strict=True):
                 if maker.is_full:
                     break
-                requested = requests.get(row.step)
-                version = requested.template.policy.version if requested else 0
+                if requests.is_refuted(row):
+                    maker.leave_out_refuted()
+                    continue
+                template = requests.templates.get(row.step)
+                version = template.policy.version if template else 0
                 group = RecordedGroup(
                     group=row.group,
                     version=version,
@@ -401,7 +424,7 @@ def _lost_texts(counts: RowMaker) -> list[str]:
     ]
 
 
-def _check_sampling(source: SampleSource, requests: Mapping[int, GroupsRequested]) -> None:
+def _check_sampling(source: SampleSource, requests: Requests) -> None:
     """Raises InvalidConfig when nothing can be learned from the recorded tokens."""
     if source.model.kind == "provider":
         raise _refusal(
@@ -409,7 +432,7 @@ def _check_sampling(source: SampleSource, requests: Mapping[int, GroupsRequested
             f"cannot be trajectory for {source.name}: {source.model.name} is a provider's model, whose "
             "tokens are not recorded; use sft or preference",
         )
-    if any(one.template.params.temperature == 0 for one in requests.values()):
+    if any(one.params.temperature == 0 for one in requests.templates.values()):
         raise _refusal(
             "kind",
             f"cannot be trajectory for {source.name}, which was sampled greedily: the samples of a row "
@@ -444,13 +467,13 @@ def _origin_of(
     source: SampleSource,
     wanted: RowFilter,
     maker: RowMaker,
-    requests: Mapping[int, GroupsRequested],
+    requests: Requests,
     first: int,
     last: int,
     position: Cursor,
 ) -> DatasetOrigin:
     is_run = source.purpose == Purpose.TRAIN
-    sampled = next(iter(requests.values())).template if requests else None
+    sampled = next(iter(requests.templates.values()), None)
     is_trajectory = wanted.kind == "trajectory"
     return DatasetOrigin(
         owner=source.owner,

@@ -232,6 +232,21 @@ async def test_greedy_samples_are_no_trajectories(app: Application, temperature:
     assert "was sampled greedily" in await refused(app, 400, **{"run": "check", "as": "trajectory"})
 
 
+async def test_refuted_samples_are_left_out(app: Application) -> None:
+    await record_run(app, steps_of(2), refuted=(1, 3))
+    made = await make(app, "d", "trajectory")
+    assert made["made"]["rows"] == 8
+    assert made["made"]["groups_left_out"] == {"refuted": 2}
+    rows = (await app.get("/datasets/d/preview", rows=100))["rows"]
+    groups = [row["trajectory"]["group"] for row in rows]
+    assert groups[:4] == [
+        "r1-train-1-0-0",
+        "r1-train-1-1-1000",
+        "r1-train-1-2-0",
+        "r1-train-1-3-1000",
+    ]
+
+
 async def test_a_validation_stays_held_out(app: Application) -> None:
     await record_run(app, steps_of(1))
     await record_evaluation(app, model=ModelRef(kind="scratch", name="qwen3-tiny"), run="r1")
@@ -322,6 +337,7 @@ async def test_a_run_on_recorded_groups_starts_without_a_rollout(recorded: Appli
         ({"advanced": {"algorithm": "ppo"}}, "advanced.algorithm", "must be one of grpo"),
         ({"advanced": {"algorithm": "gdpo"}}, "advanced.algorithm", "must be one of grpo"),
         ({"advanced": {"filter_groups": True}}, "advanced.filter_groups", "no meaning in offline"),
+        ({"advanced": {"attest": True}}, "advanced.attest", "no meaning in offline"),
         ({"advanced": {"max_turns": 2}}, "advanced.max_turns", "is not read"),
         (
             {"advanced": {"execution_mode": "sync"}},
