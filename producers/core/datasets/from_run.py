@@ -29,14 +29,16 @@ from producers.core.datasets.recorded_rows import (
     RecordedGroup,
     RowFilter,
     RowMaker,
+    check_filter,
     left_out_texts,
+    refusal_of,
 )
 from producers.core.datasets.rules import MIN_ROWS, FileReport
 from producers.core.history.sample_search import GRADES
 from producers.core.lookup import Lookup
 from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import TRAJECTORY_COLUMNS, DatasetOrigin
-from schemas.errors import CorruptData, InvalidConfig, Issue, NotFound, TransientError
+from schemas.errors import CorruptData, InvalidConfig, NotFound, TransientError
 from schemas.events import EvaluationRequested, GroupsRequested, RunRequested
 from schemas.ids import REFUTED, Purpose
 from schemas.sampling import ModelRef, SampleBatch
@@ -359,30 +361,11 @@ def _checked_path(path: Path) -> Path:
     return path.with_name(f"checked-{path.name}")
 
 
-def check_filter(wanted: RowFilter) -> None:
-    """Raises InvalidConfig when filters contradict each other or have no meaning for the kind."""
-    low, high = wanted.min_reward, wanted.max_reward
-    if low is not None and high is not None and low > high:
-        raise _refusal("min_reward", f"must be at most max_reward ({high:g}), got {low:g}")
-    if wanted.best_of_group and wanted.kind != "sft":
-        raise _refusal(
-            "best_of_group",
-            f"has no meaning for {wanted.kind}, which is made of several samples of a group; leave it "
-            "out, or use sft",
-        )
-    if wanted.reward_margin and wanted.kind != "preference":
-        raise _refusal(
-            "reward_margin",
-            f"has no meaning for {wanted.kind}, which compares no two answers; leave it out, or use "
-            "preference",
-        )
-
-
 def range_of(source: SampleSource, steps: StepRange) -> tuple[int, int]:
     """The first and the last step to read. Raises InvalidConfig when the run does not have them."""
     if source.purpose == Purpose.EVALUATE:
         if steps != StepRange():
-            raise _refusal(
+            raise refusal_of(
                 "steps", f"has no meaning for {source.name}, which is an evaluation; leave it out"
             )
         return 0, LAST_STEP
@@ -390,7 +373,7 @@ def range_of(source: SampleSource, steps: StepRange) -> tuple[int, int]:
         raise InvalidConfig(f"run {source.name} has no settled step yet; wait for its first one")
     first, last = steps.first or 1, steps.last or source.last_step
     if not 1 <= first <= last <= source.last_step:
-        raise _refusal(
+        raise refusal_of(
             "steps",
             f"must be within 1..{source.last_step}, the settled steps of {source.name}, got "
             f"{first}..{last}",
@@ -427,13 +410,13 @@ def _lost_texts(counts: RowMaker) -> list[str]:
 def _check_sampling(source: SampleSource, requests: Requests) -> None:
     """Raises InvalidConfig when nothing can be learned from the recorded tokens."""
     if source.model.kind == "provider":
-        raise _refusal(
+        raise refusal_of(
             "kind",
             f"cannot be trajectory for {source.name}: {source.model.name} is a provider's model, whose "
             "tokens are not recorded; use sft or preference",
         )
     if any(one.params.temperature == 0 for one in requests.templates.values()):
-        raise _refusal(
+        raise refusal_of(
             "kind",
             f"cannot be trajectory for {source.name}, which was sampled greedily: the samples of a row "
             "are equal, so nothing is learned from them; use sft or preference",
@@ -502,7 +485,3 @@ def _batch_of(content: bytes, ref: ArtifactRef) -> SampleBatch:
         return SampleBatch.model_validate_json(content)
     except ValidationError as error:
         raise CorruptData(f"{ref.uri} does not hold samples: {error}") from error
-
-
-def _refusal(key: str, message: str) -> InvalidConfig:
-    return InvalidConfig(f"{key} {message}", issues=(Issue(key, message),))

@@ -15,6 +15,7 @@ from producers.core.datasets.messages import BadMessages, parse_conversation, pa
 from producers.core.datasets.preferences import MOST_MARGIN, BadPreference, parse_preference
 from producers.core.datasets.readers import MAX_ROW_BYTES
 from schemas.datasets import DatasetRow, RowsKind, Trajectory
+from schemas.errors import InvalidConfig, Issue
 from schemas.ids import GroupId, sample_id
 from schemas.models.openai_messages import openai_message
 from schemas.sampling import Grade, Message, SampleBatch, SampleFailure, SampleRecord, ToolSpec
@@ -256,6 +257,30 @@ class RowMaker:
             return True
         self._seen.add(digest)
         return False
+
+
+def check_filter(wanted: RowFilter) -> None:
+    """Raises InvalidConfig when filters contradict each other or have no meaning for the kind."""
+    low, high = wanted.min_reward, wanted.max_reward
+    if low is not None and high is not None and low > high:
+        raise refusal_of("min_reward", f"must be at most max_reward ({high:g}), got {low:g}")
+    if wanted.best_of_group and wanted.kind != "sft":
+        raise refusal_of(
+            "best_of_group",
+            f"has no meaning for {wanted.kind}, which is made of several samples of a group; leave it "
+            "out, or use sft",
+        )
+    if wanted.reward_margin and wanted.kind != "preference":
+        raise refusal_of(
+            "reward_margin",
+            f"has no meaning for {wanted.kind}, which compares no two answers; leave it out, or use "
+            "preference",
+        )
+
+
+def refusal_of(key: str, message: str) -> InvalidConfig:
+    """The error for a field of a request."""
+    return InvalidConfig(f"{key} {message}", issues=(Issue(key, message),))
 
 
 def left_out_texts(counts: Mapping[str, int], noun: str) -> list[str]:
