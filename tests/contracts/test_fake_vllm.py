@@ -386,6 +386,22 @@ async def test_samples_of_a_server_that_dies_are_sampled_again_elsewhere(
     assert num_sampled(other) == len(requests)
 
 
+async def test_a_server_to_avoid_is_asked_only_if_there_is_no_other(
+    world: World, fakes: tuple[FakeVllm, FakeVllm]
+) -> None:
+    """The draws stay the same, so the answer does too."""
+    asked = request(policy=await world.policy(1), max_new_tokens=8)
+    first = await world.sampler.sample(asked)
+    assert first.server is not None
+    again = asked.model_copy(update={"avoid": (first.server.url,)})
+    second = await world.sampler.sample(again)
+    assert second.server is not None
+    assert {first.server.url, second.server.url} == {fake.url for fake in fakes}
+    assert second.completion_ids == first.completion_ids
+    both = asked.model_copy(update={"avoid": tuple(fake.url for fake in fakes)})
+    assert (await world.sampler.sample(both)).completion_ids == first.completion_ids
+
+
 async def test_a_stream_has_the_tokens_of_the_whole_answer(
     world: World, fakes: tuple[FakeVllm, FakeVllm]
 ) -> None:
