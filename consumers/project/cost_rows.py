@@ -49,7 +49,7 @@ def _cost_of(recorded: Recorded) -> PutCost | None:
         case SampleGenerated(spec=spec, entry=entry) as event:
             refs = (*event.files, *_some(event.artifact))
             return _put_samples(recorded, spec, (entry,), event.work, sample=entry.index, refs=refs)
-        case GroupGenerated(spec=spec) as event if not _has_samples(spec):
+        case GroupGenerated(spec=spec, replayed=None) as event if not _has_samples(spec):
             return _put_samples(recorded, spec, event.entries, event.work, refs=event.parts)
         case GroupGraded(spec=spec) as event:
             judged = event.judged or JudgeUsage()

@@ -1,4 +1,4 @@
-"""What a run has spent, from its own facts, and whether its budget allows another step. Pure functions.
+"""The spending of a run, from its own facts, and whether its budget allows another step. Pure functions.
 
 The cost of a step is what the run spent between the settlements of two steps without its validations,
 so it holds checkpoints, and in asynchronous modes the samples that are generated ahead. The next step is
@@ -36,9 +36,13 @@ class RunSpending:
         """Add a validation, which belongs to no step."""
         return replace(self, total=self.total + part, settled=self.settled + part, validation=part)
 
-    def settle_step(self, step: int) -> "RunSpending":
-        """Begin the next step. What was spent up to step 0 is the cost of no step."""
-        steps = (*self.steps, self.total - self.settled)[-LAST_STEPS:] if step else ()
+    def begin(self) -> "RunSpending":
+        """Begin the first step. What the start cost is the cost of no step."""
+        return replace(self, settled=self.total)
+
+    def settle_step(self) -> "RunSpending":
+        """End a step and begin the next one."""
+        steps = (*self.steps, self.total - self.settled)[-LAST_STEPS:]
         return replace(self, settled=self.total, steps=steps)
 
 

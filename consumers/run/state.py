@@ -486,7 +486,8 @@ def _settle_step(state: RunState, event: StepSettled) -> RunState:
 def _settle_spending(state: RunState, event: StepSettled) -> RunSpending:
     counts_rows = state.started is not None and is_offline(state.started.spec.config.advanced)
     part = spending_of_step(event, counts_rows=counts_rows)
-    return state.spending.add(part).settle_step(event.step)
+    spending = state.spending.add(part)
+    return spending.begin() if state.settled < 0 else spending.settle_step()
 
 
 def _settle_evaluation(state: RunState, event: EvaluationSettled) -> RunState:

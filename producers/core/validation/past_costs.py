@@ -47,7 +47,7 @@ def _sizes_of(config: str) -> tuple[object, ...] | None:
 
 
 def _sizes(config: RunConfig) -> tuple[object, ...]:
-    """What determines the cost of a step besides the model."""
+    """The sizes that determine the cost of a step besides the model."""
     training, advanced = config.training, config.advanced
     if is_offline(advanced):
         sizes = (advanced.batch_size, advanced.max_sequence_length)

@@ -1,4 +1,4 @@
-"""What runs, workspaces and users cost, as the cost ledger says it."""
+"""The costs of runs, workspaces and users, as the cost ledger says them."""
 
 from starlette.requests import Request
 from starlette.responses import Response
