@@ -189,8 +189,8 @@ class Advanced(Section):
     deterministic: bool = False
     """repeating the run gives identical bits; this costs speed"""
     allow_divergence: bool = False
-    """go on, as a recorded fork, when a repeated step gives other bits on other hardware or software
-    ([runbook](runbook.md#10-a-run-ends-with-replay_diverged))"""
+    """go on, and record the divergence, when a repeated step gives other bits on other hardware or
+    software ([runbook](runbook.md#10-a-run-ends-with-replay_diverged))"""
     priority: int = Field(default=1, ge=1, le=100)
     """the share of this run where runs take turns: one with 2 gets twice the work of one with 1"""
     date: Day | None = None

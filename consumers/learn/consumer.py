@@ -231,7 +231,7 @@ async def _train(effect: TrainStep, ports: LearnPorts) -> PolicyBuilt | StepRefu
     )
     held_out = await _read_held_out(ports, spec, effect.step)
     fork = await ensure_loaded(learner, ports, spec, effect.base, taken=effect.taken)
-    durable = effect.durable or fork is not None  # what follows a fork can be rebuilt from it alone
+    durable = effect.durable or fork is not None  # later steps are rebuilt from a divergence
     async with discarding(effect.retired, ports.artifacts):
         try:
             result = await learner.step(

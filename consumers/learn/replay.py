@@ -4,7 +4,7 @@ The log holds the hash of every version, and the bytes of some versions are stor
 hold the required version, it loads the newest earlier one that is stored whole and replays the steps
 between. Each replayed step must give the hashes in the log. If it gives other bits the run ends, because
 it would otherwise continue with other weights and nobody would notice. With `advanced.allow_divergence`
-it continues as a fork, which the log records.
+it continues from other bits, and the log records the divergence.
 
 The learner counts the steps that were taken. A skipped step made no version, so the n-th PolicyUpdated
 of a run is the learner's version n, whatever its step is.

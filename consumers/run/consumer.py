@@ -245,7 +245,7 @@ def _warn_of_fork(message: PolicyUpdated) -> tuple[RunEvent, ...]:
     """Record that this step and all later ones follow from other bits than those of the log."""
     if message.fork is None:
         return ()
-    text = f"from step {message.step} on, the bits are those of a fork: {message.fork}"
+    text = f"from step {message.step} on, the bits diverge from the log: {message.fork}"
     return (RunWarned(run=message.run, step=message.step, message=text, about="fork"),)
 
 

@@ -215,7 +215,9 @@ async def _rebuild_versions(
             report.forks.append(update.step)
             if not first.spec.config.advanced.allow_divergence:
                 name = f"policy-{first.run} step {update.step}"
-                report.add("event", name, "is a fork, which the run's config does not allow")
+                report.add(
+                    "event", name, "diverges from the log, which the run's config does not allow"
+                )
             refs = (update.state.weights, update.state.state)
             matches = all(ref is not None and log.seen.get(ref.uri) for ref in refs)
             if matches:

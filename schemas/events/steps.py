@@ -122,7 +122,7 @@ class BatchAssembled(BaseStepEvent):
 
 class PolicyUpdated(_PolicyEvent):
     """The learner took the optimizer step of one batch, so policy version `step` exists. `pinned`
-    means that the version is stored completely for good: for a checkpoint, or because it is a fork.
+    means that the version is stored completely for good: for a checkpoint, or because its bits diverge.
     `fork` says how the version that the step started from was rebuilt with other bits than those of the
     log (`advanced.allow_divergence`). Later versions follow from this one."""
 

@@ -202,8 +202,11 @@ def _thin(points: Sequence[Document], most: int) -> list[Document]:
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 def diff(client: Client, first: str, second: str) -> Output:
-    """Show where two runs part: their last common step, the first event that differs, the keys that
-    differ, their final metrics, and the held-out rows that changed."""
+    """Show where two runs part, and in which event.
+
+    Also shown are their last common step, the keys that differ, their final metrics, and the held-out
+    rows that changed.
+    """
     answer = client.get(f"/runs/{path_segment(first)}/diff/{path_segment(second)}")
     return Output(answer, partial(_print_diff, answer["diff"]))
 

@@ -45,7 +45,7 @@ from producers.cli.repository import repository_around, workspace_of
 @click.option(
     "--allow-divergence",
     is_flag=True,
-    help="Go on as a recorded fork when other hardware gives a repeated step other bits.",
+    help="Go on with a recorded divergence when other hardware gives a repeated step other bits.",
 )
 @SECRETS_FILE
 @click.option("--name", help="Name of the run. Default: chosen by the server.")
@@ -175,8 +175,9 @@ def fork(
     name: str | None,
     as_json: bool,
 ) -> Output | None:
-    """Fork a run: begin another one with the state that it had after a step.
+    """Start a run from the middle of another one.
 
+    The new run, a fork, begins with the state that the other one had after a step.
     RUN@STEP forks right after that step. RUN@EVENT (the id or the cursor of an event, as `headrace train
     events` shows it) forks after the newest step that was settled at the event. No artifact is copied.
     The fork runs the parent's commit with the parent's config, except for what you change.

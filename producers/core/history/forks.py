@@ -197,7 +197,7 @@ class Forks:
 
     async def _cursor_at(self, parent: RunRequested, at: str) -> Cursor:
         unknown = NotFound(
-            f"run {parent.run_name} has no event {at}; `headrace train events {parent.run_name}` lists "
+            f"run {parent.run_name} has no event {at}; `headrace events {parent.run_name}` lists "
             "its events"
         )
         try:

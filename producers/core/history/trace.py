@@ -32,6 +32,7 @@ from schemas.ids import (
     parse_sample_id,
     run_stream,
 )
+from schemas.models.fork import ForkPoint
 
 PAGE = 1000
 OF_THE_RUN = (RunRequested, GroupsRequested, GroupsSettled, BatchAssembled, PolicyUpdated)
@@ -131,6 +132,17 @@ def _why_dropped(settled: GroupsSettled, key: GroupKey) -> str | None:
     return None
 
 
+def _text_of_fork(event: Event) -> str | None:
+    """The text of a hop of a fork that took something from its parent; None for another hop."""
+    match event:
+        case RunRequested(fork=ForkPoint() as point):
+            return f"the run {point.parent} was forked after step {point.step}"
+        case GroupGenerated(replayed=str() as run):
+            return f"the samples that run {run} recorded were taken"
+        case _:
+            return None
+
+
 def _hops(found: HopEvents) -> Iterator[Hop]:
     previous: datetime | None = None
     for number, (recorded, (file, what)) in enumerate(zip(found, FILES, strict=True), 1):
@@ -140,7 +152,7 @@ def _hops(found: HopEvents) -> Iterator[Hop]:
         yield Hop(
             hop=number,
             file=file,
-            what=what,
+            what=_text_of_fork(recorded.event) or what,
             event=recorded.event.type,
             event_id=str(recorded.id),
             cursor=str(recorded.cursor),

@@ -44,7 +44,7 @@ def _wait(client: Client, identity: str, run: str) -> Document:
 
 def _describe(run: str, found: Document) -> Iterator[Part]:
     for step in found["forks"]:
-        yield f"{run}: from step {step} on, the bits are those of a fork (advanced.allow_divergence)"
+        yield f"{run}: from step {step} on, the bits diverge (advanced.allow_divergence)"
     if found["findings"]:
         rows = [(f["kind"], f["what"], _bytes(f), f["message"]) for f in found["findings"]]
         yield table(f"{run} differs from its log", ("kind", "what", "bytes", "message"), rows)

@@ -153,7 +153,7 @@ def test_a_fork_at_that_step_has_a_warning_of_its_own() -> None:
     for _ in range(FLAT_STEPS - 1):
         story.play(1.0, 1.0)
     fork, flat = only(story.play(1.0, 1.0, fork="step 2 gave other weights"), RunWarned)
-    assert f"from step {FLAT_STEPS} on, the bits are those of a fork" in fork.message
+    assert f"from step {FLAT_STEPS} on, the bits diverge from the log" in fork.message
     assert f"up to step {FLAT_STEPS}" in flat.message
     assert fork.name != flat.name, "both are events of one decision"
 

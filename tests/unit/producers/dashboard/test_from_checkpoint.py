@@ -55,7 +55,7 @@ async def test_a_checkpoint_that_does_not_exist_is_a_page_that_says_so(
 async def test_a_run_shows_what_its_checkpoints_are_used_for(browser: httpx.AsyncClient) -> None:
     page = (await browser.get("/runs/gsm8k-grpo-3e-6")).text
     assert '<a href="/deployments/-/sums">sums</a>' in page
-    assert '<a href="/new?from=gsm8k-grpo-3e-6%4040">Fork</a>' in page
+    assert '<a href="/new?from=gsm8k-grpo-3e-6%4040">Start a run</a>' in page
     assert "<code>training.lr</code>" in page
 
 
@@ -72,4 +72,4 @@ async def test_a_reward_model_is_offered_to_other_runs_alone(app: Application) -
         page = (await client.get("/runs/judge")).text
     assert "<code>judge@3</code>" in page
     assert "<code>[[advanced.reward_models]]</code>" in page
-    assert not [word for word in ("Deploy", "Evaluate", "Fork") if f">{word}</a>" in page]
+    assert not [word for word in ("Deploy", "Evaluate", "Start a run") if f">{word}</a>" in page]
