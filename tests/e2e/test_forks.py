@@ -4,6 +4,7 @@ worth its seconds because only a whole run shows that nothing of the parent's st
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from schemas.events import (
 from schemas.ids import policy_stream, run_stream
 from schemas.models.fork import ForkPoint
 from tests.kit.in_memory import InMemory, in_memory
-from tests.kit.platform import ROWS, make_workspace, run_config
+from tests.kit.platform import ROWS, TINY, make_workspace, run_config
 
 pytestmark = [pytest.mark.kills, pytest.mark.processes, pytest.mark.torch]
 
@@ -113,3 +114,21 @@ async def test_a_fork_without_a_change_ends_in_the_parents_bits(tmp_path: Path, 
         taken = {e.spec.group_key.step for e in groups if e.replayed == parent}
         assert 2 in taken
         assert all(e.spec.template.policy.version <= 1 for e in groups if e.replayed)
+
+
+async def test_a_fork_of_a_run_that_samples_nothing_ends_in_its_parents_bits(
+    tmp_path: Path,
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(ROWS)
+    config: dict[str, dict[str, Any]] = {
+        "experiment": {"model_path": TINY, "dataset": "numbers"},
+        "training": {"lr": 1e-2},
+        "advanced": {"algorithm": "sft", "batch_size": 4, "max_steps": STEPS, "state_interval": 2},
+    }
+    async with in_memory(tmp_path / "home") as running:
+        await running.upload("numbers", rows)
+        parent = await running.run_to_end(config, workspace=None, key="parent")
+        expected = hashes(running, parent)
+        child = await forked(running, parent, 3, key="fork")
+        assert hashes(running, child) == {s: h for s, h in expected.items() if s >= 3}
