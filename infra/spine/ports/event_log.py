@@ -275,7 +275,7 @@ class EventStore(Protocol):
         *,
         keep_every: int | None = None,
     ) -> None:
-        """Keep this snapshot, and forget older ones. With `keep_every`, the oldest snapshot in each so
+        """Keep this snapshot, and forget older ones. With `keep_every`, the first snapshot in each so
         many versions of the stream is kept too, so that an earlier state is folded from near it."""
         ...
 

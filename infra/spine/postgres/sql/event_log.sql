@@ -83,22 +83,29 @@ order by xid, position limit $4
 -- name: artifact
 select data from artifacts where sha256 = $1
 
--- name: snapshot
-select version, state from snapshots
-where stream = $1 and fold_version = $2 and ($3::integer is null or version <= $3)
-order by version desc limit 1
+-- The newest snapshot, or the newest up to a version.
 
--- A snapshot is forgotten once there is a newer one, unless it is the oldest in its block of $5 versions.
+-- name: snapshot
+select version, state from (
+    select version, state from snapshots where stream = $1 and fold_version = $2
+    union all
+    select version, state from kept_snapshots where stream = $1 and fold_version = $2 and $3::integer is not null
+) s where $3::integer is null or version <= $3 order by version desc limit 1
+
+-- Of each $5 versions one snapshot is kept: the first that was saved.
 
 -- name: save_snapshot
-with forgotten as (
-    delete from snapshots s where s.stream = $1 and s.fold_version = $2 and s.version < $3
-    and ($5::integer is null or exists (
-        select from snapshots o where o.stream = $1 and o.fold_version = $2 and o.version < s.version
-        and o.version / $5 = s.version / $5))
+with kept as (
+    insert into kept_snapshots (stream, fold_version, version, state)
+    select $1, $2, $3::integer, $4 where $5::integer is not null and not exists (
+        select from kept_snapshots k where k.stream = $1 and k.fold_version = $2
+        and k.version between $3::integer / $5 * $5 and $3::integer / $5 * $5 + $5 - 1)
+    on conflict do nothing
 )
-insert into snapshots (stream, fold_version, version, state) values ($1, $2, $3, $4)
-on conflict (stream, fold_version, version) do nothing
+insert into snapshots as s (stream, fold_version, version, state)
+values ($1, $2, $3, $4) on conflict (stream, fold_version) do update
+set version = excluded.version, state = excluded.state
+where excluded.version > s.version
 
 
 -- == Consuming ============================================================================================

@@ -136,15 +136,33 @@ create table artifacts (
     data   bytea not null
 );
 
--- Folded states of streams, under the number of their fold. A cache: losing one costs a longer fold. Of streams
--- that others may continue, one in every few thousand versions is kept (`infra/spine/runtime/folded_states.py`).
+-- Folded states of streams, under the number of their fold. A cache: losing one costs a longer fold.
 create table snapshots (
+    stream       text not null,
+    fold_version integer not null,
+    version      integer not null,
+    state        text not null,
+    primary key (stream, fold_version)
+);
+
+-- Of streams that others may continue, one older snapshot in every few thousand versions
+-- (`infra/spine/runtime/folded_states.py`).
+create table kept_snapshots (
     stream       text not null,
     fold_version integer not null,
     version      integer not null,
     state        text not null,
     primary key (stream, fold_version, version)
 );
+
+-- The snapshots of a stream are deleted where its events are removed. Those that were kept go with them.
+create function forget_kept_snapshots() returns trigger language plpgsql as $$
+begin
+    delete from kept_snapshots k where k.stream = old.stream;
+    return null;
+end $$;
+create trigger snapshots_are_forgotten after delete on snapshots
+    for each row execute function forget_kept_snapshots();
 
 
 -- == What consumers have read =============================================================================
