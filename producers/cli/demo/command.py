@@ -284,6 +284,21 @@ def _print_result(result: Document, platform: "DemoTarget | None") -> None:
     trained = result["checkpoints"][-1]["ref"]
     for line in next_commands(platform.prefix if platform else None, trained):
         say(f"  {line}")
+    if platform:
+        say("What would have happened with another grader, or from the middle with a lower rate?")
+        say(f"  {invitation(platform.prefix, trained)}")
+
+
+def invitation(prefix: str, trained: str) -> str:
+    """One line for a shell that grades the demo's samples with another grader, and forks its run from
+    the middle. `trained` is the last checkpoint, like `RUN@100`."""
+    from producers.cli.demo.story import NEAR_MISSES
+
+    run, _, last = trained.rpartition("@")
+    return (
+        f"export {prefix}; headrace up --detach; headrace train regrade {run} --grader {NEAR_MISSES} && "
+        f"headrace train fork {run}@{int(last) // 2} --set training.lr=0.0003 --watch"
+    )
 
 
 def next_commands(prefix: str | None, trained: str) -> tuple[str, str, str]:

@@ -33,10 +33,10 @@ class GitServer:
         self.workspace = ""
 
     def connect(self) -> None:
-        """Make the repository with the commits of the tree, and connect it. Raises Failure."""
+        """Make the repository with the branches of the tree, and connect it. Raises Failure."""
         _git(self._tree, "init", "--quiet", "--bare", "--initial-branch=main", str(self._bare))
         _git(self._tree, "remote", "add", "origin", str(self._bare))
-        self._push()
+        _git(self._tree, "push", "--quiet", "--all", "origin")
         body = {"url": str(self._bare), "name": self._name, "forge": "none"}
         answer: Document = self._client.post("/workspaces/connect", body)
         self.workspace = str(answer["workspace"]["id"])
@@ -96,6 +96,15 @@ class GitServer:
         _, _, program = Path(post_receive.__file__).read_text().partition("\n")
         hook.write_text(f"#!{sys.executable}\n{program}")
         hook.chmod(0o755)
+
+
+def commit_on_branch(tree: Path, branch: str, path: str, content: str, message: str) -> None:
+    """Commit a file of other content on a new branch of the tree, which stays on its own branch. Raises
+    Failure."""
+    _git(tree, "checkout", "--quiet", "-b", branch)
+    (tree / path).write_text(content)
+    commit(tree, message)
+    _git(tree, "checkout", "--quiet", "-")
 
 
 def trigger_table(*, config: str, name: str, overrides: Document) -> str:

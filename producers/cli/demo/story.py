@@ -15,7 +15,7 @@ from producers.cli.commands.dataset import upload_file
 from producers.cli.commands.evaluations import evaluation
 from producers.cli.config_files import read_config
 from producers.cli.demo.chaos import Killer, killing
-from producers.cli.demo.push import GitServer, trigger_table
+from producers.cli.demo.push import GitServer, commit_on_branch, trigger_table
 from producers.cli.display.output import Document, console, say
 from producers.cli.display.run_view import RunView
 from producers.cli.errors import Failure
@@ -44,6 +44,17 @@ class RandomReward(Grader):
         for name in ctx.samples:
             ctx.set_sample_reward(name, float(random.random() < 0.5))
 '''
+
+NEAR_MISSES = "near-misses"
+"""The branch of the demo's workspace whose grader also pays for near misses."""
+
+ROLLOUT = "rollouts/arithmetic/main.py"
+EXACT = "            ctx.set_sample_reward(name, float(bool(equals) and answer == ctx.label))\n"
+NEAR = """\
+            is_number = bool(equals) and answer.isdecimal() and len(answer) < 10
+            distance = abs(int(answer) - int(ctx.label)) if is_number else None
+            ctx.set_sample_reward(name, 0.0 if distance is None else 1 / (1 + distance))
+"""
 
 
 class Story:
@@ -107,6 +118,9 @@ class Story:
         if random_reward:
             (self._root / "rollouts" / "arithmetic" / "random_reward.py").write_text(RANDOM_GRADER)
             commit(self._root, "Reward at random")
+        source = (self._root / ROLLOUT).read_text()
+        near = source.replace(EXACT, NEAR)
+        commit_on_branch(self._root, NEAR_MISSES, ROLLOUT, near, "Pay for near misses too")
         self._git_server.connect()
         self._workspace = self._git_server.workspace
         for name in DATASETS.values():

@@ -1,6 +1,9 @@
 """The demo's verdict, its own platform, and its message about the next steps."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import pytest
@@ -11,10 +14,11 @@ from producers.cli.demo.command import (
     check_equal_weights,
     check_promise,
     cpu_seconds_used,
+    invitation,
     next_commands,
 )
 from producers.cli.demo.platform import DemoPlatform
-from producers.cli.demo.story import RANDOM_GRADER, Story
+from producers.cli.demo.story import EXACT, NEAR, RANDOM_GRADER, ROLLOUT, Story
 from producers.cli.errors import Failure
 from producers.cli.scaffold import example_directory
 from tests.unit.producers.cli.conftest import Run
@@ -47,6 +51,28 @@ def test_the_demo_ends_with_three_commands_to_try_next() -> None:
     assert all(line.startswith("HEADRACE_HOME=x headrace") for line in lines)
     assert " train samples arithmetic-grpo-5a1 " in lines[1]
     assert " checkpoint chat arithmetic-grpo-5a1@100 " in lines[2]
+
+
+def test_the_demo_ends_with_an_invitation_in_one_line() -> None:
+    line = invitation("HEADRACE_HOME=x HEADRACE_URL=y", "arithmetic-grpo-5a1@100")
+    assert line.startswith("export HEADRACE_HOME=x HEADRACE_URL=y; headrace up --detach; ")
+    assert " train regrade arithmetic-grpo-5a1 --grader near-misses " in line
+    assert " train fork arithmetic-grpo-5a1@50 " in line
+    assert "\n" not in line
+
+
+def test_the_other_grader_pays_for_near_misses(tmp_path: Path) -> None:
+    source = (example_directory() / ROLLOUT).read_text()
+    near = source.replace(EXACT, NEAR)
+    assert near != source, "the example's grader has changed: change EXACT in story.py too"
+    rewarded: dict[str, float] = {}
+    answers = {"a": "4+4=8", "b": "4+4=9", "c": "4+4=x", "d": "8", "e": "4+4=" + "9" * 5000}
+    samples = {name: SimpleNamespace(text=text) for name, text in answers.items()}
+    ctx = SimpleNamespace(samples=samples, label="8", set_sample_reward=rewarded.__setitem__)
+    found: dict[str, Any] = {}
+    exec(compile(near, "main.py", "exec"), found)  # noqa: S102 - the demo's own file
+    asyncio.run(found["Check"]().grade(ctx))
+    assert rewarded == {"a": 1.0, "b": 0.5, "c": 0.0, "d": 0.0, "e": 0.0}
 
 
 def test_a_directory_in_use_is_not_taken(headrace: Run, tmp_path: Path) -> None:
