@@ -40,7 +40,7 @@ from schemas.artifact_refs import ArtifactRef
 from schemas.datasets import TRAJECTORY_COLUMNS, DatasetOrigin
 from schemas.errors import CorruptData, InvalidConfig, NotFound, TransientError
 from schemas.events import EvaluationRequested, GroupsRequested, RunRequested
-from schemas.ids import REFUTED, Purpose
+from schemas.ids import Purpose
 from schemas.sampling import ModelRef, SampleBatch
 from schemas.specs import GroupTemplate
 
@@ -78,18 +78,8 @@ class SampleSource:
     has_ended: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """The template of the groups of each step. `again` has the newest replacement number of each group
-    that was generated again because the learner refuted its samples, by its step, slot and replacement
-    number before."""
-
-    templates: Mapping[int, GroupTemplate]
-    again: Mapping[tuple[int, int, int], int]
-
-    def is_refuted(self, row: GroupRow) -> bool:
-        newest = self.again.get((row.step, row.slot, row.replacement % REFUTED), row.replacement)
-        return row.replacement < newest
+Templates = Mapping[int, GroupTemplate]
+"""The template of the groups of each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +137,13 @@ class RecordedDatasets:
             raise TransientError("the read model is behind the log; try again")
         source = await self._find_source(ref)
         first, last = range_of(source, steps)
-        requests = await self._requests(source)
+        templates = await self._read_templates(source)
         if wanted.kind == "trajectory":
-            _check_sampling(source, requests)
+            _check_sampling(source, templates)
         maker = RowMaker(wanted)
         async with self._room, _scratch_file(self._scratch) as path:
-            await self._write(path, source, requests, maker, first=first, last=last)
-            origin = _origin_of(source, wanted, maker, requests, first, last, position)
+            await self._write(path, source, templates, maker, first=first, last=last)
+            origin = _origin_of(source, wanted, maker, templates, first, last, position)
             _check_rows(maker, source, first, last)
             if is_dry:
                 return Making(None, origin, maker, source.has_ended)
@@ -204,29 +194,24 @@ class RecordedDatasets:
             has_ended=row is not None and row["completed_at"] is not None,
         )
 
-    async def _requests(self, source: SampleSource) -> Requests:
-        """How the groups were requested."""
-        templates: dict[int, GroupTemplate] = {}
-        again: dict[tuple[int, int, int], int] = {}
+    async def _read_templates(self, source: SampleSource) -> Templates:
+        """The template of the first groups of each step."""
+        found: dict[int, GroupTemplate] = {}
         cursor = Cursor()
         types = [GroupsRequested.type]
         while page := await self._log.read(source.owner, after=cursor, limit=256, types=types):
             for recorded in page:
                 event = recorded.event
                 if isinstance(event, GroupsRequested) and event.purpose == source.purpose:
-                    templates.setdefault(event.step, event.template)
-                    for slot in event.slots:
-                        if slot.replacement >= REFUTED:
-                            place = (event.step, slot.slot, slot.replacement % REFUTED)
-                            again[place] = max(slot.replacement, again.get(place, 0))
+                    found.setdefault(event.step, event.template)
             cursor = page[-1].cursor
-        return Requests(templates, again)
+        return found
 
     async def _write(
         self,
         path: Path,
         source: SampleSource,
-        requests: Requests,
+        templates: Templates,
         maker: RowMaker,
         *,
         first: int,
@@ -236,7 +221,7 @@ class RecordedDatasets:
         size = 0
         with path.open("wb") as file:
             async for rows in self._pages(source, first, last):
-                size += await self._write_page(file, rows, requests, maker)
+                size += await self._write_page(file, rows, templates, maker)
                 if size > MAX_BYTES:
                     raise InvalidConfig(
                         f"the rows have more than {MAX_BYTES >> 30} GiB; name fewer steps with --steps, "
@@ -259,7 +244,7 @@ class RecordedDatasets:
         self,
         file: BinaryIO,
         rows: Sequence[GroupRow],
-        requests: Requests,
+        templates: Templates,
         maker: RowMaker,
     ) -> int:
         """Write the rows of some groups; returns their bytes."""
@@ -273,10 +258,7 @@ class RecordedDatasets:
             for row, ref, content in zip(rows, refs, contents, strict=True):
                 if maker.is_full:
                     break
-                if requests.is_refuted(row):
-                    maker.leave_out_refuted()
-                    continue
-                template = requests.templates.get(row.step)
+                template = templates.get(row.step)
                 version = template.policy.version if template else 0
                 group = RecordedGroup(
                     group=row.group,
@@ -407,7 +389,7 @@ def _lost_texts(counts: RowMaker) -> list[str]:
     ]
 
 
-def _check_sampling(source: SampleSource, requests: Requests) -> None:
+def _check_sampling(source: SampleSource, templates: Templates) -> None:
     """Raises InvalidConfig when nothing can be learned from the recorded tokens."""
     if source.model.kind == "provider":
         raise refusal_of(
@@ -415,7 +397,7 @@ def _check_sampling(source: SampleSource, requests: Requests) -> None:
             f"cannot be trajectory for {source.name}: {source.model.name} is a provider's model, whose "
             "tokens are not recorded; use sft or preference",
         )
-    if any(one.params.temperature == 0 for one in requests.templates.values()):
+    if any(one.params.temperature == 0 for one in templates.values()):
         raise refusal_of(
             "kind",
             f"cannot be trajectory for {source.name}, which was sampled greedily: the samples of a row "
@@ -450,13 +432,13 @@ def _origin_of(
     source: SampleSource,
     wanted: RowFilter,
     maker: RowMaker,
-    requests: Requests,
+    templates: Templates,
     first: int,
     last: int,
     position: Cursor,
 ) -> DatasetOrigin:
     is_run = source.purpose == Purpose.TRAIN
-    sampled = next(iter(requests.templates.values()), None)
+    sampled = next(iter(templates.values()), None)
     is_trajectory = wanted.kind == "trajectory"
     return DatasetOrigin(
         owner=source.owner,

@@ -32,7 +32,6 @@ REASONS: Mapping[str, str] = {
     "duplicate": "repeat an earlier row",
     "too_long": f"need a row of more than {MAX_ROW_BYTES} bytes",
     "unfit": "break a rule of datasets, such as one with too many tools",
-    "refuted": "did not come from the version that the log names",
     "no_pair": "have no two answers to one prompt",
     "small_margin": "have no two answers whose rewards differ enough",
     "no_tokens": "have no recorded tokens",
@@ -107,11 +106,6 @@ class RowMaker:
     def is_full(self) -> bool:
         """Whether there are as many rows as were asked for."""
         return self.wanted.limit is not None and self.num_rows >= self.wanted.limit
-
-    def leave_out_refuted(self) -> None:
-        """Count a group whose samples did not come from the version that the log names."""
-        self.num_groups += 1
-        self.groups_left_out["refuted"] += 1
 
     def lines_of(self, group: RecordedGroup) -> Iterator[bytes]:
         """The rows of a group as lines, none beyond the limit."""
