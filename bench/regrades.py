@@ -171,7 +171,7 @@ def regrade(started: Platform, run: str, body: dict[str, Any]) -> tuple[Any, flo
             found = started.get(f"/regrades/{identity}")["regrade"]
             return found if found["status"] in ("finished", "failed") else None
 
-        found = eventually(look, within_s=600, what="the regrade ends", every_s=0.1)
+        found = eventually(look, within_s=600, what="the regrade ends", every_s=0.5)
     seconds = time.perf_counter() - start
     used = sum(spent - cpu.get(pid, 0.0) for pid, spent in cpu_of(process).items())
     return found, seconds, used, (max(seen) - before) / 2**20
