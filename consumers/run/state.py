@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 from typing import assert_never
-from uuid import UUID
 
 from consumers.run.curriculum import RowPools, close_step, measure, record_decision, rewind
 from consumers.run.health import is_flat, is_masked, is_unhealthy
+from consumers.run.open_steps import Due as Due
+from consumers.run.open_steps import OpenStep as OpenStep
+from consumers.run.open_steps import ValidationReward
 from consumers.run.settle import is_lost
 from consumers.run.spending import (
     RunSpending,
@@ -45,13 +47,12 @@ from schemas.events import (
     RunStopped,
     RunStopRequested,
     RunWarned,
-    SettledGroup,
     StepSettled,
     StepSkipped,
 )
 from schemas.ids import REFUTED
 from schemas.models.fork import ForkPoint
-from schemas.specs import GroupTemplate, StateRef
+from schemas.specs import StateRef
 from trainer import schedule
 
 RunEvent = (
@@ -84,50 +85,6 @@ RunEvent = (
     | RunRestored
     | RunDeleted
 )
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStep:
-    """A step whose groups are requested: how many there are, and the settled ones by slot. `rows` are
-    those that it began with, in the order of its slots. `replaced` are the groups that were taken out of
-    their slots, `numbers` counts them by slot, and `replacing` are the rows in their place."""
-
-    num_slots: int
-    settled: dict[int, SettledGroup] = field(default_factory=dict)
-    template: GroupTemplate | None = None
-    rows: tuple[int, ...] = ()
-    numbers: dict[int, int] = field(default_factory=dict)
-    replacing: dict[int, int] = field(default_factory=dict)
-    replaced: tuple[SettledGroup, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        return len(self.settled) == self.num_slots
-
-    def row_of(self, slot: int) -> int:
-        """The row whose group is in this slot now."""
-        return self.replacing[slot] if slot in self.replacing else self.rows[slot]
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A settled step that needs a checkpoint, with everything that its manifest is made from."""
-
-    step: int
-    state: StateRef
-    batch: UUID | None
-    plan: tuple[int, ...]
-    versions: dict[str, str]
-    reward: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationReward:
-    """The mean reward of the validation of a step, and its 95 % interval."""
-
-    step: int
-    reward: float
-    interval: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True)
