@@ -333,6 +333,8 @@ def makers_of_issues() -> Iterator[tuple[str, str]]:
 
 BEFORE_THE_DOOR = {
     "producers/core/validation/given_secrets.py",
+    "producers/core/validation/budgets.py",
+    "producers/core/validation/fork_issues.py",
     "schemas/toml/parser.py",
     "schemas/toml/violations.py",
     "schemas/toml/finite.py",
@@ -342,7 +344,8 @@ BEFORE_THE_DOOR = {
 }
 """The files that make the two arguments of `validate`: the parser makes the config, the finder
 the objects that it names. Then the parser of another file, `headrace.toml`, and the check of secrets
-that are given beside a TOML or to a retry, which has none."""
+that are given beside a TOML or to a retry, which has none, that of a budget against the prices of the
+installation, and that of a fork against its parent, which only a submit and a fork make."""
 
 
 def test_every_check_is_reached_through_the_door() -> None:
