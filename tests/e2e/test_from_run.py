@@ -16,6 +16,7 @@ from tests.kit.platform import (
 )
 
 pytestmark = [
+    pytest.mark.kills,
     pytest.mark.processes,
     pytest.mark.torch,
     pytest.mark.postgres,
