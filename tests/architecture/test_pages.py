@@ -189,6 +189,25 @@ def test_pages_name_commands_that_there_are_or_people_are_left_alone() -> None:
         check_command(page, said)
 
 
+def helps(command: click.Command) -> Iterator[tuple[str, str]]:
+    """(command, command that its help names) of a command and of all below it."""
+    told = " ".join((command.help or "").split())
+    yield from ((str(command.name), said) for said in re.findall(r"`(headrace [^`]+)`", told))
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from helps(found)
+
+
+def test_help_texts_name_commands_that_there_are() -> None:
+    named = list(helps(cli))
+    assert len(named) > 3
+    for name, said in named:
+        check_command(f"--help of {name}", said)
+
+
 def check_command(page: str, said: str) -> None:
     """Fails when the command line lacks the command, or one of its options."""
     command: click.Command = cli

@@ -178,7 +178,7 @@ def fork(
     """Start a run from the middle of another one.
 
     The new run, a fork, begins with the state that the other one had after a step.
-    RUN@STEP forks right after that step. RUN@EVENT (the id or the cursor of an event, as `headrace train
+    RUN@STEP forks right after that step. RUN@EVENT (the id or the cursor of an event, as `headrace
     events` shows it) forks after the newest step that was settled at the event. No artifact is copied.
     The fork runs the parent's commit with the parent's config, except for what you change.
     """

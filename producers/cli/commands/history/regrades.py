@@ -53,12 +53,12 @@ def regrade(
     detach: bool,
     as_json: bool,
 ) -> Output:
-    """Grade the recorded samples of a run again, and compare the rewards.
+    """Grade the recorded samples of a run again.
 
-    Nothing is sampled. RUN is a run, or `regrade:ID` for the grades of another regrade. --reward alone
-    weighs the recorded parts of the rewards again and calls no code. PATH is a directory of a working
-    tree with its uncommitted changes, which must be on the machine of the server. The file of --rubric
-    has tables [[rubrics]] with the keys of [[advanced.rubrics]].
+    The report compares the rewards, and nothing is sampled. RUN is a run, or `regrade:ID` for the grades
+    of another regrade. --reward alone weighs the recorded parts of the rewards again and calls no code.
+    PATH is a directory of a working tree with its uncommitted changes, which must be on the machine of
+    the server. The file of --rubric has tables [[rubrics]] with the keys of [[advanced.rubrics]].
     """
     body: Document = {}
     if grader is not None:
@@ -88,7 +88,10 @@ def regrade(
 @RUN
 @click.option("--id", "identity", metavar="ID", help="Show the report of this regrade.")
 def regrades(client: Client, run: str, *, identity: str | None) -> Output:
-    """List the regrades of a run, newest first, or show one."""
+    """List the regrades of a run.
+
+    The newest comes first. --id shows the report of one.
+    """
     if identity is not None:
         found: Document = client.get(f"/regrades/{path_segment(identity)}")["regrade"]
         return Output({"regrade": found}, _describe(run, found))
