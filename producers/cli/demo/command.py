@@ -9,6 +9,7 @@ import itertools
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -282,11 +283,22 @@ def _print_result(result: Document, platform: "DemoTarget | None") -> None:
         print_fields("With kills", pairs)
     say("Try next:")
     trained = result["checkpoints"][-1]["ref"]
+    activate = activation()
+    if activate:
+        say(f"  {activate}")
     for line in next_commands(platform.prefix if platform else None, trained):
         say(f"  {line}")
     if platform:
         say("What would have happened with another grader, or from the middle with a lower rate?")
-        say(f"  {invitation(platform.prefix, trained)}")
+        before = f"{activate}; " if activate else ""
+        say(f"  {before}{invitation(platform.prefix, trained)}")
+
+
+def activation() -> str | None:
+    """The command that puts `headrace` on the PATH of the shell, or None if it is there. `make demo`
+    runs it in an environment that the shell does not know."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    return f". {script}" if shutil.which("headrace") is None and script.exists() else None
 
 
 def invitation(prefix: str, trained: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from infra.operations.local.home import own
 from producers.cli.demo.command import (
     _directory_to_keep,
+    activation,
     check_equal_weights,
     check_promise,
     cpu_seconds_used,
@@ -59,6 +60,20 @@ def test_the_demo_ends_with_an_invitation_in_one_line() -> None:
     assert " train regrade arithmetic-grpo-5a1 --grader near-misses " in line
     assert " train fork arithmetic-grpo-5a1@50 " in line
     assert "\n" not in line
+
+
+def test_commands_to_try_work_in_a_shell_that_does_not_know_the_environment_of_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "bin" / "activate"
+    script.parent.mkdir()
+    script.touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert activation() == f". {script}"
+    (script.parent / "headrace").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert activation() is None
 
 
 def test_the_other_grader_pays_for_near_misses(tmp_path: Path) -> None:
