@@ -31,7 +31,7 @@ async def cost_document(request: Request) -> Mapping[str, Any]:
     ref = request.query_params.get("run")
     run = (await core.lookup.run(ref)).run if ref else None
     if by == "sample" and run is None:
-        raise InvalidConfig("costs by sample are those of one run; name it with run=RUN")
+        raise InvalidConfig("costs by sample are those of one run; name the run too")
     since = since_of(request.query_params.get("since"), await core.log.clock_time())
     prices = Prices.of(core.settings.prices)
     found = await core.readmodel.costs.lines(by, runs=[run] if run else None, since=since)

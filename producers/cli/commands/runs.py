@@ -75,30 +75,30 @@ def list_(
         (
             name,
             run_status(r),
-            r.get("algorithm"),
-            model_name(r.get("model") or "") or None,
-            r.get("dataset"),
+            *(() if cost else _what_it_trains(r)),
             run_step(r),
             r.get("reward"),
             time_ago(r.get("created_at")),
-            " ".join(r.get("tags") or ()) or None,
-            *(short_cost(r.get("cost")) if cost else ()),
+            *(short_cost(r.get("cost")) if cost else (" ".join(r.get("tags") or ()) or None,)),
         )
         for r, name in zip(answer["runs"], distinct_names(answer["runs"]), strict=True)
     ]
     columns = (
         "name",
         "status",
-        "algorithm",
-        "model",
-        "dataset",
+        *(() if cost else ("algorithm", "model", "dataset")),
         "step",
         "reward",
         "created",
-        "tags",
-        *(("cost", "hours", "wasted") if cost else ()),
+        *(("cost", "hours", "wasted") if cost else ("tags",)),
     )
     return Output(answer, table(f"Runs ({answer.get('total_count')})", columns, rows))
+
+
+def _what_it_trains(run: Document) -> tuple[object, ...]:
+    """Algorithm, model and dataset. The list with costs leaves them out, so that a line fits."""
+    model = model_name(run.get("model") or "") or None
+    return run.get("algorithm"), model, run.get("dataset")
 
 
 @command(None, "info", example="headrace train info my-run")

@@ -17,9 +17,9 @@ def cost_row(line: Document, *, by: str) -> tuple[object, ...]:
         dollars(line["cost"]),
         hours_text(line["device_hours"]),
         f"{wasted_share(line):.1%}" if line["wasted"] else None,
-        line["tokens_sampled"],
-        line["tokens_trained"],
-        line["tokens_discarded"],
+        f"{line['tokens_sampled']:,}",
+        f"{line['tokens_trained']:,}",
+        f"{line['tokens_discarded']:,}",
         dollars(line["calls_usd"]) if line["calls_usd"] else None,
         f"{line['stored_bytes'] / 1e6:.1f} MB",
     )
@@ -80,10 +80,10 @@ def past_facts(past: Document) -> list[tuple[str, object]]:
     steps = ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in past["step_s"].items())
     return [
         ("measured of", ", ".join(past["runs"])),
-        ("a step took", steps),
-        ("in all", hours_text(past["device_hours"])),
-        ("tokens", f"{past['tokens']:,}"),
-        ("cost", dollars(past["cost"])),
+        ("measured step", steps),
+        ("measured in all", hours_text(past["device_hours"])),
+        ("measured tokens", f"{past['tokens']:,}"),
+        ("measured cost", dollars(past["cost"])),
     ]
 
 

@@ -77,7 +77,7 @@ def regrade(
     if detach:
         return Output({"regrade": requested}, f"regrade {requested['id']} of {run} was requested")
     with told_while_waiting(lambda: f"grading the samples of {run} again", quiet=as_json):
-        found = _wait(client, str(requested["id"]))
+        found = _wait(client, str(requested["id"]), run)
     failure = None
     if found["status"] == "failed":
         failure = Failure("REGRADE_FAILED", f"regrade {found['id']} failed: {found['error']}")
@@ -160,7 +160,7 @@ def _range(text: str) -> list[int]:
     return [int(found[1]), int(found[2])]
 
 
-def _wait(client: Client, identity: str) -> Document:
+def _wait(client: Client, identity: str, run: str) -> Document:
     try:
         while True:
             found: Document = client.get(f"/regrades/{path_segment(identity)}")["regrade"]
@@ -172,7 +172,7 @@ def _wait(client: Client, identity: str) -> Document:
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"stopped waiting; regrade {identity} continues",
-            f"headrace train regrades RUN --id {identity}",
+            f"headrace train regrades {run} --id {identity}",
         ) from error
 
 

@@ -61,7 +61,7 @@ async def test_each_tenant_sees_the_costs_of_its_own_runs(app: Application) -> N
         ("by=day", "by must be one of run"),
         ("since=soon", "since must be a time such as 7d"),
         ("since=99999999d", "since must be a time such as 7d"),
-        ("by=sample", "name it with run=RUN"),
+        ("by=sample", "name the run too"),
         ("run=nobody", "nobody"),
     ],
 )

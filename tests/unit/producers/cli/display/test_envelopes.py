@@ -318,3 +318,28 @@ def test_a_paused_run_is_listed_as_paused_with_the_time_left_beside_the_others(
     assert "letters" in workspace
     assert "732be128fafe5ba8" not in workspace
     assert headrace("train", "info", "resting", "--json").document["run"]["status"] == "running"
+
+
+def test_a_run_and_its_cost_are_one_line_of_100_columns(
+    server: FakeServer, headrace: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    hours = {"device_hours": {"cpu": 0.1}, "effects": {"TrainStep": 360.0}, "wasted": {}}
+    tokens = {f"tokens_{name}": 29969 for name in ("sampled", "trained", "discarded")}
+    cost = {"key": "1", "name": None, "cost": 0.0002745, "calls_usd": 0.0, "stored_bytes": 1}
+    run = {
+        "name": "arithmetic-grpo",
+        "status": "finished",
+        "algorithm": "grpo",
+        "model": "arithmetic-sft@last",
+        "dataset": "arithmetic-rl",
+        "current_step": 100,
+        "total_steps": 100,
+        "created_at": datetime.now(UTC).isoformat(),
+        "cost": cost | hours | tokens,
+    }
+    server.answer("GET", "/runs", {"runs": [run], "total_count": 1})
+    out = headrace("train", "list", "--cost").out
+    [line] = [line for line in out.splitlines() if "arithmetic-grpo" in line]
+    assert "$0.0002745" in line
+    assert "cpu 360.0 s" in line
