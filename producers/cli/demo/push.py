@@ -58,6 +58,9 @@ class GitServer:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             newest = self.newest_delivery()
+            if newest is None:  # the webhook was accepted, and its row comes a moment later
+                time.sleep(LOOK_EVERY_S)
+                continue
             outcomes = {run["outcome"] for run in newest["runs"]}
             if "submitted" in outcomes:
                 return newest
@@ -68,19 +71,18 @@ class GitServer:
             "NO_RUN", f"the push started no run within {PATIENCE_S:g} s; see the server's log"
         )
 
-    def newest_delivery(self) -> Document:
-        """The newest delivery of the workspace. Raises Failure when there is none."""
+    def newest_delivery(self) -> Document | None:
+        """The newest delivery of the workspace, if there is one."""
         path = f"/workspaces/{path_segment(self.workspace)}/deliveries"
         found: list[Document] = self._client.get(path, {"limit": 1})["deliveries"]
-        if not found:
-            raise Failure("NO_DELIVERY", "the push did not reach the server; see the server's log")
-        return found[0]
+        return found[0] if found else None
 
     def wait_for_status(self, say: Callable[[str], None]) -> Document:
         """Wait until the commit shows that its run has ended. Returns the run of the delivery."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            run: Document = self.newest_delivery()["runs"][0]
+            newest = self.newest_delivery()
+            run: Document = newest["runs"][0] if newest else {}
             if run.get("commit_state") not in (None, "pending"):
                 say(f"Status on the commit: {run['commit_state']}: {run['commit_text']}")
                 return run
