@@ -84,7 +84,7 @@ def _value_issues(key: str, rubric: RubricSpec) -> Iterator[Issue]:
 def price_problem(usd_per_million: tuple[float, float] | None) -> str | None:
     """Return what is wrong with the price of a model, or None. With prices below 0, what was spent would
     never reach a bound."""
-    if min(usd_per_million or (0,)) >= 0:
+    if all(price >= 0 and math.isfinite(price) for price in usd_per_million or ()):
         return None
     return f"must be two prices in US dollars of at least 0, got {usd_per_million}"
 

@@ -3,11 +3,12 @@ in the log itself."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from uuid import UUID
 
 from infra.ports.actor import is_confined
+from infra.repositories.git.refs import checked_branch
 from infra.repositories.git.urls import is_path
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from infra.spine.ports.artifacts import Artifacts
@@ -35,6 +36,7 @@ from schemas.events.regrades.groups import GRADER_PART, RegradedGroups, part_nam
 from schemas.ids import GroupKey, gradients_stream, is_id, regrade_stream, short_id
 from schemas.sampling import Grade
 from schemas.specs import CommitSpec, Entrypoint, RolloutRef, RubricSpec, rubric_specs
+from schemas.toml.rubric_keys import rubric_issues
 
 E = TypeVar("E", bound=Event)
 
@@ -43,6 +45,10 @@ PREFIX = "regrade:"
 
 SHA = re.compile(r"[0-9a-f]{7,40}")
 TREE = re.compile(r"[0-9a-f]{40}")
+PART = re.compile(r"[^\W\d]\w{0,99}")
+"""The form of the name of a reward function or of a score."""
+
+RUBRICS_KEY = "advanced.rubrics"
 MOST_REGRADES = 1000
 """The most regrades of a run that a list shows."""
 
@@ -268,11 +274,15 @@ def _check_wish(wish: RegradeWish, base: _Base) -> None:
         raise _invalid("tree", "names a working tree beside a commit; give one of them")
     if wish.tree is not None and not TREE.fullmatch(wish.tree):
         raise _invalid("tree", f"must be a commit of 40 hex digits, got {wish.tree[:60]!r}")
+    if wish.grader is not None and not SHA.fullmatch(wish.grader):
+        _check_branch(wish.grader)
     if not 0 < wish.share <= 1:
         raise _invalid("share", f"must be above 0 and at most 1, got {wish.share:g}")
     if wish.steps is not None:
         _check_steps(wish.steps, base)
     names = part_names(base.rollout) if not wish.rubrics else _names_with(base.rollout, wish)
+    if strange := [name for name in wish.weights if not PART.fullmatch(name)]:
+        raise _invalid("weights", f"names {strange[0][:60]!r}, which is not the name of a part")
     unknown = [name for name in wish.weights if name not in names]
     if unknown and wish.source not in ("commit", "working tree"):
         has = ", ".join(names) or "none"
@@ -287,6 +297,16 @@ def _check_wish(wish: RegradeWish, base: _Base) -> None:
         raise _invalid(
             "gradients", f"cannot be compared for {algorithm}, which does not learn from advantages"
         )
+
+
+def _check_branch(name: str) -> None:
+    """Raises InvalidConfig for what git cannot have as a branch. The event that requests a regrade
+    would hold a config that nobody can read."""
+    try:
+        checked_branch(name)
+    except InvalidConfig as error:
+        message = f"must be a commit or a branch, got {name[:60]!r}"
+        raise _invalid("grader", message) from error
 
 
 def _names_with(rollout: RolloutRef, wish: RegradeWish) -> tuple[str, ...]:
@@ -346,6 +366,11 @@ def _rubrics(
     names = [*(one.name for one in advanced.rewards), *(one.name for one in specs)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise _invalid("rubrics", f"has a name that is used twice: {', '.join(twice)}; rename it")
+    changed = config.model_copy(update={"advanced": advanced})
+    wrong = [one for one in rubric_issues(changed) if one.key.startswith(RUBRICS_KEY)]
+    if wrong:
+        issue = replace(wrong[0], key=wrong[0].key.removeprefix("advanced."))
+        raise InvalidConfig(f"{issue.key} {issue.message}", issues=(issue,))
     where = workspace.setting_name if workspace else ""
     judges = {f"rubrics[{number}]": one for number, one in enumerate(specs)}
     issues = tuple(judge_issues(judges, where, network.addresses_of(where)))

@@ -1,5 +1,6 @@
 """Requests for regrades: repeated ones make one, and each that cannot be carried out says why."""
 
+import json
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ from tests.kit.story import beginning
 pytestmark = pytest.mark.postgres
 
 HALVED = {"weights": {"grader": 0.5}}
+JUDGED = {"text": "Is it kind?", "model": "openai/gpt-4o"}
+LARGE = float("inf")
+"""In JSON `1e999`, which is read as infinite."""
 
 
 @pytest.fixture
@@ -33,7 +37,8 @@ async def ended(app: Application) -> Application:
 
 
 async def refused(app: Application, body: Any, ref: str = "first") -> tuple[int, str]:
-    answer = await app.post(f"/runs/{ref}/regrades", body)
+    text = json.dumps(body).replace("Infinity", "1e999")
+    answer = await app.api.post(f"/api/v1/runs/{ref}/regrades", content=text)
     return answer.status_code, answer.json()["detail"]
 
 
@@ -75,6 +80,16 @@ async def test_a_request_is_recorded_once_with_the_person_who_made_it(ended: App
         ({"grader": "main", "tree": "a" * 40}, "beside a commit"),
         ({"tree": "main"}, "40 hex digits"),
         ({"graders": "main"}, "unrecognized field graders"),
+        ({"grader": "my branch"}, "grader must be a commit or a branch, got 'my branch'"),
+        ({"grader": "--upload-pack=x"}, "grader must be a commit or a branch"),
+        ({"grader": "main", "weights": {"": 1}}, "names '', which is not the name of a part"),
+        ({"grader": "main", "weights": {"a\0b": 1}}, "which is not the name of a part"),
+        ({"rubrics": [{**JUDGED, "weight": LARGE}]}, "rubrics[0].weight must be a finite number"),
+        ({"rubrics": [{**JUDGED, "weight": 1e300}]}, "rubrics[0].weight must be from"),
+        ({"rubrics": [{**JUDGED, "scale": [1, 0]}]}, "rubrics[0].scale must be two numbers"),
+        ({"rubrics": [{**JUDGED, "scale": [0, LARGE]}]}, "rubrics[0].scale must be two numbers"),
+        ({"rubrics": [{**JUDGED, "usd_per_million": [0, LARGE]}]}, "must be two prices"),
+        ({"rubrics": [{**JUDGED, "text": "y" * 4000}] * 16}, "rubrics have"),
     ],
 )
 async def test_a_request_that_cannot_be_carried_out_says_why(
@@ -83,6 +98,7 @@ async def test_a_request_that_cannot_be_carried_out_says_why(
     status, detail = await refused(ended, body)
     assert status == 400
     assert text in detail
+    await ended.get("/runs/first/events", limit=1000)
 
 
 async def test_a_run_without_graded_groups_is_refused(app: Application) -> None:
