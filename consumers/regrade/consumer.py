@@ -121,7 +121,9 @@ def handle(state: RegradeState, message: RegradeMessage, meta: Meta) -> Decision
 
 def _start(request: RegradeRequested, rollout: RolloutRef) -> Decision:
     if request.rubrics:
-        rollout = rollout.model_copy(update={"rubrics": request.rubrics})
+        # Their keys are those of the person who chose the judges, and not of the run's author.
+        changes = {"rubrics": request.rubrics, "submitter": request.submitter}
+        rollout = rollout.model_copy(update=changes)
     rollout = reweigh_rollout(rollout, request.weights)
     started = RegradeStarted(regrade=request.regrade, run=request.run, rollout=rollout)
     return Decision(events=(started,), effects=(_part(request, rollout, 1, after=""),))

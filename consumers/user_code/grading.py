@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from consumers.judging.panel import JudgePorts
 from consumers.user_code.interrupted_calls import until_uninterrupted
 from consumers.user_code.user_secrets import sandbox_owner
-from infra.ports.services import SandboxOwner, UserCode, UserCodeRaised, UserOutput
+from infra.ports.services import UserCode, UserCodeRaised, UserOutput
 from infra.spine.ports.artifacts import Artifacts
 from infra.spine.runtime.error_excerpt import excerpt
 from schemas.artifact_refs import ArtifactRef
@@ -113,10 +113,8 @@ async def call_grader(
         return tuple(sample.grade for sample in samples if sample.grade is not None), None
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
     try:
-        owner = await sandbox_owner(spec, rollout, ports.secrets)
-        call = spec.group
-        if on_behalf_of is not None:
-            owner, call = SandboxOwner(on_behalf_of, owner.secrets), f"{on_behalf_of}/{spec.group}"
+        owner = await sandbox_owner(spec, rollout, ports.secrets, owner=on_behalf_of)
+        call = spec.group if on_behalf_of is None else f"{on_behalf_of}/{spec.group}"
         result = await until_uninterrupted(
             lambda: ports.user.grade(
                 rollout,

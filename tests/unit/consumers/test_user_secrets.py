@@ -144,3 +144,13 @@ async def test_a_grader_that_lacks_a_secret_grades_nothing(tmp_path: Path) -> No
     [grade_] = (await grade.perform(effect, world.ports)).grades
     assert grade_.failure is not None
     assert "secret KEY is not set" in grade_.failure.message
+
+
+async def test_a_regrade_gets_no_secret_that_was_given_for_the_run_alone(tmp_path: Path) -> None:
+    secrets = MemorySecrets()
+    world = world_of(tmp_path, secrets)
+    spec = await requiring(world)
+    await secrets.give(spec.owner, {"KEY": SecretValue(VALUE)})
+    assert (await sandbox_owner(spec, code_of(spec), world.ports.secrets)).secrets
+    with pytest.raises(UserCodeError, match="secret KEY is not set"):
+        await sandbox_owner(spec, code_of(spec), world.ports.secrets, owner="g1")

@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from consumers.regrade.consumer import CONSUMER
 from consumers.regrade.part import regrade_part
 from infra.identity.secrets.memory import MemorySecrets
 from infra.model_api.judgements import MemoryJudgements
 from infra.model_api.providers.client import ProviderClient
 from infra.model_api.providers.judges import ProviderJudges
+from schemas.events import RegradeStarted
 from schemas.specs import RubricSpec
+from tests.kit.decider import given
 from tests.kit.fakes import Bench, FakeUserCode, bench
 from tests.kit.provider import Reply, completion, provider
 from tests.kit.specs import rollout_ref
@@ -26,6 +29,17 @@ from tests.unit.consumers.regrade.test_regrade import (
 def by_answer(_: int, body: Any) -> Reply:
     score = 0.5 if "answer 1" in body["messages"][1]["content"] else 0.25
     return completion(json.dumps({"explanation": "because", "score": score}))
+
+
+def test_other_judges_get_the_keys_of_the_person_who_asks_and_not_of_the_author() -> None:
+    code = rollout_ref().model_copy(update={"submitter": "ann", "workspace": "w"})
+    rubric = RubricSpec(name="kind", text="Is it kind?", model="m", base_url="http://h/v1")
+    for submitter in ("bob", None):
+        changes = {"source": "rubrics", "rubrics": (rubric,), "submitter": submitter}
+        request = REQUESTED.model_copy(update={**changes, "rollout": code, "weights": {}})
+        [started] = given(CONSUMER).when(request).events
+        assert isinstance(started, RegradeStarted)
+        assert started.rollout.submitter == submitter
 
 
 async def test_new_judgements_are_added_to_the_recorded_reward_of_the_code(tmp_path: Path) -> None:
