@@ -1,7 +1,7 @@
 """The cost ledger: what runs, workspaces, users and steps cost."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request
@@ -66,10 +66,12 @@ def since_of(text: str | None, now: datetime) -> datetime | None:
         return now - int(amount) * unit
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        found = found if found.tzinfo else found.replace(tzinfo=now.tzinfo)
+        found.astimezone(UTC)  # as the database reads it, which has no year 0
+    except (ValueError, OverflowError):
         message = f"must be a time such as 7d, 12h, 2w or 2026-11-01, got {text[:30]!r}"
         raise InvalidConfig(f"since {message}", issues=(Issue("since", message),)) from None
-    return found if found.tzinfo else found.replace(tzinfo=now.tzinfo)
+    return found
 
 
 ROUTES = [ScopedRoute("/cost", index, scope="read")]

@@ -61,6 +61,8 @@ async def test_each_tenant_sees_the_costs_of_its_own_runs(app: Application) -> N
         ("by=day", "by must be one of run"),
         ("since=soon", "since must be a time such as 7d"),
         ("since=99999999d", "since must be a time such as 7d"),
+        ("since=0001-01-01T00:00:00%2B23:59", "since must be a time such as 7d"),
+        ("since=9999-12-31T23:59:59-23:59", "since must be a time such as 7d"),
         ("by=sample", "name the run too"),
         ("run=nobody", "nobody"),
     ],
