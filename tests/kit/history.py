@@ -21,7 +21,7 @@ from schemas.events import (
 )
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import Grade, Message
-from schemas.specs import GroupSpec, GroupTemplate, SampleEntry
+from schemas.specs import GroupSpec, GroupTemplate, PushOrigin, SampleEntry
 from tests.kit.application import Application
 from tests.kit.specs import DATASET, ref
 from tests.kit.specs import template as group_template
@@ -33,10 +33,16 @@ TEXTS = ("rows", "tree", "{}", *(f"{kind}{step}" for kind in "ws" for step in ra
 
 
 async def ended_run(
-    app: Application, run: str = "r1", name: str = "first", *, workspace: str | None = None
+    app: Application,
+    run: str = "r1",
+    name: str = "first",
+    *,
+    workspace: str | None = None,
+    origin: PushOrigin | None = None,
 ) -> None:
     """A finished run of three steps with a validation, a checkpoint and blobs of its own. It belongs to
-    `workspace` (an id), or to the workspace of `tests/kit/specs.py`."""
+    `workspace` (an id), or to the workspace of `tests/kit/specs.py`. `origin` is the push that began
+    it."""
     artifacts = app.services.artifacts
     rows = [
         DatasetRow(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n))
@@ -55,7 +61,7 @@ async def ended_run(
         match event:
             case RunRequested():
                 dataset = DATASET.model_copy(update={"content": content})
-                event = event.model_copy(update={"dataset": dataset})
+                event = event.model_copy(update={"dataset": dataset, "origin": origin})
             case PolicyUpdated(step=2):
                 state = event.state.model_copy(update={"weights": weights})
                 event = event.model_copy(update={"state": state, "pinned": True})

@@ -24,6 +24,7 @@ from schemas.algorithms import samples_nothing
 from schemas.config import RunConfig
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import RunRequested, RunStarted
+from schemas.ids import run_stream
 from schemas.limits import pace_of
 from schemas.models.fork import ForkPoint
 from schemas.toml.overrides import apply_overrides, check_overrides
@@ -47,6 +48,12 @@ class ForkRequest:
     commit: str | None = None
     seed: int | None = None
     replay_samples: bool = False
+
+    @property
+    def chooses_code(self) -> bool:
+        """Whether the sender names the commit, or a TOML that does, and does not take the parent's."""
+        named = self.commit is not None or self.config is not None
+        return named or any(key in self.changes for key in MADE_OF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,8 @@ class Forks:
         document = _document(parent, wanted, commit)
         steps = require_forkable(parent, parse_run(document), point)
         _, number = await self._pages.forks(parent.run, PageRange(limit=0))
+        if not wanted.chooses_code and await self._is_pushed(parent):
+            request = replace(request, submitter=None)
         request = replace(
             request,
             config=document,
@@ -196,6 +205,17 @@ class Forks:
         if found is None:
             raise unknown
         return found
+
+    async def _is_pushed(self, run: RunRequested) -> bool:
+        """Whether a push chose the code that a run or the run that it continues runs. Its author may be
+        unknown, so a fork that takes it over gets no personal secrets."""
+        while run.origin is None and run.fork is not None and run.submitter is None:
+            found = await self._log.events_at([(run_stream(run.fork.parent), 1)])
+            parent = found[0].event if found else None
+            if not isinstance(parent, RunRequested):
+                return False
+            run = parent
+        return run.origin is not None
 
     async def _commit_of(self, parent: RunRequested) -> str | None:
         """The commit that the parent runs."""

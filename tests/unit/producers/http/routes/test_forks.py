@@ -10,6 +10,7 @@ from schemas.events import RunRequested
 from schemas.ids import policy_stream, run_stream
 from tests.kit.application import Application, rows
 from tests.kit.history import ended_run
+from tests.kit.pushes import origin
 
 pytestmark = pytest.mark.postgres
 
@@ -167,3 +168,15 @@ async def test_an_evaluation_cannot_be_forked(ended: Application) -> None:
     status, detail = await refused(ended, "1", run="r1v0")
     assert status in (400, 404)
     assert "r1v0" in detail
+
+
+async def test_a_fork_of_a_pushed_run_takes_no_personal_secrets_to_code_that_nobody_named(
+    ended: Application,
+) -> None:
+    await ended_run(ended, "r2", "pushed", origin=origin())
+    own = await requested(ended, (await forked(ended, "2"))["run"]["id"])
+    assert own.submitter is not None
+    child = await requested(ended, (await forked(ended, "2", "pushed"))["run"]["id"])
+    assert (child.submitter, child.creator) == (None, own.creator)
+    named = await forked(ended, "2", "pushed", commit="d" * 40)
+    assert (await requested(ended, named["run"]["id"])).submitter == own.submitter
