@@ -22,6 +22,7 @@ class Tenant:
     evaluation: str
     dataset: str
     verification: str
+    regrade: str
     api_key: str
     organisation: str = "main"
 
@@ -34,6 +35,7 @@ class Tenant:
             evaluation=self.evaluation,
             dataset=self.dataset,
             verification=self.verification,
+            regrade=self.regrade,
             organisation=self.organisation,
         )
 
@@ -56,10 +58,9 @@ async def ask(
 async def tenant(
     app: Application, name: str, url: str, *, organisation: str | None = None
 ) -> Tenant:
-    """A workspace with a finished run, its validation (`{run}v`) and its verification, an evaluation
-    that a user asked for, and a dataset. With an `organisation` (its name) the ids of the run and of the
-    evaluation begin with it, and its API key is of the whole
-    organisation."""
+    """A workspace with a finished run, its validation (`{run}v`), its verification and a regrade, an
+    evaluation that a user asked for, and a dataset. With an `organisation` (its name) the ids of the run
+    and of the evaluation begin with it, and its API key is of the whole organisation."""
     home = {} if organisation is None else {"organisation": organisation}
     made = await app.post("/workspaces", {"url": url, "name": name, **home})
     assert made.status_code == 201, made.text
@@ -90,6 +91,8 @@ async def tenant(
     await names.take("evaluation", f"{name}-eval", evaluation.evaluation, scope=workspace)
     await app.append([evaluation])
     verification = (await app.post(f"/runs/{run}/verify", {})).json()["verification"]["id"]
+    halved = {"weights": {"grader": 0.5}}
+    regrade = (await app.post(f"/runs/{run}/regrades", halved)).json()["regrade"]["id"]
     return Tenant(
         workspace=workspace,
         name=name,
@@ -98,6 +101,7 @@ async def tenant(
         evaluation=evaluation.evaluation,
         dataset=announced.json()["dataset"]["id"],
         verification=verification,
+        regrade=regrade,
         api_key=api_key,
         organisation=organisation or "main",
     )

@@ -201,11 +201,16 @@ class Regrades:
 
     async def _find_base(self, ref: str) -> _Base:
         """The run or the regrade that a reference names, with the rollout that made its grades."""
-        identity = ref.removeprefix(PREFIX)
-        stream = regrade_stream(identity)
-        is_named = ref.startswith(PREFIX)
-        if is_named or (is_id(ref) and (await self._log.versions([stream]))[stream]):
-            return await self._find_base_regrade(identity)
+        if ref.startswith(PREFIX):
+            return await self._find_base_regrade(ref.removeprefix(PREFIX))
+        stream = regrade_stream(ref)
+        if is_id(ref) and (await self._log.versions([stream]))[stream]:
+            try:
+                return await self._find_base_regrade(ref)
+            except (
+                NotFound
+            ):  # one that the sender may not see answers like an id that names nothing
+                pass
         run = await self._lookup.whole_run(ref)
         graded = await self._first(run.run, GroupGraded)
         if graded is None:

@@ -42,7 +42,7 @@ async def beta(shared: Application) -> Tenant:
 def names_of(of: Tenant, kind: str) -> list[str]:
     """Words by which a request may name things of a tenant."""
     if kind == "run":
-        return [of.run, of.run_name, of.verification]
+        return [of.run, of.run_name, of.verification, of.regrade]
     if kind == "evaluation":
         return [of.evaluation, f"{of.name}-eval", of.dataset, f"{of.name}-data"]
     return [of.workspace, of.name, f"beta/{of.name}"]
@@ -86,6 +86,9 @@ def training(**values: Any) -> Mapping[str, Any]:
     }
 
 
+FORKED = {"advanced.max_steps": 9, "advanced.validation_dataset": "%s"}
+"""The changes of a fork that names a dataset."""
+
 REQUESTS: list[tuple[str, str, Any]] = [
     *(
         ("GET", f"/api/v1/{path}", None)
@@ -108,6 +111,14 @@ REQUESTS: list[tuple[str, str, Any]] = [
             "runs/alphaworks-run/samples/%s-train-1-0-0.0",
             "runs/alphaworks-run/trace?sample=%s-train-1-0-0.0",
             "verifications/%s",
+            "regrades/%s",
+            "regrades/regrade:%s",
+            "runs/%s/regrades",
+            "runs/%s/forks",
+            "runs/%s/diff/alphaworks-run",
+            "runs/alphaworks-run/diff/%s",
+            "cost?run=%s",
+            "cost?by=sample&run=%s",
         )
     ),
     *(
@@ -123,6 +134,11 @@ REQUESTS: list[tuple[str, str, Any]] = [
             "/deployments?checkpoint=%s@3",
             "/members?organisation=%s",
             "/playground?model=%s",
+            "/cost?run=%s",
+            "/runs/%s/forks",
+            "/runs/%s/regrades",
+            "/runs/alphaworks-run/regrades/%s",
+            "/runs/alphaworks-run/samples?regrade=%s",
             "/?search=%s",
             "/?workspace=%s",
             "/runs.json?search=%s",
@@ -155,6 +171,13 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/api/v1/runs", training(advanced={"algorithm": "distill", "teacher": "%s@last"})),
     ("POST", "/api/v1/runs", training(advanced={"reward_models": [{"model": "%s@last"}]})),
     ("POST", "/api/v1/runs", {**training(), "workspace": "%s"}),
+    ("POST", "/api/v1/runs/%s/fork", {"at": "2", "name": "taken"}),
+    ("POST", "/api/v1/runs/alphaworks-run/fork", {"at": "2", "name": "x", "set": FORKED}),
+    ("POST", "/api/v1/runs/%s/regrades", {"weights": {"grader": 0.5}}),
+    ("POST", "/api/v1/runs/regrade:%s/regrades", {"weights": {"grader": 0.5}}),
+    ("POST", "/api/v1/runs/%s/resume", {"raise": {"max_tokens": 9}}),
+    ("POST", "/api/v1/datasets/from-run", {"run": "%s", "name": "rows", "as": "sft"}),
+    ("POST", "/api/v1/datasets/from-run", {"run": "%s", "name": "%s-data", "as": "sft"}),
     ("POST", "/api/v1/evals", evaluation(dataset="%s")),
     ("POST", "/api/v1/evals", evaluation(model_path="%s@last")),
     ("POST", "/api/v1/evals", {**evaluation(), "workspace": "%s"}),
