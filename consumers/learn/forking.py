@@ -7,11 +7,13 @@ discards its own copy. The same holds for the weights of earlier versions with w
 sample in the asynchronous modes.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from consumers.learn.replay import (
+    NOTHING_READ,
     HistoryPorts,
     Version,
     build_step_batch,
@@ -27,7 +29,7 @@ from schemas.algorithms import samples_nothing
 from schemas.config import RunConfig
 from schemas.effects import InitializePolicy, PolicyBuilt
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
-from schemas.events import PolicyInitialized, PolicyUpdated
+from schemas.events import Event, PolicyInitialized, PolicyUpdated, RunWarned, SampleRefuted
 from schemas.ids import policy_stream
 from schemas.learner import Learner, LearnerState
 from schemas.models.fork import EarlierWeights, ForkedPolicy, ForkPoint
@@ -35,7 +37,10 @@ from schemas.specs import StateRef, TrainSpec
 from trainer import schedule
 
 PAGE = 64
-"""How many versions of the parent are read at once, backwards from the fork."""
+"""How many events of the parent's policy are read at once, backwards from the fork."""
+
+MOST_READ = 500
+"""How many warnings or refuted samples are read at once."""
 
 ADVICE = "fork at a step with a checkpoint, or on a machine like the one that trained the parent"
 
@@ -133,19 +138,45 @@ async def _read_back(
     """Return the versions of the parent up to that of the fork, in order, from one that is kept and not
     newer than step `oldest`. Raises TransientError while the log does not show them."""
     stream, last = policy_stream(point.parent), point.policy_position
+    others = await _refuted_positions(ports, point)
     found: list[PastVersion] = []
     while last > 0 and not _reaches_back(found, oldest):
         above = max(0, last - PAGE)
         page = (await ports.log.load({stream: above}, limit=last - above))[stream]
+        if len(page) < last - above:
+            raise TransientError(f"the log does not show version {last} of {point.parent} yet")
         read = [
-            PastVersion(first_number(first) + recorded.version - 1, recorded, recorded.event)
+            PastVersion(
+                first_number(first) + recorded.version - 1 - bisect_left(others, recorded.version),
+                recorded,
+                recorded.event,
+            )
             for recorded in page
             if isinstance(recorded.event, PolicyInitialized | PolicyUpdated)
         ]
-        if len(read) < last - above:
-            raise TransientError(f"the log does not show version {last} of {point.parent} yet")
         found, last = [*read, *found], above
     return found
+
+
+async def _refuted_positions(ports: HistoryPorts, point: ForkPoint) -> list[int]:
+    """Return the places in the parent's policy stream that hold refuted samples and no versions. They
+    are searched for only if the parent warned of such samples, because few runs have any and the search
+    reads the whole log."""
+    warned = await _read_all(ports, point.parent, RunWarned)
+    if not any(isinstance(one.event, RunWarned) and one.event.about == "refuted" for one in warned):
+        return []
+    refuted = await _read_all(ports, point.parent, SampleRefuted)
+    return sorted(one.version for one in refuted)
+
+
+async def _read_all(ports: HistoryPorts, run: str, kind: type[Event]) -> list[Recorded]:
+    found: list[Recorded] = []
+    while True:
+        after = found[-1].cursor if found else NOTHING_READ
+        page = await ports.log.read(run, after=after, limit=MOST_READ, types=[kind.type])
+        found += page
+        if len(page) < MOST_READ:
+            return found
 
 
 def _reaches_back(past: Sequence[PastVersion], oldest: int | None) -> bool:
