@@ -6,10 +6,12 @@ commit may be another one too, because two commits may differ in the grader alon
 another commit and replays samples takes the workflow of both for the same.
 """
 
+from dataclasses import replace
+
 from infra.spine.ports.event_log import EventStore
 from schemas.effects import GroupReplayed, ReplayGroup
 from schemas.events import GroupGenerated
-from schemas.ids import group_stream
+from schemas.ids import REFUTED, GroupKey, group_stream
 from schemas.specs import GroupSpec, GroupTemplate
 
 GRADING = ("snapshot", "commit", "grader", "rewards", "rubrics", "judge", "grader_timeout_s")
@@ -18,7 +20,7 @@ GRADING = ("snapshot", "commit", "grader", "rewards", "rubrics", "judge", "grade
 OWNED = ("pushed", "submitter", "workspace", "secrets")
 """The fields of a rollout that say whose secrets it gets."""
 
-FREE = ("rollout", "run", "replay_of", "policy")
+FREE = ("rollout", "run", "replay_of", "policy", "avoid")
 """The fields of a template that are compared otherwise, or do not matter."""
 
 
@@ -26,16 +28,26 @@ async def find_recorded(effect: ReplayGroup, log: EventStore) -> GroupReplayed:
     """Return the samples that the parent recorded for a group, or the reason why they cannot be used."""
     spec = effect.spec
     parent = spec.template.replay_of
-    key = str(spec.group_key).removeprefix(spec.owner)
-    stream = group_stream(f"{parent}{key}")
-    history = (await log.load({stream: 0})).get(stream, ())
-    found = next((r.event for r in history if isinstance(r.event, GroupGenerated)), None)
+    found = await _find_group(replace(spec.group_key, owner=str(parent)), log)
     if found is None:
         return GroupReplayed(effect, problem=f"run {parent} has not generated this group")
     problem = difference(spec, found.spec)
     if problem is not None:
         return GroupReplayed(effect, problem=f"run {parent} sampled this group with {problem}")
     return GroupReplayed(effect, parts=found.parts, entries=found.entries)
+
+
+async def _find_group(key: GroupKey, log: EventStore) -> GroupGenerated | None:
+    """Return a group as the log has it, or the newest one that was generated in its place because its
+    samples were refuted."""
+    found = None
+    while True:
+        stream = group_stream(key.id)
+        history = (await log.load({stream: 0})).get(stream, ())
+        if not history:
+            return found
+        found = next((r.event for r in history if isinstance(r.event, GroupGenerated)), None)
+        key = replace(key, replacement=key.replacement + REFUTED)
 
 
 def difference(spec: GroupSpec, recorded: GroupSpec) -> str | None:
