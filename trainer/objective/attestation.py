@@ -159,7 +159,7 @@ class Witness:
     def judge(self) -> dict[str, float]:
         """Return the metrics of what was seen, by key. Raises SamplesRefuted if a test failed. Tokens
         that the learner itself has no finite logprob for prove nothing, and are not counted."""
-        if self.recheck is not None:
+        if self.recheck is not None and self._seen:
             chosen = self._chosen_samples()
             seen = list(self.recheck(chosen)) if chosen else []
             self._sample.clear()

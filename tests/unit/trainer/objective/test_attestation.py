@@ -410,3 +410,13 @@ async def test_in_asynchronous_modes_right_samples_are_trained(
     metrics = (await engine.learner.step(job(), batch, export_state=True)).metrics
     assert metrics["train/sampler_mismatch"] > EXACT_BOUND, "the policy has changed since"
     assert metrics["attest/share"] < 0.2
+
+
+async def test_in_asynchronous_modes_a_batch_without_tokens_is_trained(
+    engine: Engine, shelf: Shelf
+) -> None:
+    version = shelf.policy((await engine.learner.initialize(job())).state)
+    empty = tuple(SampleRecord(index=i, sequences=()) for i in range(2))
+    batch = StepBatch(1, (GradedGroup(0, empty, (0.0, 1.0)),), attests=True, sampled=version)
+    metrics = (await engine.learner.step(job(), batch, export_state=False)).metrics
+    assert (metrics["attest/tokens"], metrics["attest/share"]) == (0.0, 0.0)
