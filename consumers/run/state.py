@@ -312,7 +312,9 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
 def _rebase(parent: RunState, point: ForkPoint) -> RunState:
     """Return the state that a fork begins with, from that of its parent right after the step was
     settled. It keeps what was learned, measured and warned of. What the parent had requested and what
-    was asked of it is dropped, and so are the versions of its policy, which PolicyInitialized names."""
+    was asked of it is dropped, and so are the versions of its policy, which PolicyInitialized names. If
+    the first reward is not known at this place, the fork may measure its first version itself."""
+    is_measured = parent.first_reward is not None
     return RunState(
         pools=rewind(parent.pools, point.step),
         unhealthy=parent.unhealthy,
@@ -325,7 +327,7 @@ def _rebase(parent: RunState, point: ForkPoint) -> RunState:
         alarms=parent.alarms,
         failing=parent.failing,
         manifest=parent.manifest,
-        evaluated=max(parent.evaluated, point.step),
+        evaluated=point.step if is_measured else point.step - 1,
         first_reward=parent.first_reward,
         last_reward=parent.last_reward,
         rules=parent.started.spec.rules if parent.started else None,
