@@ -49,6 +49,10 @@ PART = re.compile(r"[^\W\d]\w{0,99}")
 """The form of the name of a reward function or of a score."""
 
 RUBRICS_KEY = "advanced.rubrics"
+MOST_AT_ONCE = 16
+"""The most regrades of a run that have not ended. Each is an owner of effects of its own, so without a
+limit those of one run would take the turns of all other runs."""
+
 MOST_REGRADES = 1000
 """The most regrades of a run that a list shows."""
 
@@ -119,6 +123,7 @@ class Regrades:
         )
         workspace = await self._workspace(base, wish)
         rubrics = _rubrics(base.run.config, wish, workspace, self._network)
+        await self._require_room(base.run, identity)
         algorithm = base.run.config.advanced.algorithm
         requested = RegradeRequested(
             regrade=identity,
@@ -198,6 +203,16 @@ class Regrades:
                     )
             cursor = page[-1].cursor
         return sorted(found.values(), key=lambda view: view.at, reverse=True)[:MOST_REGRADES]
+
+    async def _require_room(self, run: RunRequested, identity: str) -> None:
+        """Raises Conflict when as many regrades of a run work as may, and `identity` is none of them."""
+        found = await self.list_regrades(run.run)
+        working = [view.id for view in found if view.completed is None]
+        if len(working) >= MOST_AT_ONCE and all(view.id != identity for view in found):
+            raise Conflict(
+                f"run {run.run_name} has {len(working)} regrades that have not ended; wait for one of "
+                f"them, `headrace train regrades {run.run_name}` lists them"
+            )
 
     async def _find_base(self, ref: str) -> _Base:
         """The run or the regrade that a reference names, with the rollout that made its grades."""

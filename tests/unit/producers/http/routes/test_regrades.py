@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from producers.core.history import regrades
 from schemas.effects import RegradeGroups
 from schemas.events import (
     Event,
@@ -99,6 +100,18 @@ async def test_a_request_that_cannot_be_carried_out_says_why(
     assert status == 400
     assert text in detail
     await ended.get("/runs/first/events", limit=1000)
+
+
+async def test_a_run_has_so_many_regrades_at_once_and_a_repeated_request_is_none_more(
+    ended: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regrades, "MOST_AT_ONCE", 2)
+    path = "/runs/first/regrades"
+    made = [await ended.post(path, HALVED, idempotency_key=key) for key in ("a", "b", "b", "c")]
+    assert [answer.status_code for answer in made] == [202, 202, 202, 409]
+    assert "run first has 2 regrades that have not ended" in made[-1].json()["detail"]
+    await ended.append(completed(made[0].json()["regrade"]["id"]))
+    assert (await ended.post(path, HALVED, idempotency_key="c")).status_code == 202
 
 
 async def test_a_run_without_graded_groups_is_refused(app: Application) -> None:
