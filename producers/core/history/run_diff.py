@@ -146,9 +146,11 @@ class RunDiffs:
         return chosen | ({"commit": commit} if commit else {})
 
     async def _newest(self, lineage: Lineage) -> int:
-        """The newest settled step of a run; -1 before its first one."""
+        """The newest settled step of a run's history; -1 before its first one. A fork has those of its
+        parent before it settles one itself."""
         newest = await self._tables.state_at_event.newest_settled(lineage.run.run, END)
-        return -1 if newest is None else newest
+        fork = lineage.run.fork
+        return newest if newest is not None else -1 if fork is None else fork.step
 
     async def _state(self, lineage: Lineage, step: int) -> StateRef | None:
         owner = lineage.owner(step)

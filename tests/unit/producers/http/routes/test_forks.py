@@ -180,3 +180,13 @@ async def test_a_fork_of_a_pushed_run_takes_no_personal_secrets_to_code_that_nob
     assert (child.submitter, child.creator) == (None, own.creator)
     named = await forked(ended, "2", "pushed", commit="d" * 40)
     assert (await requested(ended, named["run"]["id"])).submitter == own.submitter
+
+
+async def test_a_fork_that_has_settled_no_step_shares_the_steps_before_it(
+    ended: Application,
+) -> None:
+    made = await forked(ended, "2")
+    for pair in (("first", made["run"]["name"]), (made["run"]["name"], "first")):
+        found = (await ended.get(f"/runs/{pair[0]}/diff/{pair[1]}"))["diff"]
+        assert found["ancestor"] == {"id": "r1", "name": "first", "step": 2}
+        assert found["first_other_step"] is None
