@@ -15,6 +15,7 @@ from infra.spine.ports.artifacts import Artifacts
 from infra.spine.ports.event_log import Cursor, EventStore
 from producers.core.history.regrade_views import RegradeView, view_regrade
 from producers.core.lookup import Lookup
+from producers.core.submit import KEY_USED
 from producers.core.validation.judge_issues import judge_issues
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.algorithms import COMPARES_PARTS, GROUPED, REINFORCED
@@ -49,6 +50,12 @@ PART = re.compile(r"[^\W\d]\w{0,99}")
 """The form of the name of a reward function or of a score."""
 
 RUBRICS_KEY = "advanced.rubrics"
+ASKED = {
+    *("base", "source", "commit", "rubrics", "weights"),
+    *("steps", "share", "threshold", "gradients"),
+}
+"""The fields of an event that say what its sender asked for."""
+
 MOST_AT_ONCE = 16
 """The most regrades of a run that have not ended. Each is an owner of effects of its own, so without a
 limit those of one run would take the turns of all other runs."""
@@ -113,8 +120,8 @@ class Regrades:
 
     async def request(self, ref: str, wish: RegradeWish, *, cause: UUID) -> RegradeView:
         """Request the regrade of a run, or of the grades of another regrade (`regrade:ID`). The same
-        cause gives the same regrade. Raises NotFound, Conflict when the run is archived or the other
-        regrade has not finished, and InvalidConfig."""
+        cause gives the same regrade. Raises NotFound, InvalidConfig, and Conflict when the run is
+        archived, the other regrade has not finished, or the cause was that of another request."""
         base = await self._find_base(ref)
         identity = short_id("regrade", str(cause))
         _check_wish(wish, base)
@@ -148,7 +155,9 @@ class Regrades:
         events: list[Event] = [requested]
         if config is not None and workspace is not None:
             events.append(_commit_request(requested, config, workspace))
-        await self._log.append(events, cause=cause)
+        [recorded, *_] = await self._log.append(events, cause=cause)
+        if _wish_of(recorded.event) != _wish_of(requested):
+            raise Conflict(KEY_USED)
         return await self.find_regrade(identity)
 
     async def find_regrade(self, identity: str) -> RegradeView:
@@ -271,6 +280,11 @@ class Regrades:
                 "working tree; commit the grader, push it, and name that commit with --grader"
             )
         return workspace
+
+
+def _wish_of(event: Event) -> Mapping[str, object]:
+    """The wish of the sender, as an event that requests a regrade has it."""
+    return event.model_dump(include=ASKED)
 
 
 def _unknown(identity: str) -> NotFound:

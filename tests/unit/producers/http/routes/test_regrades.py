@@ -64,6 +64,15 @@ async def test_a_request_is_recorded_once_with_the_person_who_made_it(ended: App
     assert {(one["owner"], one["status"]) for one in made} >= {("admin", 202)}
 
 
+async def test_a_key_of_one_request_is_refused_for_another(ended: Application) -> None:
+    path = "/runs/first/regrades"
+    assert (await ended.post(path, HALVED, idempotency_key="k")).status_code == 202
+    for body in ({"weights": {"grader": 2}}, {**HALVED, "share": 0.5}, {**HALVED, "steps": [1, 2]}):
+        other = await ended.post(path, body, idempotency_key="k")
+        assert (other.status_code, "was used for another" in other.text) == (409, True)
+    assert (await ended.post(path, HALVED, idempotency_key="k")).status_code == 202
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
