@@ -84,7 +84,7 @@ TABLE = [
     Row("GET", "/api/v1/runs/{run}/trace?sample={run}-train-1-0-0.0", "read"),
     Row("POST", "/api/v1/runs/{run}/regrades", "submit", 400, content=REWEIGHED),
     Row("GET", "/api/v1/runs/{run}/regrades", "read"),
-    Row("GET", "/api/v1/regrades/{run}", "read", 404),
+    Row("GET", "/api/v1/regrades/{regrade}", "read"),
     Row("GET", "/api/v1/datasets", "read"),
     Row("POST", "/api/v1/datasets", "submit", 400, content=MADE),
     Row("POST", "/api/v1/datasets/from-run", "submit", 400, content=MADE),
@@ -342,6 +342,9 @@ PAGES = [
     Row("GET", "/runs/{run}/search", "read"),
     Row("GET", "/runs/{run}/search.json?text=a", "read"),
     Row("GET", "/runs/{run}/forks", "read"),
+    Row("GET", "/runs/{run}/regrades", "read"),
+    Row("GET", "/runs/{run}/regrades/{regrade}", "read"),
+    Row("GET", "/runs/{run}/regrades/{regrade}/report.json", "read"),
     Row("GET", "/runs/{run}/seeds", "read"),
     Row("GET", "/runs/{run}/seeds.json", "read"),
     Row("GET", "/runs/{run}/health", "read"),
@@ -492,7 +495,7 @@ async def test_an_api_key_needs_the_scope_of_the_route(shared: Application) -> N
     """The requests are about nothing that exists, so that a request with enough rights changes
     nothing."""
     nothing = dict.fromkeys(("run", "run_name", "dataset", "evaluation"), "none")
-    nothing |= {"workspace": "none", "verification": "none", "organisation": "none"}
+    nothing |= dict.fromkeys(("workspace", "verification", "regrade", "organisation"), "none")
     for scope in SCOPES:
         api_key = await create_api_key(shared, scope, scope)
         for row in TABLE:
@@ -512,7 +515,7 @@ async def test_a_person_opens_what_the_role_allows_within_the_organisation(
 ) -> None:
     """With a key of all scopes, on every route, page and form. Nobody reaches the installation."""
     nothing = dict.fromkeys(("run", "run_name", "dataset", "evaluation"), "none")
-    nothing |= {"workspace": "none", "verification": "none", "organisation": "none"}
+    nothing |= dict.fromkeys(("workspace", "verification", "regrade", "organisation"), "none")
     person = await member(shared, role, role, scopes=frozenset({"admin"}))
     for row in TABLE:
         if row.scope == "open":
@@ -563,7 +566,8 @@ async def test_another_workspaces_things_are_absent(
         absent = (
             theirs.fill(row.path).replace("theirs", "absent").replace(theirs.workspace, "absent")
         )
-        absent = absent.replace(theirs.dataset, "absent").replace(theirs.verification, "absent")
+        for one in (theirs.dataset, theirs.verification, theirs.regrade):
+            absent = absent.replace(one, "absent")
         other = await send(shared, row, absent, ours.api_key, **row.content)
         assert answer.status_code == 404, (row, answer.text)
         assert (
@@ -571,6 +575,7 @@ async def test_another_workspaces_things_are_absent(
             .replace(theirs.workspace, "absent")
             .replace(theirs.dataset, "absent")
             .replace(theirs.verification, "absent")
+            .replace(theirs.regrade, "absent")
             == other.text
         )
 
