@@ -138,13 +138,16 @@ async def _read_back(
     """Return the versions of the parent up to that of the fork, in order, from one that is kept and not
     newer than step `oldest`. Raises TransientError while the log does not show them."""
     stream, last = policy_stream(point.parent), point.policy_position
+    not_yet = f"the log does not show version {last} of {point.parent} yet"
+    if not await _is_readable(ports, point):
+        raise TransientError(not_yet)
     others = await _refuted_positions(ports, point)
     found: list[PastVersion] = []
     while last > 0 and not _reaches_back(found, oldest):
         above = max(0, last - PAGE)
         page = (await ports.log.load({stream: above}, limit=last - above))[stream]
         if len(page) < last - above:
-            raise TransientError(f"the log does not show version {last} of {point.parent} yet")
+            raise TransientError(not_yet)
         read = [
             PastVersion(
                 first_number(first) + recorded.version - 1 - bisect_left(others, recorded.version),
@@ -156,6 +159,19 @@ async def _read_back(
         ]
         found, last = [*read, *found], above
     return found
+
+
+async def _is_readable(ports: HistoryPorts, point: ForkPoint) -> bool:
+    """Whether the version of the fork is below the horizon of the log, so that all that came before it
+    is read."""
+    stream, last = policy_stream(point.parent), point.policy_position
+    found = {
+        one.version: one for one in await ports.log.events_at([(stream, last - 1), (stream, last)])
+    }
+    after = found[last - 1].cursor if last - 1 in found else NOTHING_READ
+    types = [PolicyInitialized.type, PolicyUpdated.type]
+    page = await ports.log.read(point.parent, after=after, limit=1, types=types)
+    return last in found and bool(page) and page[0].id == found[last].id
 
 
 async def _refuted_positions(ports: HistoryPorts, point: ForkPoint) -> list[int]:

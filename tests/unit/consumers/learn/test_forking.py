@@ -9,7 +9,9 @@ import pytest
 from consumers.learn.forking import fork_policy
 from consumers.learn.replay import HistoryPorts
 from infra.spine.memory.event_log import MemoryLog, World
+from infra.spine.ports.event_log import Recorded
 from schemas.effects import InitializePolicy
+from schemas.errors import TransientError
 from schemas.events import Event, PolicyInitialized, PolicyUpdated, RunWarned, SampleRefuted
 from schemas.ids import policy_stream
 from schemas.models.fork import ForkPoint
@@ -84,3 +86,23 @@ async def test_a_fork_counts_versions_and_not_the_refuted_samples_of_its_parent(
     assert built.state == version(2)
     assert built.forked is not None
     assert built.forked.taken == 2
+
+
+class HidingLog(MemoryLog):
+    """A log whose newest events are hidden behind a transaction that has not ended."""
+
+    async def read(self, *_: object, **__: object) -> list[Recorded]:
+        return []
+
+
+async def test_a_fork_waits_while_the_log_hides_the_version_that_it_begins_with() -> None:
+    """Otherwise it would count refuted samples that are hidden too."""
+    spec, log = train_spec(), HidingLog(World())
+    first = PolicyInitialized(run=PARENT, spec=spec, state=version(0), versions={})
+    for event in (first, refuted(1, 0), updated(1)):
+        await log.append([event], cause=uuid4())
+    point = ForkPoint(parent=PARENT, step=1, position=9, policy_position=3)
+    unused = cast("Any", None)
+    effect = InitializePolicy(spec=spec.model_copy(update={"run": "child"}), fork=point)
+    with pytest.raises(TransientError, match="does not show version"):
+        await fork_policy(effect, point, unused, HistoryPorts(log, unused, unused))
