@@ -29,6 +29,7 @@ from infra.settings.settings import Settings
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 from schemas.errors import Issue
+from schemas.toml.finite import non_finite_issues
 
 PREFIX = "/api/v1"
 
@@ -138,6 +139,7 @@ class Client:
         self, path: str, body: object = None, *, key: str | None = None, **parameters: str
     ) -> Document:
         """POST JSON under an idempotency key. Raises Failure."""
+        _require_finite(body)
         headers = {"Idempotency-Key": key or uuid4().hex}
         content: Document = {} if body is None else {"json": body}
         with request_span("POST", path) as context:
@@ -148,6 +150,7 @@ class Client:
 
     def post_slow(self, path: str, body: Document | None = None) -> Document:
         """POST a request that may take long, such as archiving a run. Raises Failure."""
+        _require_finite(body)
         headers = {"Idempotency-Key": uuid4().hex}
         timeout = httpx.Timeout(SLOW_S, connect=5)
         return self._answer(
@@ -156,6 +159,7 @@ class Client:
 
     def put_json(self, path: str, body: Document) -> Document:
         """PUT JSON and return the response. Raises Failure."""
+        _require_finite(body)
         return self._answer(self._send("PUT", path, json=body))
 
     def delete(self, path: str, **parameters: str) -> Document:
@@ -324,6 +328,13 @@ class Client:
                 "the address of a Headrace server",
             )
         return document
+
+
+def _require_finite(body: object) -> None:
+    """Raises Failure for `nan` and `inf`, which options accept as numbers and JSON does not have."""
+    if issues := tuple(non_finite_issues("", body)):
+        first = issues[0]
+        raise Failure("VALIDATION", f"{first.key} {first.message}", issues=issues)
 
 
 @contextmanager

@@ -184,9 +184,10 @@ def fork(
     """
     run, mark, at = place.rpartition("@")
     if not (run and mark and at):
+        example = f"{place.strip('@') or 'first'}@20"
         raise Failure(
             "VALIDATION",
-            f"{place!r} names no step or event; write RUN@STEP, for example {place}@20",
+            f"{place!r} names no step or event; write RUN@STEP, for example {example}",
         )
     body: Document = {"at": at, "set": dict(_change(text) for text in changes)}
     more: Document = {

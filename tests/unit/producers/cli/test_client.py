@@ -45,6 +45,19 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wire], Client]:
     return connected
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_json_does_not_have_is_refused_by_its_key_and_nothing_is_sent(
+    connect: Callable[[Wire], Client], number: float
+) -> None:
+    """`train regrade --threshold nan` and `train fork --set training.lr=inf` ended in a traceback."""
+    wire = Wire(httpx.Response(201, json={}))
+    body = {"threshold": 1.0, "set": {"training.lr": number}}
+    with pytest.raises(Failure, match=r"set\.training\.lr must be a finite number, got") as found:
+        connect(wire).post("/runs/first/fork", body)
+    assert found.value.code == "VALIDATION"
+    assert not wire.keys
+
+
 @pytest.mark.parametrize("lost", [httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError])
 def test_a_write_whose_answer_is_lost_is_repeated_under_its_key_until_the_server_is_back(
     connect: Callable[[Wire], Client], lost: type[httpx.TransportError]
