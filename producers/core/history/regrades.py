@@ -4,6 +4,7 @@ in the log itself."""
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from schemas.errors import Conflict, InvalidConfig, Issue, NotFound, Refused
 from schemas.events import (
     CommitRequested,
     Event,
+    GradientComparisonCompleted,
     GroupGraded,
     RegradeCompleted,
     RegradePartGraded,
@@ -62,6 +64,8 @@ limit those of one run would take the turns of all other runs."""
 
 MOST_REGRADES = 1000
 """The most regrades of a run that a list shows."""
+LISTED = (RegradeRequested, RegradeCompleted, GradientComparisonCompleted)
+"""The events from which the list of a run's regrades is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +203,21 @@ class Regrades:
         """The regrades of a run, the newest first. Raises NotFound, and Conflict when the run is
         archived."""
         run = (await self._lookup.whole_run(ref)).run
-        types = [RegradeRequested.type, RegradeCompleted.type]
-        cursor, found = Cursor(), dict[str, RegradeView]()
+        types = [one.type for one in LISTED]
+        cursor, found = Cursor(), dict[str, tuple[datetime, list[Event]]]()
         while page := await self._log.read(run, after=cursor, limit=MOST_REGRADES, types=types):
             for one in page:
                 if isinstance(one.event, RegradeRequested):
-                    found[one.event.regrade] = view_regrade(one.event, one.time, [one.event])
-                elif isinstance(one.event, RegradeCompleted) and one.event.regrade in found:
-                    known = found[one.event.regrade]
-                    found[known.id] = view_regrade(
-                        known.request, known.at, [known.request, one.event]
-                    )
+                    found[one.event.regrade] = (one.time, [one.event])
+                elif isinstance(one.event, LISTED) and one.event.regrade in found:
+                    found[one.event.regrade][1].append(one.event)
             cursor = page[-1].cursor
-        return sorted(found.values(), key=lambda view: view.at, reverse=True)[:MOST_REGRADES]
+        views = [
+            view_regrade(events[0], at, events)
+            for at, events in found.values()
+            if isinstance(events[0], RegradeRequested)
+        ]
+        return sorted(views, key=lambda view: view.at, reverse=True)[:MOST_REGRADES]
 
     async def _require_room(self, run: RunRequested, identity: str) -> None:
         """Raises Conflict when as many regrades of a run work as may, and `identity` is none of them."""

@@ -9,6 +9,7 @@ from producers.core.history import regrades
 from schemas.effects import RegradeGroups
 from schemas.events import (
     Event,
+    GradientComparisonCompleted,
     RegradeCompleted,
     RegradePartGraded,
     RegradeRequested,
@@ -145,6 +146,24 @@ async def test_gradients_need_an_algorithm_that_learns_from_advantages(app: Appl
     asked = await app.post("/runs/first/regrades", {**HALVED, "gradients": True})
     assert asked.status_code == 202
     assert asked.json()["regrade"]["gradients"] is None, "they follow after the grades"
+
+
+async def test_a_list_says_of_compared_gradients_what_the_regrade_itself_says(
+    ended: Application,
+) -> None:
+    """The list went on to say that they are running."""
+    body = {**HALVED, "gradients": True}
+    identity = (await ended.post("/runs/first/regrades", body)).json()["regrade"]["id"]
+    *before, last = completed(identity)
+    last = last.model_copy(update={"gradients": True})
+    for more, status in (
+        ([*before, last], "running"),
+        ([GradientComparisonCompleted(regrade=identity, run="r1", steps=0)], "finished"),
+    ):
+        await ended.append(more)
+        alone = (await ended.get(f"/regrades/{identity}"))["regrade"]
+        [listed] = (await ended.get("/runs/first/regrades"))["regrades"]
+        assert alone["gradients"]["status"] == listed["gradients"]["status"] == status
 
 
 def completed(identity: str) -> list[Event]:
