@@ -104,7 +104,7 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run and what its steps cost. `config` is its JSON."""
+    """A run and what its own steps cost. `config` is its JSON."""
 
     run: str
     name: str
@@ -146,7 +146,7 @@ class Costs:
         )
         lines = {line.key: line for line in await self.lines("run", runs=[r["run"] for r in rows])}
         return [
-            PastRun(row["run"], row["name"], row["config"], row["current_step"], lines[row["run"]])
+            PastRun(row["run"], row["name"], row["config"], row["steps"], lines[row["run"]])
             for row in rows
             if row["run"] in lines
         ]

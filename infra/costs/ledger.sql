@@ -49,12 +49,15 @@ from metric_points m
 where m.run = any ($1::text[]) and m.key in ('eval/validation/reward', 'rollout/raw_reward')
 group by m.run, m.key
 
--- Runs of the same model whose steps cost something, newest first, for an estimate.
+-- Runs of the same model whose steps cost something, newest first, for an estimate, with the number of their own steps:
+-- a fork begins after steps that its parent paid. A run with steps from before the ledger is left out.
 
 -- name: runs_of_model
-select r.run, r.name, r.config, r.current_step from runs r
-where r.model = $1 and r.current_step > 0 and ($2::text[] is null or r.workspace = any ($2::text[]))
+select r.run, r.name, r.config, r.current_step - coalesce(r.parent_step, 0) as steps from runs r
+where r.model = $1 and r.current_step > coalesce(r.parent_step, 0)
+  and ($2::text[] is null or r.workspace = any ($2::text[]))
   and exists (select from costs c where c.owner = r.run and c.device is not null)
+  and not exists (select from costs c where c.owner = r.run and c.trained > 0 and c.device is null)
 order by r.created_at desc limit 50
 
 -- What is left of a run's costs once it is archived. Its blobs are in the archive.

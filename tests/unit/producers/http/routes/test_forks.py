@@ -6,11 +6,13 @@ from uuid import uuid4
 
 import pytest
 
-from schemas.events import RunRequested
+from schemas.costs.work import Work
+from schemas.events import PolicyUpdated, RunRequested, StepSettled
 from schemas.ids import policy_stream, run_stream
 from tests.kit.application import Application, rows
 from tests.kit.history import ended_run
 from tests.kit.pushes import origin
+from tests.kit.story import whole_run
 
 pytestmark = pytest.mark.postgres
 
@@ -139,6 +141,28 @@ async def test_a_dry_run_makes_nothing(ended: Application) -> None:
     assert answer.status_code == 200, answer.text
     assert answer.json()["fork"]["notes"]
     assert (await ended.get("/runs/first/forks"))["runs"] == []
+
+
+async def test_an_estimate_shares_what_a_fork_cost_among_the_steps_of_its_own(
+    ended: Application,
+) -> None:
+    """The steps before the fork were paid by the parent. They were counted, so an estimate from a fork
+    of step 2 after its third step was a third of what that step took."""
+    child = (await forked(ended, "2"))["run"]["id"]
+    work = Work(effect="TrainStep", device="cpu", device_s=60.0)
+    story = [one for one in whole_run(child, "any", steps=3) if getattr(one, "step", 0) == 3]
+    for event in story:
+        if isinstance(event, PolicyUpdated):
+            await ended.services.log.append(
+                [event.model_copy(update={"work": work})], cause=uuid4()
+            )
+        elif isinstance(event, StepSettled):
+            await ended.services.log.append([event], cause=uuid4())
+    await ended.services.readmodel.caught_up(await ended.services.log.visible_head())
+    answer = await ask(ended, "2", dry_run=True)
+    past = answer.json()["estimates"]["past"]
+    assert past["runs"] == ["first-fork-1"]
+    assert past["step_s"] == {"cpu": 60.0}
 
 
 async def test_a_run_with_forks_is_neither_deleted_nor_archived(
