@@ -8,14 +8,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.costs.ledger import COST_KEYS, CostKey, total_of
+from producers.core.lookup import Lookup
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
 from schemas.costs.prices import Prices
-from schemas.errors import InvalidConfig, Issue
+from schemas.errors import InvalidConfig, Issue, NotFound
 
 UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 MOST_DIGITS = 5
+MOST_LINES = 100_000
+"""The most lines of one answer, so that a table of the steps of a long run is whole."""
 
 
 async def index(request: Request) -> Response:
@@ -29,14 +32,14 @@ async def cost_document(request: Request) -> Mapping[str, Any]:
     core = services(request)
     by = _key_of(request)
     ref = request.query_params.get("run")
-    run = (await core.lookup.run(ref)).run if ref else None
+    run = await _find_owner(core.lookup, ref) if ref else None
     if by == "sample" and run is None:
         raise InvalidConfig("costs by sample are those of one run; name the run too")
     since = since_of(request.query_params.get("since"), await core.log.clock_time())
     prices = Prices.of(core.settings.prices)
     found = await core.readmodel.costs.lines(by, runs=[run] if run else None, since=since)
     gains = await core.readmodel.costs.gains([line.key for line in found] if by == "run" else [])
-    most = number(request, "limit", default=1000, least=1, most=1000)
+    most = number(request, "limit", default=1000, least=1, most=MOST_LINES)
     return {
         "by": by,
         "since": since,
@@ -45,6 +48,18 @@ async def cost_document(request: Request) -> Mapping[str, Any]:
         "num_lines": len(found),
         "total": total_of(found).as_json(prices),
     }
+
+
+async def _find_owner(lookup: Lookup, ref: str) -> str:
+    """The id of a run, or of an evaluation, which has a line among those of runs. Raises NotFound."""
+    try:
+        return (await lookup.run(ref)).run
+    except NotFound:
+        try:
+            return (await lookup.evaluation(ref)).evaluation
+        except NotFound:
+            pass
+        raise
 
 
 def _key_of(request: Request) -> CostKey:

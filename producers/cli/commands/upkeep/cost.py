@@ -11,7 +11,7 @@ from producers.cli.client import Client
 from producers.cli.command import command
 from producers.cli.command_tree import parse_age_s
 from producers.cli.display.costs import COLUMNS, cost_row, dollars
-from producers.cli.display.output import Document, Output, one_line, table
+from producers.cli.display.output import Document, Output, one_line, say, table
 
 KEYS = ("run", "workspace", "organisation", "user", "step", "sample")
 CSV_COLUMNS = (
@@ -25,11 +25,13 @@ CSV_COLUMNS = (
     "tokens_discarded",
     "stored_bytes",
 )
+MOST_LINES = 100_000
+"""The most lines that the server gives at once."""
 
 
 @command(None, "cost", example="headrace cost --by workspace --since 7d")
 @click.option("--by", type=click.Choice(KEYS), default="run", help="What a line is. Default: run.")
-@click.option("--run", help="Only this run (name or id).")
+@click.option("--run", help="Only this run or evaluation (name or id).")
 @click.option("--since", metavar="AGE", help="Only what was done in the last 12h, 7d and so on.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def cost(client: Client, *, by: str, run: str | None, since: str | None, as_csv: bool) -> Output:
@@ -42,7 +44,12 @@ def cost(client: Client, *, by: str, run: str | None, since: str | None, as_csv:
     if since is not None:
         after = datetime.now(UTC) - timedelta(seconds=parse_age_s(since, option="--since"))
     parameters = {"by": by, "run": run, "since": after.isoformat() if after else None}
-    answer = client.get("/cost", parameters)
+    answer = client.get("/cost", {**parameters, "limit": MOST_LINES})
+    if answer["num_lines"] > len(answer["lines"]):
+        say(
+            f"note: these are {len(answer['lines'])} of {answer['num_lines']} lines, and the total is "
+            "that of all; narrow them with --run or --since"
+        )
     if as_csv:
         return Output(answer, _csv(answer["lines"]))
     rows = [cost_row(line, by=by) for line in answer["lines"]]
@@ -77,8 +84,10 @@ def _csv(lines: Sequence[Document]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow((*CSV_COLUMNS, *(f"{kind}_hours" for kind in kinds), "wasted_s"))
     for line in lines:
-        hours = (line["device_hours"].get(kind, 0.0) for kind in kinds)
-        wasted = round(sum(line["wasted"].values()), 3)
+        # A line without any was not measured, which is not the same as 0.
+        unknown = None if not line["device_hours"] else 0.0
+        hours = (line["device_hours"].get(kind, unknown) for kind in kinds)
+        wasted = round(sum(line["wasted"].values()), 3) if line["device_hours"] else None
         cells = (*(line[key] for key in CSV_COLUMNS), *hours, wasted)
         writer.writerow(_plain(cell) for cell in cells)
     return text.getvalue().rstrip("\n")

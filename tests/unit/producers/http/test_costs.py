@@ -5,9 +5,20 @@ from uuid import uuid4
 
 import pytest
 
+from producers.cli.commands.upkeep.cost import MOST_LINES
 from schemas.costs.work import Work
-from schemas.events import BudgetExhausted, PolicyUpdated, RunPaused, RunStarted, StepSettled
+from schemas.events import (
+    BudgetExhausted,
+    GroupGraded,
+    PolicyUpdated,
+    RunPaused,
+    RunStarted,
+    StepSettled,
+)
+from schemas.ids import GroupKey, Purpose
+from schemas.specs import GroupSpec
 from tests.kit.application import Application, rows
+from tests.kit.specs import ref, template
 from tests.kit.story import whole_run
 from tests.kit.tenants import ask, tenant
 from tests.unit.producers.http.test_submit import config
@@ -53,6 +64,33 @@ async def test_each_tenant_sees_the_costs_of_its_own_runs(app: Application) -> N
     assert {one["id"]: one["cost"]["effects"] for one in listed}.keys() == {first.run, second.run}
     assert (await app.get("/cost", since="1d"))["total"]["device_hours"]
     assert not (await app.get("/cost", since="2099-01-01"))["lines"]
+
+
+async def test_the_command_line_gets_the_lines_of_all_steps_of_a_long_run(app: Application) -> None:
+    """It asked for no number, and showed the first 1,000 without a word."""
+    one = await tenant(app, "a", "/repo")
+    step = next(e for e in whole_run(one.run, "any", steps=1) if isinstance(e, PolicyUpdated))
+    for number in (7, 8):
+        event = step.model_copy(update={"step": number, "work": WORK})
+        await app.services.log.append([event], cause=uuid4())
+    await settle(app)
+    some = await app.get("/cost", by="step", run=one.run, limit=1)
+    assert (len(some["lines"]), some["num_lines"] > 1) == (1, True)
+    everything = await app.get("/cost", by="step", run=one.run, limit=MOST_LINES)
+    assert len(everything["lines"]) == everything["num_lines"] == some["num_lines"]
+    assert MOST_LINES > 38_461, "the steps of the longest run of docs/benchmarks.md"
+
+
+async def test_an_evaluation_is_named_as_its_line_among_the_runs_is(app: Application) -> None:
+    one = await tenant(app, "a", "/repo")
+    group = str(GroupKey(one.evaluation, Purpose.EVALUATE, 0, 0))
+    of = template().model_copy(update={"run": None})
+    spec = GroupSpec(group=group, row=0, template=of)
+    grade = GroupGraded(spec=spec, artifact=ref("g"), entries=(), grades=(), work=WORK)
+    await app.services.log.append([grade], cause=uuid4())
+    await settle(app)
+    found = await app.get("/cost", run=one.evaluation)
+    assert [line["key"] for line in found["lines"]] == [one.evaluation]
 
 
 @pytest.mark.parametrize(
