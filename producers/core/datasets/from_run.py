@@ -67,8 +67,9 @@ class StepRange:
 
 @dataclass(frozen=True, slots=True)
 class SampleSource:
-    """The run or evaluation whose samples are read: its id, its name, its model and its last settled
-    step (of an evaluation 0). `has_ended` is false while more steps may follow."""
+    """The run or evaluation whose samples are read: its id, its name, its model, the step that it begins
+    after (of a fork that of its parent) and its last settled step (of an evaluation 0). `has_ended` is
+    false while more steps may follow."""
 
     owner: str
     name: str
@@ -76,6 +77,7 @@ class SampleSource:
     model: ModelRef
     last_step: int
     has_ended: bool
+    after_step: int = 0
 
 
 Templates = Mapping[int, GroupTemplate]
@@ -172,6 +174,7 @@ class RecordedDatasets:
             model=run.model,
             last_step=row["current_step"] or 0,
             has_ended=row["completed_at"] is not None,
+            after_step=run.fork.step if run.fork else 0,
         )
 
     async def _find_evaluation(self, ref: str, no_run: NotFound) -> SampleSource:
@@ -351,14 +354,16 @@ def range_of(source: SampleSource, steps: StepRange) -> tuple[int, int]:
                 "steps", f"has no meaning for {source.name}, which is an evaluation; leave it out"
             )
         return 0, LAST_STEP
-    if source.last_step == 0:
+    oldest = source.after_step + 1
+    if source.last_step < oldest:
         raise InvalidConfig(f"run {source.name} has no settled step yet; wait for its first one")
-    first, last = steps.first or 1, steps.last or source.last_step
-    if not 1 <= first <= last <= source.last_step:
+    first, last = steps.first or oldest, steps.last or source.last_step
+    if not oldest <= first <= last <= source.last_step:
+        earlier = "; name its parent for earlier ones" if first < oldest != 1 else ""
         raise refusal_of(
             "steps",
-            f"must be within 1..{source.last_step}, the settled steps of {source.name}, got "
-            f"{first}..{last}",
+            f"must be within {oldest}..{source.last_step}, the settled steps of {source.name}, got "
+            f"{first}..{last}{earlier}",
         )
     return first, last
 

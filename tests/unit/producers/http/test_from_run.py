@@ -1,6 +1,7 @@
 """Datasets of recorded samples over HTTP: what they say of their origin, and what is refused."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -9,6 +10,7 @@ import pytest
 
 from producers.core.datasets import from_run
 from producers.core.validation.trajectory_issues import staleness_warnings
+from schemas.errors import InvalidConfig
 from schemas.events import (
     DatasetRegistered,
     EvaluationRequested,
@@ -37,6 +39,17 @@ def steps_of(count: int, *, groups: int = 4) -> Sequence[Any]:
         [recorded_group(ANSWERS, question=f"Say {step * groups + slot}") for slot in range(groups)]
         for step in range(count)
     ]
+
+
+def test_a_fork_has_the_samples_of_its_own_steps_and_names_its_parent_for_earlier_ones() -> None:
+    """A dataset of a fork after step 3 said that it was made of steps 1..8."""
+    model = ModelRef(kind="scratch", name="qwen3-tiny")
+    fork = from_run.SampleSource("r", "f", Purpose.TRAIN, model, 8, has_ended=True, after_step=3)
+    assert from_run.range_of(fork, from_run.StepRange()) == (4, 8)
+    with pytest.raises(InvalidConfig, match=r"within 4\.\.8.*got 1\.\.5; name its parent"):
+        from_run.range_of(fork, from_run.StepRange(1, 5))
+    with pytest.raises(InvalidConfig, match="no settled step yet"):
+        from_run.range_of(replace(fork, last_step=3), from_run.StepRange())
 
 
 @pytest.fixture
