@@ -1,6 +1,7 @@
 """The queries of the cost ledger. An API key that is bound to a workspace or an organisation sees the
 costs of its own runs and evaluations only."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -158,13 +159,15 @@ class Costs:
 
     async def gains(self, runs: Sequence[str]) -> Mapping[str, float]:
         """Return by how much the reward of runs grew, from their first to their last validation, or else
-        from the first to the last step. A run without two of either is not there."""
+        from the first to the last step. A run without two of either is not there, and neither is one
+        that diverged."""
         rows = await self._pool.fetch(SQL["rewards"], list(runs))
         gains: dict[str, float] = {}
         for row in sorted(rows, key=lambda row: row["key"] == VALIDATION):
             if row["points"] > 1:
                 gains[row["run"]] = row["last"] - row["first"]
-        return gains
+        # JSON has no number for the reward of a run that diverged.
+        return {run: gain for run, gain in gains.items() if math.isfinite(gain)}
 
 
 async def costs_of_runs(

@@ -127,8 +127,11 @@ async def test_values_that_are_no_numbers_are_shown(
     assert (await browser.get("/")).status_code == 200
     curves = (await browser.get(f"/runs/{FIRST}/curves.json?keys=train/kl")).json()["curves"]
     assert curves["train/kl"][-1] == [3, None]
-    metrics = (await app.api.get(f"/api/v1/runs/{FIRST}")).json()["metrics"]
+    answer = await app.api.get(f"/api/v1/runs/{FIRST}")
+    assert answer.status_code == 200, answer.text
+    metrics = answer.json()["metrics"]
     assert [point["step"] for point in metrics["train/kl"]] == [1, 2]
+    assert (await app.api.get("/api/v1/cost")).status_code == 200
 
 
 async def test_a_range_is_a_form_and_a_part_of_the_address(browser: httpx.AsyncClient) -> None:
