@@ -89,6 +89,8 @@ class RunView:
     is_taught: bool = False
     warnings: list[str] = field(default_factory=list)
     message: str | None = None
+    first_step: int = 0
+    """the step with whose state the run begins; above 0 in a fork"""
     batch_at: datetime | None = None
     step_s: list[float] = field(default_factory=list)
     """seconds of each timed step, without pauses"""
@@ -117,6 +119,7 @@ class RunView:
                 self.total_steps = int(plan.get("total_steps") or 0)
                 sizes = plan.get("batch_size") or 0, plan.get("num_samples") or 1
                 self.samples_per_step = int(sizes[0]) * int(sizes[1])
+                self.first_step = int((data.get("fork") or {}).get("step") or 0)
             case "rl.step.settled":
                 self._fold_step(data, at=_time(event))
             case "rl.evaluation.settled" if data.get("reward") is not None:
@@ -147,7 +150,7 @@ class RunView:
             self.held_out_accuracies.append((self.step, float(metrics[HELD_OUT_ACCURACY])))
         sizes = {key: size for key, size in metrics.items() if key.startswith(POOL)}
         self.pools = {key.removeprefix(POOL): int(size) for key, size in sizes.items()}
-        if self.step == 0:
+        if self.step == self.first_step:
             self.batch_at = at
             return
         if at and self.batch_at:

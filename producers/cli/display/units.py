@@ -108,8 +108,12 @@ def run_eta_s(run: Mapping[str, Any], *, now: datetime | None = None) -> float |
     step, total, began = run.get("current_step"), run.get("total_steps"), run.get("started_at")
     if run_status(run) != "running" or not (step and total and began) or step > total:
         return None
+    # A fork takes only the steps after that of its parent.
+    taken = int(step) - int(run.get("parent_step") or 0)
+    if taken <= 0:
+        return None
     spent = ((now or datetime.now(UTC)) - datetime.fromisoformat(str(began))).total_seconds()
-    return max(0.0, spent) / int(step) * (int(total) - int(step))
+    return max(0.0, spent) / taken * (int(total) - int(step))
 
 
 def run_step(run: Mapping[str, Any]) -> str:

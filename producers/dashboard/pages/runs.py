@@ -271,7 +271,10 @@ async def times_left(runs: Runs, shown: Sequence[RunJson], now: datetime) -> Map
     found = {}
     for run in going:
         done, total, started = run["current_step"] or 1, run["total_steps"] or 0, run["started_at"]
-        usual = max(0.0, (now - (started or now)).total_seconds()) / done
+        taken = done - (run["parent_step"] or 0)
+        if taken <= 0:  # a fork that has taken no step of its own
+            continue
+        usual = max(0.0, (now - (started or now)).total_seconds()) / taken
         found[run["id"]] = (total - done) * seconds.get(run["id"], usual)
     return found
 

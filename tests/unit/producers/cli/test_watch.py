@@ -129,6 +129,17 @@ def test_a_line_of_a_warning_ends_with_what_to_do(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.endswith(f"{cure}\n")
 
 
+def test_the_time_left_of_a_fork_is_not_known_at_the_step_with_which_it_begins() -> None:
+    view = RunView()
+    fork = {"parent": "r", "step": 5, "position": 1, "policy_position": 1}
+    view.fold(event("rl.run.started", plan={"total_steps": 10}, fork=fork))
+    view.fold(event("rl.policy.initialized", 1))
+    view.fold(event("rl.step.settled", 1, step=5, metrics={}))
+    assert view.eta_s is None
+    view.fold(event("rl.step.settled", 3, step=6, metrics={}))
+    assert view.eta_s == pytest.approx(8.0)
+
+
 def test_the_time_left_follows_from_the_last_steps_and_no_pause_counts() -> None:
     view = RunView()
     steps = [event("rl.step.settled", 1 + 2 * n, step=n, metrics={}) for n in range(1, 4)]

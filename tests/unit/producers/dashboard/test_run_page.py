@@ -240,6 +240,10 @@ async def test_the_time_left_is_that_of_the_newest_steps_without_a_pause(
     text = formats.duration(left)
     assert f"step 50 of 150, about {text} left" in (await browser.get(f"/runs/{SECOND}")).text
     assert f"{text} left" in (await browser.get("/")).text
+    await db.execute("delete from metric_points where run = $1", SECOND)
+    await db.execute("update runs set parent = $1, parent_step = 50 where run = $2", FIRST, SECOND)
+    left = (await browser.get(f"/runs/{SECOND}/run.json")).json()["eta_s"]
+    assert left is None, "a fork has not taken a step yet"
 
 
 async def test_metrics_without_a_curve_are_listed(

@@ -60,6 +60,8 @@ def test_the_time_left_is_estimated_only_for_a_run_that_steps() -> None:
     assert run_eta_s(paused, now=now) is None
     assert run_eta_s({**run, "current_step": 0}, now=now) is None
     assert run_eta_s({**run, "status": "finished"}, now=now) is None
+    assert run_eta_s({**run, "current_step": 6, "parent_step": 4}, now=now) == 100.0
+    assert run_eta_s({**run, "current_step": 4, "parent_step": 4}, now=now) is None
     assert run_step({"status": "pending"}) == "0/?"
 
 
