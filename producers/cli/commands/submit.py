@@ -179,8 +179,8 @@ def fork(
 
     The new run, a fork, begins with the state that the other one had after a step.
     RUN@STEP forks right after that step. RUN@EVENT (the id or the cursor of an event, as `headrace
-    events` shows it) forks after the newest step that was settled at the event. No artifact is copied.
-    The fork runs the parent's commit with the parent's config, except for what you change.
+    events RUN --json` shows it) forks after the newest step that was settled at the event. No artifact
+    is copied. The fork runs the parent's commit with the parent's config, except for what you change.
     """
     run, mark, at = place.rpartition("@")
     if not (run and mark and at):
