@@ -19,6 +19,8 @@ SQL = queries("infra/costs/ledger.sql")
 
 CostKey = Literal["run", "workspace", "organisation", "user", "step", "sample"]
 COST_KEYS: tuple[CostKey, ...] = get_args(CostKey)
+OF_ONE_RUN = ("run", "step", "sample")
+OF_MANY_WORKSPACES = ("organisation", "user")
 VALIDATION = "eval/validation/reward"
 POINT = 0.01
 """A reward point: a hundredth of a reward of 1."""
@@ -135,6 +137,11 @@ class Costs:
         found: dict[str, CostLine] = {}
         for row in rows:
             found.setdefault(row["key"], CostLine(row["key"])).add(row)
+        for line in found.values():
+            if by not in OF_ONE_RUN:  # it has many runs, and any name would be that of one
+                line.name = None
+            if by in OF_MANY_WORKSPACES:
+                line.workspace_name = None
         if by == "step":
             return sorted(found.values(), key=_step_of)
         return sorted(found.values(), key=lambda line: (-sum(line.spent.values()), line.key))

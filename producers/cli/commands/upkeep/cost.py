@@ -51,7 +51,7 @@ def cost(client: Client, *, by: str, run: str | None, since: str | None, as_csv:
             "that of all; narrow them with --run or --since"
         )
     if as_csv:
-        return Output(answer, _csv(answer["lines"]))
+        return Output(answer, _csv(answer["lines"], by=by))
     rows = [cost_row(line, by=by) for line in answer["lines"]]
     total = answer["total"]
     rows += [cost_row(total | {"name": "total"}, by=by)] if len(rows) > 1 else []
@@ -78,7 +78,7 @@ def _note(answer: Document) -> str | None:
     return f"no price for {', '.join(missing)}: set {', '.join(keys)} in HEADRACE_PRICES"
 
 
-def _csv(lines: Sequence[Document]) -> str:
+def _csv(lines: Sequence[Document], *, by: str) -> str:
     kinds = sorted({kind for line in lines for kind in line["device_hours"]})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -88,7 +88,8 @@ def _csv(lines: Sequence[Document]) -> str:
         unknown = None if not line["device_hours"] else 0.0
         hours = (line["device_hours"].get(kind, unknown) for kind in kinds)
         wasted = round(sum(line["wasted"].values()), 3) if line["device_hours"] else None
-        cells = (*(line[key] for key in CSV_COLUMNS), *hours, wasted)
+        named = line | {"name": line["workspace_name"]} if by == "workspace" else line
+        cells = (*(named[key] for key in CSV_COLUMNS), *hours, wasted)
         writer.writerow(_plain(cell) for cell in cells)
     return text.getvalue().rstrip("\n")
 
@@ -96,4 +97,4 @@ def _csv(lines: Sequence[Document]) -> str:
 def _plain(cell: object) -> object:
     """A cell that a spreadsheet does not take for a formula."""
     text = one_line(cell, limit=200) if isinstance(cell, str) else cell
-    return f"'{text}" if isinstance(text, str) and text[:1] in "=+-@" else text
+    return f"'{text}" if isinstance(text, str) and text.startswith(("=", "+", "-", "@")) else text

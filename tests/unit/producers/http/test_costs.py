@@ -58,6 +58,7 @@ async def test_each_tenant_sees_the_costs_of_its_own_runs(app: Application) -> N
     assert foreign.status_code == 404
     everything = await app.get("/cost", by="workspace")
     assert [line["workspace_name"] for line in everything["lines"]] == ["b", "a"]
+    assert [line["name"] for line in everything["lines"]] == [None, None], "of which of its runs?"
     shown = await app.get(f"/runs/{second.run}")
     assert shown["cost"]["effects"] == {"TrainStep": pytest.approx(3000)}
     listed = (await app.get("/runs", cost="true"))["runs"]
