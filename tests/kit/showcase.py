@@ -16,6 +16,7 @@ from infra.readmodel.registry import RunNote
 from infra.spine.ports.event_log import Cursor
 from infra.spine.runtime.dead_letters import dead_letter_message
 from producers.core.datasets.row_issues import RowIssue, line_issue, to_text
+from schemas.costs.work import Work
 from schemas.datasets import DatasetRow
 from schemas.deployments import ServedModel
 from schemas.events import (
@@ -56,6 +57,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import HEADRACE, ConsumerName, GroupKey, Purpose, derive_id
+from schemas.models.fork import ForkPoint
 from schemas.sampling import JudgementBatch, Message, PolicyRef, SampleBatch
 from schemas.specs import (
     BatchGroup,
@@ -76,7 +78,7 @@ from schemas.specs import (
 )
 from tests.kit.application import Application
 from tests.kit.history import keep
-from tests.kit.showcase_answers import NUM_SAMPLES, Texts, group_of_answers
+from tests.kit.showcase_answers import NUM_SAMPLES, QUESTIONS, Texts, group_of_answers
 from tests.kit.showcase_regrade import REGRADE, fill_regrade
 from tests.kit.specs import MODEL, checkpoint_spec, config, ref, version
 from tests.kit.specs import template as group_template
@@ -91,15 +93,10 @@ FIRST, SECOND, FAILED, PAUSED, PENDING = (
     "run-paused",
     "run-pending",
 )
+FORK = ForkPoint(parent=FIRST, step=1, position=1, policy_position=1)
 EVALUATION, LATER = "eval-held-out", "eval-later"
 STEPS = 40
 SECONDS = {"generate": 2.4, "grade": 0.3, "learn": 1.8, "publish": 0.2, "wait": 0.1}
-QUESTIONS = (
-    "A farmer has 17 sheep. All but 9 run away. How many are left?",
-    "What is 12 * 11 + 5? Use the calculator.",
-    "Tom reads 14 pages a day. How many pages does he read in three weeks?",
-    "A box holds 6 eggs. How many boxes are needed for 50 eggs?",
-)
 
 
 @dataclass(frozen=True)
@@ -155,6 +152,9 @@ def _pages(key: str) -> dict[str, str]:
         "samples-trained": f"/runs/{FIRST}/samples?step=2&colour=trained",
         "sample-search": f"/runs/{FIRST}/search?text=answer",
         "health": f"/runs/{FIRST}/health",
+        "forks": f"/runs/{FIRST}/forks",
+        "forks-of-a-fork": f"/runs/{PENDING}/forks",
+        "costs": "/cost",
         "regrades": f"/runs/{FIRST}/regrades",
         "regrade": f"/runs/{FIRST}/regrades/{REGRADE}",
         "samples-regraded": f"/runs/{FIRST}/samples?step=2&regrade={REGRADE}",
@@ -316,6 +316,7 @@ async def _request(app: Application, run: str, name: str, dataset: DatasetRef, t
         dataset=dataset,
         workspace=WORKSPACE,
         submitter=text("ada"),
+        fork=FORK if run == PENDING else None,
         warnings=(text("max_response_length is less than most answers of the base model"),),
     )
     await app.append([requested])
@@ -374,6 +375,7 @@ def step_events(run: str, step: int) -> Iterator[Event]:
         metrics=metrics,
         plan=(8,),
         versions={},
+        work=Work(effect="TrainStep", device="gpu.H100", device_s=1800.0, wasted_s=20.0),
     )
     yield StepSettled(run=run, step=step, state=state, metrics=metrics)
 

@@ -22,6 +22,12 @@ Texts = Callable[[str], str]
 """Takes a text and returns the one to show in its place."""
 
 NUM_SAMPLES = 4
+QUESTIONS = (
+    "A farmer has 17 sheep. All but 9 run away. How many are left?",
+    "What is 12 * 11 + 5? Use the calculator.",
+    "Tom reads 14 pages a day. How many pages does he read in three weeks?",
+    "A box holds 6 eggs. How many boxes are needed for 50 eggs?",
+)
 
 TRACEBACK = """Traceback (most recent call last):
   File "rollouts/math/main.py", line 41, in grade

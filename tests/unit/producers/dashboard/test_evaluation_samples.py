@@ -3,7 +3,8 @@
 import httpx
 import pytest
 
-from tests.kit.showcase import EVALUATION, FIRST, QUESTIONS
+from tests.kit.showcase import EVALUATION, FIRST
+from tests.kit.showcase_answers import QUESTIONS
 
 pytestmark = pytest.mark.postgres
 

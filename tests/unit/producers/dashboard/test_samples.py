@@ -30,7 +30,8 @@ from schemas.sampling import (
 )
 from schemas.specs import DatasetRef
 from tests.kit.application import Application
-from tests.kit.showcase import FIRST, QUESTIONS, fill
+from tests.kit.showcase import FIRST, fill
+from tests.kit.showcase_answers import QUESTIONS
 
 HERE = "http://127.0.0.1"
 RECORD = SampleRecord(
