@@ -20,9 +20,11 @@ from trainer.forward.packing import Example, pack
 from trainer.model.lora_names import Scaling, Tensors
 from trainer.objective.attestation import (
     ALPHA,
+    BFLOAT16_BOUND,
     EXACT_BOUND,
     SLACK,
     Witness,
+    bounds_of,
     distance_terms,
     draw_terms,
     log_wealth,
@@ -320,9 +322,9 @@ async def test_attesting_changes_no_bit(engine: Engine) -> None:
 async def test_a_small_mistake_of_a_server_is_found_over_its_samples(engine: Engine) -> None:
     """Each sample by itself is too short: the distance is twice the bound of this server."""
     asked, batch = await play(engine)
-    noise = 0.005
+    noise = EXACT_BOUND / SLACK
     rows = [
-        row.model_copy(update={"logprobs": tuple(x - 2 * SLACK * noise for x in row.logprobs)})
+        row.model_copy(update={"logprobs": tuple(x - 2 * EXACT_BOUND for x in row.logprobs)})
         for sample in batch.groups[0].samples
         for row in sample.sequences
     ]
@@ -337,6 +339,21 @@ async def test_a_small_mistake_of_a_server_is_found_over_its_samples(engine: Eng
         )
     assert {one.test for one in refused.value.refutations} == {"server"}
     assert len(refused.value.refutations) == 64
+
+
+def test_a_server_is_no_liar_because_its_tokens_are_harder_than_the_canary_s() -> None:
+    """In bfloat16 the distance of honest tokens may be ten times what the canary measured."""
+    server = SamplingServer(url="http://s", noise=0.002)
+    records = [SampleRecord(index=n, servers=(server,)) for n in range(5)]
+    honest: list[float | None] = [0.018, 0.02, 0.022, 0.4, None]
+    assert bounds_of(records, honest, EXACT_BOUND) == [SLACK * 0.02] * 5
+    assert bounds_of(records, [0.3] * 5, EXACT_BOUND) == [BFLOAT16_BOUND] * 5
+    assert bounds_of(records, [0.0] * 5, EXACT_BOUND) == [SLACK * 0.002] * 5
+    exact = [
+        SampleRecord(index=n, servers=(SamplingServer(url="http://e", noise=1e-7),))
+        for n in range(5)
+    ]
+    assert bounds_of(exact, honest, EXACT_BOUND) == [EXACT_BOUND] * 5, "float32 has no such excuse"
 
 
 def test_a_logprob_that_is_not_a_number_is_refuted_and_the_learner_s_own_is_not_counted() -> None:
