@@ -58,14 +58,15 @@ class Cell:
 
 
 def cells() -> tuple[Cell, ...]:
-    """All there are: an algorithm that samples nothing has no modes. gdpo needs rewards of several
-    parts, and distill a teacher, which the tasks do not have, and a reward model writes no answers that
-    could be graded."""
+    """All there are: an algorithm that samples nothing has no modes, and the offline mode needs groups
+    that another run recorded. gdpo needs rewards of several parts, and distill a teacher, which the
+    tasks do not have, and a reward model writes no answers that could be graded."""
     return tuple(
         Cell(algorithm, mode)
         for mode in get_args(ExecutionMode)
         for algorithm in get_args(Algorithm)
-        if algorithm not in ("gdpo", "distill", *SCORED)
+        if mode != "offline"
+        and algorithm not in ("gdpo", "distill", *SCORED)
         and (algorithm not in OFFLINE or mode == "sync")
     )
 

@@ -77,7 +77,7 @@ def another_learner(running: Platform, home: Path) -> Iterator[None]:
 
 def test_one_more_learner_changes_nothing(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "workspace")
-    with started(tmp_path / "home", HEADRACE_WORKERS="each") as running:
+    with started(tmp_path / "home", HEADRACE_WORKERS="two") as running:
         prepared(running, workspace)
         calm = running.wait(running.submit(CONFIG, workspace="w"), "finished", within_s=200)
         with another_learner(running, tmp_path / "another"):

@@ -92,11 +92,11 @@ class SharedBus(MemoryBus):
 
 def make_forgetful(committer: Committer, draw: random.Random, forgets: float) -> None:
     """Make it lose each cached state with probability `forgets` before each decision. Every effect
-    appears to have taken no time."""
+    appears to have taken no time and to have cost nothing."""
     commit, write, states = committer.commit, committer._write, committer._states
 
     async def commit_untimed(deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        return await commit([replace(delivery, seconds=0.0) for delivery in deliveries])
+        return await commit([replace(delivery, seconds=0.0, work=None) for delivery in deliveries])
 
     async def write_after_forgetting(batch: DeliveryBatch) -> None:
         states.forget([stream for stream in states._cache if draw.random() < forgets])

@@ -237,10 +237,8 @@ class Regrades:
         if is_id(ref) and (await self._log.versions([stream]))[stream]:
             try:
                 return await self._find_base_regrade(ref)
-            except (
-                NotFound
-            ):  # one that the sender may not see answers like an id that names nothing
-                pass
+            except NotFound:
+                pass  # one that the sender may not see answers like an id that names nothing
         run = await self._lookup.whole_run(ref)
         graded = await self._first(run.run, GroupGraded)
         if graded is None:
