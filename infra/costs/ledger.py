@@ -160,7 +160,8 @@ class Costs:
         ]
 
     async def summary(self, run: str) -> tuple[ArchivedCost, ...]:
-        """Return the sums of a run (its id) by type of effect and kind of device."""
+        """Return the sums of a run (its id) by type of effect and kind of device, of the events that
+        leave the log when it is archived."""
         rows = await self._pool.fetch(SQL["summary_of_run"], run)
         return tuple(ArchivedCost.model_validate(dict(row)) for row in rows)
 

@@ -66,4 +66,5 @@ order by r.created_at desc limit 50
 select c.effect, c.device, sum(c.device_s)::float8 as device_s, sum(c.wasted_s)::float8 as wasted_s,
   sum(c.sampled)::bigint as sampled, sum(c.trained)::bigint as trained, sum(c.discarded)::bigint as discarded,
   sum(c.calls_usd)::float8 as calls_usd, sum(c.calls_tokens)::bigint as calls_tokens, max(c.at) as last_at
-from costs c where c.owner = $1 group by c.effect, c.device order by c.effect, c.device
+from costs c where c.owner = $1 and coalesce(c.effect, '') not in ('SaveCheckpoint', 'VerifyRun')
+group by c.effect, c.device order by c.effect, c.device

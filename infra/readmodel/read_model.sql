@@ -1041,10 +1041,12 @@ where (s.run = $1 or s.run in (select evaluation from evaluations where run = $1
 -- name: drop_skipped_event
 delete from skipped_events where event = $1
 
--- The costs of an archived run are sums with an id of their own: that of its notice, and a number.
+-- The costs of an archived run are sums with an id of their own: that of its notice, and a number. The events of
+-- its checkpoints and verifications stay in the log, and so do their costs.
 
 -- name: drop_costs_without_events
 delete from costs where owner = $1 and event not like '%/%'
+  and coalesce(effect, '') not in ('SaveCheckpoint', 'VerifyRun')
 
 -- name: drop_sums_of_costs
 delete from costs where owner = $1 and event like '%/%'

@@ -128,7 +128,7 @@ def test_on_another_machine_a_run_goes_on_as_a_fork_only_if_it_may(tmp_path: Pat
         info = started.wait(forked, "finished", within_s=240)
         assert info["run"]["current_step"] == 40
         warned = [e for e in started.events(forked) if e["type"] == "rl.run.warned"]
-        [text] = [e["data"]["message"] for e in warned if "fork" in e["data"]["message"]]
+        [text] = [e["data"]["message"] for e in warned if "diverge" in e["data"]["message"]]
         step = int(text.split()[2])
         assert 3 <= step < 40
         found = verify(started, forked)

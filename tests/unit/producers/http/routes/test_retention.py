@@ -24,6 +24,7 @@ from infra.operations.maintenance.integrity import Inspection, _events, _Recorde
 from infra.spine.ports.event_log import Cursor
 from infra.spine.postgres.pool import administering
 from infra.spine.postgres.restored_dump import repair
+from schemas.costs.work import Work
 from schemas.deployments import deployment_id, deployment_key
 from schemas.errors import CorruptData
 from schemas.events import (
@@ -36,6 +37,7 @@ from schemas.events import (
     RunDeleted,
     RunRequested,
     RunStopped,
+    VerificationCompleted,
 )
 from schemas.ids import ConsumerName, StreamName
 from schemas.models.reward_model import RewardModelSpec
@@ -137,7 +139,13 @@ async def test_an_archived_run_is_listed_apart_and_keeps_its_checkpoints(
 
 
 async def test_an_archived_run_keeps_its_costs_and_a_rebuild_finds_them(ended: Application) -> None:
+    """Also those of its verification, whose events stay in the log."""
+    verification = (await ended.post("/runs/first/verify", {})).json()["verification"]["id"]
+    work = Work(effect="VerifyRun", device="cpu", device_s=3.0)
+    done = VerificationCompleted(verification=verification, run="r1", work=work)
+    await ended.append([done])
     before = (await ended.get("/cost"))["total"]
+    assert before["effects"]["VerifyRun"] == 3.0
     assert before["tokens_sampled"] > 0
     await archived(ended)
     shown, rows = (await ended.get("/cost"))["total"], await stored(ended, "costs")
