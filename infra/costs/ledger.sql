@@ -60,7 +60,8 @@ where r.model = $1 and r.current_step > coalesce(r.parent_step, 0)
   and not exists (select from costs c where c.owner = r.run and c.trained > 0 and c.device is null)
 order by r.created_at desc limit 50
 
--- What is left of a run's costs once it is archived. Its blobs are in the archive.
+-- What leaves the ledger when a run is archived (`drop_costs_without_events` of the read model removes the same
+-- rows), without its blobs, which are in the archive.
 
 -- name: summary_of_run
 select c.effect, c.device, sum(c.device_s)::float8 as device_s, sum(c.wasted_s)::float8 as wasted_s,

@@ -23,7 +23,7 @@ from trainer.policy import Policy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyGradient:
-    """The gradient of each trained tensor by name, and the advantage of each sample: the mean over its
+    """The gradient of each trained tensor by name, and the advantage of each sample: the sum over its
     actions, in float64."""
 
     tensors: dict[str, torch.Tensor]

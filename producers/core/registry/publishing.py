@@ -45,6 +45,9 @@ from schemas.ids import (
     short_id,
 )
 
+LISTED_WITHIN_S = 10.0
+"""How long a version that is published already may take until lists have it."""
+
 PURPOSE = "artifact"
 FOLDER = "registry/"
 """How the keys of the blobs begin. Each belongs to one version, so that an event that names it uses
@@ -304,14 +307,16 @@ class ArtifactRegistry:
         return found
 
     async def _existing(self, key: ArtifactKey, sha256: str) -> PublishedArtifact | None:
-        """The version if it is published with this content; None when it may be published. Raises
-        Conflict when it has, or had before it was withdrawn, other content."""
+        """The version if it is published with this content, once lists have it: the process that
+        published it may have died before they had. None when it may be published. Raises Conflict when
+        it has, or had before it was withdrawn, other content."""
         last = await self._last(key.id)
         if last is None:
             return None
         event = last.event
         if isinstance(event, ArtifactPublished):
             if event.content.sha256 == sha256:
+                await self._tables.caught_up(last.cursor, timeout_s=LISTED_WITHIN_S)
                 return PublishedArtifact(event, last)
             raise _other_content(key, event.content.sha256, "is published")
         if isinstance(event, ArtifactWithdrawn) and event.sha256 != sha256:

@@ -46,6 +46,24 @@ async def test_the_same_archive_again_is_the_same_version(app: Application) -> N
     assert again.json() == {"artifact": first, "upload": None}
 
 
+async def test_a_version_that_is_published_again_is_answered_once_lists_have_it(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that died after the event was appended left lists without it, which answered 404."""
+    data = task_archive()
+    await push(app, named(), data)
+    waited: list[object] = []
+
+    async def catch_up(cursor: object, **_: float) -> bool:
+        waited.append(cursor)
+        return True
+
+    monkeypatch.setattr(app.services.readmodel, "caught_up", catch_up)
+    await push(app, named(), data)
+    head = await app.services.log.visible_head()
+    assert waited == [head]
+
+
 async def test_other_content_of_a_version_is_refused(app: Application) -> None:
     await push(app, named(), task_archive())
     other = await push(app, named(), task_archive(more="x"))
